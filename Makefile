@@ -1,0 +1,45 @@
+# Both of these work on a fresh Linux machine with Python >= 3.11:
+#   make demo     inspect the models that ship, healthy and with a planted fault
+#   make test     every check: lint, types, tests, examples in docstrings and README
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench lint types clean
+
+help:  ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+# torch comes first and from the constraints file: the package's own extras would take any newer build.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet -r constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation -e ".[all]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
+	@touch $@
+
+demo: $(STAMP)  ## inspect the two models that ship: healthy, then with a planted fault
+	$(BIN)/normkit inspect
+
+test: lint types $(STAMP)  ## every check (under 10 minutes on 2 cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+
+check: lint types $(STAMP)  ## lint, types and the quick tests, in parallel (under 3 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not browser"
+
+bench: $(STAMP)  ## measure what the README states
+	$(BIN)/python benchmarks/probe_overhead.py
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info

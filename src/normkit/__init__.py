@@ -1,0 +1,73 @@
+"""normkit: the normalization toolkit for PyTorch.
+
+It shows what each normalization layer of a model does to its vectors, says when it is wrong, and
+changes it with proof. Every public name is resolved on first use, so that importing normkit loads
+nothing heavy, not even torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normkit import errors, reference, specs
+    from normkit.functional import layer_norm, normalize, rms_norm
+    from normkit.identification.behaviour import Passport, identify
+    from normkit.inspection.inspecting import inspect
+    from normkit.inspection.result import Inspection
+    from normkit.layers import LayerNorm, Norm, RMSNorm
+    from normkit.spec import NormSpec
+
+# name -> the module that defines it; a name that is itself a module maps to that module.
+_HOME = {
+    "Inspection": "normkit.inspection.result",
+    "LayerNorm": "normkit.layers",
+    "Norm": "normkit.layers",
+    "NormSpec": "normkit.spec",
+    "Passport": "normkit.identification.behaviour",
+    "RMSNorm": "normkit.layers",
+    "errors": "normkit.errors",
+    "identify": "normkit.identification.behaviour",
+    "inspect": "normkit.inspection.inspecting",
+    "layer_norm": "normkit.functional",
+    "normalize": "normkit.functional",
+    "reference": "normkit.reference",
+    "rms_norm": "normkit.functional",
+    "specs": "normkit.specs",
+}
+
+__all__ = [
+    "Inspection",
+    "LayerNorm",
+    "Norm",
+    "NormSpec",
+    "Passport",
+    "RMSNorm",
+    "errors",
+    "identify",
+    "inspect",
+    "layer_norm",
+    "normalize",
+    "reference",
+    "rms_norm",
+    "specs",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the home of a public name when it is first used."""
+    if name == "__version__":
+        return version("normkit")
+    if name not in _HOME:
+        raise AttributeError(f"module 'normkit' has no attribute {name!r}")
+    module = import_module(_HOME[name])
+    value = module if _HOME[name] == f"normkit.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted({*__all__, "__version__"})

@@ -1,0 +1,37 @@
+"""What normkit raises on bad input, and the argument checks that several modules share.
+
+    NormkitError (ValueError)      everything this package raises because of what it was given
+    |-- SpecError                  a NormSpec that contradicts itself, or an unknown convention
+    |-- ShapeError (RuntimeError)  sizes do not fit; torch raises RuntimeError here, so this is one too
+    |-- DtypeError (RuntimeError)  a dtype that cannot be normalized; RuntimeError for the same reason
+    |-- ModelError                 a model or checkpoint that cannot be loaded or run
+    `-- InputError                 a text, an option or a file that cannot be used
+
+Every message says what was expected, what was given and what to do, on one line.
+"""
+
+from __future__ import annotations
+
+
+class NormkitError(ValueError):
+    """Base of everything normkit raises on bad input; catch this one."""
+
+
+class SpecError(NormkitError):
+    """A NormSpec contradicts itself, or names a convention that does not exist."""
+
+
+class ShapeError(NormkitError, RuntimeError):
+    """Sizes do not fit together; the message holds both."""
+
+
+class DtypeError(NormkitError, RuntimeError):
+    """A dtype that a norm cannot work in; the message lists what can."""
+
+
+class ModelError(NormkitError):
+    """A model or checkpoint could not be read, built or run."""
+
+
+class InputError(NormkitError):
+    """A text, an option or a file that cannot be used."""

@@ -1,0 +1,244 @@
+"""The definition: every NormSpec, forward and closed-form backward, in plain torch.
+
+Everything else is tested against this file. Arithmetic is done in float64 and rounded only where
+the spec's own cast program rounds, so a float32 or 16-bit result is that program's correctly rounded
+value; with statistics in the input's own 16-bit dtype every step rounds there, as such code does.
+Only differentiable out-of-place operations are used: autograd, double backward, forward-mode
+and `torch.func` transforms hold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.spec import NormSpec
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Statistics(NamedTuple):
+    """What a norm knows of each row; shapes end in (groups, 1).
+
+    Attributes:
+        mean: Mean of the row, also where the spec does not use it.
+        scale: s, the number the row is divided by, with eps and without the multiplier.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+
+def arithmetic_dtype(x: Tensor, spec: NormSpec) -> torch.dtype:
+    """float64, unless the spec keeps a 16-bit input's statistics in 16 bits."""
+    if spec.statistics_dtype == "input" and x.dtype in _HALF:
+        return x.dtype
+    # MPS has no float64; float32 is the widest it offers.
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def machine_eps(x: Tensor, spec: NormSpec) -> float:
+    """The eps of a spec for this input: eps=None is the machine epsilon of torch's arithmetic type."""
+    if spec.eps is not None:
+        return spec.eps
+    return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+
+
+def to_rows(x: Tensor, spec: NormSpec) -> Tensor:
+    """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
+    if spec.axes == "all_but_batch":
+        return x.reshape(x.shape[0], spec.groups, math.prod(x.shape[1:]) // spec.groups)
+    if spec.axes == (1,):
+        x = x.movedim(1, -1)
+    kept = x.dim() - len(spec.axes)
+    size = math.prod(x.shape[kept:])
+    return x.reshape(*x.shape[:kept], spec.groups, size // spec.groups)
+
+
+def from_rows(rows: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
+    """The inverse of `to_rows`: rows in the layout of x."""
+    if spec.axes == (1,):
+        return rows.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
+    return rows.reshape(x.shape)
+
+
+def statistics(rows: Tensor, spec: NormSpec, eps: float) -> Statistics:
+    """Mean and scale of rows of shape (..., m), in the rows' dtype.
+
+    scale = sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps) for eps inside, outside or as a clamp;
+    v = sum(d**2) / (m - correction), d = x - mean(x) or x.
+    """
+    mean = rows.mean(-1, keepdim=True)
+    deviation = rows - mean if spec.centre_statistics else rows
+    total = deviation.square().sum(-1, keepdim=True)
+    square = total if spec.reduction == "sum" else total / (rows.shape[-1] - spec.correction)
+    if spec.eps_placement == "inside":
+        return Statistics(mean, (square + eps).sqrt())
+    # sqrt has an infinite slope at 0 where the norm itself is smooth: keep autograd away from it.
+    is_zero = square == 0
+    root = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())
+    return Statistics(mean, root + eps if spec.eps_placement == "outside" else root.clamp_min(eps))
+
+
+def effective_weight(weight: Tensor, spec: NormSpec, dtype: torch.dtype) -> Tensor:
+    """weight + weight_offset, added where the spec adds it, in `dtype` (parameter dtype if that is where)."""
+    if not spec.weight_offset:
+        return weight
+    if spec.offset_dtype == "parameter":
+        return weight + spec.weight_offset
+    return weight.to(dtype) + spec.weight_offset
+
+
+def forward(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Normalize x as the spec says, rounding exactly where the spec rounds.
+
+    y = multiplier * (x - m) / s * (weight + weight_offset) + bias; see `NormSpec` for m and s.
+
+    Args:
+        x: Input of shape (..., n), or (N, C, ...) if the spec's axes are the channels.
+        spec: The conventions.
+        weight: Gain, broadcast on the right against x (along axis 1 for channel axes).
+        bias: Bias, likewise.
+
+    Returns:
+        Tensor of x's shape, in the spec's output dtype.
+    """
+    wide = arithmetic_dtype(x, spec)
+    affine = _along_channels(weight, x, spec), _along_channels(bias, x, spec)
+    before = spec.weight_placement == "before" and affine[0] is not None
+    if before:
+        # Such code rounds the scaled row to the input's dtype before it normalizes.
+        x = (x.to(wide) * effective_weight(affine[0], spec, wide).to(wide)).to(x.dtype)
+    normalized = _normalize(x, spec, wide)
+    return _round_and_scale(normalized, x, spec, None if before else affine[0], affine[1])
+
+
+def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype) -> Tensor:
+    """multiplier * (x - m) / s, in the wide dtype."""
+    rows = to_rows(x, spec).to(wide)
+    mean, scale = statistics(rows, spec, machine_eps(x, spec))
+    centred = rows - mean if spec.centre_numerator else rows
+    if spec.round_rstd and x.dtype in _HALF:
+        normalized = (centred.to(x.dtype) * scale.reciprocal().to(x.dtype)).to(wide)
+    else:
+        normalized = centred / scale
+    if spec.multiplier == "sqrt_n":
+        normalized = normalized * math.sqrt(rows.shape[-1])
+    return from_rows(normalized, x, spec)
+
+
+def _round_and_scale(
+    normalized: Tensor, x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """The affine part and the spec's casts."""
+    early = {"early": x.dtype, "none": x.dtype, "late": None, "weight": None}[spec.cast]
+    if spec.cast == "weight" and weight is not None and weight.dtype in _HALF:
+        early = weight.dtype
+    y = normalized if early is None else normalized.to(early)
+    # After an early cast the affine part is ordinary promoted arithmetic; before a late one it is wide.
+    work = normalized.dtype if early is None else None
+    if weight is not None:
+        # An offset "in float32" leaves a float32 gain, whatever width the reference itself computes in.
+        gain = effective_weight(weight, spec, work or torch.promote_types(torch.float32, weight.dtype))
+        y = (gain if work is None else gain.to(work)) * y
+    if bias is not None:
+        y = y + (bias if work is None else bias.to(work))
+    return y.to(output_dtype(x.dtype, spec, weight, bias))
+
+
+def output_dtype(input_dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
+    """dtype of y for an input of this dtype and these parameters."""
+    if spec.output_dtype == "weight" and weight is not None:
+        return weight.dtype
+    dtype = input_dtype
+    if spec.output_dtype == "promote":
+        for parameter in (weight, bias):
+            dtype = dtype if parameter is None else torch.promote_types(dtype, parameter.dtype)
+    return dtype
+
+
+def _along_channels(parameter: Tensor | None, x: Tensor, spec: NormSpec) -> Tensor | None:
+    """Gain or bias in the shape that broadcasts against x."""
+    if parameter is None or (spec.axes != (1,) and spec.axes != "all_but_batch"):
+        return parameter
+    return parameter.reshape(-1, *(1,) * (x.dim() - 2))
+
+
+class Gradients(NamedTuple):
+    """Gradients of a norm, each in the dtype of what it belongs to; None where there is no parameter."""
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def backward(
+    dy: Tensor, x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Gradients:
+    """The gradients of `forward` in closed form, every cast taken as the identity.
+
+    With h = multiplier * dy * (weight + weight_offset), c = x - m, d the deviation under the root:
+    dx = P(h / s) - d * (2 / (n - correction)) * k * sum(h * c) / s**2, where P subtracts the mean if
+    `centre_numerator` and k = ds/dv is 1 / (2 s) inside, 1 / (2 sqrt(v)) outside, and that or 0 for a
+    clamp. dweight sums dy times the unrounded normalized row; dbias sums dy.
+
+    Args:
+        dy: Gradient of the output, of x's shape.
+        x: Input, as in `forward`.
+        spec: The conventions.
+        weight: Gain, as in `forward`.
+        bias: Bias, as in `forward`; only its shape and dtype matter.
+    """
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    dy_wide, x_wide = dy.to(wide), x.to(wide)
+    gain = None if weight is None else _along_channels(weight, x, spec)
+    if gain is not None:
+        gain = effective_weight(gain, spec, wide).to(wide)
+    before = spec.weight_placement == "before" and gain is not None
+    inner = x_wide * gain if before else x_wide
+    upstream = dy_wide if before or gain is None else dy_wide * gain
+    normalized, d_inner = _backward_rows(upstream, inner, spec, machine_eps(x, spec))
+    dx, dgain = (d_inner * gain, d_inner * x_wide) if before else (d_inner, dy_wide * normalized)
+    return Gradients(
+        dx.to(x.dtype),
+        None if weight is None else _sum_to(dgain, weight, x, spec),
+        None if bias is None else _sum_to(dy_wide, bias, x, spec),
+    )
+
+
+def _backward_rows(h: Tensor, x: Tensor, spec: NormSpec, eps: float) -> tuple[Tensor, Tensor]:
+    """The normalized row and the gradient through (x - m) / s, both in the layout of x."""
+    rows, h_rows = to_rows(x, spec), to_rows(h, spec)
+    if spec.multiplier == "sqrt_n":
+        h_rows = h_rows * math.sqrt(rows.shape[-1])
+    mean, scale = statistics(rows, spec, eps)
+    deviation = rows - mean if spec.centre_statistics else rows
+    centred = rows - mean if spec.centre_numerator else rows
+    divisor = 1 if spec.reduction == "sum" else rows.shape[-1] - spec.correction
+    root = (deviation.square().sum(-1, keepdim=True) / divisor).sqrt()
+    match spec.eps_placement:
+        case "inside":
+            slope = 0.5 / scale
+        case "outside":
+            slope = torch.where(root == 0, 0.0, 0.5 / root)
+        case "clamp":
+            slope = torch.where(root <= eps, 0.0, 0.5 / root)
+    direct = h_rows / scale
+    if spec.centre_numerator:
+        direct = direct - direct.mean(-1, keepdim=True)
+    through_scale = (h_rows * centred).sum(-1, keepdim=True) / scale.square() * slope
+    normalized = centred / scale
+    if spec.multiplier == "sqrt_n":
+        normalized = normalized * math.sqrt(rows.shape[-1])
+    d_rows = direct - deviation * (2.0 / divisor) * through_scale
+    return from_rows(normalized, x, spec), from_rows(d_rows, x, spec)
+
+
+def _sum_to(gradient: Tensor, parameter: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
+    """Sum a gradient of x's shape over everything the parameter was broadcast along."""
+    aligned = _along_channels(parameter, x, spec)
+    assert aligned is not None
+    return gradient.sum_to_size(aligned.shape).reshape(parameter.shape).to(parameter.dtype)
