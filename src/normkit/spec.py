@@ -158,7 +158,7 @@ class NormSpec:
         axes = values.get("axes", (-1,))
         return cls(**{**values, "axes": tuple(axes) if isinstance(axes, list) else axes})
 
-    def replace(self, **changes: Any) -> NormSpec:  # noqa: ANN401
+    def replace(self, **changes: Any) -> NormSpec:
         """This spec with some conventions changed.
 
         Example:
@@ -168,7 +168,7 @@ class NormSpec:
         return dataclasses.replace(self, **changes)
 
 
-def _quoted(values: Any) -> str:  # noqa: ANN401
+def _quoted(values: Any) -> str:
     return ", ".join(repr(value) for value in values)
 
 

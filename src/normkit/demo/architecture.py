@@ -1,0 +1,74 @@
+"""The two architectures: GPT-2 and Llama of transformers at one size, with normkit's layers set in.
+
+Everything else is alike, so that what differs between the twins is the family: LayerNorm, biases,
+GELU and learned positions against RMSNorm, gated MLPs and rotary positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from normkit.layers import LayerNorm, RMSNorm
+
+WINDOW = 256
+"""Bytes of context."""
+
+_WIDTH, _LAYERS, _HEADS, _EPS = 64, 6, 4, 1e-5
+# 188 brings Llama's number of parameters within 0.3 % of GPT-2's.
+_GATED_WIDTH = 188
+
+
+def build(name: str) -> Any:
+    """A freshly initialised twin, computing its norms with normkit; names of parameters stay stock.
+
+    Args:
+        name: "layernorm" or "rmsnorm".
+
+    Returns:
+        A `transformers` causal language model over the 256 byte values.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(_configuration(name))
+    _set_in_normkit_layers(model)
+    return model
+
+
+def _configuration(name: str) -> Any:
+    from transformers import GPT2Config, LlamaConfig
+
+    # Files are separated by the byte 0, so that is what begins and ends a text.
+    shared = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": True}
+    if name == "layernorm":
+        return GPT2Config(
+            n_positions=WINDOW,
+            n_embd=_WIDTH,
+            n_layer=_LAYERS,
+            n_head=_HEADS,
+            layer_norm_epsilon=_EPS,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            resid_pdrop=0.0,
+            **shared,
+        )
+    return LlamaConfig(
+        max_position_embeddings=WINDOW,
+        hidden_size=_WIDTH,
+        intermediate_size=_GATED_WIDTH,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=_HEADS,
+        rms_norm_eps=_EPS,
+        **shared,
+    )
+
+
+def _set_in_normkit_layers(model: nn.Module) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.LayerNorm):
+            model.set_submodule(name, LayerNorm(module.normalized_shape, eps=module.eps))
+        elif isinstance(module, LlamaRMSNorm):
+            model.set_submodule(name, RMSNorm(module.weight.shape, eps=module.variance_epsilon))

@@ -1,0 +1,120 @@
+"""The text that the twins learn from: the source of a Python's standard library, listed file by file.
+
+The library's text differs from one Python version to the next, so a training run records what it
+read: every file's name, size and hash, and one digest of them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normkit.errors import InputError
+
+SEPARATOR = b"\0"
+"""Stands before each file; a source file never holds this byte."""
+
+_HELD_OUT_OF = 20
+# Tests are another kind of text; encodings/ is generated tables, which any model predicts too easily;
+# the build's configuration holds the paths of one machine.
+_SKIPPED_FOLDERS = frozenset(
+    {"__pycache__", "dist-packages", "encodings", "idle_test", "lib-dynload", "site-packages", "test", "tests"}
+)
+_SKIPPED_PREFIXES = ("_sysconfigdata", "_sysconfig_vars", "config-", "sitecustomize", "usercustomize")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of the corpus.
+
+    Attributes:
+        name: Path below the root, with forward slashes.
+        text: The bytes, valid UTF-8.
+        sha256: Of the text, in hexadecimal.
+        held_out: Kept from training: one file in twenty, chosen by the hash of its name.
+    """
+
+    name: str
+    text: bytes
+    sha256: str
+    held_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Source files in the order of their names.
+
+    Attributes:
+        files: The files.
+    """
+
+    files: tuple[SourceFile, ...]
+
+    @property
+    def training(self) -> bytes:
+        """The files to learn from, each after a separator."""
+        return b"".join(SEPARATOR + file.text for file in self.files if not file.held_out)
+
+    @property
+    def held_out(self) -> bytes:
+        """The files to measure on, each after a separator."""
+        return b"".join(SEPARATOR + file.text for file in self.files if file.held_out)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over all names and hashes: equal exactly if two corpora are."""
+        lines = (f"{file.sha256}  {file.name}\n" for file in self.files)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The listing without the texts, ready for `json.dumps`."""
+        return {
+            "python": platform.python_version(),
+            "digest": self.digest,
+            "training_bytes": len(self.training),
+            "held_out_bytes": len(self.held_out),
+            "files": [
+                {"name": file.name, "bytes": len(file.text), "sha256": file.sha256, "held_out": file.held_out}
+                for file in self.files
+            ],
+        }
+
+
+def read(root: Path | None = None) -> Corpus:
+    """Read every Python source file below `root`, tests and generated tables left out.
+
+    Args:
+        root: A folder; the running Python's standard library if None.
+
+    Raises:
+        InputError: If there is nothing to train on or nothing to hold out.
+    """
+    root = Path(sysconfig.get_path("stdlib")) if root is None else root
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    files = [_source_file(name, (root / name).read_bytes()) for name in names if not _is_skipped(name)]
+    corpus = Corpus(tuple(file for file in files if _is_plain_text(file.text)))
+    if not corpus.training or not corpus.held_out:
+        raise InputError(f"a corpus needs *.py files for training and for holding out, got {len(files)} in {root}")
+    return corpus
+
+
+def _source_file(name: str, text: bytes) -> SourceFile:
+    held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _HELD_OUT_OF == 0
+    return SourceFile(name, text, hashlib.sha256(text).hexdigest(), held_out)
+
+
+def _is_skipped(name: str) -> bool:
+    return any(part in _SKIPPED_FOLDERS or part.startswith(_SKIPPED_PREFIXES) for part in name.split("/"))
+
+
+def _is_plain_text(text: bytes) -> bool:
+    """UTF-8 without the separator; a few old modules are in other encodings."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return SEPARATOR not in text

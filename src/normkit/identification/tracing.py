@@ -1,0 +1,205 @@
+"""One forward pass written down: module calls, and the norms and attentions called as functions.
+
+Only shapes, dtypes and parameters are kept, never an activation. The hooks and the mode are
+gone when `trace` returns or raises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+NORM_FUNCTIONS: dict[object, str] = {F.layer_norm: "layer_norm", F.rms_norm: "rms_norm", F.group_norm: "group_norm"}
+ATTENTION_FUNCTIONS: dict[object, str] = {
+    F.scaled_dot_product_attention: "sdpa",
+    F.softmax: "softmax",
+    torch.softmax: "softmax",
+    Tensor.softmax: "softmax",
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModuleCall:
+    """One call of a module whose first tensor argument and output are floating-point tensors.
+
+    Attributes:
+        path: The module's path; "" is the model.
+        module: The module.
+        order: Position among all calls, by their start.
+        input_shape: Of the first tensor argument.
+        input_dtype: Of the first tensor argument.
+        output_shape: Of the output, or of its first tensor where it is a tuple.
+        tensors: Number of floating-point tensor arguments.
+        bare: The output is one tensor, not a tuple.
+    """
+
+    path: str
+    module: nn.Module
+    order: int
+    input_shape: tuple[int, ...]
+    input_dtype: torch.dtype
+    output_shape: tuple[int, ...]
+    tensors: int
+    bare: bool
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FunctionCall:
+    """One call of a norm or an attention function.
+
+    Attributes:
+        parent: Path of the innermost module that was running.
+        function: "layer_norm", "rms_norm", "group_norm", "sdpa" or "softmax".
+        ordinal: How many calls of the same function that run of the parent had made before.
+        order: Position among all calls.
+        input_shape: Of the first tensor argument.
+        input_dtype: Of the first tensor argument.
+        arguments: The arguments that are not activations, by name: a norm's normalized_shape, weight, bias, eps.
+    """
+
+    parent: str
+    function: str
+    ordinal: int
+    order: int
+    input_shape: tuple[int, ...]
+    input_dtype: torch.dtype
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trace:
+    """Everything that was called, in order of the calls' start."""
+
+    modules: tuple[ModuleCall, ...]
+    functions: tuple[FunctionCall, ...]
+
+
+def trace(model: nn.Module, run: Callable[[], object]) -> Trace:
+    """Run the model once and write down what was called.
+
+    Args:
+        model: The model; it is left as it was, also if `run` raises.
+        run: Calls the model on a small input.
+    """
+    recorder = _Recorder()
+    with torch.no_grad(), _hooked(model, recorder), recorder:
+        run()
+    return Trace(
+        modules=tuple(sorted(recorder.modules, key=lambda call: call.order)), functions=tuple(recorder.functions)
+    )
+
+
+def first_tensor(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor | None:
+    """The first floating-point tensor among the arguments of a call."""
+    return next(_floating((*args, *kwargs.values())), None)
+
+
+def first_output(output: object) -> Tensor | None:
+    """The output of a call, or its first floating-point tensor where it is a tuple."""
+    return next(_floating(output if isinstance(output, tuple) else (output,)), None)
+
+
+def _floating(values: Sequence[object]) -> Iterator[Tensor]:
+    return (value for value in values if isinstance(value, Tensor) and value.is_floating_point())
+
+
+@dataclass
+class _Frame:
+    """A module call that has not returned."""
+
+    path: str
+    order: int
+    made: Counter[str]
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: list[ModuleCall] = []
+        self.functions: list[FunctionCall] = []
+        self.stack: list[_Frame] = [_Frame("", -1, Counter())]
+        self.order = 0
+
+    def next_order(self) -> int:
+        self.order += 1
+        return self.order - 1
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = NORM_FUNCTIONS.get(function) or ATTENTION_FUNCTIONS.get(function)
+        if name is not None and (x := first_tensor(args, kwargs)) is not None:
+            frame = self.stack[-1]
+            self.functions.append(
+                FunctionCall(
+                    parent=frame.path,
+                    function=name,
+                    ordinal=frame.made[name],
+                    order=self.next_order(),
+                    input_shape=tuple(x.shape),
+                    input_dtype=x.dtype,
+                    arguments=norm_arguments(name, args, kwargs),
+                )
+            )
+            frame.made[name] += 1
+        return function(*args, **kwargs)
+
+
+_PARAMETERS = {
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+    "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
+}
+
+
+def norm_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a norm function by name, without the input."""
+    given = dict(zip(_PARAMETERS.get(name, ()), args, strict=False)) | dict(kwargs)
+    return {key: value for key, value in given.items() if key in _PARAMETERS.get(name, ()) and key != "input"}
+
+
+@contextmanager
+def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
+    paths = {module: path for path, module in model.named_modules()}
+
+    def before(module: nn.Module, _args: object) -> None:
+        if module in paths:
+            recorder.stack.append(_Frame(paths[module], recorder.next_order(), Counter()))
+
+    def after(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+        if module not in paths:
+            return
+        frame = recorder.stack.pop()
+        x, y = first_tensor(args, kwargs), first_output(output)
+        if x is not None and y is not None:
+            recorder.modules.append(
+                ModuleCall(
+                    path=frame.path,
+                    module=module,
+                    order=frame.order,
+                    input_shape=tuple(x.shape),
+                    input_dtype=x.dtype,
+                    output_shape=tuple(y.shape),
+                    tensors=sum(1 for _ in _floating((*args, *kwargs.values()))),
+                    bare=isinstance(output, Tensor),
+                )
+            )
+
+    handles = []
+    try:
+        for module in paths:
+            handles.append(module.register_forward_pre_hook(before))
+            handles.append(module.register_forward_hook(after, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

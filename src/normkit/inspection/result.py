@@ -1,0 +1,402 @@
+"""What an inspection found, as frozen values with JSON out: the contract between measuring and drawing.
+
+Nothing here computes more than a lookup. Tensors never enter: every number is a Python float or int,
+non-finite ones included (they become strings in JSON, which has none).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from normkit.spec import NormSpec
+
+SCHEMA_VERSION = 1
+
+Severity = Literal["error", "warning", "note"]
+Role = Literal["pre", "post", "output", "query-key", "embedding", "final", "unknown"]
+Placement = Literal["pre", "post", "peri", "output-only", "none", "residual-after-norm", "unknown"]
+Status = Literal["clean", "finding", "not checked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStatistics:
+    """Streaming statistics over the rows of one tensor; masked rows never enter.
+
+    Attributes:
+        rows: Rows counted.
+        features: Features a row, n.
+        rms_min: Smallest root mean square of a row.
+        rms_quantiles: 5 %, 50 % and 95 % quantile of the rows' rms, read off the histogram (to 1/8 octave).
+        rms_max: Largest rms of a row.
+        histogram: Pairs (bin, count); a row of rms r falls into bin floor(8 log2 r); zero rows are left out.
+        zero_rows: Rows that are exactly 0.
+        mean_energy: Mean over rows of n mean(x)**2 / |x|**2, the share of energy along the all-ones direction.
+        angle_to_ones: Mean over rows of the angle between x and the all-ones direction, in degrees, 0 to 180.
+        absmax: Largest magnitude of a finite element.
+        nonfinite: Elements that are NaN or infinite.
+    """
+
+    rows: int
+    features: int
+    rms_min: float
+    rms_quantiles: tuple[float, float, float]
+    rms_max: float
+    histogram: tuple[tuple[int, int], ...]
+    zero_rows: int
+    mean_energy: float
+    angle_to_ones: float
+    absmax: float
+    nonfinite: int
+
+    @property
+    def rms_median(self) -> float:
+        """The median row's root mean square."""
+        return self.rms_quantiles[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attenuation:
+    """How much eps shortens the rows of one site: a = |y| with eps over |y| without, 1 where eps does nothing.
+
+    For eps inside the root a = sqrt(v / (v + eps)), outside sqrt(v) / (sqrt(v) + eps), clamp min(1, sqrt(v) / eps).
+
+    Attributes:
+        median: Of a over the rows.
+        smallest: Of a over the rows.
+        share_below_99: Share of rows with a < 0.99.
+        share_below_90: Share of rows with a < 0.9.
+    """
+
+    median: float
+    smallest: float
+    share_below_99: float
+    share_below_90: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum:
+    """The entries of one gain (as it acts, weight_offset added) or bias.
+
+    Attributes:
+        size: Number of entries.
+        mean: Of the entries.
+        quantiles: 0, 5, 25, 50, 75, 95 and 100 % quantile of the entries.
+        negative: Share of entries below 0.
+        at_initialisation: Every entry is exactly 1 (gain) or 0 (bias).
+        nonfinite: Entries that are NaN or infinite.
+        outliers: Pairs (index, value) of entries far from the median (more than 6 robust standard deviations).
+    """
+
+    size: int
+    mean: float
+    quantiles: tuple[float, float, float, float, float, float, float]
+    negative: float
+    at_initialisation: bool
+    nonfinite: int
+    outliers: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One norm of the model, in forward order.
+
+    Attributes:
+        path: The module's path, or the enclosing module's path and the function, as in "model.layers.0:rms_norm".
+        class_name: Class of the module, or name of the function.
+        order: Position in the forward pass, from 0.
+        calls: Calls seen while statistics were taken.
+        block: Index of the block it belongs to, or None outside the blocks.
+        role: What it does there.
+        spec: What it computes, recovered from its behaviour.
+        confidence: Of that, from 0 to 1.
+        evidence: How the spec was recovered, one line each.
+        input: Statistics of what enters.
+        output: Statistics of what leaves.
+        attenuation: What its eps does at the observed scale.
+        gain: Effective gain, or None.
+        bias: Bias, or None.
+        dtype: Of the input, as in "float32".
+        headroom_bits: log2 of the dtype's largest number over the largest magnitude seen at input or output.
+        statistics_headroom_bits: The same for the sum of squares if that is accumulated in 16 bits, else None.
+    """
+
+    path: str
+    class_name: str
+    order: int
+    calls: int
+    block: int | None
+    role: Role
+    spec: NormSpec
+    confidence: float
+    evidence: tuple[str, ...]
+    input: RowStatistics
+    output: RowStatistics
+    attenuation: Attenuation
+    gain: Spectrum | None
+    bias: Spectrum | None
+    dtype: str
+    headroom_bits: float
+    statistics_headroom_bits: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One repeated block: a member of a ModuleList that maps (B, T, D) to itself.
+
+    Attributes:
+        path: The module's path.
+        index: Position among the blocks, from 0.
+        placement: Where its norms sit, from replaying it on scaled inputs.
+        output_slope: Slope of log |f(ax)| over log a at large a: 1 keeps the residual stream, 0 normalizes it.
+        branch_slope: The same for the branch f(ax) - ax: 0 behind a norm, 1 without one.
+        rows_normalized: Rows leaving the block have one length each, once gain and bias are undone, as behind a
+            norm; None where output_slope is near 1.
+        stream_in: Statistics of the residual stream entering.
+        stream_out: Statistics of the residual stream leaving.
+    """
+
+    path: str
+    index: int
+    placement: Placement
+    output_slope: float
+    branch_slope: float
+    rows_normalized: bool | None
+    stream_in: RowStatistics
+    stream_out: RowStatistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """The logits of one attention call.
+
+    Attributes:
+        path: Path of the module that made the call.
+        block: Index of its block, or None.
+        source: "sdpa" (queries and keys seen) or "softmax" (the logits themselves seen).
+        heads: Number of query heads.
+        head_dim: Features a head; 0 where only the logits were seen.
+        bound: Largest |q| times largest |k| times the softmax scale, over heads: no logit exceeds it in magnitude.
+            Where only the logits were seen, their largest magnitude.
+        bounds: The same a head.
+        sampled_max: Largest magnitude of an exact logit over the sampled query rows and their allowed keys.
+        sampled_rows: Query rows sampled, a head counted once each.
+        entropy: Mean entropy of the sampled rows' attention, in nats.
+        entropy_min: Smallest mean entropy of a head, in nats.
+        uniform_entropy: Mean of log(allowed keys) over the same rows: what uniform attention would have.
+    """
+
+    path: str
+    block: int | None
+    source: Literal["sdpa", "softmax"]
+    heads: int
+    head_dim: int
+    bound: float
+    bounds: tuple[float, ...]
+    sampled_max: float
+    sampled_rows: int
+    entropy: float
+    entropy_min: float
+    uniform_entropy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalkStep:
+    """One stage of one vector on its way through a norm.
+
+    Attributes:
+        name: "raw", "centred", "scaled" or "gain and bias".
+        does: The stage in a few words.
+        mean: Mean of the entries.
+        norm: Euclidean norm.
+        norm_over_sqrt_n: That over sqrt(n): 1 on the sphere.
+        angle_to_ones: Angle to the all-ones direction, in degrees.
+        holds: What is now true, in a few words.
+        values: The first eight entries.
+    """
+
+    name: str
+    does: str
+    mean: float
+    norm: float
+    norm_over_sqrt_n: float
+    angle_to_ones: float
+    holds: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """One real token's vector, taken through the three maps at one site.
+
+    Attributes:
+        path: The site.
+        spec: What it computes.
+        token: The token as text.
+        position: Its position in the first text.
+        features: n.
+        steps: raw, centred (where the norm centres), scaled, gain and bias (where it has any).
+        ellipsoid_depth: 1 - |(y - b) / g| / sqrt(n): 0 on the ellipsoid's surface, above 0 inside, because of eps;
+            over the entries with a gain of 0 left out.
+        plane_defect: |sum((y - b) / g)| / n: 0 in the ellipsoid's hyperplane; None where the norm does not centre.
+        module_error: Largest difference between the last step and what the module itself returned.
+    """
+
+    path: str
+    spec: NormSpec
+    token: str
+    position: int
+    features: int
+    steps: tuple[WalkStep, ...]
+    ellipsoid_depth: float
+    plane_defect: float | None
+    module_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something is wrong, or may be: what, where, how much, why it matters and what to do.
+
+    Attributes:
+        rule: Identifier of the rule, as in "A1".
+        title: One line.
+        severity: How bad.
+        sites: Paths it applies to, in forward order; all sites of one cause are one finding.
+        measured: The measured value, in words with its unit.
+        threshold: What it was held against.
+        source: Where the threshold comes from.
+        evidence: One line for each site or the most telling ones.
+        why: Why it matters.
+        remedy: What to do, most likely cure first.
+        confirm: How to confirm it.
+    """
+
+    rule: str
+    title: str
+    severity: Severity
+    sites: tuple[str, ...]
+    measured: str
+    threshold: str
+    source: str
+    evidence: tuple[str, ...]
+    why: str
+    remedy: tuple[str, ...]
+    confirm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What became of one rule: clean rules are shown too.
+
+    Attributes:
+        rule: Identifier of the rule.
+        title: What it looks for.
+        status: "clean", "finding" or "not checked".
+        reason: Why it was not checked; empty otherwise.
+    """
+
+    rule: str
+    title: str
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What was inspected.
+
+    Attributes:
+        name: As the user called it.
+        class_name: Class of the model.
+        architecture: `model_type` of its config, or "" without one.
+        parameters: Number of parameters.
+        dtype: Of the parameters, as in "float32".
+        width: Features of the residual stream, or 0 if no block was found.
+        source: What was run through it, as in "demo text" or "random token ids, seed 0".
+        tokens: Tokens that entered statistics.
+        padding: Tokens left out as padding.
+    """
+
+    name: str
+    class_name: str
+    architecture: str
+    parameters: int
+    dtype: str
+    width: int
+    source: str
+    tokens: int
+    padding: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """The result of `normkit.inspect`: every site, block and attention, and what the rules found.
+
+    Attributes:
+        model: What was inspected.
+        sites: The norms, in forward order.
+        blocks: The repeated blocks, in forward order.
+        attentions: The attention calls, in forward order.
+        final_norm: Path of the norm between the last block and what reads it, or None if there is none.
+        recurring_outliers: Pairs (feature index, paths) of gain outliers seen at the same index of several sites.
+        walk: One token's way through a norm, or None.
+        findings: Worst first.
+        checks: One a rule, in the rules' order.
+        unrecognised: Modules that change scale like a norm and are none that a spec describes, with the reason.
+    """
+
+    model: ModelFacts
+    sites: tuple[Site, ...]
+    blocks: tuple[Block, ...]
+    attentions: tuple[Attention, ...]
+    final_norm: str | None
+    recurring_outliers: tuple[tuple[int, tuple[str, ...]], ...]
+    walk: Walk | None
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]
+    unrecognised: tuple[tuple[str, str], ...]
+
+    @property
+    def worst(self) -> Severity | None:
+        """The severity of the worst finding, or None."""
+        return self.findings[0].severity if self.findings else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain dictionaries and lists, with `schema_version`; NaN and infinity as strings."""
+        plain = _plain(self)
+        assert isinstance(plain, dict)
+        return {"schema_version": SCHEMA_VERSION, **plain}
+
+    def write_html(self, path: str | Path) -> Path:
+        """Write the report as one self-contained HTML file and return its path."""
+        from normkit.report import html
+
+        return html.write(self, Path(path))
+
+    def _repr_html_(self) -> str:
+        """The report in an isolated frame, for notebooks."""
+        from normkit.report import html
+
+        return html.frame(self)
+
+
+def _plain(value: object) -> object:
+    """A value of this module as something `json.dumps` takes with allow_nan=False."""
+    if isinstance(value, NormSpec):
+        return {"formula": str(value), **value.to_json()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dict(_fields(value))
+    if isinstance(value, tuple):
+        return [_plain(member) for member in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _fields(value: Any) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(value):
+        yield field.name, _plain(getattr(value, field.name))
