@@ -4,6 +4,7 @@
     |-- SpecError                  a NormSpec that contradicts itself, or an unknown convention
     |-- ShapeError (RuntimeError)  sizes do not fit; torch raises RuntimeError here, so this is one too
     |-- DtypeError (RuntimeError)  a dtype that cannot be normalized; RuntimeError for the same reason
+    |-- KindError (TypeError)      an argument that is no tensor, number or shape; torch raises TypeError
     |-- ModelError                 a model or checkpoint that cannot be loaded or run
     `-- InputError                 a text, an option or a file that cannot be used
 
@@ -27,6 +28,10 @@ class ShapeError(NormkitError, RuntimeError):
 
 class DtypeError(NormkitError, RuntimeError):
     """A dtype that a norm cannot work in; the message lists what can."""
+
+
+class KindError(NormkitError, TypeError):
+    """An argument of the wrong Python type: no tensor, no number, no shape."""
 
 
 class ModelError(NormkitError):

@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from normkit import reference, specs
-from normkit.errors import DtypeError, ShapeError
+from normkit.errors import DtypeError, KindError, ShapeError
 from normkit.spec import NormSpec
+
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def layer_norm(
@@ -37,7 +41,9 @@ def layer_norm(
 
     Raises:
         ShapeError: If the shapes do not fit (a RuntimeError, as in torch).
-        DtypeError: If the input is not floating point (likewise).
+        DtypeError: If a tensor is not floating point (likewise).
+        KindError: If an argument is no tensor, shape or number at all (a TypeError, as in torch).
+        SpecError: If eps is not finite.
 
     Example:
         >>> layer_norm(torch.tensor([1.0, 2.0, 3.0, 6.0]), (4,))
@@ -46,10 +52,14 @@ def layer_norm(
     Source:
         Ba, Kiros and Hinton 2016, arXiv:1607.06450, eq. 3.
     """
-    spec = specs.TORCH_LAYER_NORM.replace(
-        eps=eps, axes=_trailing_axes(normalized_shape), has_weight=weight is not None, has_bias=bias is not None
-    )
+    _check_number("layer_norm", eps)
     _check_torch_arguments("layer_norm", input, normalized_shape, weight, bias)
+    spec = specs.TORCH_LAYER_NORM.replace(
+        eps=eps,
+        axes=tuple(range(-len(normalized_shape), 0)),
+        has_weight=weight is not None,
+        has_bias=bias is not None,
+    )
     return reference.forward(input, spec, weight, bias)
 
 
@@ -74,7 +84,9 @@ def rms_norm(
 
     Raises:
         ShapeError: If the shapes do not fit (a RuntimeError, as in torch).
-        DtypeError: If the input is not floating point (likewise).
+        DtypeError: If a tensor is not floating point (likewise).
+        KindError: If an argument is no tensor, shape or number at all (a TypeError, as in torch).
+        SpecError: If eps is not finite.
 
     Example:
         >>> rms_norm(torch.tensor([3.0, 4.0]), (2,), eps=0.0)
@@ -83,8 +95,12 @@ def rms_norm(
     Source:
         Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
     """
-    spec = specs.TORCH_RMS_NORM.replace(eps=eps, axes=_trailing_axes(normalized_shape), has_weight=weight is not None)
+    if eps is not None:
+        _check_number("rms_norm", eps)
     _check_torch_arguments("rms_norm", input, normalized_shape, weight, None)
+    spec = specs.TORCH_RMS_NORM.replace(
+        eps=eps, axes=tuple(range(-len(normalized_shape), 0)), has_weight=weight is not None
+    )
     return reference.forward(input, spec, weight)
 
 
@@ -109,57 +125,66 @@ def normalize(
 
     Raises:
         ShapeError: If sizes do not fit, or a parameter is missing or superfluous.
-        DtypeError: If x is not floating point.
+        DtypeError: If a tensor is not floating point, or out is not of the result's dtype.
+        KindError: If x, weight or bias is no tensor, or spec no NormSpec.
 
     Example:
         >>> from normkit import specs
         >>> normalize(torch.tensor([3.0, 4.0]), specs.L2_NORM)
         tensor([0.6000, 0.8000])
     """
-    _check_floating("normalize", x)
+    _check_floating("normalize", "x", x)
+    if not isinstance(spec, NormSpec):
+        raise KindError(f"normalize: spec must be a NormSpec such as normkit.specs.LLAMA, got {spec!r}")
+    _check_axes(x, spec)
     for name, given, wanted in (("weight", weight, spec.has_weight), ("bias", bias, spec.has_bias)):
         if (given is not None) != wanted:
-            problem = "got none" if wanted else f"got one of shape {tuple(given.shape)}"  # type: ignore[union-attr]
+            problem = "got none" if given is None else "got one"
             raise ShapeError(f"normalize: the spec says has_{name}={wanted}, {problem}; change the spec or the call")
         if given is not None:
-            _check_parameter(name, given, x, spec)
-    _check_axes(x, spec)
+            _check_floating("normalize", name, given)
+            _check_fits(name, given, x, spec)
     y = reference.forward(x, spec, weight, bias)
     if out is None:
         return y
-    if out.shape != y.shape or out.dtype != y.dtype:
-        raise ShapeError(
-            f"normalize: out must be {y.dtype} of shape {tuple(y.shape)}, got {out.dtype} of shape {tuple(out.shape)}"
-        )
+    if out.shape != y.shape:
+        raise ShapeError(f"normalize: out must have the result's shape {tuple(y.shape)}, got {tuple(out.shape)}")
+    if out.dtype != y.dtype:
+        raise DtypeError(f"normalize: out must have the result's dtype {y.dtype}, got {out.dtype}")
     return out.copy_(y)
-
-
-def _trailing_axes(normalized_shape: Sequence[int]) -> tuple[int, ...]:
-    if len(normalized_shape) < 1:
-        raise ShapeError("normalized_shape must name at least one size, got an empty one")
-    return tuple(range(-len(normalized_shape), 0))
 
 
 def _check_torch_arguments(
     name: str, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> None:
-    _check_floating(name, x)
+    _check_floating(name, "input", x)
+    is_sequence = isinstance(normalized_shape, (tuple, list))
+    if not is_sequence or not all(isinstance(size, (int, torch.SymInt)) for size in normalized_shape):
+        raise KindError(f"{name}: normalized_shape must be a tuple of whole numbers, got {normalized_shape!r}")
     shape = tuple(normalized_shape)
-    if x.dim() < len(shape) or tuple(x.shape[x.dim() - len(shape) :]) != shape:
-        raise ShapeError(
-            f"{name}: the input must end in normalized_shape {shape}, got an input of shape {tuple(x.shape)}"
-        )
+    if not shape:
+        raise ShapeError(f"{name}: normalized_shape must name at least one size, got an empty one")
+    if tuple(x.shape[-len(shape) :]) != shape:
+        raise ShapeError(f"{name}: the input must end in normalized_shape {shape}, got shape {tuple(x.shape)}")
     for label, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and tuple(parameter.shape) != shape:
-            raise ShapeError(
-                f"{name}: {label} must have the normalized_shape {shape}, got shape {tuple(parameter.shape)}"
-            )
+        if parameter is None:
+            continue
+        _check_floating(name, label, parameter)
+        if tuple(parameter.shape) != shape:
+            raise ShapeError(f"{name}: {label} must have normalized_shape {shape}, got shape {tuple(parameter.shape)}")
 
 
-def _check_floating(name: str, x: Tensor) -> None:
-    if not x.is_floating_point():
+def _check_number(name: str, eps: object) -> None:
+    if not isinstance(eps, numbers.Real):
+        raise KindError(f"{name}: eps must be a number, got {eps!r}")
+
+
+def _check_floating(name: str, label: str, given: Tensor) -> None:
+    if not isinstance(given, Tensor):
+        raise KindError(f"{name}: {label} must be a tensor, got {type(given).__name__}")
+    if given.dtype not in _FLOATING:
         raise DtypeError(
-            f"{name}: the input must be float16, bfloat16, float32 or float64, got {x.dtype}; convert it first"
+            f"{name}: {label} must be float16, bfloat16, float32 or float64, got {given.dtype}; convert it first"
         )
 
 
@@ -172,7 +197,7 @@ def _check_axes(x: Tensor, spec: NormSpec) -> None:
         raise ShapeError(f"normalize: {features} features do not divide into {spec.groups} groups")
 
 
-def _check_parameter(name: str, parameter: Tensor, x: Tensor, spec: NormSpec) -> None:
+def _check_fits(name: str, parameter: Tensor, x: Tensor, spec: NormSpec) -> None:
     if spec.axes in ((1,), "all_but_batch"):
         fits = parameter.dim() == 1 and x.dim() > 1 and parameter.shape[0] == x.shape[1]
     else:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import functional
+from normkit.errors import KindError
 from normkit.spec import NormSpec
 
 
@@ -59,11 +60,17 @@ class Norm(nn.Module):
         weight: Gain, 1 - weight_offset at the start, or None.
         bias: Bias, 0 at the start, or None.
 
+    Raises:
+        KindError: If spec is no NormSpec.
+
     Example:
         >>> from normkit import specs
         >>> Norm(specs.GEMMA, 8)
         Norm(y = (1 + weight) * x / sqrt(mean(x^2) + 1e-06), (8,))
     """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -73,6 +80,8 @@ class Norm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(spec, NormSpec):
+            raise KindError(f"Norm: spec must be a NormSpec such as normkit.specs.LLAMA, got {spec!r}")
         self.spec = spec
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         for name, present in (("weight", spec.has_weight), ("bias", spec.has_bias)):

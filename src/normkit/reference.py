@@ -71,16 +71,43 @@ def statistics(rows: Tensor, spec: NormSpec, eps: float) -> Statistics:
     scale = sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps) for eps inside, outside or as a clamp;
     v = sum(d**2) / (m - correction), d = x - mean(x) or x.
     """
-    mean = rows.mean(-1, keepdim=True)
-    deviation = rows - mean if spec.centre_statistics else rows
-    total = deviation.square().sum(-1, keepdim=True)
-    square = total if spec.reduction == "sum" else total / (rows.shape[-1] - spec.correction)
+    _, deviation = _centred(rows, spec)
+    return Statistics(rows.mean(-1, keepdim=True), _scale(rows, deviation, spec, eps))
+
+
+def _centred(rows: Tensor, spec: NormSpec) -> tuple[Tensor, Tensor]:
+    """x - m and d: what is scaled and what the scale is taken of."""
+    centred = rows
+    if spec.centre_numerator or spec.centre_statistics:
+        centred = rows - rows.mean(-1, keepdim=True)
+        if rows.dtype not in _HALF:
+            # A mean is rounded in proportion to itself; where it dwarfs the deviations, what it leaves counts.
+            centred = centred - centred.mean(-1, keepdim=True)
+    return centred if spec.centre_numerator else rows, centred if spec.centre_statistics else rows
+
+
+def _square(rows: Tensor, deviation: Tensor, spec: NormSpec) -> Tensor:
+    """v, the number under the root."""
+    if spec.centre_statistics and spec.reduction == "mean" and rows.dtype in _HALF:
+        # Code that stays in 16 bits calls `Tensor.var`, which rounds once.
+        wide = rows.float()
+        return _square(wide, _centred(wide, spec)[1], spec).to(rows.dtype)
+    squares = deviation.square()
+    if spec.reduction == "mean" and spec.correction == 0:
+        return squares.mean(-1, keepdim=True)
+    total = squares.sum(-1, keepdim=True)
+    return total if spec.reduction == "sum" else total / (rows.shape[-1] - 1)
+
+
+def _scale(rows: Tensor, deviation: Tensor, spec: NormSpec, eps: float) -> Tensor:
+    """s, the number each row is divided by."""
+    square = _square(rows, deviation, spec)
     if spec.eps_placement == "inside":
-        return Statistics(mean, (square + eps).sqrt())
+        return (square + eps).sqrt()
     # sqrt has an infinite slope at 0 where the norm itself is smooth: keep autograd away from it.
     is_zero = square == 0
     root = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())
-    return Statistics(mean, root + eps if spec.eps_placement == "outside" else root.clamp_min(eps))
+    return root + eps if spec.eps_placement == "outside" else root.clamp_min(eps)
 
 
 def effective_weight(weight: Tensor, spec: NormSpec, dtype: torch.dtype) -> Tensor:
@@ -107,24 +134,25 @@ def forward(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tenso
         Tensor of x's shape, in the spec's output dtype.
     """
     wide = arithmetic_dtype(x, spec)
-    affine = _along_channels(weight, x, spec), _along_channels(bias, x, spec)
-    before = spec.weight_placement == "before" and affine[0] is not None
-    if before:
+    gain = None if weight is None else _along_channels(weight, x, spec)
+    shift = None if bias is None else _along_channels(bias, x, spec)
+    if gain is not None and spec.weight_placement == "before":
         # Such code rounds the scaled row to the input's dtype before it normalizes.
-        x = (x.to(wide) * effective_weight(affine[0], spec, wide).to(wide)).to(x.dtype)
-    normalized = _normalize(x, spec, wide)
-    return _round_and_scale(normalized, x, spec, None if before else affine[0], affine[1])
+        x = (x.to(wide) * effective_weight(gain, spec, wide).to(wide)).to(x.dtype)
+        gain = None
+    return _round_and_scale(_normalize(x, spec, wide), x, spec, gain, shift)
 
 
 def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype) -> Tensor:
     """multiplier * (x - m) / s, in the wide dtype."""
-    rows = to_rows(x, spec).to(wide)
-    mean, scale = statistics(rows, spec, machine_eps(x, spec))
-    centred = rows - mean if spec.centre_numerator else rows
+    # Contiguous, so that sums are taken in the same order whatever the strides of x.
+    rows = to_rows(x, spec).to(wide).contiguous()
+    numerator, deviation = _centred(rows, spec)
+    scale = _scale(rows, deviation, spec, machine_eps(x, spec))
     if spec.round_rstd and x.dtype in _HALF:
-        normalized = (centred.to(x.dtype) * scale.reciprocal().to(x.dtype)).to(wide)
+        normalized = (numerator.to(x.dtype) * scale.reciprocal().to(x.dtype)).to(wide)
     else:
-        normalized = centred / scale
+        normalized = numerator / scale
     if spec.multiplier == "sqrt_n":
         normalized = normalized * math.sqrt(rows.shape[-1])
     return from_rows(normalized, x, spec)
@@ -160,9 +188,9 @@ def output_dtype(input_dtype: torch.dtype, spec: NormSpec, weight: Tensor | None
     return dtype
 
 
-def _along_channels(parameter: Tensor | None, x: Tensor, spec: NormSpec) -> Tensor | None:
+def _along_channels(parameter: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
     """Gain or bias in the shape that broadcasts against x."""
-    if parameter is None or (spec.axes != (1,) and spec.axes != "all_but_batch"):
+    if spec.axes != (1,) and spec.axes != "all_but_batch":
         return parameter
     return parameter.reshape(-1, *(1,) * (x.dim() - 2))
 
@@ -194,12 +222,11 @@ def backward(
     """
     wide = torch.float32 if x.device.type == "mps" else torch.float64
     dy_wide, x_wide = dy.to(wide), x.to(wide)
-    gain = None if weight is None else _along_channels(weight, x, spec)
-    if gain is not None:
-        gain = effective_weight(gain, spec, wide).to(wide)
-    before = spec.weight_placement == "before" and gain is not None
-    inner = x_wide * gain if before else x_wide
-    upstream = dy_wide if before or gain is None else dy_wide * gain
+    gain = torch.ones((), dtype=wide, device=x.device)
+    if weight is not None:
+        gain = effective_weight(_along_channels(weight, x, spec), spec, wide).to(wide)
+    before = spec.weight_placement == "before"
+    inner, upstream = (x_wide * gain, dy_wide) if before else (x_wide, dy_wide * gain)
     normalized, d_inner = _backward_rows(upstream, inner, spec, machine_eps(x, spec))
     dx, dgain = (d_inner * gain, d_inner * x_wide) if before else (d_inner, dy_wide * normalized)
     return Gradients(
@@ -211,34 +238,31 @@ def backward(
 
 def _backward_rows(h: Tensor, x: Tensor, spec: NormSpec, eps: float) -> tuple[Tensor, Tensor]:
     """The normalized row and the gradient through (x - m) / s, both in the layout of x."""
-    rows, h_rows = to_rows(x, spec), to_rows(h, spec)
+    rows, h_rows = to_rows(x, spec).contiguous(), to_rows(h, spec).contiguous()
     if spec.multiplier == "sqrt_n":
         h_rows = h_rows * math.sqrt(rows.shape[-1])
-    mean, scale = statistics(rows, spec, eps)
-    deviation = rows - mean if spec.centre_statistics else rows
-    centred = rows - mean if spec.centre_numerator else rows
+    numerator, deviation = _centred(rows, spec)
+    scale = _scale(rows, deviation, spec, eps)
     divisor = 1 if spec.reduction == "sum" else rows.shape[-1] - spec.correction
-    root = (deviation.square().sum(-1, keepdim=True) / divisor).sqrt()
+    root = _square(rows, deviation, spec).sqrt()
     match spec.eps_placement:
         case "inside":
             slope = 0.5 / scale
         case "outside":
             slope = torch.where(root == 0, 0.0, 0.5 / root)
         case "clamp":
-            slope = torch.where(root <= eps, 0.0, 0.5 / root)
+            slope = torch.where(root < eps, 0.0, 0.5 / root)
     direct = h_rows / scale
     if spec.centre_numerator:
         direct = direct - direct.mean(-1, keepdim=True)
-    through_scale = (h_rows * centred).sum(-1, keepdim=True) / scale.square() * slope
-    normalized = centred / scale
+    through_scale = 2.0 * slope * (h_rows * numerator).sum(-1, keepdim=True) / scale.square() / divisor
+    normalized = numerator / scale
     if spec.multiplier == "sqrt_n":
         normalized = normalized * math.sqrt(rows.shape[-1])
-    d_rows = direct - deviation * (2.0 / divisor) * through_scale
-    return from_rows(normalized, x, spec), from_rows(d_rows, x, spec)
+    return from_rows(normalized, x, spec), from_rows(direct - deviation * through_scale, x, spec)
 
 
 def _sum_to(gradient: Tensor, parameter: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
     """Sum a gradient of x's shape over everything the parameter was broadcast along."""
     aligned = _along_channels(parameter, x, spec)
-    assert aligned is not None
     return gradient.sum_to_size(aligned.shape).reshape(parameter.shape).to(parameter.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -95,13 +96,17 @@ class NormSpec:
     def __post_init__(self) -> None:
         """Refuse values that do not exist and combinations that contradict each other."""
         for name, choices in _CHOICES.items():
-            if (given := getattr(self, name)) not in choices:
+            given = getattr(self, name)
+            # By type too: True == 1, but it is no divisor.
+            if not any(type(given) is type(choice) and given == choice for choice in choices):
                 raise SpecError(f"{name} must be one of {_quoted(choices)}, got {given!r}")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.eps is not None and not math.isfinite(self.eps):
-            raise SpecError(f"eps must be a finite number or None, got {self.eps!r}")
+        # As floats, 0 and 0.0 are one spec with one JSON text.
+        if self.eps is not None:
+            object.__setattr__(self, "eps", _finite("eps", self.eps, " or None"))
+        object.__setattr__(self, "weight_offset", _finite("weight_offset", self.weight_offset))
         if self.axes != "all_but_batch" and not _is_axes(self.axes):
             raise SpecError(
                 "axes must be trailing axes such as (-1,) or (-2, -1), the channel axis (1,), "
@@ -113,8 +118,6 @@ class NormSpec:
             raise SpecError(f"groups need axes (-1,) or 'all_but_batch', got axes {self.axes!r}")
         if self.reduction == "sum" and self.correction:
             raise SpecError("correction=1 divides by n - 1; with reduction='sum' nothing is divided")
-        if not math.isfinite(self.weight_offset):
-            raise SpecError(f"weight_offset must be a finite number, got {self.weight_offset!r}")
         if not self.has_weight and (self.weight_offset or self.weight_placement == "before"):
             raise SpecError("weight_offset and weight_placement='before' need has_weight=True")
         if self.cast == "none" and self.statistics_dtype != "input":
@@ -172,14 +175,24 @@ def _quoted(values: Any) -> str:
     return ", ".join(repr(value) for value in values)
 
 
+def _finite(name: str, value: Any, alternative: str = "") -> float:
+    """The value as a float, if it is a finite number."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and -math.inf < value < math.inf):
+        raise SpecError(f"{name} must be a finite number{alternative}, got {value!r}")
+    return float(value)
+
+
 def _is_axes(axes: object) -> bool:
     if not isinstance(axes, tuple) or not axes or not all(type(axis) is int for axis in axes):
         return False
     return axes in {(1,), tuple(range(-len(axes), 0))}
 
 
-def _epsilon(spec: NormSpec) -> str:
-    return "machine_eps" if spec.eps is None else f"{spec.eps:g}"
+def _plus_epsilon(spec: NormSpec) -> str:
+    if spec.eps is None:
+        return "+ machine_eps"
+    return f"{'-' if spec.eps < 0 else '+'} {abs(spec.eps):g}"
 
 
 def _numerator(spec: NormSpec, row: str) -> str:
@@ -189,19 +202,21 @@ def _numerator(spec: NormSpec, row: str) -> str:
 
 def _square(spec: NormSpec, row: str) -> str:
     """The quantity under the root."""
-    bessel = ", correction=1" if spec.correction else ""
+    deviation = f"({row} - mean({row}))" if spec.centre_statistics else row
+    if spec.reduction == "sum":
+        return f"sum({deviation}^2)"
     if spec.centre_statistics:
-        name = "var" if spec.reduction == "mean" else "sum_of_squares"
-        return f"{name}({row}{bessel})"
-    return f"{'mean' if spec.reduction == 'mean' else 'sum'}({row}^2{bessel})"
+        return f"var({row}{', correction=1' if spec.correction else ''})"
+    return f"sum({row}^2) / (n - 1)" if spec.correction else f"mean({row}^2)"
 
 
 def _root(spec: NormSpec, row: str) -> str:
-    """The root of that quantity, by its usual name."""
-    bessel = ", correction=1" if spec.correction else ""
+    """The root of that quantity, by its usual name where it has one."""
     if spec.reduction == "sum":
         return f"norm({row} - mean({row}))" if spec.centre_statistics else f"norm({row})"
-    return f"{'std' if spec.centre_statistics else 'rms'}({row}{bessel})"
+    if spec.centre_statistics:
+        return f"std({row}{', correction=1' if spec.correction else ''})"
+    return f"sqrt({_square(spec, row)})" if spec.correction else f"rms({row})"
 
 
 def _denominator(spec: NormSpec, row: str) -> str:
@@ -209,11 +224,11 @@ def _denominator(spec: NormSpec, row: str) -> str:
         return _root(spec, row)
     match spec.eps_placement:
         case "inside":
-            return f"sqrt({_square(spec, row)} + {_epsilon(spec)})"
+            return f"sqrt({_square(spec, row)} {_plus_epsilon(spec)})"
         case "outside":
-            return f"({_root(spec, row)} + {_epsilon(spec)})"
+            return f"({_root(spec, row)} {_plus_epsilon(spec)})"
         case "clamp":
-            return f"max({_root(spec, row)}, {_epsilon(spec)})"
+            return f"max({_root(spec, row)}, {'machine_eps' if spec.eps is None else f'{spec.eps:g}'})"
 
 
 def _affine(spec: NormSpec, normalized: str) -> str:
@@ -257,11 +272,12 @@ def _latex_denominator(spec: NormSpec, row: str) -> str:
     if spec.eps == 0:
         return rf"\sqrt{{{square}}}"
     eps = r"\epsilon_{\mathrm{machine}}" if spec.eps is None else _latex_number(spec.eps)
+    plus = f" - {eps[1:]}" if eps.startswith("-") else f" + {eps}"
     match spec.eps_placement:
         case "inside":
-            return rf"\sqrt{{{square} + {eps}}}"
+            return rf"\sqrt{{{square}{plus}}}"
         case "outside":
-            return rf"\sqrt{{{square}}} + {eps}"
+            return rf"\sqrt{{{square}}}{plus}"
         case "clamp":
             return rf"\max(\sqrt{{{square}}}, {eps})"
 
@@ -271,4 +287,4 @@ def _latex_number(value: float) -> str:
     if not exponent:
         return digits
     power = f"10^{{{int(exponent)}}}"
-    return power if digits == "1" else rf"{digits} \cdot {power}"
+    return {"1": power, "-1": f"-{power}"}.get(digits, rf"{digits} \cdot {power}")

@@ -37,7 +37,10 @@ POOLFORMER = NormSpec(axes="all_but_batch")
 """`models.poolformer.modeling_poolformer.PoolFormerGroupNorm`: `torch.nn.GroupNorm(1, C)`."""
 
 ANNOTATED_TRANSFORMER = NormSpec(eps=1e-6, eps_placement="outside", correction=1, cast="none", statistics_dtype="input")
-"""The Annotated Transformer's LayerNorm: unbiased std, eps outside. github.com/harvardnlp/annotated-transformer"""
+"""The Annotated Transformer's LayerNorm: unbiased std, eps outside. github.com/harvardnlp/annotated-transformer
+
+It multiplies by the gain before it divides: in 16 bits the spec is an ulp or two away.
+"""
 
 TORCH_RMS_NORM = NormSpec(centre_numerator=False, centre_statistics=False, has_bias=False, eps=None)
 """`torch.nn.RMSNorm`, with its default eps=None. Zhang and Sennrich 2019, arXiv:1910.07467."""
@@ -72,7 +75,10 @@ IMAGEGPT = OLMO2.replace(eps=1e-5, cast="none", statistics_dtype="input", output
 POCKET_TTS = NormSpec(
     centre_numerator=False, correction=1, has_bias=False, cast="none", statistics_dtype="input", output_dtype="promote"
 )
-"""`models.pocket_tts.modeling_pocket_tts.PocketTTSTimestepNorm`: not centred, over an unbiased centred std."""
+"""`models.pocket_tts.modeling_pocket_tts.PocketTTSTimestepNorm`: not centred, over an unbiased centred std.
+
+It multiplies gain and 1/std first: on 16-bit input the spec is up to three of its ulps away.
+"""
 
 SCALE_NORM = TORCH_RMS_NORM.replace(eps=1e-5, eps_placement="clamp", reduction="sum")
 """ScaleNorm, g x / max(norm(x), eps): Nguyen and Salazar 2019, arXiv:1910.05895; weight is one number."""

@@ -98,7 +98,9 @@ def read(root: Path | None = None) -> Corpus:
     files = [_source_file(name, (root / name).read_bytes()) for name in names if not _is_skipped(name)]
     corpus = Corpus(tuple(file for file in files if _is_plain_text(file.text)))
     if not corpus.training or not corpus.held_out:
-        raise InputError(f"a corpus needs *.py files for training and for holding out, got {len(files)} in {root}")
+        raise InputError(
+            f"expected *.py files for training and for holding out, found {len(files)} in {root}; give a larger folder"
+        )
     return corpus
 
 

@@ -10,6 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from normkit.demo.corpus import SEPARATOR
+from normkit.errors import InputError
+
+_IGNORED = -100
 
 
 def unigram_entropy(text: bytes) -> float:
@@ -39,20 +42,22 @@ def bits_per_byte(model: nn.Module, text: bytes, window: int = 256, batch: int =
 
     Returns:
         Bits per byte.
+
+    Raises:
+        InputError: If the text is empty.
     """
+    if not text:
+        raise InputError("expected a text of at least one byte, got an empty one; give a longer text")
+    stream = torch.tensor(list(SEPARATOR + text))
+    padding = -len(text) % window
+    inputs = F.pad(stream[:-1], (0, padding)).view(-1, window)
+    targets = F.pad(stream[1:], (0, padding), value=_IGNORED).view(-1, window)
     was_training = model.training
     model.eval()
-    stream = torch.tensor(list(SEPARATOR + text))
-    whole = (len(stream) - 1) // window * window
-    blocks = [
-        (stream[:whole].view(-1, window), stream[1 : whole + 1].view(-1, window)),
-        (stream[None, whole:-1], stream[None, whole + 1 :]),
-    ]
     nats = 0.0
-    for inputs, targets in blocks:
-        for some_inputs, some_targets in zip(inputs.split(batch), targets.split(batch), strict=True):
-            if some_targets.numel():
-                logits = model(input_ids=some_inputs).logits.flatten(0, 1)
-                nats += F.cross_entropy(logits, some_targets.flatten(), reduction="sum").item()
+    for first in range(0, len(inputs), batch):
+        rows = slice(first, first + batch)
+        logits = model(input_ids=inputs[rows]).logits.flatten(0, 1)
+        nats += F.cross_entropy(logits, targets[rows].flatten(), ignore_index=_IGNORED, reduction="sum").item()
     model.train(was_training)
     return nats / math.log(2) / len(text)

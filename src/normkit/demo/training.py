@@ -29,6 +29,7 @@ from normkit.demo import corpus
 from normkit.demo.architecture import WINDOW, build
 from normkit.demo.entropy import bits_per_byte, unigram_entropy
 from normkit.demo.tokenizer import byte_tokenizer
+from normkit.files import json_text, write_text
 
 _LOG_EVERY = 10
 
@@ -81,7 +82,7 @@ def train(model: nn.Module, recipe: Recipe, training: bytes, held_out: bytes) ->
         logits = model(input_ids=windows[:, :-1]).logits
         loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         optimizer.step()
         nats.append(loss.item())
@@ -144,10 +145,6 @@ def _record(name: str, recipe: Recipe, model: Any, text: corpus.Corpus, minutes:
     }
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-
-
 def _train_one(name: str, recipe: Recipe, text: corpus.Corpus, out: Path) -> None:
     """Train one twin and put its folder in place, whole."""
     start = time.monotonic()
@@ -161,9 +158,11 @@ def _train_one(name: str, recipe: Recipe, text: corpus.Corpus, out: Path) -> Non
     with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}-") as scratch:
         fresh = Path(scratch) / "fresh"
         model.save_pretrained(fresh)
+        # safetensors writes for the owner alone; a package is installed for everybody.
+        (fresh / "model.safetensors").chmod(0o644)
         byte_tokenizer(WINDOW).save_pretrained(fresh)
-        (fresh / "training.jsonl").write_text("".join(json.dumps(point) + "\n" for point in curve), encoding="utf-8")
-        _write_json(fresh / "training.json", record)
+        write_text(fresh / "training.jsonl", "".join(json.dumps(point) + "\n" for point in curve))
+        write_text(fresh / "training.json", json_text(record))
         if (out / name).exists():
             (out / name).rename(Path(scratch) / "previous")
         fresh.rename(out / name)
@@ -174,7 +173,7 @@ def _train_one(name: str, recipe: Recipe, text: corpus.Corpus, out: Path) -> Non
 @click.option("--model", type=click.Choice(["layernorm", "rmsnorm", "both"]), default="both", help="What to train.")
 @click.option("--steps", type=click.IntRange(1), default=3000, help="Optimizer steps.")
 @click.option("--batch", type=click.IntRange(1), default=16, help="Windows of 256 bytes in a step.")
-@click.option("--learning-rate", type=float, default=4e-3, help="At the peak.")
+@click.option("--learning-rate", type=float, default=6e-3, help="At the peak.")
 @click.option("--seed", type=int, default=0, help="Of weights and batches.")
 @click.option("--evaluate-every", type=click.IntRange(1), default=300, help="Steps between held-out measurements.")
 @click.option("--threads", type=click.IntRange(1), default=1, help="Of torch; with one a run repeats bit for bit.")
@@ -186,7 +185,7 @@ def main(out: Path, model: str, threads: int, root: Path | None, **choices: Any)
     out.mkdir(parents=True, exist_ok=True)
     for name in ("layernorm", "rmsnorm") if model == "both" else (model,):
         _train_one(name, Recipe(**choices), text, out)
-    _write_json(out / "corpus.json", text.to_json())
+    write_text(out / "corpus.json", json_text(text.to_json()))
 
 
 if __name__ == "__main__":

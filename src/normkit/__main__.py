@@ -1,0 +1,5 @@
+"""`python -m normkit`."""
+
+from normkit.cli.entry import main
+
+main()

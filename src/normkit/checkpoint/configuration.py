@@ -1,0 +1,125 @@
+"""From a `config.json` to the class of transformers that it names, with nothing else that it may ask for."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from normkit.checkpoint.weights import read_json
+from normkit.errors import ModelError
+
+CONFIG = "config.json"
+
+# Keys by which a configuration could make transformers fetch code, load other files or replace layers.
+_REFUSED = {
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "fusion_config",
+    "kernel_config",
+    "transformers_weights",
+}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a model folder, checked to name a model type and an architecture.
+
+    Raises:
+        ModelError: If there is none, it is not JSON, names neither, or says that the weights are quantised.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ModelError(f"expected a model directory with a {CONFIG}, found none in {folder}; give a model's folder")
+    config = read_json(path)
+    architectures = config.get("architectures")
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        raise ModelError(f'{path} names no model_type; add the one of the model\'s family, as in "model_type": "gpt2"')
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelError(f'{path} names no architecture; add the model\'s class, as in "architectures": ["GPT2Model"]')
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and (quantised := part.get("quantization_config")):
+            method = quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else "unnamed"
+            raise ModelError(
+                f"{folder} is quantised ({method}), and quantised weights are not read; give the model it was made from"
+            )
+    return config
+
+
+def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
+    """The configuration as transformers' object, and the class to build from it.
+
+    Args:
+        values: What `read_config` returned.
+        folder: Named in messages.
+
+    Raises:
+        ModelError: If transformers does not know the model, or it does not read text.
+    """
+    import transformers
+
+    config = _configuration(values, folder)
+    name = values["architectures"][0]
+    found: Any = getattr(transformers, name, None)
+    known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    if not known:
+        raise ModelError(
+            f"{folder} needs the class {name}, which transformers {transformers.__version__} does not have; "
+            "code that comes with a model is never run: give a checkpoint of a stock class"
+        )
+    if not isinstance(config, found.config_class or ()):
+        # A text model may lie in the configuration of a larger one.
+        config = config.get_text_config()
+    if not isinstance(config, found.config_class or ()):
+        raise ModelError(f"{folder / CONFIG} contradicts itself: {name} is no {values['model_type']} model; correct it")
+    if found.main_input_name != "input_ids":
+        raise ModelError(
+            f"only models that read text are inspected in this version: {name} reads {found.main_input_name}; "
+            "give a language model or a text encoder"
+        )
+    return config, found
+
+
+def body_class(config: Any) -> type[Any] | None:
+    """The class of the same family without a head, or None if it has no single one."""
+    from transformers import MODEL_MAPPING
+
+    found = MODEL_MAPPING.get(type(config), None)
+    return found if isinstance(found, type) else None
+
+
+def _configuration(values: dict[str, Any], folder: Path) -> Any:
+    from transformers import CONFIG_MAPPING, __version__
+
+    kind = values["model_type"]
+    if kind not in CONFIG_MAPPING:
+        if values.get("auto_map"):
+            raise ModelError(
+                f"{folder} brings its own code for model type {kind!r}, and code that comes with a model is never run; "
+                f"give a model whose type transformers {__version__} knows"
+            )
+        close = difflib.get_close_matches(kind, list(CONFIG_MAPPING), n=1)
+        advice = f"did you mean {close[0]!r}?" if close else "a newer transformers may"
+        raise ModelError(
+            f"transformers {__version__} knows no model type {kind!r}, named in {folder / CONFIG}; {advice}"
+        )
+    try:
+        return CONFIG_MAPPING[kind].from_dict(_without_refused(values))
+    except Exception as error:  # each family checks its values in its own way
+        raise ModelError(f"{folder / CONFIG} is no {kind} configuration: {first_line(error)}") from error
+
+
+def _without_refused(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _without_refused(value) for key, value in values.items() if key not in _REFUSED}
+    return values
+
+
+def first_line(error: Exception) -> str:
+    """The type of an error of another library and the first line that it has to say."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,80 @@
+"""The files of a model on the Hugging Face Hub, fetched into its cache: never code, never pickles."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from normkit.checkpoint.weights import INDEX, shard_names
+from normkit.errors import InputError, ModelError
+
+_IDENTIFIER = re.compile(r"(?P<id>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[^@\s]+))?")
+# What configures a model and its tokenizer; the weights follow once it is known how they are split.
+_SETTINGS = ["*.json", "*.txt", "*.model", "*.tiktoken"]
+_FOLDERS = ["*/*"]
+
+
+def split_identifier(model: str, revision: str | None) -> tuple[str, str | None]:
+    """The Hub id and the revision of `org/name[@revision]`.
+
+    Raises:
+        ModelError: If it cannot be a Hub id, and so is a path where nothing lies.
+        InputError: If two different revisions are given.
+    """
+    match = _IDENTIFIER.fullmatch(model)
+    if match is None:
+        raise ModelError(f"expected a model directory or a Hub id such as org/name, got {model!r}: nothing lies there")
+    within = match["revision"]
+    if within and revision and within != revision:
+        raise InputError(f"expected one revision, got {within!r} in {model!r} and {revision!r} beside it; give one")
+    return match["id"], within or revision
+
+
+def fetch(identifier: str, revision: str | None, *, local_files_only: bool) -> Path:
+    """The folder in the Hub's cache that holds the configuration, tokenizer and safetensors of a model.
+
+    Args:
+        identifier: As in "org/name".
+        revision: Branch, tag or commit; None is the main branch.
+        local_files_only: Take what the cache has and ask no server.
+
+    Raises:
+        ModelError: If there is no such model, or the Hub cannot be reached; one line.
+    """
+    from huggingface_hub import snapshot_download
+
+    def download(patterns: list[str]) -> Path:
+        folder = snapshot_download(
+            identifier,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=_FOLDERS,
+            local_files_only=local_files_only,
+        )
+        return Path(folder)
+
+    try:
+        folder = download(_SETTINGS)
+        names = shard_names(folder) if (folder / INDEX).is_file() else ["model.safetensors"]
+        return download(names)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever the network, the server and the cache raise between them
+        raise ModelError(_explanation(identifier, revision, error)) from error
+
+
+def _explanation(identifier: str, revision: str | None, error: Exception) -> str:
+    from huggingface_hub import errors
+
+    missing = f"expected a model directory or a Hub id, got {identifier!r}: there is no such directory, and "
+    match error:
+        case errors.GatedRepoError():
+            return f"{identifier} is gated: accept its terms on huggingface.co/{identifier}, then `hf auth login`"
+        case errors.RevisionNotFoundError():
+            return f"{identifier} has no revision {revision!r}; give a branch, a tag or a commit of it"
+        case errors.RepositoryNotFoundError():
+            return f"{missing}the Hub knows no such model or keeps it private; check the name, or `hf auth login`"
+        case errors.OfflineModeIsEnabled() | errors.LocalEntryNotFoundError():
+            return f"{missing}the Hub's cache here lacks it; check the name, or allow the network and try again"
+        case _:
+            return f"{missing}the Hub did not answer ({type(error).__name__}); check the name and the network"

@@ -1,0 +1,98 @@
+"""The command itself: its verbs in their groups, and what becomes of an exception.
+
+Exit codes: 0 done, 1 findings, 2 usage or input, 101 a bug of normkit, 130 interrupted. Nothing heavy
+is imported before a verb runs, so that `--help` is immediate.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from normkit.cli.environment import show_environment
+from normkit.cli.inspection import inspect_model
+from normkit.errors import NormkitError
+
+_GROUPS = {"See": ("inspect",), "This machine": ("env",)}
+
+_USAGE, _BUG, _INTERRUPTED, _BROKEN_PIPE = 2, 101, 130, 141
+
+
+class _Verbs(click.Group):
+    """A group that lists its verbs under headings and gives every failure one line and its exit code."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs, one section a group."""
+        for heading, names in _GROUPS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(heading):
+                formatter.write_dl([(name, verb.get_short_help_str(limit=80)) for name, verb in found if verb])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except NormkitError as error:
+            _fail(ctx, str(error), _USAGE)
+        except BrokenPipeError:
+            # The reader has gone; what Python still wants to flush at exit has nowhere to go either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(_BROKEN_PIPE)
+        except KeyboardInterrupt:
+            _fail(ctx, "interrupted", _INTERRUPTED)
+        except OSError as error:
+            _fail(ctx, f"{error.filename or 'system'}: {error.strerror or error}", _USAGE)
+        except Exception as error:
+            advice = "" if _wants_traceback() else "; NORMKIT_TRACEBACK=1 shows where"
+            _fail(ctx, f"this is a bug of normkit: {type(error).__name__}: {error}{advice}", _BUG)
+        return result
+
+
+def _fail(ctx: click.Context, message: str, code: int) -> NoReturn:
+    if _wants_traceback():
+        traceback.print_exc()
+    click.echo(f"normkit: {one_line(message)}", err=True)
+    ctx.exit(code)
+
+
+def _wants_traceback() -> bool:
+    return bool(os.environ.get("NORMKIT_TRACEBACK"))
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks or anything that a terminal would obey."""
+    return "".join(character if character.isprintable() else " " for character in message)
+
+
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 findings, 2 wrong usage or input, 101 a bug of normkit.",
+)
+@click.version_option(package_name="normkit", message="%(prog)s %(version)s")
+def verbs() -> None:
+    """Show what each normalization layer of a model does to its vectors, and say when it is wrong.
+
+    Start with `normkit inspect`: it needs no model of yours.
+    """
+
+
+verbs.add_command(inspect_model)
+verbs.add_command(show_environment)
+
+
+def main() -> None:
+    """Run the command line; `normkit` in a shell."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character shows another: no reason to fail.
+            stream.reconfigure(errors="replace")
+    verbs(prog_name="normkit")

@@ -1,0 +1,77 @@
+"""`normkit env`: what is installed here, for a report of a problem."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from normkit.files import json_text
+
+EXTRAS = {"hf": ("transformers",), "plot": ("matplotlib",), "study": ("scikit-learn", "scipy")}
+"""The packages that each extra brings."""
+
+# Instructions that decide how 16-bit and fused arithmetic are done.
+_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16", "sve")
+
+
+@click.command("env", short_help="Versions, threads and CPU of this machine.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+def show_environment(as_json: bool) -> None:
+    """Show the versions of everything that decides a result, the threads, the CPU and the extras."""
+    facts = _environment()
+    if as_json:
+        click.echo(json_text(facts), nl=False)
+        return
+    for label, value in facts.items():
+        if label not in ("schema_version", "extras"):
+            click.echo(f"{label:<14}{_words(value)}")
+    for extra, packages in facts["extras"].items():
+        absent = [name for name, found in packages.items() if found is None]
+        state = f'missing {", ".join(absent)}: pip install "normkit[{extra}]"' if absent else "installed"
+        click.echo(f"{f'extra {extra}':<14}{state}")
+
+
+def _environment() -> dict[str, Any]:
+    import torch
+
+    return {
+        "schema_version": 1,
+        "normkit": version("normkit"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cpu_flags": _cpu_flags(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "extras": {extra: {name: _version(name) for name in packages} for extra, packages in EXTRAS.items()},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_flags() -> list[str]:
+    """Of `_FLAGS`, those that Linux says this CPU has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    line = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    present = set(line.partition(":")[2].split())
+    return [flag for flag in _FLAGS if flag in present]
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(value) or "none of note"
+    return "none" if value is None else str(value)

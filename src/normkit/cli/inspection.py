@@ -1,0 +1,159 @@
+"""`normkit inspect`: the options, the run, the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from normkit.cli.terminal import note, progress, results, shows_progress
+from normkit.errors import InputError
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.loading import LoadedModel
+    from normkit.cli.texts import Batches
+    from normkit.inspection.result import Inspection
+
+_WORST_FIRST = ("error", "warning", "note")
+# What can be asked of the models that ship; every other option needs a MODEL.
+_WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
+
+
+@click.command("inspect", short_help="Measure and check every norm of a model; without one, a show.")
+@click.argument("model", required=False)
+@click.option("--text", metavar="FILE", help="UTF-8 text to run on, - for stdin.  [default: a text that ships]")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=8), metavar="N", default=4096, show_default=True, help="Tokens in all."
+)
+@click.option(
+    "--seq-length", type=click.IntRange(min=2), metavar="N", help="Tokens a window.  [default: 256, or the context]"
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Windows a batch."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Of the weights; auto is the checkpoint's.",
+)
+@click.option("--site", metavar="PATH", help="Norm to follow one token through.  [default: in the middle block]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for report.html and report.json.  [default: normkit-report/NAME]",
+)
+@click.option("--no-report", is_flag=True, help="Write no files.")
+@click.option(
+    "--fail-on",
+    type=click.Choice([*_WORST_FIRST, "never"]),
+    default="error",
+    show_default=True,
+    help="Exit with 1 on a finding at least this bad.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id.")
+@click.option("--local-files-only", is_flag=True, help="Ask no server.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
+@click.pass_context
+def inspect_model(
+    ctx: click.Context,
+    model: str | None,
+    text: str | None,
+    max_tokens: int,
+    seq_length: int | None,
+    batch_size: int,
+    dtype: str,
+    site: str | None,
+    out: Path | None,
+    no_report: bool,
+    fail_on: str,
+    as_json: bool,
+    revision: str | None,
+    local_files_only: bool,
+    quiet: bool,
+) -> None:
+    """Run MODEL on a text, measure every norm in it, check it against the rules, and write a report.
+
+    MODEL is the folder of a transformers model, or a Hub id such as org/name[@revision]. Only safetensors
+    are read, and no code that comes with a model is run. Without MODEL, the two small models that ship show
+    what a norm does, and what a report says when one is wrong.
+    """
+    shown = shows_progress(quiet=quiet or as_json)
+    if model is None:
+        _refuse_model_options(ctx)
+        from normkit.cli.demonstration import run
+
+        run(out=out, report=not no_report, as_json=as_json, shown=shown)
+        return
+    from normkit.checkpoint.loading import load_model
+    from normkit.cli.reports import report_folder, write_report
+    from normkit.cli.texts import read_text
+
+    words = None if text is None else read_text(text, max_tokens)
+    if shown:
+        click.echo(f"loading {model}", err=True)
+    loaded = load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
+    folder = None if no_report else report_folder(out, loaded.name, loaded.path)
+    batches = _batches(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
+    if not quiet:
+        for remark in loaded.notes:
+            note(remark)
+    # Imported this late because it brings torch, and a wrong path is told at once.
+    from normkit.cli.measurement import measure
+
+    with progress(shown=shown) as report:
+        inspection = measure(loaded, batches, site=site, progress=report)
+    _print(inspection, as_json=as_json)
+    if folder is not None:
+        page = write_report(inspection, folder)
+        if not as_json:
+            results().print(f"\nreport: {page}", soft_wrap=True)
+    if _fails(inspection, fail_on):
+        ctx.exit(1)
+
+
+def _refuse_model_options(ctx: click.Context) -> None:
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name not in _WITHOUT_MODEL:
+            raise click.UsageError(f"{parameter.opts[0]} needs a MODEL.", ctx)
+
+
+def _batches(
+    loaded: LoadedModel, path: str | None, words: str | None, *, length: int | None, max_tokens: int, batch_size: int
+) -> Batches:
+    from normkit import demo
+    from normkit.cli.texts import from_random_ids, from_text
+
+    if loaded.tokenizer is None:
+        if path is not None:
+            raise InputError(f"{loaded.name} has no tokenizer for the text {path}; add its files, or leave out --text")
+        return from_random_ids(loaded.model, length=length, max_tokens=max_tokens, batch_size=batch_size)
+    if words is None or path is None:
+        words, name = demo.text(), "demo text"
+    else:
+        name = "stdin" if path == "-" else Path(path).name
+    return from_text(
+        words, name, loaded.model, loaded.tokenizer, length=length, max_tokens=max_tokens, batch_size=batch_size
+    )
+
+
+def _print(inspection: Inspection, *, as_json: bool) -> None:
+    if as_json:
+        from normkit.files import json_text
+
+        click.echo(json_text(inspection.to_json()), nl=False)
+        return
+    from normkit.report import text
+
+    results().print(text.summary(inspection))
+
+
+def _fails(inspection: Inspection, fail_on: str) -> bool:
+    if fail_on == "never" or inspection.worst is None:
+        return False
+    return _WORST_FIRST.index(inspection.worst) <= _WORST_FIRST.index(fail_on)

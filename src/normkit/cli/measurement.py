@@ -1,0 +1,45 @@
+"""One inspection from the command line: other libraries silent, what loading had to say in the source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normkit.checkpoint.loading import LoadedModel
+from normkit.checkpoint.silence import silence
+from normkit.cli.terminal import Progress
+from normkit.cli.texts import Batches, check_runs
+from normkit.inspection.inspecting import inspect
+from normkit.inspection.result import Inspection
+
+
+def measure(
+    loaded: LoadedModel, batches: Batches, *, progress: Progress, model: Any = None, site: str | None = None
+) -> Inspection:
+    """Inspect a loaded model.
+
+    Args:
+        loaded: The model, its name and the notes of its loading.
+        batches: What to run it on.
+        progress: Told of each stage.
+        model: To inspect in place of the loaded one, as with a fault planted in a copy.
+        site: The norm of the token walk.
+
+    Raises:
+        ModelError: If the model cannot be run.
+    """
+    total = len(batches.batches)
+
+    def report(stage: str, done: int, steps: int) -> None:
+        progress(f"{loaded.name}: {stage}", done, steps or total)
+
+    with silence():
+        check_runs(loaded.model, batches.batches[0])
+        return inspect(
+            loaded.model if model is None else model,
+            batches.batches,
+            name=loaded.name,
+            source="; ".join([batches.source, *loaded.notes]),
+            decode=batches.decode,
+            site=site,
+            progress=report,
+        )

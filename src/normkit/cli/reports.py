@@ -1,0 +1,49 @@
+"""Where a verb's report goes: a folder that is no model's own, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from normkit import files
+from normkit.errors import InputError
+
+if TYPE_CHECKING:
+    from normkit.inspection.result import Inspection
+
+DEFAULT = Path("normkit-report")
+
+
+def report_folder(out: Path | None, name: str, source: Path) -> Path:
+    """The folder for the report on a model, checked before minutes are spent on measuring.
+
+    Args:
+        out: The folder that the user chose, or None for `normkit-report/<name>`.
+        name: Of the model; the "/" of a Hub id becomes "--".
+        source: The folder that the model was read from.
+
+    Raises:
+        InputError: If it lies within the model's folder, or cannot be made or written to.
+    """
+    folder = out if out is not None else DEFAULT / name.replace("/", "--")
+    if folder.resolve().is_relative_to(source.resolve()):
+        raise InputError(
+            f"the report would be written to {folder}, inside the model's own folder; choose --out elsewhere"
+        )
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        raise InputError(f"cannot write to {folder}: {existing} is a file; choose another folder with --out")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write to {folder}: {existing} is read-only; choose another folder with --out")
+    return folder
+
+
+def write_report(inspection: Inspection, folder: Path) -> Path:
+    """Write report.html and report.json, and return the path of the page.
+
+    Raises:
+        InputError: If a file cannot be written.
+    """
+    files.write_text(folder / "report.json", files.json_text(inspection.to_json()))
+    return inspection.write_html(folder / "report.html")

@@ -1,0 +1,62 @@
+"""Where a verb writes: results to stdout, progress and notes to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Progress = Callable[[str, int, int], None]
+
+WIDTH = 100
+"""Columns that every result fits; also what a pipe gets."""
+
+
+def results() -> Console:
+    """The console for results: at most 100 columns, plain where NO_COLOR or a pipe asks for it."""
+    from rich.console import Console
+
+    console = Console(color_system=None if plain() else "auto", highlight=False, markup=False, emoji=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal and "COLUMNS" not in os.environ else WIDTH
+    return console
+
+
+def plain() -> bool:
+    """NO_COLOR is set: no colour, and no other escape code either."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def shows_progress(*, quiet: bool) -> bool:
+    """Whether stderr is a terminal that wants to see progress."""
+    return not quiet and not plain() and os.environ.get("TERM") != "dumb" and sys.stderr.isatty()
+
+
+@contextmanager
+def progress(*, shown: bool) -> Iterator[Progress]:
+    """A progress bar on stderr that leaves nothing behind, or one that says nothing."""
+    if not shown:
+        yield lambda _stage, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None)
+
+        yield report
+
+
+def note(message: str) -> None:
+    """A remark beside the results."""
+    click.echo(f"normkit: note: {message}", err=True)

@@ -1,0 +1,118 @@
+"""Which elements share statistics: change one element of the input, see which outputs move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from normkit.errors import ShapeError
+from normkit.identification.specimen import FAR, Specimen, UnrecognisedError
+from normkit.spec import Axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupling:
+    """What one row is.
+
+    Attributes:
+        axes: As in `NormSpec`.
+        groups: As in `NormSpec`.
+        channel_groups: Groups of the same rows under axes "all_but_batch", if they are such rows too;
+            which of the two it is, only a gain or bias along the channels can tell.
+        row: The axes of the input that a row spans, counted from 0.
+        evidence: One line.
+    """
+
+    axes: Axes
+    groups: int
+    channel_groups: int | None
+    row: tuple[int, ...]
+    evidence: str
+
+
+def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Coupling:
+    """Find the rows of a norm on inputs of this shape.
+
+    Raises:
+        UnrecognisedError: If there are no rows, if samples are coupled, or if no spec has such rows.
+        ShapeError: If the whole input is one row.
+    """
+    moved = _moved(specimen, shape, generator)
+    reach = _extent(moved)
+    if reach is None or math.prod(reach) == 1:
+        raise UnrecognisedError("not a norm", "each output depends on its own input alone: nothing is shared in a row")
+    row = tuple(axis for axis, size in enumerate(reach) if size > 1)
+    if 0 in row:
+        _refuse_coupled_samples(specimen, shape, generator)
+    sizes = [shape[axis] for axis in row]
+    covered = [reach[axis] for axis in row]
+    if not bool(moved[tuple(slice(size) for size in reach)].all()):
+        raise UnrecognisedError("norm", "its rows are not blocks of adjacent features, which no spec describes")
+    evidence = f"changing one element moves {_counted(covered, 'x')} outputs, along {_axes_in_words(row)}"
+    trailing = row == tuple(range(row[0], len(shape)))
+    if covered == sizes and trailing:
+        channel_groups = {1: 1, 2: shape[1]}.get(row[0]) if len(shape) > 2 else None
+        return Coupling(
+            axes=tuple(range(-len(row), 0)), groups=1, channel_groups=channel_groups, row=row, evidence=evidence
+        )
+    if covered == sizes and row == (1,):
+        return Coupling(axes=(1,), groups=1, channel_groups=None, row=row, evidence=evidence)
+    # Only the first axis of a row may be split into groups.
+    if trailing and row[0] == 1 and covered[1:] == sizes[1:] and sizes[0] % covered[0] == 0:
+        axes: Axes = (-1,) if len(shape) == 2 else "all_but_batch"
+        return Coupling(axes=axes, groups=sizes[0] // covered[0], channel_groups=None, row=row, evidence=evidence)
+    if len(row) == 1 and trailing and sizes[0] % covered[0] == 0:
+        return Coupling(axes=(-1,), groups=sizes[0] // covered[0], channel_groups=None, row=row, evidence=evidence)
+    raise UnrecognisedError("norm", f"{evidence}: no spec describes such rows")
+
+
+def couples_samples_in_training(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
+    """Whether a module with running statistics lets samples move each other in training mode: a batch norm."""
+    if not specimen.has_running_statistics:
+        return False
+    extent = _extent(_moved(specimen.in_training_mode(), shape, generator))
+    return extent is not None and extent[0] > 1
+
+
+def _moved(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Which outputs change when the first input element does."""
+    x = FAR * torch.randn(tuple(shape), generator=generator).to(specimen.device)
+    bump = 4 * FAR * math.sqrt(x.numel())
+    rest = specimen(x)
+    moved = torch.zeros_like(rest, dtype=torch.bool)
+    # Up and down: by chance, an output may come back to the same value once.
+    for step in (bump, -bump):
+        other = x.clone()
+        other.view(-1)[0] += step
+        change = (specimen(other) - rest).abs()
+        moved |= change > 1e-6 * change.max()
+    return moved
+
+
+def _extent(moved: Tensor) -> tuple[int, ...] | None:
+    """Along each axis, the last position that moved, plus one."""
+    positions = moved.nonzero()
+    return tuple((positions.amax(0) + 1).tolist()) if len(positions) else None
+
+
+def _refuse_coupled_samples(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> NoReturn:
+    try:
+        extent = _extent(_moved(specimen, (2, *shape), generator))
+    except (ShapeError, UnrecognisedError):
+        extent = None
+    if extent == (1, *shape):
+        raise ShapeError(f"shape needs a batch axis in front of the row, got the row itself, {tuple(shape)}")
+    raise UnrecognisedError("batch", "changing one sample moves the others")
+
+
+def _counted(sizes: Sequence[int], sign: str) -> str:
+    return f" {sign} ".join(map(str, sizes))
+
+
+def _axes_in_words(row: Sequence[int]) -> str:
+    return f"axis {row[0]}" if len(row) == 1 else f"axes {', '.join(map(str, row))}"

@@ -1,0 +1,160 @@
+"""The formula far from eps: what is subtracted, what divides, where the gain acts, gain and bias as they act."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normkit import reference
+from normkit.identification.coupling import Coupling
+from normkit.identification.specimen import FAR, Specimen, UnrecognisedError
+from normkit.spec import NormSpec
+
+_SAMPLES = 16
+_FITS = 1e-4
+"""A fit's relative residual below this is float32 noise (about 1e-6); a wrong formula leaves more than 1e-2."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parity:
+    """Outputs for inputs x and -x, taken apart.
+
+    Attributes:
+        x: The input, in float64: rows of different means and lengths, all far from eps.
+        odd: (f(x) - f(-x)) / 2: the normalized part.
+        bias: (f(x) + f(-x)) / 2, the same for every sample; of a sample's shape.
+    """
+
+    x: Tensor
+    odd: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit:
+    """A formula that explains the outputs.
+
+    Attributes:
+        spec: Axes, groups, centring; eps 0, neither weight nor bias.
+        gain: What multiplies each normalized feature, of a sample's shape, in float64.
+        residual: Of the odd part, relative.
+    """
+
+    spec: NormSpec
+    gain: Tensor
+    residual: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitBefore:
+    """A formula whose weight acts before normalizing explains the outputs.
+
+    Attributes:
+        spec: Axes, groups, centring, weight_offset, weight_placement "before"; eps 0.
+        name: The parameter that is the weight.
+        scale: The length of a normalized row over that of the spec's.
+        residual: Of the odd part, relative.
+    """
+
+    spec: NormSpec
+    name: str
+    scale: float
+    residual: float
+
+
+def check_kind(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> str:
+    """Whether a large input grown 64-fold gives the same output, and -x that output mirrored; as one line.
+
+    Raises:
+        UnrecognisedError: If not.
+    """
+    x = torch.randn(tuple(shape), generator=generator).to(specimen.device)
+    near, far = specimen(FAR * x), specimen(64 * FAR * x)
+    if not bool(torch.isfinite(near).all() and torch.isfinite(far).all()):
+        raise UnrecognisedError("not a norm", f"its output is not finite for inputs of magnitude {FAR:g}")
+    if _rms(near) == 0 or _rms(far) == 0:
+        raise UnrecognisedError("not a norm", "its output is zero")
+    degree = math.log2(_rms(far) / _rms(near)) / math.log2(64)
+    if not _small(far - near, _rms(near), 1e-3):
+        grows = f"its output grows as the input to the power {degree:.2f}"
+        turns = "its output changes direction when the input is made larger"
+        raise UnrecognisedError("not a norm", grows if abs(degree) > 0.01 else turns)
+    even = near + specimen(-FAR * x)
+    if not _small(even - even[:1], _rms(near), 1e-3):
+        # A softmax is of degree 0 only where it saturates; a norm is so from inputs of magnitude 1 on.
+        unsaturated = bool(torch.cosine_similarity(specimen(x).flatten(), near.flatten(), dim=0) > 0.999)
+        raise UnrecognisedError(
+            "norm" if unsaturated else "not a norm",
+            "f(x) + f(-x) depends on x: it is no normalized row times a gain plus a bias",
+        )
+    return f"inputs 64 times as large give the same output (degree {degree + 0.0:.4f})"
+
+
+def respond(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Parity:
+    """Call the norm far from eps on random rows of different means."""
+    shift = torch.linspace(-2, 2, _SAMPLES).reshape(-1, *(1,) * (len(shape) - 1))
+    x = (FAR * (torch.randn(_SAMPLES, *shape[1:], generator=generator) + shift)).to(specimen.device)
+    plus, minus = specimen(x).double(), specimen(-x).double()
+    return Parity(x=x.double(), odd=(plus - minus) / 2, bias=((plus + minus) / 2).mean(0))
+
+
+def fit(parity: Parity, coupling: Coupling) -> Fit:
+    """The centring that explains the outputs, with whatever gain that takes.
+
+    For each of the four centrings the gain of a feature is the least-squares ratio of the odd part
+    to the normalized input over the samples; the rows' means differ, so a wrong centring cannot fit.
+    """
+    fits = []
+    for spec in _centrings(coupling):
+        normalized = reference.forward(parity.x, spec)
+        gain = (parity.odd * normalized).sum(0) / normalized.square().sum(0)
+        residual = _rms(parity.odd - gain * normalized) / _rms(parity.odd)
+        fits.append(Fit(spec=spec, gain=gain, residual=residual))
+    return min(fits, key=lambda candidate: candidate.residual)
+
+
+def fit_before(specimen: Specimen, parity: Parity, coupling: Coupling) -> FitBefore | None:
+    """The formula with a weight that multiplies the row before it is normalized, or None."""
+    for spec in _centrings(coupling):
+        for name, weight in specimen.parameters.items():
+            for offset in (0.0, 1.0, 2.0):
+                before = spec.replace(has_weight=True, weight_placement="before", weight_offset=offset)
+                try:
+                    expected = reference.forward(parity.x, before, weight.double())
+                except RuntimeError:
+                    continue
+                scale = float((parity.odd * expected).sum() / expected.square().sum())
+                residual = _rms(parity.odd - scale * expected) / _rms(parity.odd)
+                if residual < _FITS:
+                    return FitBefore(spec=before, name=name, scale=scale, residual=residual)
+    return None
+
+
+def explains(candidate: Fit) -> bool:
+    """The fit leaves nothing but rounding noise."""
+    return candidate.residual < _FITS
+
+
+def _centrings(coupling: Coupling) -> Iterator[NormSpec]:
+    for numerator, denominator in ((True, True), (False, False), (False, True), (True, False)):
+        yield NormSpec(
+            axes=coupling.axes,
+            groups=coupling.groups,
+            centre_numerator=numerator,
+            centre_statistics=denominator,
+            eps=0.0,
+            has_weight=False,
+            has_bias=False,
+        )
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.double().square().mean().sqrt())
+
+
+def _small(values: Tensor, scale: float, tolerance: float = _FITS) -> bool:
+    return _rms(values) <= tolerance * scale

@@ -1,0 +1,230 @@
+"""Every norm of a model, in forward order: the only finder of norms.
+
+A module is found by what it does, never by its class: each small module that maps one tensor to a
+tensor of the same shape is a candidate and is identified. Calls of `torch.nn.functional` norms outside
+such modules are sites of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from normkit import reference, specs
+from normkit.errors import NormkitError
+from normkit.identification.behaviour import Examination, Passport, agrees, examine
+from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
+from normkit.spec import NormSpec
+
+_PARAMETERS_PER_FEATURE = 4
+"""A gain and a bias make two; anything with more than twice that is a block, a projection or an attention."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NormSite:
+    """One norm of a model.
+
+    Attributes:
+        path: Path of the module; for a function call "parent:function", with "#2" for the second in one run.
+        parent: Path of the module, or of the innermost module that makes the call.
+        function: "layer_norm", "rms_norm" or "group_norm" for a function call, else None.
+        ordinal: How many calls of this function the parent makes before it; 0 for a module.
+        module: The module, or None for a function call.
+        class_name: Class of the module, or name of the function.
+        order: Position of its first call among all calls of the trace.
+        shape: (n,): features that a weight spans, all trailing axes of a row or the channels.
+        spec: What it computes.
+        passport: How that was found.
+        gain: Effective gain, the offset included, in float64 on the CPU: (n,), or (heads, n); None without.
+        bias: Bias, likewise.
+    """
+
+    path: str
+    parent: str
+    function: str | None
+    ordinal: int
+    module: nn.Module | None
+    class_name: str
+    order: int
+    shape: tuple[int, ...]
+    spec: NormSpec
+    passport: Passport
+    gain: Tensor | None
+    bias: Tensor | None
+
+
+def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tuple[tuple[str, str], ...]]:
+    """The norms that one forward pass of a model called.
+
+    Where a norm has modules inside it, the outermost is the site. A module that was called more than
+    once is one site, at its first call.
+
+    Args:
+        model: The model; it is left as it is.
+        trace: Of one forward pass of it.
+
+    Returns:
+        The sites in forward order; and the paths of modules that normalize, but as no spec describes
+        (batch norms, gated norms, others), each with the reason.
+    """
+    search = _Search(model)
+    for call in trace.modules:
+        search.consider(call)
+    sites = [*search.sites]
+    for called in trace.functions:
+        site = _function_site(called)
+        if site is not None and not any(_is_within(called.parent, found.path) for found in search.sites):
+            sites.append(site)
+    first = {site.path: site for site in sorted(sites, key=lambda site: -site.order)}
+    ordered = tuple(sorted(first.values(), key=lambda site: site.order))
+    unrecognised = tuple(
+        (path, reason)
+        for path, reason in search.unrecognised
+        if not any(_is_within(site.parent, path) for site in ordered)
+    )
+    return ordered, unrecognised
+
+
+class _Search:
+    """Candidates in forward order; like modules are identified once and then only verified."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.sites: list[NormSite] = []
+        self.unrecognised: list[tuple[str, str]] = []
+        self._seen: set[str] = set()
+        self._known: dict[object, list[Examination]] = defaultdict(list)
+
+    def consider(self, call: ModuleCall) -> None:
+        """Add the call's module if it is a norm."""
+        if call.path in self._seen or any(_is_within(call.path, site.path) for site in self.sites):
+            return
+        self._seen.add(call.path)
+        module = self.model.get_submodule(call.path)
+        if not _may_be_norm(call, module):
+            return
+        try:
+            found = self._examined(module, call.input_shape)
+        except (NormkitError, RuntimeError):
+            # It takes no other input than the model's own, as no norm does.
+            return
+        passport = found.passport
+        if passport.verdict == "not a norm":
+            return
+        if passport.spec is None:
+            self.unrecognised.append((call.path, f"{type(module).__name__}: {'; '.join(passport.evidence)}"))
+        elif call.tensors > 1:
+            reason = f"called with {call.tensors} tensors; with the first alone it is {passport.spec}"
+            self.unrecognised.append((call.path, f"{type(module).__name__}: {reason}"))
+        else:
+            self.sites.append(_module_site(call, module, found))
+
+    def _examined(self, module: nn.Module, shape: Sequence[int]) -> Examination:
+        sizes = tuple((name, value.shape, value.dtype) for name, value in module.named_parameters())
+        known = self._known[type(module), tuple(shape[1:]), sizes]
+        for examination in known:
+            if agrees(module, examination):
+                return examination
+        found = examine(module, shape if len(shape) > 1 else (2, *shape))
+        if found.passport.spec is not None:
+            known.append(found)
+        return found
+
+
+def _may_be_norm(call: ModuleCall, module: nn.Module) -> bool:
+    if not call.bare or call.output_shape != call.input_shape:
+        return False
+    # A gain may have a row for each head, or span two axes.
+    widest = call.input_shape[-1] * max(call.input_shape[1:-1], default=1)
+    return sum(parameter.numel() for parameter in module.parameters()) <= _PARAMETERS_PER_FEATURE * widest
+
+
+def _is_within(path: str, outer: str) -> bool:
+    return outer in ("", path) or path.startswith(f"{outer}.")
+
+
+def _module_site(call: ModuleCall, module: nn.Module, found: Examination) -> NormSite:
+    spec = found.passport.spec
+    assert spec is not None
+    shape = _feature_shape(call.input_shape, spec)
+    # The relation of parameters to what acts was measured, or verified on this very module.
+    weight, bias = found.affine.of(module)
+    return NormSite(
+        path=call.path,
+        parent=call.path,
+        function=None,
+        ordinal=0,
+        module=module,
+        class_name=type(module).__name__,
+        order=call.order,
+        shape=(math.prod(shape),),
+        spec=spec,
+        passport=found.passport,
+        gain=None if weight is None else _acting(_effective(weight, spec), shape),
+        bias=None if bias is None else _acting(bias, shape),
+    )
+
+
+def _function_site(call: FunctionCall) -> NormSite | None:
+    """The site of a call of a norm function, whose conventions are its arguments; None for other functions."""
+    arguments = call.arguments
+    weight, bias, eps = arguments.get("weight"), arguments.get("bias"), arguments.get("eps", 1e-5)
+    match call.function:
+        case "layer_norm":
+            spec = specs.TORCH_LAYER_NORM.replace(eps=eps, axes=_trailing(arguments["normalized_shape"]))
+        case "rms_norm":
+            spec = specs.TORCH_RMS_NORM.replace(
+                eps=arguments.get("eps"), axes=_trailing(arguments["normalized_shape"])
+            )
+        case "group_norm":
+            spec = specs.TORCH_LAYER_NORM.replace(eps=eps, axes="all_but_batch", groups=arguments["num_groups"])
+        case _:
+            return None
+    spec = spec.replace(has_weight=weight is not None, has_bias=bias is not None)
+    shape = _feature_shape(call.input_shape, spec)
+    given = ", ".join(f"{name}={value}" for name, value in arguments.items() if not isinstance(value, Tensor))
+    evidence = (f"torch.nn.functional.{call.function} was called with {given}",)
+    return NormSite(
+        path=f"{call.parent}:{call.function}" + (f"#{call.ordinal + 1}" if call.ordinal else ""),
+        parent=call.parent,
+        function=call.function,
+        ordinal=call.ordinal,
+        module=None,
+        class_name=call.function,
+        order=call.order,
+        shape=(math.prod(shape),),
+        spec=spec,
+        passport=Passport(spec=spec, verdict="norm", confidence=1.0, evidence=evidence),
+        gain=None if weight is None else _acting(weight, shape),
+        bias=None if bias is None else _acting(bias, shape),
+    )
+
+
+def _trailing(normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(range(-len(normalized_shape), 0))
+
+
+def _feature_shape(input_shape: Sequence[int], spec: NormSpec) -> tuple[int, ...]:
+    """What a weight spans: the channels, or the trailing axes of a row."""
+    if spec.axes == "all_but_batch" or spec.axes == (1,):
+        return (input_shape[1],)
+    return tuple(input_shape[len(input_shape) - len(spec.axes) :])
+
+
+def _effective(weight: Tensor, spec: NormSpec) -> Tensor:
+    return reference.effective_weight(weight, spec, torch.promote_types(torch.float32, weight.dtype))
+
+
+def _acting(parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A gain or bias in float64 on the CPU, flattened to (n,), or to (heads, n) where the heads differ."""
+    values = parameter.detach().cpu().double()
+    if math.prod(values.shape) == math.prod(shape):
+        return values.flatten()
+    leading = values.shape[: max(values.dim() - len(shape), 0)]
+    spread = values.expand(*leading, *shape).reshape(-1, math.prod(shape))
+    return spread[0] if len(spread) == 1 else spread

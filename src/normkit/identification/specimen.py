@@ -1,0 +1,185 @@
+"""What is being identified: a copy of a module that may be changed at will, or a plain function."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import ModelError, ShapeError
+
+Verdict = Literal["norm", "batch", "gated", "not a norm"]
+Norm = nn.Module | Callable[[Tensor], Tensor]
+
+FAR = 1024.0
+"""An input scale at which no usual eps is felt: eps 1e-3 inside the root shortens a row by 5e-10."""
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+class UnrecognisedError(Exception):
+    """Ends an identification: what was seen, and the verdict that follows. No spec describes it."""
+
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+        self.reason = reason
+
+
+class Specimen:
+    """A norm that can be called and, where it is a module, given other parameters.
+
+    Args:
+        norm: A module, which is copied without its hooks, put in eval mode and in float32 (a module
+            on the meta device gets memory on the CPU); or a function of one tensor.
+
+    Attributes:
+        module: The copy, or None for a function.
+        device: Where its inputs must be.
+    """
+
+    def __init__(self, norm: Norm) -> None:
+        self._function: Callable[..., object] = norm
+        self.module: nn.Module | None = None
+        self.device = torch.device("cpu")
+        if isinstance(norm, nn.Module):
+            try:
+                self._function = self.module = _bare_copy(norm).eval().float()
+            except Exception as error:  # a foreign module may refuse in any way
+                raise ModelError(f"a {type(norm).__name__} cannot be copied ({_first_line(error)}); pass its forward") from error
+            tensors = [*self.module.parameters(), *self.module.buffers()]
+            if any(tensor.is_meta for tensor in tensors):
+                _materialise(self.module)
+            elif tensors:
+                self.device = tensors[0].device
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The copy's own floating-point parameters by name; none for a function."""
+        if self.module is None:
+            return {}
+        return {name: value.data for name, value in self.module.named_parameters() if value.is_floating_point()}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The output for x, which is cloned first, as a tensor of x's shape.
+
+        Raises:
+            UnrecognisedError: If it cannot be called with one tensor, or returns anything else.
+            ShapeError: If it refuses the shape of x.
+        """
+        try:
+            y = self._function(x.clone())
+        except TypeError as error:
+            raise UnrecognisedError(*self._why_not_callable(x, error)) from error
+        except Exception as error:  # a foreign module may refuse in any way
+            raise ShapeError(
+                f"the norm refuses an input of shape {tuple(x.shape)} ({_first_line(error)}); "
+                "give the shape of an example input"
+            ) from error
+        return _checked(y, x)
+
+    def call_in(self, dtype: torch.dtype, x: Tensor) -> Tensor | None:
+        """The output of a copy with parameters in `dtype`, or None where it does not run so.
+
+        x keeps its own dtype. The parameters are rounded; those of this specimen stay.
+        """
+        try:
+            if self.module is None:
+                y = self._function(x.clone())
+            else:
+                y = _bare_copy(self.module).to(dtype)(x.clone())
+            return _checked(y, x)
+        except Exception:  # a foreign module may refuse in any way
+            return None
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Give every parameter random entries between 0.5 and 1.5."""
+        for parameter in self.parameters.values():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+
+    def fill(self, name: str | None, value: float) -> None:
+        """Set all entries of a parameter, if there is one of that name."""
+        if name is not None:
+            self.parameters[name].fill_(value)
+
+    def in_training_mode(self) -> Specimen:
+        """A copy of it in training mode."""
+        assert self.module is not None
+        other = Specimen(self.module)
+        assert other.module is not None
+        other.module.train()
+        return other
+
+    @property
+    def has_running_statistics(self) -> bool:
+        """There are floating-point buffers, as in a batch norm."""
+        return self.module is not None and any(buffer.is_floating_point() for buffer in self.module.buffers())
+
+    def _why_not_callable(self, x: Tensor, error: TypeError) -> tuple[Verdict, str]:
+        """The verdict on what cannot be called with one tensor: does it norm x, given a second one?"""
+        try:
+            gate = torch.full_like(x, 0.5)
+            near, far = (_checked(self._function(scale * x, gate), x) for scale in (FAR, 64 * FAR))
+        except Exception:  # a foreign module may refuse in any way
+            return "not a norm", f"it cannot be called with one tensor ({_first_line(error)})"
+        if torch.allclose(near, far, rtol=1e-3, atol=1e-3 * float(near.abs().max())):
+            return "gated", "it needs a second input, and its output does not grow with the first"
+        return "not a norm", "it needs a second input, and its output grows with the first"
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Without gradients, autocast and warnings, and with torch's random state as it was afterwards."""
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.random.fork_rng(devices=[]),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _checked(y: object, x: Tensor) -> Tensor:
+    if not isinstance(y, Tensor):
+        raise UnrecognisedError("not a norm", f"it returns {type(y).__name__}, not a tensor")
+    if y.shape != x.shape or not y.is_floating_point():
+        raise UnrecognisedError(
+            "not a norm", f"it turns shape {tuple(x.shape)} into {y.dtype} of shape {tuple(y.shape)}"
+        )
+    return y
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _bare_copy(module: nn.Module) -> nn.Module:
+    """A deep copy without hooks, which may hold on to anything."""
+    memo: dict[int, object] = {}
+    for part in module.modules():
+        for name in _HOOKS:
+            if (hooks := vars(part).get(name)) is not None:
+                memo[id(hooks)] = type(hooks)()
+    return copy.deepcopy(module, memo)
+
+
+def _materialise(module: nn.Module) -> None:
+    """Memory for a module on the meta device; its buffers' values are unknown and become 1."""
+    module.to_empty(device="cpu")
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.fill_(1.0)

@@ -1,0 +1,73 @@
+"""The repeated blocks of a model: members of its module lists that map the residual stream to itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from normkit.identification.tracing import ModuleCall, Trace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BlockCall:
+    """One block.
+
+    Attributes:
+        path: The module's path.
+        index: Position among the blocks, from 0, in the order of their first calls.
+        module: The module.
+    """
+
+    path: str
+    index: int
+    module: nn.Module
+
+
+def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
+    """The blocks of a model, in forward order.
+
+    A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
+    that has modules of its own and maps (B, T, D) to (B, T, D), in a tuple or bare. Lists inside a block, such
+    as experts, do not count. Of several lists, such as encoder and decoder, all are kept and the index runs
+    on; a list of a single member counts only where there is no longer one.
+
+    Args:
+        model: The model.
+        trace: One forward pass of it.
+    """
+    first_calls: dict[str, ModuleCall] = {}
+    for call in trace.modules:
+        first_calls.setdefault(call.path, call)
+    candidates = {
+        path: call
+        for path, call in first_calls.items()
+        if _is_stream(call) and any(call.module.children()) and _in_list(model, path)
+    }
+    outermost = [path for path in candidates if not any(_is_inside(path, other) for other in candidates)]
+    lengths = [sum(_parent(other) == _parent(path) for other in outermost) for path in outermost]
+    shortest = min(2, max(lengths, default=1))
+    kept = [path for path, length in zip(outermost, lengths, strict=True) if length >= shortest]
+    return tuple(BlockCall(path=path, index=index, module=candidates[path].module) for index, path in enumerate(kept))
+
+
+def _is_stream(call: ModuleCall) -> bool:
+    return len(call.input_shape) == 3 and call.input_shape == call.output_shape
+
+
+def _in_list(model: nn.Module, path: str) -> bool:
+    """Whether a module's parent is a ModuleList, a Sequential inside one or a Sequential of one class."""
+    parent = model.get_submodule(_parent(path)) if path else None
+    if isinstance(parent, nn.Sequential):
+        if len(parent) > 1 and len({type(member) for member in parent}) == 1:
+            return True
+        parent = model.get_submodule(_parent(_parent(path)))
+    return isinstance(parent, nn.ModuleList)
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return path.startswith(f"{other}.")
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]

@@ -1,0 +1,221 @@
+"""What the answers of one block to two scales of its stream say about its norms.
+
+A norm forgets the scale of its input, and a residual connection keeps it. So at a large scale a the output
+f(a x) grows with a where the stream runs past the norms, and stands still where one sits in its way; the
+branch f(a x) - a x grows only where no norm sits on it. What a single norm does is seen by silencing it.
+
+    wiring                          f(a x)          f(a x) - a x    norms
+    pre                             grows           stands still    read the stream
+    peri                            grows           stands still    read it, and end the branches
+    output-only                     grows           stands still    end the branches
+    none                            grows           grows           none
+    post                            stands still    grows           the stream goes through them, last through one
+    residual-after-norm (a fault)   stands still    grows           the stream goes through one, then is added to
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normkit.identification.sites import NormSite
+from normkit.inspection.replaying import Replay
+from normkit.inspection.result import Placement, Role
+
+# Multiples of the stream, for a stream with a root mean square of at least 1: far above any eps and norm output.
+_SMALL, _LARGE = 100.0, 1000.0
+# A slope is near 0, or near 1 or more: a product of two branches, as in a gated MLP, has 2.
+_STANDS_STILL, _GROWS = 0.25, 0.75
+_SAME_DIRECTION = 0.99
+# Silencing a norm that is added to the stream takes its output away; what follows reacts a little.
+_ADDED = 0.9
+# Spread of the rows' lengths behind a norm: eps once gain and bias are undone, rounding where no norm is known.
+_UNDONE_SPREAD, _RAW_SPREAD = 1e-2, 1e-4
+# Relative to the larger number: differences below this are rounding of float32.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSweep:
+    """What replaying one block showed.
+
+    Attributes:
+        placement: Where its norms sit.
+        output_slope: Slope of log |f(a x)| over log a between two large scales; NaN if it could not be replayed.
+        branch_slope: The same for f(a x) - a x; NaN where that is lost in rounding. Where a block multiplies
+            every row of its stream by one number c, for f(a x) - c a x.
+        rows_normalized: Rows of the output have one length, once a closing norm's gain and bias are undone;
+            None where the output grows.
+    """
+
+    placement: Placement
+    output_slope: float
+    branch_slope: float
+    rows_normalized: bool | None
+
+
+UNKNOWN = BlockSweep(placement="unknown", output_slope=math.nan, branch_slope=math.nan, rows_normalized=None)
+
+
+class Fingerprint:
+    """One block's answers.
+
+    Args:
+        sites: The model's norms by path.
+        replay: Calls the block on a multiple of its stream, with a norm silenced or None.
+    """
+
+    def __init__(self, sites: Mapping[str, NormSite], replay: Callable[[float, NormSite | None], Replay]) -> None:
+        self._sites, self._replay = sites, replay
+        self._small, self._large = replay(_SMALL, None), replay(_LARGE, None)
+        self._output_slope = _slope(self._small.y, self._large.y)
+        self._branch_slope = self._slope_of_branch()
+
+    def read(self) -> tuple[BlockSweep, dict[str, Role]]:
+        """The verdict, and the roles of the norms that were called."""
+        if self._output_slope >= _GROWS:
+            roles = {path: self._role_beside_stream(path) for path in self._large.inputs}
+            placement, normalized = self._placement_beside_stream(roles), None
+        else:
+            normalized = self._rows_are_normalized()
+            placement, roles = self._across_stream(normalized)
+        return BlockSweep(
+            placement=placement,
+            output_slope=self._output_slope,
+            branch_slope=self._branch_slope,
+            rows_normalized=normalized,
+        ), roles
+
+    def _placement_beside_stream(self, roles: Mapping[str, Role]) -> Placement:
+        pre = [path for path, role in roles.items() if role == "pre"]
+        output = [path for path, role in roles.items() if role == "output"]
+        if self._branch_slope >= _GROWS and not pre and not output:
+            return "none"
+        if not self._branch_slope <= _STANDS_STILL:
+            return "unknown"
+        into_output = [self._input_slope(path) for path in output]
+        if pre and not output:
+            return "pre"
+        if output and not pre and min(into_output) >= _GROWS:
+            return "output-only"
+        # Behind a norm, what enters the one at the branch's end stands still: two halves of one sublayer each.
+        if pre and len(output) >= len(pre) and max(into_output) <= _STANDS_STILL:
+            return "peri"
+        return "unknown"
+
+    def _role_beside_stream(self, path: str) -> Role:
+        if self._reads_stream(path):
+            return "pre"
+        if self._reads_heads(path):
+            return "query-key"
+        output = self._large.outputs[path]
+        if output.shape == self._large.y.shape:
+            lost = self._large.y - self._replay(_LARGE, self._sites[path]).y
+            if median_cosine(lost, output) > _ADDED:
+                return "output"
+        return "query-key" if path in self._large.before_attention else "unknown"
+
+    def _across_stream(self, normalized: bool) -> tuple[Placement, dict[str, Role]]:
+        """A norm sits in the stream's way."""
+        in_the_way = [path for path in self._large.inputs if self._stops_stream(path)]
+        roles: dict[str, Role] = {}
+        for path in self._large.inputs:
+            if path in in_the_way:
+                roles[path] = "post"
+            elif self._reads_stream(path):
+                roles[path] = "pre"
+            elif self._reads_heads(path) or path in self._large.before_attention:
+                roles[path] = "query-key"
+            else:
+                roles[path] = "unknown"
+        if not self._output_slope <= _STANDS_STILL:
+            return "unknown", roles
+        if normalized:
+            return ("unknown" if "pre" in roles.values() else "post"), roles
+        if in_the_way and self._reads_bare_stream(in_the_way[0]):
+            return "residual-after-norm", roles | dict.fromkeys(in_the_way, "pre")
+        return "unknown", roles
+
+    def _slope_of_branch(self) -> float:
+        small, large = self._small, self._large
+        kept = _kept_multiple(small, large)
+        branch = large.y - kept * large.x
+        if float((_lengths(branch) / _lengths(large.x)).nanmedian()) < _ROUNDING:
+            return math.nan
+        return _slope(small.y - kept * small.x, branch)
+
+    def _input_slope(self, path: str) -> float:
+        return _slope(self._small.inputs[path], self._large.inputs[path])
+
+    def _reads_stream(self, path: str) -> bool:
+        """What enters the norm grows with the stream, in the stream's direction."""
+        entering, stream = self._large.inputs[path], self._large.x
+        if entering.shape[-1] != stream.shape[-1] or entering.numel() != stream.numel():
+            return False
+        return self._input_slope(path) >= _GROWS and median_cosine(entering, stream) > _SAME_DIRECTION
+
+    def _reads_bare_stream(self, path: str) -> bool:
+        """What enters the norm is the stream, plus at most something that stands still."""
+        added = [replay.inputs[path].reshape(replay.x.shape) - replay.x for replay in (self._small, self._large)]
+        share = float((_lengths(added[1]) / _lengths(self._large.x)).nanmedian())
+        return share < _ROUNDING or _slope(*added) <= _STANDS_STILL
+
+    def _reads_heads(self, path: str) -> bool:
+        """The norm's rows are heads, on the way to attention where any is seen."""
+        behind = self._large.attends and path not in self._large.before_attention
+        return self._large.inputs[path].dim() == 4 and not behind
+
+    def _stops_stream(self, path: str) -> bool:
+        """With the norm silenced, the block no longer tells the stream from its opposite."""
+        if self._large.inputs[path].numel() != self._large.x.numel():
+            return False
+        site = self._sites[path]
+        y, opposite = self._replay(_LARGE, site).y, self._replay(-_LARGE, site).y
+        return float((y - opposite).abs().max()) <= _RAW_SPREAD * float(y.abs().max())
+
+    def _rows_are_normalized(self) -> bool:
+        y = self._large.y.double()
+        closing = [path for path, output in self._large.outputs.items() if torch.equal(output, self._large.y)]
+        if not closing:
+            return _spread(_lengths(y)) < _RAW_SPREAD
+        site = self._sites[closing[-1]]
+        if site.bias is not None:
+            y = y - site.bias.to(y)
+        if site.gain is not None:
+            gain = site.gain.to(y)
+            y = torch.where(gain == 0, 0.0, y / gain)
+        return _spread(_lengths(y)) < _UNDONE_SPREAD
+
+
+def median_cosine(a: Tensor, b: Tensor) -> float:
+    """The median over rows of the cosine between two tensors whose rows correspond."""
+    b = b.reshape(a.shape)
+    cosines = torch.nn.functional.cosine_similarity(a.double(), b.double(), dim=-1)
+    return float(cosines.nanmedian())
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(rows.double(), dim=-1)
+    return lengths.flatten()
+
+
+def _slope(small: Tensor, large: Tensor) -> float:
+    """The median row's slope of log length over log scale."""
+    ratio = (_lengths(large) / _lengths(small)).log() / math.log(_LARGE / _SMALL)
+    return float(ratio[ratio.isfinite()].median()) if bool(ratio.isfinite().any()) else math.nan
+
+
+def _spread(lengths: Tensor) -> float:
+    return float((lengths.max() - lengths.min()) / lengths.median())
+
+
+def _kept_multiple(small: Replay, large: Replay) -> float:
+    """The number by which a block multiplies its stream: 1, unless every row agrees on another at both scales."""
+    x, y = torch.stack((small.x, large.x)).double(), torch.stack((small.y, large.y)).double()
+    multiples = ((x * y).sum(-1) / x.square().sum(-1)).flatten()
+    multiple = float(multiples.nanmedian())
+    return multiple if abs(multiple - 1) > 1e-2 and _spread(multiples) < 1e-2 else 1.0

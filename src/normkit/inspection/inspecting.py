@@ -1,0 +1,270 @@
+"""`inspect`: a model and some batches in, an `Inspection` out. It only composes the parts of this folder."""
+
+from __future__ import annotations
+
+import inspect as signatures
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import InputError
+from normkit.identification.sites import NormSite, find_sites
+from normkit.identification.tracing import trace
+from normkit.inspection import placement, rules
+from normkit.inspection.blocks import BlockCall, find_blocks
+from normkit.inspection.intent import stock_intent
+from normkit.inspection.probing import Probe
+from normkit.inspection.result import Block, Inspection, ModelFacts, Role, Site, Spectrum, Walk
+from normkit.inspection.spectrum import recurring_outliers, spectrum
+from normkit.inspection.walk import capture, walk
+
+Batch = Mapping[str, Tensor]
+Progress = Callable[[str, int, int], None]
+
+# Enough to see every module called; the structure of a model does not depend on its input.
+_STRUCTURE_TOKENS = 16
+
+
+def inspect(
+    model: nn.Module,
+    batches: Batch | Iterable[Batch],
+    *,
+    name: str = "",
+    source: str = "",
+    decode: Callable[[int], str] | None = None,
+    site: str | None = None,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Find every norm of a model, measure it on real input, and check it against the rules.
+
+    The model runs in evaluation mode without gradients and is left as it was, also after an exception.
+    Statistics are streamed: nothing of the size of an activation is kept.
+
+    Args:
+        model: A transformer, on any device.
+        batches: Keyword arguments for `model(**batch)`, as in a tokenizer's output: tensors of shape
+            (B, T). Where there is an "attention_mask", tokens with a 0 enter no statistic.
+        name: What to call the model in the report.
+        source: What the batches are, in a few words.
+        decode: Token id -> text, for the token walk.
+        site: Path of the norm that the token walk goes through; a norm of the middle block by default.
+        progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
+
+    Returns:
+        An `Inspection`: sites, blocks, attentions, findings; `write_html` and `to_json` of it.
+
+    Raises:
+        InputError: If there is no batch, or `site` is no norm of the model.
+
+    Example:
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+        >>> inspect(model, {"input": torch.randn(2, 5, 8)}).sites[0].path
+        '1'
+    """
+    stream = iter([batches] if isinstance(batches, Mapping) else batches)
+    first = next(stream, None)
+    if first is None:
+        raise InputError("inspect needs at least one batch, got none")
+    report = progress or (lambda _stage, _done, _total: None)
+    with _evaluating(model), torch.no_grad():
+        small = _shortened(first)
+        run = _runner(model, small)
+        report("structure", 0, 3)
+        called = trace(model, run)
+        report("norms", 1, 3)
+        found, unrecognised = find_sites(model, called)
+        blocks = find_blocks(model, called)
+        report("placement", 2, 3)
+        sweeps, roles, final_norm = placement.sweep(model, found, blocks, run)
+        tokens, padding = 0, 0
+        with Probe(model, found, blocks, called) as probe:
+            for index, batch in enumerate(chain([first], stream)):
+                report("text", index, 0)
+                mask = _mask(batch)
+                probe.batch(mask)
+                _runner(model, batch)()
+                counted, left_out = _tokens(batch, mask)
+                tokens, padding = tokens + counted, padding + left_out
+        sites = _sites(probe, found, blocks, roles)
+        walked = _walk(model, found, sites, first, decode, site)
+    facts = rules.Facts(
+        model=_model_facts(model, name, source, tokens, padding, sites, blocks, probe),
+        sites=sites,
+        blocks=tuple(
+            Block(
+                path=block.path,
+                index=block.index,
+                placement=swept.placement,
+                output_slope=swept.output_slope,
+                branch_slope=swept.branch_slope,
+                rows_normalized=swept.rows_normalized,
+                stream_in=probe.block(block)[0],
+                stream_out=probe.block(block)[1],
+            )
+            for block, swept in zip(blocks, sweeps, strict=True)
+        ),
+        attentions=probe.attentions(),
+        final_norm=final_norm,
+        intent=stock_intent(model),
+    )
+    findings, checks = rules.check(facts)
+    return Inspection(
+        model=facts.model,
+        sites=facts.sites,
+        blocks=facts.blocks,
+        attentions=facts.attentions,
+        final_norm=final_norm,
+        recurring_outliers=recurring_outliers({site.path: site.gain for site in sites if site.gain is not None}),
+        walk=walked,
+        findings=findings,
+        checks=checks,
+        unrecognised=unrecognised,
+    )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own mode again outside."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+def _runner(model: nn.Module, batch: Batch) -> Callable[[], object]:
+    """A call of the model on a batch on its own device, without a cache of keys and values."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    arguments: dict[str, object] = {key: value.to(device) for key, value in batch.items()}
+    if "use_cache" in signatures.signature(model.forward).parameters:
+        arguments["use_cache"] = False
+    return lambda: model(**arguments)
+
+
+def _shortened(batch: Batch) -> dict[str, Tensor]:
+    """The first row's first tokens, all of them attended to."""
+    small = {key: value[:1, :_STRUCTURE_TOKENS] if value.dim() > 1 else value for key, value in batch.items()}
+    return {key: torch.ones_like(value) if key.endswith("attention_mask") else value for key, value in small.items()}
+
+
+def _mask(batch: Batch) -> Tensor | None:
+    """True where a token counts, or None where all do."""
+    mask = batch.get("attention_mask")
+    return None if mask is None or bool(mask.all()) else mask.bool()
+
+
+def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
+    """Tokens that count, and tokens that are padding."""
+    if mask is not None:
+        counted = int(mask.sum())
+        return counted, mask.numel() - counted
+    first = next(iter(batch.values()))
+    return first.shape[0] * (first.shape[1] if first.dim() > 1 else 1), 0
+
+
+def _sites(
+    probe: Probe, found: tuple[NormSite, ...], blocks: tuple[BlockCall, ...], roles: Mapping[str, Role]
+) -> tuple[Site, ...]:
+    sites = []
+    for order, norm in enumerate(found):
+        measured = probe.site(norm)
+        sites.append(
+            Site(
+                path=norm.path,
+                class_name=norm.class_name,
+                order=order,
+                calls=measured.calls,
+                block=_block_of(norm.parent, blocks),
+                role=roles.get(norm.path, "unknown"),
+                spec=norm.spec,
+                confidence=norm.passport.confidence,
+                evidence=norm.passport.evidence,
+                input=measured.input,
+                output=measured.output,
+                attenuation=measured.attenuation,
+                gain=_spectrum(norm.gain, 1.0),
+                bias=_spectrum(norm.bias, 0.0),
+                dtype=measured.dtype,
+                headroom_bits=measured.headroom_bits,
+                statistics_headroom_bits=measured.statistics_headroom_bits,
+            )
+        )
+    return tuple(sites)
+
+
+def _spectrum(values: Tensor | None, neutral: float) -> Spectrum | None:
+    return None if values is None else spectrum(values, neutral)
+
+
+def _block_of(path: str, blocks: tuple[BlockCall, ...]) -> int | None:
+    return next((block.index for block in blocks if f"{path}.".startswith(f"{block.path}.")), None)
+
+
+def _walk(
+    model: nn.Module,
+    found: tuple[NormSite, ...],
+    sites: tuple[Site, ...],
+    batch: Batch,
+    decode: Callable[[int], str] | None,
+    path: str | None,
+) -> Walk | None:
+    """The last token of the first row, through the chosen norm."""
+    if path is not None and path not in (paths := [norm.path for norm in found]):
+        raise InputError(f"the model has no norm at {path!r}; it has {', '.join(paths) or 'none at all'}")
+    chosen = path or _middle_site(sites)
+    norm = next((norm for norm in found if norm.path == chosen), None)
+    if norm is None:
+        return None
+    row = {key: value[:1] if value.dim() > 1 else value for key, value in batch.items()}
+    mask = batch.get("attention_mask")
+    position = int(mask[0].nonzero()[-1]) if mask is not None and mask[0].any() else -1
+    captured = capture(model, norm, _runner(model, row), position)
+    if captured is None:
+        return None
+    ids = batch.get("input_ids")
+    token = decode(int(ids[0, position])) if decode is not None and ids is not None else ""
+    if position < 0:
+        position += next(iter(row.values())).shape[1]
+    return walk(norm, *captured, token=token, position=position)
+
+
+def _middle_site(sites: tuple[Site, ...]) -> str | None:
+    """The first norm on the residual stream in the middle block, else the middle one of all."""
+    on_stream = [site for site in sites if site.block is not None and site.role in ("pre", "post", "output")]
+    indices = sorted({site.block for site in on_stream if site.block is not None})
+    if indices:
+        middle = indices[len(indices) // 2]
+        return next(site.path for site in on_stream if site.block == middle)
+    return sites[len(sites) // 2].path if sites else None
+
+
+def _model_facts(
+    model: nn.Module,
+    name: str,
+    source: str,
+    tokens: int,
+    padding: int,
+    sites: tuple[Site, ...],
+    blocks: tuple[BlockCall, ...],
+    probe: Probe,
+) -> ModelFacts:
+    dtypes = Counter(str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
+    width = probe.block(blocks[0])[0].features if blocks else max((site.input.features for site in sites), default=0)
+    return ModelFacts(
+        name=name or type(model).__name__,
+        class_name=type(model).__name__,
+        architecture=str(getattr(getattr(model, "config", None), "model_type", "")),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=dtypes.most_common(1)[0][0] if dtypes else "none",
+        width=width,
+        source=source,
+        tokens=tokens,
+        padding=padding,
+    )

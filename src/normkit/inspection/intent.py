@@ -1,0 +1,173 @@
+"""What a model was meant to compute: the stock `transformers` class, built from the model's own config.
+
+It is built on the meta device, without weights, and each of its norms is identified by behaviour, as
+the model's own are. No table of families and no list of names: the config and its class say it all.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from normkit.identification.behaviour import identify
+from normkit.spec import NormSpec
+
+# A gain has an entry a feature, for each head at most: what has more parameters is a matrix.
+_MOST_PARAMETERS = 1 << 16
+# For a norm without parameters in a model without an embedding: any width is as good.
+_SOME_WIDTH = 64
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Intent:
+    """What the stock class computes.
+
+    Attributes:
+        source: Name of the stock class.
+        specs: What its norms compute, by the module's path.
+        replaced: Those of these paths where the model has a module of another class, or none.
+        stock: Paths whose module is of the stock one's class and runs that class's own forward.
+    """
+
+    source: str
+    specs: Mapping[str, NormSpec]
+    replaced: frozenset[str] = frozenset()
+    stock: frozenset[str] = frozenset()
+
+
+def stock_intent(model: nn.Module) -> Intent | None:
+    """What the stock `transformers` class that the model's config belongs to computes at each norm.
+
+    Args:
+        model: Any model; it is only looked at.
+
+    Returns:
+        The intent; None for a model that is no `transformers` model, has no config that `transformers`
+        knows, or names its modules otherwise than the stock class.
+    """
+    # A model of transformers has imported it; any other has no use for it.
+    if "transformers" not in sys.modules:
+        return None
+    here = dict(model.named_modules())
+    for stock_class in _stock_classes(model):
+        stock = _built(stock_class, model.config)
+        if stock is None:
+            continue
+        there = dict(stock.named_modules())
+        specs = _specs(stock)
+        if 2 * sum(path in here for path in specs) >= len(specs) > 0:
+            return Intent(
+                source=stock_class.__name__,
+                specs=specs,
+                replaced=frozenset(path for path in specs if _is_replaced(path, here, there)),
+                stock=frozenset(path for path in there if path in here and _is_stock(here[path], there[path])),
+            )
+    return None
+
+
+def _stock_classes(model: Any) -> Iterator[Any]:
+    """The stock class that a model is, or derives from; else those that its config names or maps to."""
+    import transformers
+
+    config = getattr(model, "config", None)
+    if not isinstance(config, transformers.PretrainedConfig):
+        return
+    for ancestor in type(model).__mro__:
+        if ancestor.__module__.startswith("transformers.models."):
+            yield ancestor
+            return
+    for name in config.architectures or ():
+        if (named := getattr(transformers, name, None)) is not None:
+            yield named
+    for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        if type(config) in mapping:
+            yield mapping[type(config)]
+
+
+def _built(stock_class: Any, config: Any) -> nn.Module | None:
+    """The class built from a copy of the config on the meta device, or None where it cannot be."""
+    try:
+        with _quiet(), torch.device("meta"), torch.random.fork_rng(devices=[]):
+            built: nn.Module = stock_class(copy.deepcopy(config))
+            return built.eval()
+    # Any third-party constructor runs here; a model that cannot be rebuilt has no known intent.
+    except Exception:
+        return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' log messages, and with float32 as the default dtype."""
+    from transformers.utils import logging
+
+    verbosity, dtype = logging.get_verbosity(), torch.get_default_dtype()
+    logging.set_verbosity(logging.CRITICAL)
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        torch.set_default_dtype(dtype)
+
+
+def _specs(stock: Any) -> dict[str, NormSpec]:
+    """The norms among the modules without modules of their own; alike ones are identified once."""
+    width = _width(stock)
+    known: dict[object, NormSpec | None] = {}
+    found = {}
+    for path, module in stock.named_modules():
+        if any(module.children()) or sum(parameter.numel() for parameter in module.parameters()) > _MOST_PARAMETERS:
+            continue
+        conventions = _conventions(module)
+        if conventions not in known:
+            known[conventions] = _identified(module, width)
+        if (spec := known[conventions]) is not None:
+            found[path] = spec
+    return found
+
+
+def _width(stock: Any) -> int:
+    """Features of the token embedding: what a norm without parameters of its own is tried on."""
+    try:
+        embedding = stock.get_input_embeddings()
+    except NotImplementedError:
+        return _SOME_WIDTH
+    return int(getattr(embedding, "embedding_dim", _SOME_WIDTH))
+
+
+def _conventions(module: nn.Module) -> object:
+    """Equal for modules that compute the same: class, plain attributes, shapes of the parameters."""
+    attributes = [(name, repr(value)) for name, value in vars(module).items() if _is_plain(value)]
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+    return type(module), tuple(attributes), tuple(shapes)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, tuple))
+
+
+def _identified(module: nn.Module, width: int) -> NormSpec | None:
+    shape = next((tuple(parameter.shape) for parameter in module.parameters() if parameter.numel() > 1), (width,))
+    try:
+        return identify(module, (2, *shape)).spec
+    # Activations, projections and position codes run here too, on inputs that they may not expect.
+    except Exception:
+        return None
+
+
+def _is_replaced(path: str, here: Mapping[str, nn.Module], there: Mapping[str, nn.Module]) -> bool:
+    """Another class stands at the path, or nothing does although the enclosing module is there."""
+    if path in here:
+        return type(here[path]) is not type(there[path])
+    return path.rpartition(".")[0] in here
+
+
+def _is_stock(mine: nn.Module, stock: nn.Module) -> bool:
+    return type(mine) is type(stock) and "forward" not in vars(mine)

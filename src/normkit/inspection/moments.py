@@ -1,0 +1,250 @@
+"""Streaming statistics over the rows of tensors: two sums a row in float64, then counts; nothing is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normkit.inspection.result import Attenuation, RowStatistics
+from normkit.spec import NormSpec
+
+# Elements converted to float64 at a time: 8 MB, small enough to stay near the cache.
+_CHUNK = 1 << 20
+# Below this share of the mean square, the variance E[x^2] - E[x]^2 has lost half of float64's digits.
+_CANCELLED = 1e-8
+# A squared entry is a normal float64 between these roots of its range.
+_TINY, _HUGE = 1e-290, 1e290
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowMoments:
+    """What the rows of one tensor sum up to.
+
+    Attributes:
+        features: Features a row, n.
+        mean: Mean of each finite row, float64 on the CPU.
+        std: Root mean square of each finite row about its mean.
+        absmax: Largest magnitude of a finite element, 0 without one.
+        nonfinite: Elements that are NaN or infinite; their rows are not in `mean` and `std`.
+    """
+
+    features: int
+    mean: Tensor
+    std: Tensor
+    absmax: float
+    nonfinite: int
+
+    @property
+    def rms(self) -> Tensor:
+        """Root mean square of each finite row."""
+        return torch.hypot(self.mean, self.std)
+
+
+def row_moments(x: Tensor) -> RowMoments:
+    """Moments of the rows of x, of shape (..., n) and any floating-point dtype."""
+    # A shape of (-1, n) cannot be inferred for an empty tensor.
+    rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    if rows.device.type == "mps":
+        # MPS has no float64.
+        rows = rows.cpu()
+    if not rows.numel():
+        empty = torch.empty(0, dtype=torch.float64)
+        return RowMoments(features=x.shape[-1], mean=empty, std=empty, absmax=0.0, nonfinite=0)
+    absmax, nonfinite = max(abs(float(end)) for end in torch.aminmax(rows)), 0
+    if not math.isfinite(absmax):
+        finite = rows.isfinite()
+        nonfinite = rows.numel() - int(finite.sum())
+        absmax = float(torch.where(finite, rows, 0.0).abs().max())
+        rows = rows[finite.all(-1)]
+    chunks = [_moments(chunk) for chunk in torch.split(rows, max(1, _CHUNK // rows.shape[-1]))]
+    mean, std = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))
+    return RowMoments(features=x.shape[-1], mean=mean, std=std, absmax=absmax, nonfinite=nonfinite)
+
+
+def token_rows(rows: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The rows that a token mask selects, or None where the mask does not fit.
+
+    Args:
+        rows: Shape (..., n).
+        mask: Boolean, shape (B, T); None selects every row. It fits leading axes (B, T, ...), (B, H, T)
+            and (B * T,). Where H = T, (B, T, H) and (B, H, T) cannot be told apart, and it fits neither.
+    """
+    if mask is None:
+        return rows
+    leading, (batch, tokens) = rows.shape[:-1], mask.shape
+    mask = mask.to(rows.device)
+    if leading == (batch, tokens, tokens) and tokens > 1:
+        return None
+    if leading[:2] == (batch, tokens):
+        return rows[mask]
+    if len(leading) == 3 and (leading[0], leading[2]) == (batch, tokens):
+        return rows.transpose(1, 2)[mask]
+    if leading == (batch * tokens,):
+        return rows[mask.flatten()]
+    return None
+
+
+class RowAccumulator:
+    """Adds up the moments of many tensors with rows of one length."""
+
+    def __init__(self) -> None:
+        self._histogram = _Histogram(bins=8, lowest=-160, highest=130)
+        self._features = self._rows = self._zero_rows = self._nonfinite = 0
+        self._energy = self._angle = self._absmax = self._rms_max = 0.0
+        self._rms_min = math.inf
+
+    def add(self, moments: RowMoments) -> None:
+        """Count the rows of one tensor."""
+        self._features = moments.features
+        self._nonfinite += moments.nonfinite
+        self._absmax = max(self._absmax, moments.absmax)
+        if not (rows := moments.mean.numel()):
+            return
+        mean, std, rms = moments.mean, moments.std, moments.rms
+        smallest, largest = (float(end) for end in torch.aminmax(rms))
+        if smallest == 0:
+            present = rms > 0
+            mean, std, rms = mean[present], std[present], rms[present]
+            self._zero_rows += rows - rms.numel()
+        self._rows += rows
+        self._rms_min, self._rms_max = min(self._rms_min, smallest), max(self._rms_max, largest)
+        self._histogram.add(rms.log2())
+        self._energy += float((mean / rms).square().sum())
+        # atan2 keeps its digits near 0 and 180 degrees, where acos loses half of them.
+        self._angle += float(torch.atan2(std, mean).sum())
+
+    def result(self) -> RowStatistics:
+        """The statistics so far; NaN where no row was there to tell."""
+        present = self._rows - self._zero_rows
+        ends = (self._rms_min if not self._zero_rows else 0.0, self._rms_max)
+        low, median, high = (min(max(2**log, ends[0]), ends[1]) for log in self._histogram.quantiles(0.05, 0.5, 0.95))
+        return RowStatistics(
+            rows=self._rows,
+            features=self._features,
+            rms_min=self._rms_min if self._rows else math.nan,
+            rms_quantiles=(low, median, high) if present else (math.nan,) * 3,
+            rms_max=self._rms_max if self._rows else math.nan,
+            histogram=self._histogram.counted(),
+            zero_rows=self._zero_rows,
+            mean_energy=self._energy / present if present else math.nan,
+            angle_to_ones=math.degrees(self._angle / present) if present else math.nan,
+            absmax=self._absmax,
+            nonfinite=self._nonfinite,
+        )
+
+
+class AttenuationAccumulator:
+    """How much the eps of one norm shortens its rows, with v as that norm computes it.
+
+    Rows with v = 0 are left out: they are 0 with any eps.
+
+    Args:
+        spec: What the norm computes.
+        eps: Its eps as a number, also where the spec's is None.
+
+    Attributes:
+        largest_sum: Largest sum of squares under the root.
+    """
+
+    def __init__(self, spec: NormSpec, eps: float) -> None:
+        self._spec, self._eps = spec, eps
+        self._unit = math.sqrt(eps) if spec.eps_placement == "inside" else eps
+        self._histogram = _Histogram(bins=64, lowest=-64, highest=64)
+        self._rows = self._below_99 = self._below_90 = 0
+        self._smallest = 1.0
+        self.largest_sum = 0.0
+
+    def add(self, moments: RowMoments) -> None:
+        """Count the rows of one tensor, as they enter the norm."""
+        n = moments.features
+        divisor = 1 if self._spec.reduction == "sum" else n - self._spec.correction
+        root = moments.std if self._spec.centre_statistics else moments.rms
+        root = root[root > 0] * math.sqrt(n / divisor) if divisor else root[:0]
+        if not root.numel():
+            return
+        self.largest_sum = max(self.largest_sum, float(root.max()) ** 2 * divisor)
+        attenuation = self._attenuation(root / self._unit) if self._unit else torch.ones_like(root)
+        if self._unit:
+            self._histogram.add((root / self._unit).log2())
+        self._rows += root.numel()
+        self._below_99 += int((attenuation < 0.99).sum())
+        self._below_90 += int((attenuation < 0.9).sum())
+        self._smallest = min(self._smallest, float(attenuation.min()))
+
+    def result(self) -> Attenuation:
+        """The attenuation so far; NaN where no row was there to tell."""
+        if not self._rows:
+            return Attenuation(median=math.nan, smallest=math.nan, share_below_99=math.nan, share_below_90=math.nan)
+        median = 1.0
+        if self._unit:
+            # a grows with v, so the median of a is a at the median of v.
+            ratio = torch.tensor(2 ** self._histogram.quantiles(0.5)[0], dtype=torch.float64)
+            median = max(float(self._attenuation(ratio)), self._smallest)
+        return Attenuation(
+            median=median,
+            smallest=self._smallest,
+            share_below_99=self._below_99 / self._rows,
+            share_below_90=self._below_90 / self._rows,
+        )
+
+    def _attenuation(self, ratio: Tensor) -> Tensor:
+        """a for ratio = sqrt(v / eps) inside the root, sqrt(v) / eps outside it and for a clamp."""
+        match self._spec.eps_placement:
+            case "inside":
+                return ratio / torch.hypot(ratio, torch.ones_like(ratio))
+            case "outside":
+                return ratio / (ratio + 1)
+            case "clamp":
+                return ratio.clamp_max(1.0)
+
+
+class _Histogram:
+    """Counts of base-2 logarithms, so many bins an octave; what lies outside falls into the end bins."""
+
+    def __init__(self, bins: int, lowest: int, highest: int) -> None:
+        self._bins, self._offset = bins, bins * lowest
+        self._counts = torch.zeros(bins * (highest - lowest), dtype=torch.int64)
+
+    def add(self, logs: Tensor) -> None:
+        index = (logs * self._bins).floor().to(torch.int64) - self._offset
+        self._counts += torch.bincount(index.clamp_(0, len(self._counts) - 1), minlength=len(self._counts))
+
+    def counted(self) -> tuple[tuple[int, int], ...]:
+        """Pairs (bin, count) of the bins that hold anything."""
+        filled = self._counts.nonzero().flatten()
+        return tuple(zip((filled + self._offset).tolist(), self._counts[filled].tolist(), strict=True))
+
+    def quantiles(self, *shares: float) -> tuple[float, ...]:
+        """Quantiles of the logarithms, taken as spread evenly within a bin; NaN where nothing was counted."""
+        cumulative = self._counts.cumsum(0)
+        total = int(cumulative[-1])
+        if not total:
+            return (math.nan,) * len(shares)
+        result = []
+        for share in shares:
+            index = int(torch.searchsorted(cumulative, torch.tensor(max(1, math.ceil(share * total)))))
+            count = int(self._counts[index])
+            within = (share * total - (int(cumulative[index]) - count)) / count
+            result.append((index + self._offset + min(max(within, 0.0), 1.0)) / self._bins)
+        return tuple(result)
+
+
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and std of finite rows (R, n): E[x^2] - E[x]^2 in float64, and again with care where that cancels."""
+    wide = rows.double()
+    mean = wide.mean(-1)
+    square = torch.linalg.vector_norm(wide, dim=-1).square() / rows.shape[-1]
+    variance = square - mean.square()
+    std = variance.clamp_min(0.0).sqrt()
+    careful = (variance < _CANCELLED * square) | ~((square > _TINY) & (square < _HUGE))
+    if bool(careful.any()):
+        some = wide[careful]
+        scale = some.abs().amax(-1, keepdim=True)
+        scaled = some / torch.where(scale > 0, scale, 1.0)
+        centre = scaled.mean(-1, keepdim=True)
+        mean[careful] = (centre * scale)[:, 0]
+        std[careful] = torch.linalg.vector_norm(scaled - centre, dim=-1) / math.sqrt(rows.shape[-1]) * scale[:, 0]
+    return mean, std

@@ -1,0 +1,144 @@
+"""One run of a model in which every block is replayed on scaled inputs: verdicts for blocks, roles for norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from normkit.identification.sites import NormSite
+from normkit.identification.tracing import first_tensor
+from normkit.inspection.blocks import BlockCall
+from normkit.inspection.fingerprint import UNKNOWN, BlockSweep, Fingerprint, median_cosine
+from normkit.inspection.observing import observed
+from normkit.inspection.replaying import Replay, Replayer, ReplayError
+from normkit.inspection.result import Role
+
+# A norm at the end of a stack reads what the last block returned, up to a factor.
+_SAME_DIRECTION = 0.99
+
+
+def sweep(
+    model: nn.Module, sites: Sequence[NormSite], blocks: Sequence[BlockCall], run: Callable[[], object]
+) -> tuple[tuple[BlockSweep, ...], dict[str, Role], str | None]:
+    """Run the model once; where a block is first called, replay it on scaled inputs.
+
+    16-bit blocks are replayed on float32 copies of their parameters, one block at a time. The model and
+    the random number generators are left as they were, also if `run` raises.
+
+    Args:
+        model: The model.
+        sites: Its norms.
+        blocks: Its blocks.
+        run: Calls the model on a small input, without a cache of keys and values.
+
+    Returns:
+        One sweep a block; the role of each site by path; the path of the norm after the last block, or None.
+    """
+    sweeper = _Sweeper(sites)
+    parents = [path for path, _ in model.named_modules()]
+    with torch.no_grad(), observed(model, sites, blocks, parents, sweeper):
+        run()
+    outside, final_norm = _outside_blocks(sweeper.visits)
+    unseen: dict[str, Role] = dict.fromkeys((site.path for site in sites), "unknown")
+    return (
+        tuple(sweeper.sweeps.get(block.path, UNKNOWN) for block in blocks),
+        unseen | outside | sweeper.roles,
+        final_norm,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Visit:
+    """A block was called (path ""), or a norm outside the blocks.
+
+    Attributes:
+        path: Of the norm.
+        block_list: Path of the list that the block is a member of.
+        reads_stream: The norm reads what the last block returned.
+        reads_part: It reads something of the stream's width and another shape, such as one token a row.
+    """
+
+    path: str = ""
+    block_list: str | None = None
+    reads_stream: bool = False
+    reads_part: bool = False
+
+
+class _Sweeper(Replayer):
+    """Replays each block at its first call, and notes which norms are called between them."""
+
+    def __init__(self, sites: Sequence[NormSite]) -> None:
+        super().__init__()
+        self.sweeps: dict[str, BlockSweep] = {}
+        self.roles: dict[str, Role] = {}
+        self.visits: list[_Visit] = []
+        self._sites = {site.path: site for site in sites}
+        self._stream: Tensor | None = None
+        self._in_block = False
+
+    def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if self.current is not None:
+            return
+        self._in_block = True
+        self.visits.append(_Visit(block_list=block.path.rpartition(".")[0]))
+        if block.path in self.sweeps:
+            return
+        self.sweeps[block.path] = UNKNOWN
+        x = first_tensor(args, kwargs)
+        rms = 0.0 if x is None else float(x.double().square().mean(-1).sqrt().nanmedian())
+        if not 0 < rms < math.inf:
+            return
+        unit = max(1.0, 1.0 / rms)
+
+        def replay(scale: float, silenced: NormSite | None) -> Replay:
+            return self.replay(block.module, args, kwargs, scale * unit, silenced)
+
+        try:
+            self.sweeps[block.path], roles = Fingerprint(self._sites, replay).read()
+        except ReplayError:
+            return
+        self.roles = roles | self.roles
+
+    def after_block(self, _block: BlockCall, y: Tensor) -> None:
+        if self.current is None:
+            self._in_block, self._stream = False, y
+
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        super().before_site(site, x)
+        if self.current is None and not self._in_block:
+            stream = self._stream
+            same_shape = stream is not None and stream.shape == x.shape
+            self.visits.append(
+                _Visit(
+                    path=site.path,
+                    reads_stream=stream is not None and same_shape and median_cosine(x, stream) > _SAME_DIRECTION,
+                    reads_part=stream is not None and not same_shape and stream.shape[-1] == x.shape[-1],
+                )
+            )
+
+
+def _outside_blocks(visits: Iterable[_Visit]) -> tuple[dict[str, Role], str | None]:
+    """Roles of the norms outside the blocks, and the norm after the last block."""
+    order = list(visits)
+    roles: dict[str, Role] = {}
+    final_norm: str | None = None
+    before: str | None = None
+    for index, visit in enumerate(order):
+        if not visit.path:
+            before = visit.block_list
+            continue
+        after = next((later.block_list for later in order[index:] if not later.path), None)
+        role: Role = "unknown"
+        if before is None:
+            role = "embedding" if after is not None else "unknown"
+        elif after is None and final_norm is None and (visit.reads_stream or visit.reads_part):
+            role, final_norm = "final", visit.path
+        elif after not in (None, before):
+            # Between two stacks: the end of the first, or the beginning of the second.
+            role = "final" if visit.reads_stream else "embedding"
+        roles.setdefault(visit.path, role)
+    return roles, final_norm

@@ -1,0 +1,140 @@
+"""Calls a block again on its own arguments with the residual stream scaled, and writes down what its norms saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from normkit.identification.sites import NormSite
+from normkit.identification.tracing import first_output, first_tensor
+from normkit.inspection.attention import softmax_logits
+from normkit.inspection.observing import Listener
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class ReplayError(Exception):
+    """A block could not be called again on a scaled or widened input, so that says nothing about its norms."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Replay:
+    """One call of a block on a multiple of its stream.
+
+    Attributes:
+        x: What it was given: the scaled stream.
+        silenced: A norm whose output was replaced by zeros, or None.
+        y: What it returned.
+        inputs: What entered each norm at its first call, by the norm's path, in the order of these calls.
+        outputs: What left it.
+        before_attention: Paths of the norms called before the last attention call.
+        attends: Attention was called.
+    """
+
+    x: Tensor
+    silenced: NormSite | None
+    y: Tensor = field(default_factory=lambda: torch.empty(0))
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    before_attention: set[str] = field(default_factory=set)
+    attends: bool = False
+
+
+class Replayer(Listener):
+    """Replays blocks; for the length of a small batch it holds what entered and left their norms.
+
+    Attributes:
+        current: The replay that is running, or None.
+    """
+
+    def __init__(self) -> None:
+        self.current: Replay | None = None
+
+    def replay(
+        self,
+        module: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        scale: float,
+        silenced: NormSite | None = None,
+    ) -> Replay:
+        """Call a block with the first tensor of its arguments multiplied by `scale`.
+
+        A 16-bit block is called on float32 copies of its parameters and arguments. Buffers and random
+        number generators are left as they were, so that every replay draws the same numbers.
+        """
+        stream = first_tensor(args, kwargs)
+        assert stream is not None
+        replay = Replay(x=_widened(stream) * scale, silenced=silenced)
+
+        def given(tensor: Tensor) -> Tensor:
+            return replay.x if tensor is stream else _widened(tensor)
+
+        devices = [stream.device] if stream.device.type == "cuda" else []
+        self.current = replay
+        try:
+            with torch.random.fork_rng(devices=devices):
+                output = _call(module, _mapped(args, given), _mapped(kwargs, given))
+        except RuntimeError as error:
+            raise ReplayError(str(error)) from error
+        finally:
+            self.current = None
+        y = first_output(output)
+        assert y is not None
+        replay.y = y
+        return replay
+
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        """Write down what enters a norm."""
+        if self.current is not None and site.path not in self.current.inputs:
+            # A norm that works in place would change it.
+            self.current.inputs[site.path] = x.clone()
+
+    def after_site(self, site: NormSite, y: Tensor) -> Tensor | None:
+        """Write down what leaves a norm, or silence it."""
+        if self.current is None:
+            return None
+        self.current.outputs.setdefault(site.path, y)
+        return torch.zeros_like(y) if self.current.silenced is site else None
+
+    def at_attention(self, _parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Write down which norms came first."""
+        if self.current is not None and (function == "sdpa" or softmax_logits(args, kwargs, None) is not None):
+            self.current.before_attention.update(self.current.inputs)
+            self.current.attends = True
+
+
+def _call(module: nn.Module, args: Any, kwargs: Any) -> object:
+    """Call a module, with float32 copies of 16-bit parameters and buffers; buffers keep their values."""
+    buffers = dict(module.named_buffers())
+    tensors = {**dict(module.named_parameters()), **buffers}
+    if any(tensor.dtype in _HALF for tensor in tensors.values()):
+        copies = {name: _widened(tensor) for name, tensor in tensors.items()}
+        copies |= {name: buffer.clone() for name, buffer in buffers.items() if buffer.dtype not in _HALF}
+        return functional_call(module, copies, args, kwargs)
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    try:
+        return module(*args, **kwargs)
+    finally:
+        for name, buffer in buffers.items():
+            buffer.copy_(before[name])
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A tree of tuples, lists and dictionaries with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(member, change) for member in value)
+    if type(value) is dict:
+        return {key: _mapped(member, change) for key, member in value.items()}
+    return value

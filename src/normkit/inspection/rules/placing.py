@@ -1,0 +1,123 @@
+"""Group D: the place. The residual is taken on the wrong side of a norm, or a norm is missing."""
+
+from __future__ import annotations
+
+from normkit.inspection.intent import Intent
+from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, shortened
+
+
+def _residual_after_norm(facts: Facts) -> Outcome:
+    """Blocks that forget their input's scale without normalizing what leaves them."""
+    wrong = [
+        block
+        for block in facts.blocks
+        # A stock class that is wired so was trained so.
+        if block.placement == "residual-after-norm" and not (facts.intent and block.path in facts.intent.stock)
+    ]
+    if not wrong:
+        return None
+    return Hit(
+        severity="error",
+        sites=tuple(block.path for block in wrong),
+        measured=f"{counted(len(wrong), 'block')} of {len(facts.blocks)} add the branch to the normalized stream",
+        evidence=shortened(
+            [
+                f"{block.path}: with its input scaled up, the output keeps its length (slope {block.output_slope:.2f}, "
+                "1 where the stream goes through), yet its rows differ in length, so no norm stands at the end"
+                for block in wrong
+            ],
+            "blocks",
+        ),
+    )
+
+
+def _missing_norm(facts: Facts) -> Outcome:
+    """A norm that the config's class has and this model does not run."""
+    if facts.intent is None:
+        return NO_INTENT
+    running = {site.path for site in facts.sites}
+    replaced = [
+        path for path in facts.intent.specs if path in facts.intent.replaced and not _has_norm_at(path, running)
+    ]
+    idle = [] if replaced or facts.final_norm is not None else _idle_outside_blocks(facts, facts.intent, running)
+    if not replaced and not idle:
+        return None
+    lines = [
+        f"{path}: {facts.intent.source} computes {facts.intent.specs[path]} here, this model computes no norm"
+        for path in replaced
+    ]
+    lines += [
+        f"{path}: {facts.intent.source} has it, here it is never called, and nothing normalizes the last block's output"
+        for path in idle
+    ]
+    last = facts.blocks[-1] if facts.blocks else None
+    if last is not None and facts.final_norm is None:
+        low, _, high = last.stream_out.rms_quantiles
+        lines.append(
+            f"{last.path}: rows leave the last block with an rms from {low:.3g} (5 %) to {high:.3g} (95 %), "
+            "and reach what reads them as they are"
+        )
+    return Hit(
+        severity="error",
+        sites=(*replaced, *idle),
+        measured=f"{counted(len(replaced) + len(idle), 'norm')} of the config's class missing",
+        evidence=shortened(lines),
+    )
+
+
+def _has_norm_at(path: str, running: set[str]) -> bool:
+    """A norm runs here, inside what stands here now, or as a function of the enclosing module."""
+    parent = path.rpartition(".")[0]
+    return path in running or any(site.startswith((f"{path}.", f"{path}:", f"{parent}:")) for site in running)
+
+
+def _idle_outside_blocks(facts: Facts, intent: Intent, running: set[str]) -> list[str]:
+    """Norms of the config's class outside the blocks that did not run, where the blocks leave the stream as it is."""
+    open_ended = sum(1 for block in facts.blocks if block.placement in ("pre", "peri", "output-only"))
+    if not facts.blocks or open_ended < len(facts.blocks) / 2:
+        return []
+    return [
+        path
+        for path in intent.specs
+        if not _has_norm_at(path, running) and not any(path.startswith(f"{block.path}.") for block in facts.blocks)
+    ]
+
+
+RULES = (
+    Rule(
+        id="D1",
+        title="The residual is taken after the norm",
+        severity="error",
+        threshold="output length does not follow the input's (slope near 0), yet rows leave with different lengths",
+        source="pytorch/pytorch#61165, tracel-ai/burn#1056",
+        why=(
+            "A pre-norm block computes x + f(norm(x)). With norm(x) + f(norm(x)) the stream loses its scale at every "
+            "block: the direct path for gradients is gone, and weights trained with the other wiring do not fit."
+        ),
+        remedy=(
+            "keep the block's input before normalizing it, and add the branch to that: x + f(norm(x))",
+            "if the weights were trained this way, keep the wiring: changing it breaks them",
+        ),
+        confirm="scale the block's input by 100: the output of a pre-norm block grows about 100 times",
+        check=_residual_after_norm,
+    ),
+    Rule(
+        id="D3",
+        title="A norm of the architecture is missing",
+        severity="error",
+        threshold="a norm that the config's class has, and that this model replaced or never calls",
+        source="vllm-project/speculators#313, ggml-org/llama.cpp#12957",
+        why=(
+            "What leaves pre-norm blocks grows with depth and differs in length from token to token. The final norm "
+            "brings it to the scale that the output weights were trained on; without it logits are far too large, "
+            "and how far depends on the token."
+        ),
+        remedy=(
+            "apply the norm, also where hidden vectors are exported to another model",
+            "check that its weights were loaded",
+        ),
+        confirm="compare the input of the output layer with that of the original model on one text",
+        check=_missing_norm,
+    ),
+)
+"""The rules of this group, in order."""

@@ -1,0 +1,143 @@
+"""Group E: precision. Sums of squares in 16 bits, and numbers near or past the end of their type."""
+
+from __future__ import annotations
+
+from normkit.inspection.result import Severity, Site, Spectrum
+from normkit.inspection.rules.rule import Facts, Hit, Outcome, Rule, counted, shortened, worst
+
+_HALF = ("float16", "bfloat16")
+_SUM_HEADROOM = 1.0
+_LITTLE_HEADROOM, _NO_HEADROOM = 2.0, 0.5
+
+
+def _statistics_in_16_bit(facts: Facts) -> Outcome:
+    """The site sums squares in its input's dtype, and that has 16 bits; a note where a wider model hides it."""
+    cases: list[tuple[Site, Severity, str]] = []
+    for site in facts.sites:
+        if site.spec.statistics_dtype != "input":
+            continue
+        if site.dtype in _HALF:
+            bits = site.statistics_headroom_bits
+            full = bits is not None and bits < _SUM_HEADROOM
+            left = f", {bits:.1f} bits below overflow" if bits is not None else ""
+            line = f"{site.path}: the squares of {site.input.features} features are summed in {site.dtype}{left}"
+            cases.append((site, "error" if full else "warning", line))
+        elif (intended := facts.intended(site)) is not None and intended.statistics_dtype == "float32":
+            line = f"{site.path}: statistics follow the input's dtype, the config's class computes them in float32"
+            cases.append((site, "note", line))
+    if not cases:
+        return None
+    severity = worst([severity for _, severity, _ in cases])
+    return Hit(
+        severity=severity,
+        sites=tuple(site.path for site, _, _ in cases),
+        measured=f"{counted(len(cases), 'norm')} with statistics in the input's dtype",
+        evidence=shortened([line for _, _, line in cases]),
+    )
+
+
+def _out_of_range(facts: Facts) -> Outcome:
+    """NaN and infinity first, as nothing else counts then; else how far 16-bit numbers are from overflow."""
+    broken = [site for site in facts.sites if _nonfinite(site)]
+    streams = [block for block in facts.blocks if block.stream_in.nonfinite or block.stream_out.nonfinite]
+    if broken or streams:
+        paths = tuple(site.path for site in broken) or tuple(block.path for block in streams)
+        lines = [_first_mover(broken[0], facts)] if broken else []
+        lines += [_broken(site) for site in broken[1:]]
+        if streams:
+            where = "leave" if not streams[0].stream_in.nonfinite else "enter"
+            lines.insert(1, f"{streams[0].path}: the first block with NaN or infinity, which {where} it")
+        return Hit(
+            severity="error",
+            sites=paths,
+            measured=f"NaN or infinity at {counted(len(paths), 'place')}, first at {paths[0]}",
+            evidence=shortened(lines),
+        )
+    near = [site for site in facts.sites if site.dtype in _HALF and site.headroom_bits < _LITTLE_HEADROOM]
+    if not near:
+        return None
+    least = min(site.headroom_bits for site in near)
+    return Hit(
+        severity="error" if least < _NO_HEADROOM else "warning",
+        sites=tuple(site.path for site in near),
+        measured=f"{least:.2f} bits left below overflow at the fullest of {counted(len(near), 'norm')}",
+        evidence=shortened(
+            [
+                f"{site.path}: largest magnitude {max(site.input.absmax, site.output.absmax):.4g} in {site.dtype}, "
+                f"{site.headroom_bits:.2f} bits below overflow"
+                for site in sorted(near, key=lambda site: site.headroom_bits)
+            ]
+        ),
+    )
+
+
+def _nonfinite(site: Site) -> bool:
+    parameters = _nonfinite_entries(site.gain) + _nonfinite_entries(site.bias)
+    return bool(site.input.nonfinite or site.output.nonfinite or parameters)
+
+
+def _nonfinite_entries(parameter: Spectrum | None) -> int:
+    return 0 if parameter is None else parameter.nonfinite
+
+
+def _first_mover(site: Site, facts: Facts) -> str:
+    """The first site in forward order, and whether it is the culprit."""
+    if _nonfinite_entries(site.gain) or _nonfinite_entries(site.bias):
+        return f"{_broken(site)}; it is the first, so the fault starts in its parameters"
+    if site.input.nonfinite:
+        before = next((earlier.path for earlier in reversed(facts.sites[: site.order])), "the model's input")
+        return f"{_broken(site)}; it is the first, and they come in with its input: look between {before} and here"
+    return f"{_broken(site)}; it is the first, and its input is finite, so the norm itself makes them"
+
+
+def _broken(site: Site) -> str:
+    counts = [
+        (_nonfinite_entries(site.gain), "in the gain"),
+        (_nonfinite_entries(site.bias), "in the bias"),
+        (site.input.nonfinite, "in the input"),
+        (site.output.nonfinite, "in the output"),
+    ]
+    return f"{site.path}: NaN or infinity: " + ", ".join(f"{count} {where}" for count, where in counts if count)
+
+
+RULES = (
+    Rule(
+        id="E2",
+        title="Statistics are computed in 16 bits",
+        severity="error",
+        threshold=f"squares summed in a 16-bit type (warning), less than {_SUM_HEADROOM:g} bit below overflow (error)",
+        source="pytorch/pytorch#66707, microsoft/onnxruntime#29034",
+        why=(
+            "In float16 a sum of squares over 4096 features overflows at an rms of 4, and the norm silently returns "
+            "zeros; in bfloat16 it has 8 bits, and small terms vanish beside the sum. The error adds up over the depth."
+        ),
+        remedy=(
+            "convert the input to float32 before squaring, and back at the end",
+            "nk.convert(model) sets in norms that do so",
+        ),
+        confirm="nk.identify(module, shape).spec.statistics_dtype; compare one output with float64",
+        check=_statistics_in_16_bit,
+    ),
+    Rule(
+        id="E3",
+        title="Numbers near or past the end of their type",
+        severity="error",
+        threshold=(
+            f"any NaN or infinity (error); 16-bit activations less than {_LITTLE_HEADROOM:g} bits (warning) or "
+            f"{_NO_HEADROOM:g} bits (error) below overflow"
+        ),
+        source="huggingface/transformers#5651, #9295 and #14189",
+        why=(
+            "float16 ends at 65504. One element past it is infinite, the norm of its row is NaN, and every later token "
+            "that attends to it is NaN too. A text slightly unlike those tried is enough where little room is left."
+        ),
+        remedy=(
+            "find the first place in forward order: what comes after only passes it on",
+            "run in bfloat16 or float32",
+            "scale the weights that write to the stream down, where the norm behind it forgets the scale",
+        ),
+        confirm="run the same text in float32: finite there means overflow here, not a broken weight",
+        check=_out_of_range,
+    ),
+)
+"""The rules of this group, in order."""

@@ -1,0 +1,138 @@
+"""The horizontal axis that figures over depth share: one place a site, named by block, legible at any length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from normkit.errors import InputError
+from normkit.inspection.result import Role, Site
+from normkit.plots.numerals import significant
+from normkit.plots.theme import LIGHT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+_MOST_LABELS = 14
+_MOST_SHADED = 40
+
+
+def block_axis(ax: Axes, blocks: Sequence[int | None], what: str, outside: Sequence[str] = ()) -> None:
+    """Name places 0, 1, 2, ... by their blocks, shade every other block and label the axis.
+
+    Args:
+        ax: Where to draw.
+        blocks: The block of each place, or None outside the blocks.
+        what: What stands at each place, in the plural.
+        outside: A name for each place, used where its block is None.
+    """
+    ax.set_xlim(-0.75, len(blocks) - 0.25)
+    ax.grid(visible=False, axis="x")
+    if all(block is None for block in blocks):
+        step = _step(len(blocks))
+        ax.set_xticks(range(0, len(blocks), step), [str(place) for place in range(0, len(blocks), step)])
+        ax.set_xlabel(f"{what} in forward order")
+        return
+    ticks, last_block = [], max(block for block in blocks if block is not None)
+    step = _step(last_block + 1)
+    for first, last in _runs(blocks):
+        block = blocks[first]
+        if block is None:
+            name = outside[first] if outside else ""
+        else:
+            name = str(block) if block % step == 0 else ""
+            if block % 2 and last > first and last_block < _MOST_SHADED:
+                ax.axvspan(first - 0.5, last + 0.5, color=LIGHT["surface"], linewidth=0, zorder=0)
+        ticks.append(((first + last) / 2, name))
+    ax.set_xticks(*_apart(ticks, len(blocks) / 24))
+    ax.set_xlabel(f"block ({what} in forward order)")
+
+
+def site_axis(ax: Axes, sites: Sequence[Site]) -> None:
+    """The same for the norms of an inspection."""
+    names: dict[Role, str] = {"embedding": "emb", "final": "final"}
+    block_axis(ax, [site.block for site in sites], "norms", [names.get(site.role, "") for site in sites])
+
+
+def marker_size(places: int) -> float:
+    """A marker's size in points that keeps so many apart."""
+    return max(2.0, min(5.5, 200 / places))
+
+
+def log_axis(ax: Axes, values: Iterable[float]) -> None:
+    """A logarithmic vertical axis around the positive values, its ticks written as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    positive = [value for value in values if 0 < value < math.inf]
+    low, high = min(positive, default=0.1), max(positive, default=10.0)
+    ax.set_yscale("log")
+    ax.set_ylim(low / 1.6, high * 1.6)
+    subdivisions = (1, 2, 5) if high / low < 60 else (1,)
+    ax.yaxis.set_major_locator(LogLocator(subs=subdivisions, numticks=7))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+
+
+def positive(values: Iterable[float]) -> list[float]:
+    """The values with a gap where a log axis has no place for one."""
+    return [value if 0 < value < math.inf else math.nan for value in values]
+
+
+def legend(ax: Axes) -> None:
+    """A legend above the axes, so that it never covers data."""
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, handlelength=1.8, columnspacing=1.4)
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The figure that axes belong to.
+
+    Raises:
+        InputError: If they belong to none.
+    """
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise InputError("the axes belong to no figure; take axes from a Figure")
+    return figure
+
+
+def present(values: tuple[T, ...], figure: str, noun: str) -> tuple[T, ...]:
+    """The values.
+
+    Raises:
+        InputError: If there are none.
+    """
+    if not values:
+        raise InputError(f"{figure} needs at least one {noun}; this inspection has none")
+    return values
+
+
+def _plain(value: float) -> str:
+    text = significant(value)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
+def _step(labels: int) -> int:
+    """The smallest of 1, 2, 5, 10, 20, ... that leaves few enough labels."""
+    steps = (digit * int(10**decade) for decade in range(12) for digit in (1, 2, 5))
+    return next(step for step in steps if labels / step <= _MOST_LABELS)
+
+
+def _runs(blocks: Sequence[int | None]) -> list[tuple[int, int]]:
+    """First and last place of every stretch of one block."""
+    starts = [place for place in range(len(blocks)) if place == 0 or blocks[place] != blocks[place - 1]]
+    return list(zip(starts, [start - 1 for start in starts[1:]] + [len(blocks) - 1], strict=True))
+
+
+def _apart(ticks: list[tuple[float, str]], distance: float) -> tuple[list[float], list[str]]:
+    """The labelled ticks, less those whose name would run into one already there; words win over numbers."""
+    kept: list[tuple[float, str]] = []
+    for place, name in sorted(ticks, key=lambda tick: (tick[1].isdigit(), tick[0])):
+        room = distance * (1 + len(name) / 5)
+        if name and all(abs(place - other) >= room for other, _ in kept):
+            kept.append((place, name))
+    kept.sort()
+    return [place for place, _ in kept], [name for _, name in kept]

@@ -1,0 +1,34 @@
+"""A figure together with the words that stand beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from normkit.plots import theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawing:
+    """One figure of a result.
+
+    Attributes:
+        name: A short identifier, as in "input-scale".
+        figure: The Matplotlib figure.
+        title: What it shows, in a few words.
+        caption: One sentence that says how to read it.
+        description: What is to be seen in it, for those who cannot see it.
+    """
+
+    name: str
+    figure: Figure
+    title: str
+    caption: str
+    description: str
+
+    def svg(self) -> str:
+        """The figure as an SVG element to stand in a page, in the page's colours and font."""
+        return theme.svg(self.figure, self.name)

@@ -1,0 +1,13 @@
+"""An inspection in words: one description, drawn as text for a terminal and as one HTML file.
+
+    parts.py        the vocabulary: Report, Verdict, Table, Stage ... plain frozen strings
+    wording.py      what words stand for roles, placements, conventions; strings made safe to print
+    sites.py        the table of norms, and the same with alike neighbours folded
+    description.py  Inspection -> Report: everything the two below say
+    text.py         Report -> rich renderables: `summary`, `walk_table`, `side_by_side`
+    html.py         Report -> one self-contained page: `render`, `write`, `frame`
+    formula.py      a NormSpec as MathML
+    page.html       the page's template; page.css, page.js: its style and the sorting of its tables
+
+Figures come from `normkit.plots`. Nothing is measured here.
+"""

@@ -1,0 +1,191 @@
+"""An inspection in words: the one place where its numbers become sentences and tables."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from normkit.inspection.result import Attention, Block, Inspection, Walk, WalkStep
+from normkit.plots.numerals import counted, percent, percent_spread, significant, spread
+from normkit.report.parts import Cell, Column, Fact, Formula, Passage, Report, Stage, Table, Verdict
+from normkit.report.sites import folded_table, formulas, site_table
+from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable, shortened
+
+_METHOD = (
+    "Every norm was found by what it does, not by its name: its formula, eps and casts were recovered by calling a "
+    "copy of it on chosen inputs.",
+    "Statistics are over the rows (one token, one head) that entered each norm while the text ran through the model; "
+    "padding was left out. Quantiles are read off a histogram of eight bins an octave.",
+    "A block's placement was read from how its output grows when its input is scaled, not from its code.",
+    "The bound on attention logits is the largest |query| times the largest |key| times the softmax scale; sampled "
+    "logits are exact. Neither sees what the kernel does inside.",
+    "One text on one machine: other inputs can be larger, and what never ran was not seen.",
+    "A clean check means that its threshold was not crossed here; a check that lacked its input says so and is no "
+    "proof of health.",
+)
+
+
+def describe(inspection: Inspection) -> Report:
+    """Everything that is said about an inspection, worded and safe to print."""
+    model = inspection.model
+    size = f"{counted(model.parameters, 'parameter')} in {model.dtype}"
+    width = f", width {model.width:,}" if model.width else ""
+    kind = f" ({model.architecture})" if model.architecture else ""
+    padding = f", {counted(model.padding, 'padding token')} left out" if model.padding else ""
+    report = Report(
+        title=model.name or model.class_name,
+        subtitle=f"{model.class_name}{kind}, {size}{width}",
+        source=f"{model.source or 'the given batches'}: {counted(model.tokens, 'token')}{padding}",
+        verdict=_verdict(inspection),
+        glance=_glance(inspection),
+        findings=inspection.findings,
+        passage=describe_walk(inspection.walk) if inspection.walk else None,
+        sites=site_table(inspection),
+        folded=folded_table(inspection),
+        formulas=formulas(inspection.sites),
+        blocks=_block_table(inspection.blocks),
+        attention=_attention_table(inspection.attentions),
+        checks=inspection.checks,
+        unrecognised=tuple(Fact(label=path, value=reason) for path, reason in inspection.unrecognised),
+        method=_METHOD,
+    )
+    return printable(report)
+
+
+def describe_walk(walk: Walk) -> Passage:
+    """One token's way through a norm, worded and safe to print."""
+    facts = [
+        Fact(label="depth below the ellipsoid's surface", value=f"{significant(walk.ellipsoid_depth)} of its size")
+    ]
+    if walk.plane_defect is not None:
+        facts.append(Fact(label="distance from its hyperplane", value=significant(walk.plane_defect)))
+    facts.append(Fact(label="difference from the module's own output", value=significant(walk.module_error)))
+    formula = Formula(name=formula_name(walk.spec), text=str(walk.spec), spec=walk.spec, norms="")
+    passage = Passage(
+        title=f"token {walk.position}, “{walk.token}”, at {walk.path}, n = {walk.features:,}",
+        formula=formula,
+        stages=tuple(_stage(step) for step in walk.steps),
+        largest=max(1.0, *(abs(value) for step in walk.steps for value in step.values if math.isfinite(value))),
+        facts=tuple(facts),
+    )
+    return printable(passage)
+
+
+def _verdict(inspection: Inspection) -> Verdict:
+    checks = Counter(check.status for check in inspection.checks)
+    tally = f"{counted(checks['clean'], 'check')} clean, {checks['not checked']} not checked."
+    if inspection.worst:
+        counts = Counter(finding.severity for finding in inspection.findings)
+        headline = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES if counts[severity])
+        return Verdict(tone=inspection.worst, headline=headline, detail=tally)
+    if not inspection.sites:
+        detail = f"This model has no normalization layer that a spec describes. {tally}"
+        return Verdict(tone="neutral", headline="No norms", detail=detail)
+    detail = f"Nothing wrong was found in {counted(len(inspection.sites), 'norm')}: {tally}"
+    return Verdict(tone="good", headline="Healthy", detail=detail)
+
+
+def _glance(inspection: Inspection) -> tuple[Fact, ...]:
+    """The model's norms in a few lines; what is not there is left out."""
+    sites, facts = inspection.sites, []
+    if sites:
+        names = Counter(formula_name(site.spec) for site in sites)
+        parts = [f"{count} {name}" for name, count in names.most_common()]
+        facts.append(Fact(label="norms", value="; ".join(parts)))
+    if inspection.blocks:
+        placements = Counter(PLACEMENTS[block.placement] for block in inspection.blocks)
+        parts = [f"{count} {name}" for name, count in placements.most_common()]
+        final = f"final norm {inspection.final_norm}" if inspection.final_norm else "no final norm"
+        facts.append(Fact(label="blocks", value=f"{'; '.join(parts)}; {final}"))
+    if sites:
+        rms = spread(site.input.rms_median for site in sites)
+        ones = percent_spread(site.input.mean_energy for site in sites)
+        facts.append(Fact(label="input rows", value=f"median rms {rms}; {ones} of their energy along all-ones"))
+        cut = percent(max(1 - site.attenuation.median for site in sites))
+        most = percent(max(site.attenuation.share_below_99 for site in sites))
+        facts.append(
+            Fact(label="eps", value=f"shortens median rows by up to {cut}, and up to {most} of rows by over 1 %")
+        )
+    if inspection.attentions:
+        bound = max(attention.bound for attention in inspection.attentions)
+        sampled = max(attention.sampled_max for attention in inspection.attentions)
+        facts.append(Fact(label="attention", value=f"logits reach {significant(sampled)}, bound {significant(bound)}"))
+    if inspection.recurring_outliers:
+        indices = [f"feature {index} at {counted(len(p), 'norm')}" for index, p in inspection.recurring_outliers]
+        facts.append(Fact(label="gain outliers", value=shortened(indices)))
+    return tuple(facts)
+
+
+def _stage(step: WalkStep) -> Stage:
+    return Stage(
+        name=step.name,
+        does=step.does,
+        facts=(
+            Fact(label="mean", value=significant(step.mean)),
+            Fact(label="length", value=significant(step.norm)),
+            Fact(label="length / √n", value=significant(step.norm_over_sqrt_n)),
+            Fact(label="angle to 1", value=f"{step.angle_to_ones:.2f}°"),
+        ),
+        holds=step.holds,
+        values=step.values,
+        mean=step.mean,
+    )
+
+
+def _block_table(blocks: tuple[Block, ...]) -> Table:
+    columns = (
+        Column(key="path", heading="block"),
+        Column(key="placement", heading="placement"),
+        Column(key="output", heading="output slope", numeric=True),
+        Column(key="branch", heading="branch slope", numeric=True),
+        Column(key="in", heading="rms in", numeric=True),
+        Column(key="out", heading="rms out", numeric=True),
+    )
+    rows = tuple(
+        (
+            Cell(text=block.path),
+            Cell(text=PLACEMENTS[block.placement]),
+            Cell(text=f"{block.output_slope:.2f}", value=block.output_slope),
+            Cell(text=f"{block.branch_slope:.2f}", value=block.branch_slope),
+            Cell(text=significant(block.stream_in.rms_median), value=block.stream_in.rms_median),
+            Cell(text=significant(block.stream_out.rms_median), value=block.stream_out.rms_median),
+        )
+        for block in blocks
+    )
+    legend = (
+        "output slope: 1 where the residual stream passes through, 0 where the block normalizes it.",
+        "branch slope: 0 where the branch reads normalized rows, 1 where it does not.",
+        "rms in, rms out: of the median row of the residual stream.",
+    )
+    empty = "No repeated block was found, so placement was not judged."
+    return Table(title="Blocks and placement", columns=columns, rows=rows, legend=legend, empty=empty)
+
+
+def _attention_table(attentions: tuple[Attention, ...]) -> Table:
+    columns = (
+        Column(key="path", heading="attention call"),
+        Column(key="heads", heading="heads", numeric=True),
+        Column(key="bound", heading="bound", numeric=True),
+        Column(key="sampled", heading="largest sampled", numeric=True),
+        Column(key="entropy", heading="entropy", numeric=True),
+        Column(key="sharpest", heading="sharpest head", numeric=True),
+        Column(key="uniform", heading="uniform", numeric=True),
+    )
+    rows = tuple(
+        (
+            Cell(text=attention.path),
+            Cell(text=str(attention.heads), value=attention.heads),
+            Cell(text=significant(attention.bound), value=attention.bound),
+            Cell(text=significant(attention.sampled_max), value=attention.sampled_max),
+            Cell(text=significant(attention.entropy), value=attention.entropy),
+            Cell(text=significant(attention.entropy_min), value=attention.entropy_min),
+            Cell(text=significant(attention.uniform_entropy), value=attention.uniform_entropy),
+        )
+        for attention in attentions
+    )
+    legend = (
+        "bound, largest sampled: magnitude of a logit before softmax.",
+        "entropy: of the sampled rows, in nats; uniform: what attention spread evenly would have.",
+    )
+    empty = "No attention call was seen."
+    return Table(title="Attention", columns=columns, rows=rows, legend=legend, empty=empty)

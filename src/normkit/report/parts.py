@@ -1,0 +1,196 @@
+"""The parts of a report: frozen, worded and formatted, without a trace of the medium they will stand in.
+
+Strings are ready to print (no control characters) but not escaped for any markup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from normkit.inspection.result import Check, Finding, Severity
+from normkit.spec import NormSpec
+
+Tone = Severity | Literal["good", "neutral"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A line of "what: how much".
+
+    Attributes:
+        label: What.
+        value: How much, in words.
+    """
+
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The answer, before any detail.
+
+    Attributes:
+        tone: The severity of the worst finding, "good" without one, "neutral" where there was nothing to judge.
+        headline: A few words.
+        detail: A sentence or two.
+    """
+
+    tone: Tone
+    headline: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        key: Identifier, so that a backend can choose columns.
+        heading: A word or three.
+        numeric: Cells are numbers, to be aligned right and sorted by value.
+    """
+
+    key: str
+    heading: str
+    numeric: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One entry of a table.
+
+    Attributes:
+        text: As it is read.
+        value: What it is sorted by, where that is a number.
+    """
+
+    text: str
+    value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under columns, with what a reader needs to read them.
+
+    Attributes:
+        title: What the rows are.
+        columns: From left to right.
+        rows: One tuple of cells a row, as many as there are columns; the first cell names the row.
+        legend: Lines that explain the columns.
+        empty: What to say when there are no rows.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    legend: tuple[str, ...]
+    empty: str
+
+    def only(self, *keys: str) -> Table:
+        """The same table with some columns, in the order of `keys`."""
+        places = [next(i for i, column in enumerate(self.columns) if column.key == key) for key in keys]
+        return Table(
+            title=self.title,
+            columns=tuple(self.columns[place] for place in places),
+            rows=tuple(tuple(row[place] for place in places) for row in self.rows),
+            legend=self.legend,
+            empty=self.empty,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """What some of the norms compute.
+
+    Attributes:
+        name: As it stands in the table.
+        text: On one line.
+        spec: The conventions themselves.
+        norms: How many norms compute it, in words.
+    """
+
+    name: str
+    text: str
+    spec: NormSpec
+    norms: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a vector on its way through a norm.
+
+    Attributes:
+        name: "raw", "centred", "scaled" or "gain and bias".
+        does: What is done, in a few words.
+        facts: Mean, length and angle.
+        holds: What is true from here on; may be empty.
+        values: The first entries, for drawing.
+        mean: Of all entries, for drawing.
+    """
+
+    name: str
+    does: str
+    facts: tuple[Fact, ...]
+    holds: str
+    values: tuple[float, ...]
+    mean: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """One token's vector taken through one norm.
+
+    Attributes:
+        title: Which token, at which norm.
+        formula: What the norm computes.
+        stages: From raw to the last.
+        largest: The largest magnitude among the entries of all stages and 1, for drawing.
+        facts: What holds at the end, each with its measured defect.
+    """
+
+    title: str
+    formula: Formula
+    stages: tuple[Stage, ...]
+    largest: float
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything that is said about one inspection.
+
+    Attributes:
+        title: The model, as the user called it.
+        subtitle: Its class and size.
+        source: What was run through it.
+        verdict: The answer.
+        glance: The model's norms in a few lines.
+        findings: Worst first.
+        passage: One token's way, or None.
+        sites: One row a norm.
+        folded: The same with alike neighbours in one row, for long models.
+        formulas: Each formula once.
+        blocks: One row a block.
+        attention: One row an attention call.
+        checks: One a rule.
+        unrecognised: What behaves like a norm but could not be identified.
+        method: What was measured and how, and what was not.
+    """
+
+    title: str
+    subtitle: str
+    source: str
+    verdict: Verdict
+    glance: tuple[Fact, ...]
+    findings: tuple[Finding, ...]
+    passage: Passage | None
+    sites: Table
+    folded: Table
+    formulas: tuple[Formula, ...]
+    blocks: Table
+    attention: Table
+    checks: tuple[Check, ...]
+    unrecognised: tuple[Fact, ...]
+    method: tuple[str, ...]

@@ -1,0 +1,155 @@
+"""A report for a terminal: rich renderables that fit 100 columns and say everything without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from normkit.inspection.result import Check, Finding, Inspection, Walk
+from normkit.report.description import describe, describe_walk
+from normkit.report.parts import Fact, Formula, Table, Tone, Verdict
+from normkit.report.wording import shortened, tail
+
+WIDTH = 100
+"""Columns that tables are laid out for."""
+
+# Past this many norms the summary folds alike neighbours; past as many rows it stops.
+_MOST_ROWS = 16
+_MOST_EVIDENCE = 2
+_WIDEST_LABEL = 44
+
+# Tone -> the mark before it and its style: nothing is said by colour alone.
+_TONES: dict[Tone, tuple[str, str]] = {
+    "error": ("x", "bold red"),
+    "warning": ("!", "bold yellow"),
+    "note": ("i", "bold blue"),
+    "good": ("+", "bold green"),
+    "neutral": ("-", "bold"),
+}
+
+
+def summary(inspection: Inspection) -> RenderableType:
+    """The verdict, the findings, the norms and the checks, on one screen for a small model."""
+    report = describe(inspection)
+    head = Text.assemble((report.title, "bold"), "  ", report.subtitle, "\n", (report.source, "dim"))
+    parts: list[RenderableType] = [head, "", _verdict(report.verdict), *map(_finding, report.findings)]
+    # The table says the rest of what stands at a glance.
+    if glance := [fact for fact in report.glance if fact.label not in ("norms", "input rows", "eps")]:
+        parts += ["", _facts(glance)]
+    if report.sites.rows:
+        table = report.sites if len(report.sites.rows) <= _MOST_ROWS else report.folded
+        parts += ["", _norms(table, report.formulas)]
+    if report.unrecognised:
+        parts += ["", Text("not identified", "bold"), _facts(report.unrecognised)]
+    return Group(*parts, "", _checks(report.checks))
+
+
+def walk_table(walk: Walk) -> RenderableType:
+    """One token's vector, stage by stage: its mean, length and angle, and what is true from there on."""
+    passage = describe_walk(walk)
+    grid = _ruled()
+    grid.add_column("stage", no_wrap=True)
+    for fact in passage.stages[0].facts:
+        grid.add_column(fact.label, justify="right", no_wrap=True)
+    grid.add_column("what is true now")
+    for stage in passage.stages:
+        holds = stage.holds or stage.does
+        grid.add_row(Text(stage.name), *(Text(fact.value) for fact in stage.facts), Text(holds))
+    return Group(Text(passage.title, "bold"), Text(passage.formula.text), "", grid, _facts(passage.facts))
+
+
+def side_by_side(inspections: Sequence[Inspection]) -> RenderableType:
+    """The verdicts of several models, one row each."""
+    grid = _ruled()
+    for heading in ("model", "norms", "verdict", "findings"):
+        grid.add_column(heading)
+    for inspection in inspections:
+        report = describe(inspection)
+        norms = next((fact.value for fact in report.glance if fact.label == "norms"), "none")
+        found = "\n".join(f"{finding.rule} {finding.title}" for finding in report.findings) or "none"
+        grid.add_row(
+            Text(report.title), Text(norms), _marked(report.verdict.tone, report.verdict.headline), Text(found)
+        )
+    return grid
+
+
+def _ruled() -> Grid:
+    return Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+
+
+def _marked(tone: Tone, words: str) -> Text:
+    mark, style = _TONES[tone]
+    return Text(f"{mark} {words}", style)
+
+
+def _verdict(verdict: Verdict) -> RenderableType:
+    return Text.assemble(_marked(verdict.tone, verdict.headline), "  ", verdict.detail)
+
+
+def _finding(finding: Finding) -> RenderableType:
+    evidence = list(finding.evidence[:_MOST_EVIDENCE])
+    if beyond := len(finding.evidence) - len(evidence):
+        evidence[-1] += f" (and {beyond} more)"
+    lines = (
+        Fact(label="measured", value=f"{finding.measured}; threshold {finding.threshold}"),
+        Fact(label="evidence", value="\n".join(evidence)),
+        Fact(label="why", value=finding.why),
+        Fact(label="do", value=" ".join(f"{number}. {step}" for number, step in enumerate(finding.remedy, 1))),
+        Fact(label="confirm", value=finding.confirm),
+    )
+    where = f"  at {shortened(finding.sites, 2)}" if finding.sites else ""
+    title = Text.assemble(
+        _marked(finding.severity, finding.severity), f"  {finding.rule}  ", (finding.title, "bold"), where
+    )
+    return Group(title, Padding(_facts(line for line in lines if line.value), (0, 0, 0, 2)))
+
+
+def _facts(facts: Iterable[Fact]) -> RenderableType:
+    """Labels on the left, values wrapped on the right."""
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for fact in facts:
+        grid.add_row(Text(tail(fact.label, _WIDEST_LABEL)), Text(fact.value))
+    return grid
+
+
+def _norms(table: Table, formulas: Sequence[Formula]) -> RenderableType:
+    keys = ("path", "formula", "role", "rms", "ones", "eps", "gain")
+    shown = table.only(*(key for key in keys if key != "formula" or len(formulas) > 1))
+    parts = [_grid(shown)]
+    if len(shown.rows) > _MOST_ROWS:
+        parts.append(Text(f"and {len(shown.rows) - _MOST_ROWS} rows more", "dim"))
+    parts.append(Text(" ".join(table.legend), "dim"))
+    parts += [Text(f"{formula.norms} {formula.name}: {formula.text}") for formula in formulas]
+    return Group(*parts)
+
+
+def _grid(table: Table) -> RenderableType:
+    rows = table.rows[:_MOST_ROWS]
+    # Two columns of space between columns; the names of rows get what the numbers leave.
+    taken = sum(2 + max(len(text) for text in (column.heading, *(row[place].text for row in rows)))
+                for place, column in enumerate(table.columns) if place)  # fmt: skip
+    grid = _ruled()
+    for column in table.columns:
+        grid.add_column(column.heading, justify="right" if column.numeric else "left", no_wrap=True)
+    for name, *cells in rows:
+        grid.add_row(Text(tail(name.text, max(12, WIDTH - taken))), *(Text(cell.text) for cell in cells))
+    return grid
+
+
+def _checks(checks: Sequence[Check]) -> RenderableType:
+    """The rules by what became of them; those with a finding stand above."""
+    unchecked: dict[str, list[str]] = {}
+    for check in checks:
+        if check.status == "not checked":
+            unchecked.setdefault(check.reason, []).append(check.rule)
+    reasons = ", ".join(f"{' '.join(rules)} ({reason})" for reason, rules in unchecked.items())
+    clean = " ".join(check.rule for check in checks if check.status == "clean")
+    parts = [f"clean {clean}" if clean else "", f"not checked {reasons}" if reasons else ""]
+    return _facts([Fact(label="checks", value="; ".join(part for part in parts if part) or "none")])

@@ -1,0 +1,106 @@
+"""The words for roles, placements and conventions, and strings made safe to print anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+from normkit.inspection.result import Placement, Severity
+from normkit.spec import NormSpec
+
+T = TypeVar("T")
+
+PLACEMENTS: dict[Placement, str] = {
+    "pre": "pre-norm",
+    "post": "post-norm",
+    "peri": "peri-norm",
+    "output-only": "norm on the branch's output",
+    "none": "no norm",
+    "residual-after-norm": "residual taken after the norm",
+    "unknown": "unknown",
+}
+"""Where a block's norms sit, as it is read."""
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""Worst first."""
+
+
+def formula_name(spec: NormSpec) -> str:
+    """A spec in a few words: the family, its eps, and what is unusual.
+
+    Example:
+        >>> formula_name(NormSpec(eps=1e-12)), formula_name(NormSpec(eps_placement="outside", correction=1))
+        ('LayerNorm, eps 1e-12', 'LayerNorm, eps 1e-5 outside, n - 1')
+    """
+    words = [f"{_family(spec)}, {_eps(spec)}"]
+    if spec.correction:
+        words.append("n - 1")
+    if spec.weight_offset:
+        words.append(f"{spec.weight_offset:g} + weight")
+    if spec.weight_placement == "before":
+        words.append("weight first")
+    if spec.groups > 1:
+        words.append(f"{spec.groups} groups")
+    return ", ".join(words)
+
+
+def shortened(names: Sequence[str], most: int = 3) -> str:
+    """The first few names and how many there are beyond.
+
+    Example:
+        >>> shortened(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
+    beyond = len(names) - most
+    return ", ".join(names[:most]) + (f" and {beyond} more" if beyond > 0 else "")
+
+
+def tail(text: str, width: int) -> str:
+    """The text, or its end behind an ellipsis where it is longer: the end of a path tells most."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def printable(part: T) -> T:
+    """A part with every string in it made safe: what is not to be seen becomes an escape sequence.
+
+    Control characters could move a terminal's cursor, direction marks could reorder a page, and lone
+    surrogates cannot be written to a file.
+    """
+    if isinstance(part, str):
+        return cast(T, "".join(map(_visible, part)))
+    if isinstance(part, tuple):
+        return cast(T, tuple(printable(member) for member in part))
+    if dataclasses.is_dataclass(part) and not isinstance(part, type) and not isinstance(part, NormSpec):
+        fields = {field.name: printable(getattr(part, field.name)) for field in dataclasses.fields(part)}
+        return cast(T, dataclasses.replace(part, **fields))
+    return part
+
+
+def _visible(character: str) -> str:
+    # C: control, format, surrogate, private, unassigned. Zl, Zp: line and paragraph separators.
+    category = unicodedata.category(character)
+    if category[0] != "C" and category not in ("Zl", "Zp"):
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _family(spec: NormSpec) -> str:
+    if spec.centre_numerator != spec.centre_statistics:
+        return "half-centred norm"
+    if spec.reduction == "sum" and spec.multiplier == "one":
+        return "centred L2 norm" if spec.centre_numerator else "L2 norm"
+    if spec.axes == "all_but_batch" or spec.groups > 1:
+        return "GroupNorm" if spec.centre_numerator else "group RMSNorm"
+    return "LayerNorm" if spec.centre_numerator else "RMSNorm"
+
+
+def _eps(spec: NormSpec) -> str:
+    if spec.eps is None:
+        return "machine eps"
+    if spec.eps == 0:
+        return "no eps"
+    digits, _, power = f"{spec.eps:g}".partition("e")
+    value = f"{digits}e{int(power)}" if power else digits
+    return f"eps {value}" + ("" if spec.eps_placement == "inside" else f" {spec.eps_placement}")

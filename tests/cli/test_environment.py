@@ -1,0 +1,56 @@
+"""`normkit env`: every version that decides a result."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, requires, version
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from normkit.cli import environment
+from normkit.cli.entry import verbs
+
+
+def test_text() -> None:
+    shown = CliRunner().invoke(verbs, ["env"])
+    assert shown.exit_code == 0
+    lines = dict(line.split(maxsplit=1) for line in shown.output.splitlines() if not line.startswith("extra"))
+    assert lines["torch"] == torch.__version__
+    assert lines["normkit"] == version("normkit")
+    assert lines["threads"] == str(torch.get_num_threads())
+    assert "extra hf      installed" in shown.output
+
+
+def test_json_is_one_document() -> None:
+    shown = CliRunner().invoke(verbs, ["env", "--json"])
+    document = json.loads(shown.output)
+    assert (document["schema_version"], document["torch"]) == (1, torch.__version__)
+    assert document["extras"]["hf"] == {"transformers": version("transformers")}
+
+
+def test_a_missing_extra_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_matplotlib(package: str) -> str:
+        if package == "matplotlib":
+            raise PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(environment, "version", without_matplotlib)
+    shown = CliRunner().invoke(verbs, ["env"])
+    assert 'extra plot    missing matplotlib: pip install "normkit[plot]"' in shown.output
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    declared: dict[str, set[str]] = {}
+    for requirement in requires("normkit") or []:
+        name, _, condition = requirement.partition(";")
+        if "extra" in condition and not name.startswith("normkit"):
+            extra = condition.split("==")[1].strip().strip("\"'")
+            declared.setdefault(extra, set()).add(name.split(">")[0].split("<")[0].split("=")[0].strip())
+    assert {extra: set(packages) for extra, packages in environment.EXTRAS.items()} == declared
+
+
+def test_cpu_flags_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.Path, "read_text", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()))
+    assert environment._cpu_flags() == []

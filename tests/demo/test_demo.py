@@ -1,0 +1,37 @@
+import pytest
+
+from normkit import demo
+from normkit.demo.corpus import SEPARATOR
+from normkit.errors import InputError
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_a_twin_has_a_folder_with_a_model(name):
+    assert {path.name for path in demo.directory(name).iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "training.json",
+        "training.jsonl",
+    }
+
+
+def test_an_unknown_name_is_refused_in_one_line():
+    with pytest.raises(InputError, match="'layernorm' and 'rmsnorm', got 'batchnorm'"):
+        demo.directory("batchnorm")
+
+
+def test_the_text_is_of_the_promised_size_and_kind():
+    text = demo.text().encode()
+    assert 3000 <= len(text) <= 6000
+    assert SEPARATOR not in text
+
+
+def test_the_functions_of_the_text_compute_what_its_prose_says():
+    source = demo.text()
+    names = {"__name__": "text"}
+    exec(source[source.index("import math") :], names)
+    normalized = names["layer_norm"]([1.0, 2.0, 3.0, 6.0], eps=0.0)
+    # Four features: mean 3, variance 3.5; a few roundings of double precision.
+    assert normalized == pytest.approx([value / 3.5**0.5 for value in (-2, -1, 0, 3)], abs=1e-15)
+    assert sum(value**2 for value in names["rms_norm"]([1.0, 2.0, 3.0, 6.0], eps=0.0)) == pytest.approx(4)

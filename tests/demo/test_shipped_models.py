@@ -1,0 +1,69 @@
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from normkit import demo
+from normkit.demo.entropy import bits_per_byte, unigram_entropy
+
+
+@pytest.fixture(scope="module", params=["layernorm", "rmsnorm"])
+def shipped(request):
+    """(model of stock classes, what loading it reported, its training record)."""
+    folder = demo.directory(request.param)
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    return model, report, json.loads((folder / "training.json").read_text())
+
+
+def test_stock_transformers_load_it_without_a_missing_or_unexpected_key(shipped):
+    model, report, _ = shipped
+    assert type(model).__name__ in ("GPT2LMHeadModel", "LlamaForCausalLM")
+    assert not any(report.values()), report
+
+
+def test_its_text_is_predicted_as_recorded_and_far_below_the_unigram_entropy(shipped):
+    model, _, record = shipped
+    text = demo.text().encode()
+    measured = bits_per_byte(model, text)
+    # The record is rounded to four digits; stock norms are float32, ours rounded float64.
+    assert measured == pytest.approx(record["text"]["bits_per_byte"], abs=1e-3)
+    assert unigram_entropy(text) == pytest.approx(record["text"]["unigram_entropy"], abs=1e-4)
+    assert measured < 0.75 * unigram_entropy(text)
+
+
+def test_it_learnt_files_that_it_never_saw(shipped):
+    held_out = shipped[2]["held_out"]
+    assert held_out["bits_per_byte"] < 0.6 * held_out["unigram_entropy"]
+
+
+def test_the_configuration_holds_no_path_and_the_right_ids(shipped):
+    model, _, record = shipped
+    folder = demo.directory(record["model"])
+    text = "".join(path.read_text() for path in sorted(folder.glob("*.json")))
+    assert '"/' not in text
+    assert " /" not in text
+    assert (model.config.vocab_size, model.config.bos_token_id, model.config.eos_token_id) == (256, 0, 0)
+    assert model.config.tie_word_embeddings
+
+
+def test_the_curve_ends_where_the_record_does(shipped):
+    record = shipped[2]
+    lines = (demo.directory(record["model"]) / "training.jsonl").read_text().splitlines()
+    points = [json.loads(line) for line in lines]
+    assert [point["step"] for point in points] == sorted(point["step"] for point in points)
+    assert points[-1]["step"] == record["recipe"]["steps"]
+    assert points[-1]["held_out"] == pytest.approx(record["held_out"]["bits_per_byte"], abs=1e-4)
+    assert points[0]["training"] > 2 * points[-1]["training"]
+
+
+def test_the_twins_share_data_seed_and_size():
+    first, second = (
+        json.loads((demo.directory(name) / "training.json").read_text()) for name in ("layernorm", "rmsnorm")
+    )
+    assert first["recipe"] == second["recipe"]
+    assert first["versions"] == second["versions"]
+    listing = json.loads((demo.directory("rmsnorm").parent / "corpus.json").read_text())
+    assert first["corpus"] == second["corpus"] == listing["digest"]
+    assert first["parameters"] == pytest.approx(second["parameters"], rel=0.01)
+    for name in ("layernorm", "rmsnorm"):
+        assert (demo.directory(name) / "model.safetensors").stat().st_size < 1.5e6

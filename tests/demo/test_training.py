@@ -1,0 +1,142 @@
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from normkit.demo import corpus, training
+from normkit.demo.architecture import build
+from normkit.demo.training import Recipe, _batches, _learning_rate, _parameter_groups, main, train
+
+RECIPE = Recipe(steps=200, seed=3, batch=4, learning_rate=1e-2, evaluate_every=100)
+
+
+def test_both_twins_get_the_same_batches():
+    text = bytes(range(256)) * 8
+    torch.manual_seed(0)
+    first = next(_batches(text, RECIPE))
+    torch.manual_seed(1)
+    second = next(_batches(text, RECIPE))
+    assert torch.equal(first, second)
+    assert first.shape == (4, 257)
+    # Each window is a stretch of the text, which here counts upwards.
+    assert torch.equal((first[:, 1:] - first[:, :-1]) % 256, torch.ones(4, 256, dtype=torch.int64))
+
+
+def test_windows_reach_both_ends_of_the_text():
+    text = b"a" + b"b" * 256 + b"c"
+    batches = _batches(text, RECIPE)
+    seen = torch.cat([next(batches) for _ in range(20)])
+    assert set(seen[:, 0].tolist()) == {ord("a"), ord("b")}
+    assert set(seen[:, -1].tolist()) == {ord("b"), ord("c")}
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth():
+    rates = [_learning_rate(step, RECIPE) for step in range(1, 201)]
+    assert rates[0] == pytest.approx(1e-4)
+    assert max(rates) <= 1e-2
+    assert rates[-1] == pytest.approx(1e-3)
+    assert rates[100:] == sorted(rates[100:], reverse=True)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_only_matrices_are_decayed(name):
+    model = build(name)
+    decayed, kept = _parameter_groups(model, 0.1)
+    names = {id(parameter): parameter_name for parameter_name, parameter in model.named_parameters()}
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    assert len(decayed["params"]) + len(kept["params"]) == len(names)
+    # Two projections of attention and two of the MLP in a GPT-2 block, four and three in a Llama's.
+    assert len(decayed["params"]) == 6 * (4 if name == "layernorm" else 7)
+    assert not any(word in names[id(p)] for p in decayed["params"] for word in ("norm", "ln_", "bias", "wte", "embed"))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    root = tmp_path_factory.mktemp("library")
+    for index in range(20):
+        body = "".join(f"def function{index}_{line}(value):\n    return value + {line}\n\n\n" for line in range(40))
+        (root / f"source{index}.py").write_text(body)
+    return root
+
+
+def options(out, library, name, seed=1):
+    values = {"out": out, "corpus": library, "model": name, "seed": seed, "steps": 5, "batch": 2, "threads": 1}
+    return [f"--{option}={value}" for option, value in values.items()]
+
+
+@pytest.fixture
+def run(library):
+    """Calls the command in this process, as many threads afterwards as before."""
+    threads = torch.get_num_threads()
+    yield lambda out, name, seed=1: CliRunner().invoke(main, options(out, library, name, seed))
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_a_run_repeats_bit_for_bit_in_another_process(name, library, run, tmp_path):
+    command = [sys.executable, "-m", "normkit.demo.training", *options(tmp_path / "first", library, name)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert run(tmp_path / "second", name).exit_code == 0
+    assert run(tmp_path / "other", name, seed=2).exit_code == 0
+    weights = [(tmp_path / out / name / "model.safetensors").read_bytes() for out in ("first", "second", "other")]
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
+    record = json.loads((tmp_path / "first" / name / "training.json").read_text())
+    assert record["command"] == shlex.join(["python", *command[1:]])
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_a_run_leaves_a_loadable_model_and_nothing_else(name, library, run, tmp_path):
+    assert run(tmp_path, name).exit_code == 0
+    folder = tmp_path / name
+    _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    assert AutoTokenizer.from_pretrained(folder)("é")["input_ids"] == list("é".encode())
+    listing = json.loads((tmp_path / "corpus.json").read_text())
+    assert listing == corpus.read(library).to_json()
+    assert json.loads((folder / "training.json").read_text())["corpus"] == listing["digest"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.json", name]
+    # Readable for everybody, as the files of an installed package must be.
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
+
+
+def test_a_run_that_fails_leaves_the_previous_model(run, tmp_path, monkeypatch):
+    assert run(tmp_path, "rmsnorm").exit_code == 0
+    weights = tmp_path / "rmsnorm" / "model.safetensors"
+    before = weights.read_bytes()
+
+    def fail(window):
+        raise OSError(f"no space left for a window of {window}")
+
+    # The tokenizer is written after the weights: half of the new model is there.
+    monkeypatch.setattr(training, "byte_tokenizer", fail)
+    result = run(tmp_path, "rmsnorm", seed=2)
+    assert isinstance(result.exception, OSError)
+    assert weights.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.json", "rmsnorm"]
+
+
+def test_a_second_run_replaces_the_model(run, tmp_path):
+    contents = set()
+    for seed in (1, 2):
+        assert run(tmp_path, "rmsnorm", seed).exit_code == 0
+        contents.add((tmp_path / "rmsnorm" / "model.safetensors").read_bytes())
+    assert len(contents) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.json", "rmsnorm"]
+
+
+def test_a_short_run_learns_and_reports_its_curve(library):
+    text = corpus.read(library)
+    torch.manual_seed(0)
+    recipe = Recipe(steps=30, seed=0, batch=2, learning_rate=1e-2, warmup=5, evaluate_every=15)
+    points = list(train(build("rmsnorm"), recipe, text.training, text.held_out))
+    assert [point["step"] for point in points] == [10, 15, 20, 30]
+    assert [("held_out" in point) for point in points] == [False, True, False, True]
+    assert points[-1]["held_out"] < points[1]["held_out"] < 8

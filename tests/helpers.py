@@ -1,0 +1,108 @@
+"""What several tests share: one comparison, every preset, any valid spec, and arguments that fit a spec."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from normkit import NormSpec, specs
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "normkit"
+
+PRESETS: dict[str, NormSpec] = {name: value for name, value in vars(specs).items() if isinstance(value, NormSpec)}
+
+
+def assert_close(
+    actual: Tensor,
+    expected: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    length: int = 1,
+    units: float = 8,
+    terms: Tensor | None = None,
+) -> None:
+    """Assert |actual - expected| <= units * eps * sqrt(length) * terms, element by element.
+
+    eps is the machine epsilon of `dtype`, which `actual` must have (default: that of `expected`). An element that is
+    a sum of `length` rounded terms errs by about sqrt(length) of their epsilons. `terms` is the size of what is added
+    to form an element; by default the largest finite element of `expected`, since rows share their statistics.
+    NaN and infinities must stand in the same places.
+    """
+    dtype = dtype or expected.dtype
+    assert actual.dtype == dtype, f"dtype {actual.dtype}, expected {dtype}"
+    assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    actual, expected = actual.detach().double(), expected.detach().double()
+    finite = expected.isfinite()
+    odd = ~finite
+    same_odd = torch.allclose(actual[odd], expected[odd], rtol=0.0, atol=0.0, equal_nan=True)
+    assert same_odd, "NaN or infinities differ"
+    assert actual[finite].isfinite().all(), "not finite where a finite number was expected"
+    if not finite.any():
+        return
+    terms = expected[finite].abs().max() if terms is None else terms.detach().double().expand_as(expected)[finite]
+    bound = units * torch.finfo(dtype).eps * math.sqrt(length) * terms
+    error = (actual[finite] - expected[finite]).abs()
+    worst = (error - bound).argmax()
+    assert (error <= bound).all(), (
+        f"{int((error > bound).sum())} of {error.numel()} elements are off; "
+        f"the worst by {error[worst]:.3g} where {bound.expand_as(error)[worst]:.3g} is allowed"
+    )
+
+
+@st.composite
+def valid_specs(draw: st.DrawFn, eps: st.SearchStrategy[float | None] | None = None, max_groups: int = 24) -> NormSpec:
+    """Any spec that the constructor accepts, or with `eps` and `max_groups` those that suit `arguments`."""
+    if eps is None:
+        eps = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+    axes = draw(st.sampled_from([(-1,), (-2, -1), (-3, -2, -1), (1,), "all_but_batch"]))
+    grouped = axes in ((-1,), "all_but_batch")
+    has_weight = draw(st.booleans())
+    reduction = draw(st.sampled_from(["mean", "sum"]))
+    statistics_dtype = draw(st.sampled_from(["float32", "input"]))
+    casts = ["early", "late", "weight", *(["none"] if statistics_dtype == "input" else [])]
+    return NormSpec(
+        centre_numerator=draw(st.booleans()),
+        centre_statistics=draw(st.booleans()),
+        eps=draw(eps),
+        eps_placement=draw(st.sampled_from(["inside", "outside", "clamp"])),
+        correction=draw(st.sampled_from([0, 1])) if reduction == "mean" else 0,
+        reduction=reduction,
+        multiplier=draw(st.sampled_from(["one", "sqrt_n"])),
+        axes=axes,
+        groups=draw(st.integers(1, max_groups)) if grouped else 1,
+        has_weight=has_weight,
+        has_bias=draw(st.booleans()),
+        weight_offset=draw(st.sampled_from([0.0, 1.0, -0.5])) if has_weight else 0.0,
+        offset_dtype=draw(st.sampled_from(["float32", "parameter"])),
+        weight_placement=draw(st.sampled_from(["after", "before"])) if has_weight else "after",
+        statistics_dtype=statistics_dtype,
+        round_rstd=draw(st.booleans()),
+        cast=draw(st.sampled_from(casts)),
+        output_dtype=draw(st.sampled_from(["input", "promote", "weight"])),
+    )
+
+
+def arguments(
+    spec: NormSpec, *, dtype: torch.dtype = torch.float64, seed: int = 0, rows: int = 2, features: int = 12
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Random x, weight and bias that fit a spec; `features` divide into 1, 2 or 3 groups."""
+    # Far from the seeds of the tests: a gradient drawn from the same stream as x would be x.
+    generator = torch.Generator().manual_seed(seed + 1_000_000)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    if spec.axes in ((1,), "all_but_batch"):
+        sizes, parameter = (rows, features, 3), (features,)
+    else:
+        parameter = (2, 3, features)[-len(spec.axes) :]
+        sizes = (rows, *parameter)
+    x = normal(*sizes) + 0.5
+    weight = 1.0 - spec.weight_offset + 0.3 * normal(*parameter) if spec.has_weight else None
+    bias = normal(*parameter) if spec.has_bias else None
+    return x.to(dtype), None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -1,0 +1,249 @@
+"""The functions take torch's arguments, refuse what torch refuses, and compute what the reference defines."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from helpers import PRESETS, arguments, assert_close
+from normkit import functional, reference, specs
+from normkit.errors import DtypeError, KindError, NormkitError, ShapeError, SpecError
+
+NAMES = ["layer_norm", "rms_norm"]
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def both(name):
+    return getattr(functional, name), getattr(F, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_signature_is_torchs(name):
+    ours, theirs = (inspect.signature(function).parameters.values() for function in both(name))
+    assert [(p.name, p.default, p.kind) for p in ours] == [(p.name, p.default, p.kind) for p in theirs]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])
+def test_the_value_is_torchs(name, dtype, shape):
+    ours, theirs = both(name)
+    x = (torch.randn(5, 2, 3, 4) + 0.5).to(dtype)
+    weight, bias = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    extra = {"weight": weight, "bias": bias} if name == "layer_norm" else {"weight": weight}
+    for given in ({}, {"weight": weight}, extra, {**extra, "eps": 1e-2}, {"eps": 0.0}):
+        # 16-bit statistics of torch are float32: the same value but for a near-tie, which is one ulp.
+        assert_close(ours(x, shape, **given), theirs(x, shape, **given), units=4 if dtype.itemsize > 2 else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shape_may_be_a_list_or_a_size(name):
+    ours, _ = both(name)
+    expected = ours(X, (4,))
+    assert torch.equal(ours(X, [4]), expected)
+    assert torch.equal(ours(X, X.shape[-1:]), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_torchs_in_float64(name):
+    ours, theirs = both(name)
+    x = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
+    parameters = [
+        torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(2 if name == "layer_norm" else 1)
+    ]
+    dy = torch.randn_like(x)
+    for actual, expected in zip(
+        torch.autograd.grad(ours(x, (5,), *parameters), [x, *parameters], dy),
+        torch.autograd.grad(theirs(x, (5,), *parameters), [x, *parameters], dy),
+        strict=True,
+    ):
+        assert_close(actual, expected)
+
+
+# Arguments that torch refuses, and the type it raises or a base of it; ours is that type and a NormkitError.
+REFUSED = {
+    "an integer input": (RuntimeError, (X.long(), (4,)), {}),
+    "a boolean input": (RuntimeError, (X > 0, (4,)), {}),
+    "a float8 input": (RuntimeError, (X.to(torch.float8_e4m3fn), (4,)), {}),
+    "no tensor": (TypeError, ([1.0, 2.0], (2,)), {}),
+    "None": (TypeError, (None, (2,)), {}),
+    "an empty shape": (RuntimeError, (X, ()), {}),
+    "another size": (RuntimeError, (X, (5,)), {}),
+    "a negative size": (RuntimeError, (X, (-1,)), {}),
+    "a bare size": (TypeError, (X, 4), {}),
+    "a float size": (TypeError, (X, (4.0,)), {}),
+    "a string": (TypeError, (X, "4"), {}),
+    "no shape": (TypeError, (X, None), {}),
+    "a tensor as shape": (TypeError, (X, torch.tensor([4])), {}),
+    "a weight of another size": (RuntimeError, (X, (4,), torch.ones(5)), {}),
+    "a weight with too many axes": (RuntimeError, (X, (4,), torch.ones(1, 4)), {}),
+    "a list as weight": (TypeError, (X, (4,), [1.0, 1.0, 1.0, 1.0]), {}),
+    "a string as eps": (TypeError, (X, (4,)), {"eps": "1e-5"}),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_torch_refuses_is_refused_with_the_same_type(name, case):
+    error, args, keywords = REFUSED[case]
+    ours, theirs = both(name)
+    with pytest.raises(error):
+        theirs(*args, **keywords)
+    with pytest.raises(error) as caught:
+        ours(*args, **keywords)
+    assert isinstance(caught.value, NormkitError)
+    message = str(caught.value)
+    assert message.startswith(f"{name}: ")
+    assert "got" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("x", [torch.tensor(1.0), torch.ones(4)])
+def test_too_few_dimensions_are_refused(x):
+    for ours, theirs in map(both, NAMES):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            theirs(x, (2, 3, 4))
+        with pytest.raises(type(caught.value)):
+            ours(x, (2, 3, 4))
+
+
+def test_what_only_one_of_torchs_functions_refuses_is_refused_by_ours():
+    with pytest.raises(TypeError):
+        F.layer_norm(X, (4,), eps=None)
+    with pytest.raises(KindError, match="layer_norm: eps must be a number, got None"):
+        functional.layer_norm(X, (4,), eps=None)
+    for name in NAMES:
+        with pytest.raises(DtypeError, match=r"weight must be float16, bfloat16, float32 or float64, got torch\.int64"):
+            both(name)[0](X, (4,), torch.ones(4, dtype=torch.int64))
+        with pytest.raises(DtypeError, match=r"got torch\.complex64"):
+            both(name)[0](X.to(torch.complex64), (4,))
+
+
+@pytest.mark.parametrize("eps", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_eps_that_is_no_number_is_refused(name, eps):
+    with pytest.raises(SpecError, match="eps must be a finite number"):
+        both(name)[0](X, (4,), eps=eps)
+
+
+def test_parameters_of_another_dtype_are_taken_for_what_they_are():
+    # torch's layer_norm refuses these; its rms_norm takes them.
+    x, weight = torch.randn(3, 4), torch.randn(4).bfloat16()
+    with pytest.raises(RuntimeError, match="mixed dtype"):
+        F.layer_norm(x, (4,), weight)
+    assert torch.equal(functional.layer_norm(x, (4,), weight), functional.layer_norm(x, (4,), weight.float()))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_normalize_is_the_reference(name, dtype):
+    x, weight, bias = arguments(PRESETS[name], dtype=dtype)
+    y = functional.normalize(x, PRESETS[name], weight, bias)
+    assert torch.equal(y, reference.forward(x, PRESETS[name], weight, bias))
+
+
+def test_normalize_takes_one_gain_for_all_and_one_a_head():
+    x = torch.randn(2, 3, 8)
+    assert functional.normalize(x, specs.SCALE_NORM, torch.tensor(2.0)).norm(dim=-1).allclose(torch.tensor(2.0))
+    per_head = torch.randn(3, 8)
+    assert torch.equal(
+        functional.normalize(x, specs.COHERE, per_head)[:, 1], functional.normalize(x[:, 1], specs.COHERE, per_head[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "args"),
+    [
+        (ShapeError, "the spec says has_weight=True, got none; change the spec or the call", (X, specs.LLAMA)),
+        (ShapeError, "the spec says has_bias=False, got one", (X, specs.LLAMA, torch.ones(4), torch.ones(4))),
+        (ShapeError, "the spec says has_weight=False, got one", (X, specs.L2_NORM, torch.ones(4))),
+        (ShapeError, "weight of shape (3,) does not fit an input of shape (3, 4)", (X, specs.LLAMA, torch.ones(3))),
+        (ShapeError, "weight of shape (1, 3, 4) does not fit", (X, specs.LLAMA, torch.ones(1, 3, 4))),
+        (ShapeError, "weight of shape (4,) does not fit", (X[None], specs.POOLFORMER, torch.ones(4), torch.ones(4))),
+        (ShapeError, "bias of shape (1, 3) does not fit", (X[None], specs.POOLFORMER, torch.ones(3), torch.ones(1, 3))),
+        (
+            ShapeError,
+            "need at least 2 dimensions, got shape (4,)",
+            (X[0], specs.CONVNEXT, torch.ones(4), torch.ones(4)),
+        ),
+        (ShapeError, "axes (-1,) need at least 1 dimensions, got shape ()", (X[0, 0], specs.L2_NORM)),
+        (ShapeError, "4 features do not divide into 3 groups", (X, specs.NANOCHAT.replace(groups=3))),
+        (DtypeError, "x must be float16, bfloat16, float32 or float64, got torch.int64", (X.long(), specs.NANOCHAT)),
+        (DtypeError, "weight must be float16", (X, specs.LLAMA, torch.ones(4).long())),
+        (KindError, "x must be a tensor, got list", ([1.0], specs.NANOCHAT)),
+        (KindError, "weight must be a tensor, got float", (X, specs.LLAMA, 2.0)),
+        (KindError, "spec must be a NormSpec such as normkit.specs.LLAMA, got 'llama'", (X, "llama")),
+    ],
+)
+def test_normalize_says_what_does_not_fit(error, message, args):
+    with pytest.raises(error) as caught:
+        functional.normalize(*args)
+    assert str(caught.value).startswith("normalize: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_out_is_written_to_and_returned():
+    out = torch.full((3, 4), float("nan"))
+    y = functional.normalize(X, specs.NANOCHAT, out=out)
+    assert y is out
+    assert torch.equal(out, functional.normalize(X, specs.NANOCHAT))
+
+
+def test_out_may_be_the_input_or_strided():
+    expected = functional.normalize(X, specs.NANOCHAT)
+    x, strided = X.clone(), torch.empty(4, 3).T
+    functional.normalize(x, specs.NANOCHAT, out=x)
+    functional.normalize(X, specs.NANOCHAT, out=strided)
+    assert torch.equal(x, expected)
+    assert torch.equal(strided, expected)
+
+
+def test_out_of_another_shape_or_dtype_is_refused():
+    with pytest.raises(ShapeError, match=r"out must have the result's shape \(3, 4\), got \(1, 4\)"):
+        functional.normalize(X, specs.NANOCHAT, out=torch.empty(1, 4))
+    with pytest.raises(DtypeError, match=r"out must have the result's dtype torch\.float32, got torch\.float64"):
+        functional.normalize(X, specs.NANOCHAT, out=torch.empty(3, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 2, 4)])
+def test_empty_inputs_give_empty_outputs(shape):
+    x = torch.empty(shape, requires_grad=True)
+    for ours, theirs in map(both, NAMES):
+        weight = torch.ones(shape[-1:], requires_grad=True)
+        y = ours(x, shape[-1:], weight)
+        assert y.shape == theirs(x, shape[-1:], weight).shape == shape
+        dx, dweight = torch.autograd.grad(y.sum(), [x, weight])
+        assert dx.shape == shape
+        assert torch.equal(dweight, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("parameter_dtype", [torch.float32, None])
+def test_parameter_gradients_over_many_16_bit_rows(dtype, parameter_dtype):
+    rows = 8192
+    x = torch.randn(rows, 16).to(dtype)
+    weight, bias = (torch.ones(16, dtype=parameter_dtype or dtype).requires_grad_() for _ in range(2))
+    functional.layer_norm(x, (16,), weight, bias).backward(torch.ones_like(x))
+    # The number of rows. torch 2.13 on the CPU says 256 in bfloat16 and 2048 in float16: its sums are 16-bit numbers.
+    assert torch.equal(bias.grad, torch.full_like(bias, rows))
+    # The gain's is a sum that nearly cancels: within one unit in the last place of its terms.
+    exact = reference.backward(
+        torch.ones(rows, 16, dtype=torch.float64), x.double(), specs.TORCH_LAYER_NORM, weight.double()
+    )
+    assert_close(weight.grad, exact.weight, dtype=weight.dtype, units=1, terms=exact.weight.abs() + 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameter_gradients_over_65536_rows(name):
+    x, dy = torch.randn(65536, 8).bfloat16() + 3, torch.randn(65536, 8).bfloat16()
+    weight = torch.randn(8).bfloat16().requires_grad_()
+    both(name)[0](x, (8,), weight).backward(dy)
+    spec = specs.TORCH_LAYER_NORM if name == "layer_norm" else specs.TORCH_RMS_NORM
+    exact = reference.backward(
+        dy.double(), x.double(), spec.replace(eps=spec.eps or 2.0**-23), weight.detach().double()
+    )
+    assert torch.equal(weight.grad, exact.weight.bfloat16())
