@@ -1,15 +1,16 @@
-"""What several tests share: one comparison, every preset, any valid spec, and arguments that fit a spec."""
+"""What several tests share: one comparison, every preset, any valid spec, arguments that fit it, its exact value."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
+import mpmath
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normkit import NormSpec, specs
+from normkit import NormSpec, reference, specs
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "normkit"
@@ -106,3 +107,43 @@ def arguments(
     weight = 1.0 - spec.weight_offset + 0.3 * normal(*parameter) if spec.has_weight else None
     bias = normal(*parameter) if spec.has_bias else None
     return x.to(dtype), None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def exact_row(row: list[mpmath.mpf], spec: NormSpec, eps: float) -> list[mpmath.mpf]:
+    """multiplier * (x - m) / s of one row, as the docstring of NormSpec says it, in mpmath."""
+    n = len(row)
+    mean = mpmath.fsum(row) / n
+    centre = mean if spec.centre_statistics else 0
+    square = mpmath.fsum((value - centre) ** 2 for value in row)
+    if spec.reduction == "mean":
+        square /= n - spec.correction
+    scale = {
+        "inside": lambda: mpmath.sqrt(square + mpmath.mpf(eps)),
+        "outside": lambda: mpmath.sqrt(square) + mpmath.mpf(eps),
+        "clamp": lambda: max(mpmath.sqrt(square), mpmath.mpf(eps)),
+    }[spec.eps_placement]()
+    multiplier = mpmath.sqrt(n) if spec.multiplier == "sqrt_n" else 1
+    return [multiplier * (value - (mean if spec.centre_numerator else 0)) / scale for value in row]
+
+
+def exact(
+    x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """The norm of every row of x (..., n) in 50 digits, rounded once to float64; casts are not followed."""
+    eps = reference.machine_eps(x, spec) if eps is None else eps
+    n, out = x.shape[-1], []
+    gain = [1.0] * n if weight is None else weight.expand(n).tolist()
+    shift = [0.0] * n if bias is None else bias.expand(n).tolist()
+    with mpmath.workdps(50):
+        gain = [mpmath.mpf(g) + spec.weight_offset for g in gain]
+        for row in x.double().reshape(-1, n).tolist():
+            values = [mpmath.mpf(value) for value in row]
+            if spec.weight_placement == "before":
+                values = [g * value for g, value in zip(gain, values, strict=True)]
+            size = n // spec.groups
+            parts = [exact_row(values[start : start + size], spec, eps) for start in range(0, n, size)]
+            normalized = [value for part in parts for value in part]
+            if spec.weight_placement == "after":
+                normalized = [g * value for g, value in zip(gain, normalized, strict=True)]
+            out.append([float(value + b) for value, b in zip(normalized, shift, strict=True)])
+    return torch.tensor(out, dtype=torch.float64).reshape(x.shape)

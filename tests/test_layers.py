@@ -178,9 +178,6 @@ def test_the_bias_gradient_counts_the_rows_under_autocast():
     assert torch.equal(model[1].bias.grad, torch.full((16,), 8192.0))
 
 
-# --- Norm
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_norm_starts_as_the_identity_on_normalized_rows(name):
     spec = PRESETS[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
-from helpers import PRESETS, arguments, assert_close, valid_specs
+from helpers import PRESETS, arguments, assert_close, exact, valid_specs
 from normkit import NormSpec, reference, specs
 
 EPS = st.sampled_from([0.0, 1e-12, 1e-5, 0.3, 10.0, None])
@@ -25,44 +24,6 @@ BARE = {"layer_norm": BARE_LAYER_NORM, "rms_norm": BARE_RMS_NORM}
 def wide(spec: NormSpec) -> NormSpec:
     """The same formula with nothing rounded before the end."""
     return spec.replace(cast="late", statistics_dtype="float32", round_rstd=False, output_dtype="input")
-
-
-def exact_row(row: list[mpmath.mpf], spec: NormSpec, eps: float) -> list[mpmath.mpf]:
-    """multiplier * (x - m) / s of one row, as the docstring of NormSpec says it, in mpmath."""
-    n = len(row)
-    mean = mpmath.fsum(row) / n
-    centre = mean if spec.centre_statistics else 0
-    square = mpmath.fsum((value - centre) ** 2 for value in row)
-    if spec.reduction == "mean":
-        square /= n - spec.correction
-    scale = {
-        "inside": lambda: mpmath.sqrt(square + mpmath.mpf(eps)),
-        "outside": lambda: mpmath.sqrt(square) + mpmath.mpf(eps),
-        "clamp": lambda: max(mpmath.sqrt(square), mpmath.mpf(eps)),
-    }[spec.eps_placement]()
-    multiplier = mpmath.sqrt(n) if spec.multiplier == "sqrt_n" else 1
-    return [multiplier * (value - (mean if spec.centre_numerator else 0)) / scale for value in row]
-
-
-def exact(x, spec, weight=None, bias=None, eps=None):
-    """The norm of every row of x (..., n), rounded once to float64."""
-    eps = reference.machine_eps(x, spec) if eps is None else eps
-    n, out = x.shape[-1], []
-    gain = [1.0] * n if weight is None else weight.expand(n).tolist()
-    shift = [0.0] * n if bias is None else bias.expand(n).tolist()
-    with mpmath.workdps(50):
-        gain = [mpmath.mpf(g) + spec.weight_offset for g in gain]
-        for row in x.double().reshape(-1, n).tolist():
-            values = [mpmath.mpf(value) for value in row]
-            if spec.weight_placement == "before":
-                values = [g * value for g, value in zip(gain, values, strict=True)]
-            size = n // spec.groups
-            parts = [exact_row(values[start : start + size], spec, eps) for start in range(0, n, size)]
-            normalized = [value for part in parts for value in part]
-            if spec.weight_placement == "after":
-                normalized = [g * value for g, value in zip(gain, normalized, strict=True)]
-            out.append([float(value + b) for value, b in zip(normalized, shift, strict=True)])
-    return torch.tensor(out, dtype=torch.float64).reshape(x.shape)
 
 
 def autograd(dy, x, spec, weight, bias):
@@ -79,9 +40,6 @@ def assert_gradients_close(actual, expected, units=64):
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert_close(ours, theirs, units=units)
-
-
-# --- the value
 
 
 @pytest.mark.parametrize("name", LAST_AXIS)
@@ -128,9 +86,6 @@ def test_channels_first_is_channels_last_moved():
     x, weight, bias = arguments(specs.CONVNEXT)
     last = reference.forward(x.movedim(1, -1), specs.CONVNEXT.replace(axes=(-1,)), weight, bias)
     assert torch.equal(reference.forward(x, specs.CONVNEXT, weight, bias), last.movedim(-1, 1))
-
-
-# --- the gradients
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -199,9 +154,6 @@ def test_function_transforms(name):
     hessian = torch.func.hessian(loss)(x[0], dy[0])
     assert_close(hessian, hessian.mT, units=32)
     assert_close(hessian, torch.func.jacrev(torch.func.jacrev(loss))(x[0], dy[0]), units=32)
-
-
-# --- degenerate points
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -343,9 +295,6 @@ def test_strides_do_not_show(name, dtype):
         assert torch.equal(reference.forward(strided, spec, weight, bias), expected)
         for ours, theirs in zip(reference.backward(dy, strided, spec, weight, bias), gradients, strict=True):
             assert (ours is None and theirs is None) or torch.equal(ours, theirs)
-
-
-# --- dtypes
 
 
 @pytest.mark.parametrize("name", PRESETS)

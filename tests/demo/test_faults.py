@@ -5,6 +5,7 @@ from transformers import AutoModelForCausalLM
 
 from normkit import demo
 from normkit.demo.architecture import build
+from normkit.demo.entropy import bits_per_byte
 from normkit.demo.faults import without_final_norm, wrong_eps
 from normkit.errors import ModelError
 
@@ -38,6 +39,13 @@ def test_without_final_norm_removes_that_norm_only(model):
     assert len(eps_of(model)) == 12
     # The output embedding now reads what the final norm used to read: the same product, bit for bit.
     assert torch.equal(model(input_ids=IDS).logits, model.lm_head(states[0]))
+
+
+def test_each_fault_costs_bits_and_the_missing_norm_more(model):
+    text = demo.text().encode()
+    healthy = bits_per_byte(model, text)
+    spoilt = bits_per_byte(wrong_eps(model), text)
+    assert healthy < spoilt < bits_per_byte(without_final_norm(model), text) - 0.5
 
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])

@@ -7,7 +7,6 @@ show's own, so they do not make the exit code 1.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from normkit.report import text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normkit.inspection.result import Inspection
+    from normkit.inspection.result import Finding, Inspection
 
 _TOKENS, _BATCH_SIZE = 4096, 8
 _ROWS = 8192
@@ -111,8 +110,27 @@ def _print_faults(console: Console, healthy: Inspection, faulty: list[tuple[str,
         _introduce(
             console, title, f"Planted in the LayerNorm model, as happens in a port: {what}. What the report says:"
         )
-        new = tuple(finding for finding in inspection.findings if finding.rule not in known)
-        console.print(text.findings(dataclasses.replace(inspection, findings=new)))
+        for finding in inspection.findings:
+            if finding.rule not in known:
+                _print_finding(console, finding)
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(f"{finding.severity}: {finding.title}", "bold red"))
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for label, words in (
+        ("where", f"{finding.sites[0]}, {len(finding.sites)} in all" if finding.sites else "the model"),
+        ("measured", finding.measured),
+        ("evidence", finding.evidence[0] if finding.evidence else ""),
+        ("why", finding.why),
+        ("do", finding.remedy[0]),
+        ("confirm", finding.confirm),
+    ):
+        lines.add_row(Text(label, "dim"), Text(words))
+    console.print(lines)
 
 
 def _print_gradient(console: Console) -> None:

@@ -28,8 +28,8 @@ def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
     """The blocks of a model, in forward order.
 
     A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
-    that has modules of its own and maps (B, T, D) to (B, T, D), in a tuple or bare. Lists inside a block, such
-    as experts, do not count. Of several lists, such as encoder and decoder, all are kept and the index runs
+    whose called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare. Lists
+    inside a block, such as experts, do not count. Of several lists, such as encoder and decoder, all are kept and the index runs
     on; a list of a single member counts only where there is no longer one.
 
     Args:
@@ -39,10 +39,11 @@ def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
         first_calls.setdefault(call.path, call)
+    refused = {_parent(path) for path, call in first_calls.items() if not _is_stream(call)}
     candidates = {
         path: call
         for path, call in first_calls.items()
-        if _is_stream(call) and any(call.module.children()) and _in_list(model, path)
+        if path and _parent(path) not in refused and _in_list(model, path)
     }
     outermost = [path for path in candidates if not any(_is_inside(path, other) for other in candidates)]
     lengths = [sum(_parent(other) == _parent(path) for other in outermost) for path in outermost]
@@ -52,12 +53,13 @@ def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
 
 
 def _is_stream(call: ModuleCall) -> bool:
-    return len(call.input_shape) == 3 and call.input_shape == call.output_shape
+    keeps_shape = len(call.input_shape) == 3 and call.input_shape == call.output_shape
+    return keeps_shape and any(call.module.children())
 
 
 def _in_list(model: nn.Module, path: str) -> bool:
     """Whether a module's parent is a ModuleList, a Sequential inside one or a Sequential of one class."""
-    parent = model.get_submodule(_parent(path)) if path else None
+    parent = model.get_submodule(_parent(path))
     if isinstance(parent, nn.Sequential):
         if len(parent) > 1 and len({type(member) for member in parent}) == 1:
             return True

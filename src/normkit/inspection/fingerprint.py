@@ -35,8 +35,8 @@ _SAME_DIRECTION = 0.99
 _ADDED = 0.9
 # Spread of the rows' lengths behind a norm: eps once gain and bias are undone, rounding where no norm is known.
 _UNDONE_SPREAD, _RAW_SPREAD = 1e-2, 1e-4
-# Relative to the larger number: differences below this are rounding of float32.
-_ROUNDING = 1e-6
+# Relative to the larger number, differences below this are rounding.
+_ROUNDINGS = {torch.float32: 1e-6, torch.float64: 1e-14}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ class BlockSweep:
     rows_normalized: bool | None
 
 
+ReplayAt = Callable[[float, NormSite | None, float], Replay]
 UNKNOWN = BlockSweep(placement="unknown", output_slope=math.nan, branch_slope=math.nan, rows_normalized=None)
 
 
@@ -66,14 +67,18 @@ class Fingerprint:
 
     Args:
         sites: The model's norms by path.
-        replay: Calls the block on a multiple of its stream, with a norm silenced or None.
+        replay: Calls the block on a multiple of its stream, with the output of one norm multiplied by a factor.
+
+    Attributes:
+        is_resolved: The branch is more than rounding, or the output stands still.
     """
 
-    def __init__(self, sites: Mapping[str, NormSite], replay: Callable[[float, NormSite | None], Replay]) -> None:
+    def __init__(self, sites: Mapping[str, NormSite], replay: ReplayAt) -> None:
         self._sites, self._replay = sites, replay
-        self._small, self._large = replay(_SMALL, None), replay(_LARGE, None)
+        self._small, self._large = replay(_SMALL, None, 1.0), replay(_LARGE, None, 1.0)
         self._output_slope = _slope(self._small.y, self._large.y)
         self._branch_slope = self._slope_of_branch()
+        self.is_resolved = not math.isnan(self._branch_slope) or self._output_slope < _GROWS
 
     def read(self) -> tuple[BlockSweep, dict[str, Role]]:
         """The verdict, and the roles of the norms that were called."""
@@ -114,7 +119,7 @@ class Fingerprint:
             return "query-key"
         output = self._large.outputs[path]
         if output.shape == self._large.y.shape:
-            lost = self._large.y - self._replay(_LARGE, self._sites[path]).y
+            lost = self._large.y - self._replay(_LARGE, self._sites[path], 0.0).y
             if median_cosine(lost, output) > _ADDED:
                 return "output"
         return "query-key" if path in self._large.before_attention else "unknown"
@@ -136,7 +141,7 @@ class Fingerprint:
             return "unknown", roles
         if normalized:
             return ("unknown" if "pre" in roles.values() else "post"), roles
-        if in_the_way and self._reads_bare_stream(in_the_way[0]):
+        if in_the_way and self._reads_bare_stream(in_the_way[0]) and self._is_added_to_bare(in_the_way[-1]):
             return "residual-after-norm", roles | dict.fromkeys(in_the_way, "pre")
         return "unknown", roles
 
@@ -144,7 +149,7 @@ class Fingerprint:
         small, large = self._small, self._large
         kept = _kept_multiple(small, large)
         branch = large.y - kept * large.x
-        if float((_lengths(branch) / _lengths(large.x)).nanmedian()) < _ROUNDING:
+        if float((_lengths(branch) / _lengths(large.x)).nanmedian()) < _ROUNDINGS[large.x.dtype]:
             return math.nan
         return _slope(small.y - kept * small.x, branch)
 
@@ -162,7 +167,16 @@ class Fingerprint:
         """What enters the norm is the stream, plus at most something that stands still."""
         added = [replay.inputs[path].reshape(replay.x.shape) - replay.x for replay in (self._small, self._large)]
         share = float((_lengths(added[1]) / _lengths(self._large.x)).nanmedian())
-        return share < _ROUNDING or _slope(*added) <= _STANDS_STILL
+        return share < _ROUNDINGS[self._large.x.dtype] or _slope(*added) <= _STANDS_STILL
+
+    def _is_added_to_bare(self, path: str) -> bool:
+        """What follows the norm adds a branch to its output, and no other norm sits on that branch."""
+        output, site = self._large.outputs[path], self._sites[path]
+        small, large = (
+            self._replay(_LARGE, site, factor).y - factor * output.reshape(self._large.y.shape)
+            for factor in (_SMALL, _LARGE)
+        )
+        return _slope(small, large) >= _GROWS
 
     def _reads_heads(self, path: str) -> bool:
         """The norm's rows are heads, on the way to attention where any is seen."""
@@ -174,7 +188,7 @@ class Fingerprint:
         if self._large.inputs[path].numel() != self._large.x.numel():
             return False
         site = self._sites[path]
-        y, opposite = self._replay(_LARGE, site).y, self._replay(-_LARGE, site).y
+        y, opposite = self._replay(_LARGE, site, 0.0).y, self._replay(-_LARGE, site, 0.0).y
         return float((y - opposite).abs().max()) <= _RAW_SPREAD * float(y.abs().max())
 
     def _rows_are_normalized(self) -> bool:

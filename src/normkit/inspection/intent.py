@@ -10,13 +10,14 @@ import copy
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from normkit.identification.behaviour import identify
+from normkit import reference
+from normkit.identification.behaviour import examine
 from normkit.spec import NormSpec
 
 # A gain has an entry a feature, for each head at most: what has more parameters is a matrix.
@@ -32,12 +33,14 @@ class Intent:
     Attributes:
         source: Name of the stock class.
         specs: What its norms compute, by the module's path.
+        initial_gains: What every entry of their gains is at initialisation, offset included, by path.
         replaced: Those of these paths where the model has a module of another class, or none.
         stock: Paths whose module is of the stock one's class and runs that class's own forward.
     """
 
     source: str
     specs: Mapping[str, NormSpec]
+    initial_gains: Mapping[str, float] = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
     stock: frozenset[str] = frozenset()
 
@@ -61,11 +64,13 @@ def stock_intent(model: nn.Module) -> Intent | None:
         if stock is None:
             continue
         there = dict(stock.named_modules())
-        specs = _specs(stock)
+        norms = _norms(stock)
+        specs = {path: norm.spec for path, norm in norms.items()}
         if 2 * sum(path in here for path in specs) >= len(specs) > 0:
             return Intent(
                 source=stock_class.__name__,
                 specs=specs,
+                initial_gains={path: norm.gain for path, norm in norms.items() if norm.gain is not None},
                 replaced=frozenset(path for path in specs if _is_replaced(path, here, there)),
                 stock=frozenset(path for path in there if path in here and _is_stock(here[path], there[path])),
             )
@@ -117,19 +122,27 @@ def _quiet() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def _specs(stock: Any) -> dict[str, NormSpec]:
+@dataclass(frozen=True)
+class _Norm:
+    """What a stock norm computes, and what every entry of its gain is before training."""
+
+    spec: NormSpec
+    gain: float | None
+
+
+def _norms(stock: Any) -> dict[str, _Norm]:
     """The norms among the modules without modules of their own; alike ones are identified once."""
     width = _width(stock)
-    known: dict[object, NormSpec | None] = {}
+    known: dict[object, _Norm | None] = {}
     found = {}
     for path, module in stock.named_modules():
         if any(module.children()) or sum(parameter.numel() for parameter in module.parameters()) > _MOST_PARAMETERS:
             continue
         conventions = _conventions(module)
         if conventions not in known:
-            known[conventions] = _identified(module, width)
-        if (spec := known[conventions]) is not None:
-            found[path] = spec
+            known[conventions] = _identified(stock, module, width)
+        if (norm := known[conventions]) is not None:
+            found[path] = norm
     return found
 
 
@@ -153,13 +166,21 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, tuple))
 
 
-def _identified(module: nn.Module, width: int) -> NormSpec | None:
+def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
     shape = next((tuple(parameter.shape) for parameter in module.parameters() if parameter.numel() > 1), (width,))
-    try:
-        return identify(module, (2, *shape)).spec
     # Activations, projections and position codes run here too, on inputs that they may not expect.
+    try:
+        seen = examine(module, (2, *shape))
+        if seen.passport.spec is None:
+            return None
+        fresh = copy.deepcopy(module).to_empty(device="cpu")
+        stock._init_weights(fresh)
     except Exception:
         return None
+    weight, _ = seen.affine.of(fresh)
+    gain = None if weight is None else reference.effective_weight(weight.detach(), seen.passport.spec, torch.float32)
+    constant = gain is not None and bool((gain == gain.flatten()[0]).all())
+    return _Norm(seen.passport.spec, float(gain.flatten()[0]) if gain is not None and constant else None)
 
 
 def _is_replaced(path: str, here: Mapping[str, nn.Module], there: Mapping[str, nn.Module]) -> bool:

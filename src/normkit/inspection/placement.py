@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,8 @@ def sweep(
 ) -> tuple[tuple[BlockSweep, ...], dict[str, Role], str | None]:
     """Run the model once; where a block is first called, replay it on scaled inputs.
 
-    16-bit blocks are replayed on float32 copies of their parameters, one block at a time. The model and
+    16-bit blocks are replayed on float32 copies of their parameters, one block at a time; a block whose branch
+    is lost in rounding, on float64 copies. The model and
     the random number generators are left as they were, also if `run` raises.
 
     Args:
@@ -94,14 +96,20 @@ class _Sweeper(Replayer):
             return
         unit = max(1.0, 1.0 / rms)
 
-        def replay(scale: float, silenced: NormSite | None) -> Replay:
-            return self.replay(block.module, args, kwargs, scale * unit, silenced)
+        def read(dtype: torch.dtype) -> bool:
+            def replay(scale: float, altered: NormSite | None, factor: float) -> Replay:
+                return self.replay(
+                    block.module, args, kwargs, scale=scale * unit, altered=altered, factor=factor, dtype=dtype
+                )
 
-        try:
-            self.sweeps[block.path], roles = Fingerprint(self._sites, replay).read()
-        except ReplayError:
-            return
-        self.roles = roles | self.roles
+            fingerprint = Fingerprint(self._sites, replay)
+            self.sweeps[block.path], roles = fingerprint.read()
+            self.roles = self.roles | roles
+            return fingerprint.is_resolved
+
+        # A branch that is lost in float32's rounding may be found in float64; not every block can be widened so.
+        with suppress(ReplayError):
+            read(torch.float32) or read(torch.float64)
 
     def after_block(self, _block: BlockCall, y: Tensor) -> None:
         if self.current is None:

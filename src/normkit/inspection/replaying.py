@@ -15,8 +15,6 @@ from normkit.identification.tracing import first_output, first_tensor
 from normkit.inspection.attention import softmax_logits
 from normkit.inspection.observing import Listener
 
-_HALF = (torch.float16, torch.bfloat16)
-
 
 class ReplayError(Exception):
     """A block could not be called again on a scaled or widened input, so that says nothing about its norms."""
@@ -28,7 +26,8 @@ class Replay:
 
     Attributes:
         x: What it was given: the scaled stream.
-        silenced: A norm whose output was replaced by zeros, or None.
+        altered: A norm whose output was multiplied by `factor`, or None.
+        factor: That number; 0 silences the norm.
         y: What it returned.
         inputs: What entered each norm at its first call, by the norm's path, in the order of these calls.
         outputs: What left it.
@@ -37,7 +36,8 @@ class Replay:
     """
 
     x: Tensor
-    silenced: NormSite | None
+    altered: NormSite | None
+    factor: float
     y: Tensor = field(default_factory=lambda: torch.empty(0))
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Replayer(Listener):
         self.current = replay
         try:
             with torch.random.fork_rng(devices=devices):
-                output = _call(module, _mapped(args, given), _mapped(kwargs, given))
+                output = _call(module, _mapped(args, given), _mapped(kwargs, given), dtype)
         except RuntimeError as error:
             raise ReplayError(str(error)) from error
         finally:
@@ -96,11 +96,11 @@ class Replayer(Listener):
             self.current.inputs[site.path] = x.clone()
 
     def after_site(self, site: NormSite, y: Tensor) -> Tensor | None:
-        """Write down what leaves a norm, or silence it."""
+        """Write down what leaves a norm, or alter it."""
         if self.current is None:
             return None
         self.current.outputs.setdefault(site.path, y)
-        return torch.zeros_like(y) if self.current.silenced is site else None
+        return y * self.current.factor if self.current.altered is site else None
 
     def at_attention(self, _parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Write down which norms came first."""
@@ -109,13 +109,13 @@ class Replayer(Listener):
             self.current.attends = True
 
 
-def _call(module: nn.Module, args: Any, kwargs: Any) -> object:
-    """Call a module, with float32 copies of 16-bit parameters and buffers; buffers keep their values."""
+def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> object:
+    """Call a module, on copies of parameters and buffers where these are narrower; buffers keep their values."""
     buffers = dict(module.named_buffers())
     tensors = {**dict(module.named_parameters()), **buffers}
-    if any(tensor.dtype in _HALF for tensor in tensors.values()):
-        copies = {name: _widened(tensor) for name, tensor in tensors.items()}
-        copies |= {name: buffer.clone() for name, buffer in buffers.items() if buffer.dtype not in _HALF}
+    copies = {name: _widened(tensor, dtype) for name, tensor in tensors.items()}
+    if any(copies[name] is not tensor for name, tensor in tensors.items()):
+        copies |= {name: buffer.clone() for name, buffer in buffers.items() if copies[name] is buffer}
         return functional_call(module, copies, args, kwargs)
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     try:
@@ -125,8 +125,11 @@ def _call(module: nn.Module, args: Any, kwargs: Any) -> object:
             buffer.copy_(before[name])
 
 
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _HALF else tensor
+def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a floating-point type at least as wide; others are left as they are."""
+    if not tensor.is_floating_point() or torch.finfo(tensor.dtype).bits >= torch.finfo(dtype).bits:
+        return tensor
+    return tensor.to(dtype)
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

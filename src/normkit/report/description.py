@@ -102,10 +102,9 @@ def _glance(inspection: Inspection) -> tuple[Fact, ...]:
         ones = percent_spread(site.input.mean_energy for site in sites)
         facts.append(Fact(label="input rows", value=f"median rms {rms}; {ones} of their energy along all-ones"))
         cut = percent(max(1 - site.attenuation.median for site in sites))
-        most = percent(max(site.attenuation.share_below_99 for site in sites))
-        facts.append(
-            Fact(label="eps", value=f"shortens median rows by up to {cut}, and up to {most} of rows by over 1 %")
-        )
+        share = max(site.attenuation.share_below_99 for site in sites)
+        many = f"up to {percent(share)} of rows" if share else "no row"
+        facts.append(Fact(label="eps", value=f"shortens median rows by up to {cut}, {many} by over 1 %"))
     if inspection.attentions:
         bound = max(attention.bound for attention in inspection.attentions)
         sampled = max(attention.sampled_max for attention in inspection.attentions)
@@ -136,9 +135,19 @@ def _block_table(blocks: tuple[Block, ...]) -> Table:
     columns = (
         Column(key="path", heading="block"),
         Column(key="placement", heading="placement"),
-        Column(key="output", heading="output slope", numeric=True),
-        Column(key="branch", heading="branch slope", numeric=True),
-        Column(key="in", heading="rms in", numeric=True),
+        Column(
+            key="output",
+            heading="output slope",
+            numeric=True,
+            meaning="1 where the residual stream passes through, 0 where the block normalizes it",
+        ),
+        Column(
+            key="branch",
+            heading="branch slope",
+            numeric=True,
+            meaning="0 where the branch reads normalized rows, 1 where it does not",
+        ),
+        Column(key="in", heading="rms in", numeric=True, meaning="of the median row of the residual stream"),
         Column(key="out", heading="rms out", numeric=True),
     )
     rows = tuple(
@@ -152,24 +161,19 @@ def _block_table(blocks: tuple[Block, ...]) -> Table:
         )
         for block in blocks
     )
-    legend = (
-        "output slope: 1 where the residual stream passes through, 0 where the block normalizes it.",
-        "branch slope: 0 where the branch reads normalized rows, 1 where it does not.",
-        "rms in, rms out: of the median row of the residual stream.",
-    )
     empty = "No repeated block was found, so placement was not judged."
-    return Table(title="Blocks and placement", columns=columns, rows=rows, legend=legend, empty=empty)
+    return Table(title="Blocks and placement", columns=columns, rows=rows, empty=empty)
 
 
 def _attention_table(attentions: tuple[Attention, ...]) -> Table:
     columns = (
         Column(key="path", heading="attention call"),
         Column(key="heads", heading="heads", numeric=True),
-        Column(key="bound", heading="bound", numeric=True),
-        Column(key="sampled", heading="largest sampled", numeric=True),
-        Column(key="entropy", heading="entropy", numeric=True),
+        Column(key="bound", heading="bound", numeric=True, meaning="no logit before softmax is larger in magnitude"),
+        Column(key="sampled", heading="largest sampled", numeric=True, meaning="magnitude of an exact logit"),
+        Column(key="entropy", heading="entropy", numeric=True, meaning="of the sampled rows, in nats"),
         Column(key="sharpest", heading="sharpest head", numeric=True),
-        Column(key="uniform", heading="uniform", numeric=True),
+        Column(key="uniform", heading="uniform", numeric=True, meaning="the entropy of attention spread evenly"),
     )
     rows = tuple(
         (
@@ -183,9 +187,5 @@ def _attention_table(attentions: tuple[Attention, ...]) -> Table:
         )
         for attention in attentions
     )
-    legend = (
-        "bound, largest sampled: magnitude of a logit before softmax.",
-        "entropy: of the sampled rows, in nats; uniform: what attention spread evenly would have.",
-    )
     empty = "No attention call was seen."
-    return Table(title="Attention", columns=columns, rows=rows, legend=legend, empty=empty)
+    return Table(title="Attention", columns=columns, rows=rows, empty=empty)

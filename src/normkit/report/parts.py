@@ -50,11 +50,13 @@ class Column:
         key: Identifier, so that a backend can choose columns.
         heading: A word or three.
         numeric: Cells are numbers, to be aligned right and sorted by value.
+        meaning: A line for the legend; may be empty.
     """
 
     key: str
     heading: str
     numeric: bool = False
+    meaning: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +80,18 @@ class Table:
         title: What the rows are.
         columns: From left to right.
         rows: One tuple of cells a row, as many as there are columns; the first cell names the row.
-        legend: Lines that explain the columns.
         empty: What to say when there are no rows.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    legend: tuple[str, ...]
     empty: str
+
+    @property
+    def legend(self) -> str:
+        """What the headings mean, on one line."""
+        return " ".join(f"{column.heading}: {column.meaning}." for column in self.columns if column.meaning)
 
     def only(self, *keys: str) -> Table:
         """The same table with some columns, in the order of `keys`."""
@@ -95,7 +100,6 @@ class Table:
             title=self.title,
             columns=tuple(self.columns[place] for place in places),
             rows=tuple(tuple(row[place] for place in places) for row in self.rows),
-            legend=self.legend,
             empty=self.empty,
         )
 

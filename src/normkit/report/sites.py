@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from normkit.inspection.result import Block, Inspection, Site
-from normkit.plots.numerals import percent, percent_spread, significant, spread
+from normkit.plots.numerals import percent, percent_spread, spread
 from normkit.report.parts import Cell, Column, Formula, Table
 from normkit.report.wording import formula_name
 from normkit.spec import NormSpec
@@ -14,21 +14,18 @@ _COLUMNS = (
     Column(key="path", heading="norm"),
     Column(key="class", heading="class"),
     Column(key="formula", heading="computes"),
-    Column(key="block", heading="block", numeric=True),
     Column(key="role", heading="role"),
-    Column(key="rms", heading="input rms", numeric=True),
-    Column(key="band", heading="5 to 95 %", numeric=True),
-    Column(key="ones", heading="along 1", numeric=True),
-    Column(key="angle", heading="angle to 1", numeric=True),
-    Column(key="eps", heading="eps cuts", numeric=True),
-    Column(key="gain", heading="gain 5 to 95 %", numeric=True),
-    Column(key="headroom", heading="headroom", numeric=True),
-)
-_LEGEND = (
-    "input rms: of the median row.",
-    "along 1: share of its energy along all-ones, which centring removes.",
-    "eps cuts: how much shorter eps makes it.",
-    "gain: as it acts, any offset added.",
+    Column(key="rms", heading="input rms", numeric=True, meaning="of the median row"),
+    Column(key="band", heading="5 to 95 %", numeric=True, meaning="the same of most rows"),
+    Column(
+        key="ones",
+        heading="along 1",
+        numeric=True,
+        meaning="share of its energy along all-ones, which centring removes",
+    ),
+    Column(key="angle", heading="angle to 1", numeric=True, meaning="mean angle to all-ones, 90° where the mean is 0"),
+    Column(key="eps", heading="eps cuts", numeric=True, meaning="how much shorter eps makes it"),
+    Column(key="gain", heading="gain 5 to 95 %", numeric=True, meaning="as it acts, any offset added"),
 )
 _EMPTY = "This model has no normalization layer that a spec describes."
 
@@ -56,26 +53,24 @@ def site_table(inspection: Inspection) -> Table:
     """One row a norm, in forward order."""
     names = {formula.spec: formula.name for formula in formulas(inspection.sites)}
     rows = tuple(_row((site,), site.path, names) for site in inspection.sites)
-    return Table(title="Norms", columns=_COLUMNS, rows=rows, legend=_LEGEND, empty=_EMPTY)
+    return Table(title="Norms", columns=_COLUMNS, rows=rows, empty=_EMPTY)
 
 
 def folded_table(inspection: Inspection) -> Table:
     """One row for each norm of a stretch of blocks that are built alike; numbers become ranges."""
     names = {formula.spec: formula.name for formula in formulas(inspection.sites)}
     rows = tuple(_row(sites, path, names) for path, sites in _folded(inspection))
-    return Table(title="Norms", columns=_COLUMNS, rows=rows, legend=_LEGEND, empty=_EMPTY)
+    return Table(title="Norms", columns=_COLUMNS, rows=rows, empty=_EMPTY)
 
 
 def _row(sites: Sequence[Site], path: str, names: Mapping[NormSpec, str]) -> tuple[Cell, ...]:
     first = sites[0]
     losses = [1 - site.attenuation.median for site in sites]
     gains = [site.gain.quantiles for site in sites if site.gain]
-    blocks = [site.block for site in sites if site.block is not None]
     texts: dict[str, tuple[str, float | None]] = {
         "path": (path, None),
         "class": (first.class_name, None),
         "formula": (names[first.spec], None),
-        "block": (_whole_range(blocks), blocks[0] if blocks else -1),
         "role": (first.role, None),
         "rms": (spread(site.input.rms_median for site in sites), first.input.rms_median),
         "band": (
@@ -86,7 +81,6 @@ def _row(sites: Sequence[Site], path: str, names: Mapping[NormSpec, str]) -> tup
         "angle": (_angle([site.input.angle_to_ones for site in sites]), first.input.angle_to_ones),
         "eps": (("at most " if len(sites) > 1 else "") + percent(max(losses)), max(losses)),
         "gain": (spread(g for q in gains for g in (q[1], q[5])) if gains else "none", gains[0][3] if gains else None),
-        "headroom": (f"{significant(min(site.headroom_bits for site in sites))} bits", first.headroom_bits),
     }
     return tuple(Cell(text=texts[column.key][0], value=texts[column.key][1]) for column in _COLUMNS)
 
@@ -96,31 +90,17 @@ def _angle(degrees: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _whole_range(numbers: Sequence[int]) -> str:
-    if not numbers:
-        return "-"
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low}-{high}"
-
-
-def _folded(inspection: Inspection) -> list[tuple[str, list[Site]]]:
+def _folded(inspection: Inspection) -> list[tuple[str, tuple[Site, ...]]]:
     """Rows of the folded table: a path, with the blocks it stands for in braces, and its sites."""
     blocks = {block.index: block for block in inspection.blocks}
-    rows: list[tuple[str, list[Site]]] = []
-    # The rows that a further block like the last one joins, and what makes a block like it.
-    open_rows: list[tuple[str, list[Site]]] = []
-    open_signature: object = None
+    stretches: list[list[list[Site]]] = []
     for run in _runs(inspection.sites):
-        block = blocks.get(run[0].block) if run[0].block is not None else None
-        signature = _signature(run, block)
-        if block is not None and signature == open_signature:
-            open_rows = [(path, [*sites, site]) for (path, sites), site in zip(open_rows, run, strict=True)]
-            rows[-len(run) :] = open_rows
-            continue
-        open_signature = signature if block is not None else None
-        open_rows = [(site.path, [site]) for site in run]
-        rows += open_rows
-    return [(_braced(path, sites, blocks), sites) for path, sites in rows]
+        signature = _signature(run, blocks)
+        if signature is not None and stretches and signature == _signature(stretches[-1][-1], blocks):
+            stretches[-1].append(run)
+        else:
+            stretches.append([run])
+    return [(_braced(sites, blocks), sites) for stretch in stretches for sites in zip(*stretch, strict=True)]
 
 
 def _runs(sites: Sequence[Site]) -> list[list[Site]]:
@@ -134,17 +114,20 @@ def _runs(sites: Sequence[Site]) -> list[list[Site]]:
     return runs
 
 
-def _signature(run: Sequence[Site], block: Block | None) -> object:
-    """What two blocks have in common when their norms can share rows."""
-    prefix = block.path if block else ""
-    return [(site.path.removeprefix(prefix), site.class_name, site.role, site.spec) for site in run]
+def _signature(run: Sequence[Site], blocks: Mapping[int, Block]) -> object:
+    """What two blocks have in common when their norms can share rows; None outside the known blocks."""
+    block = None if run[0].block is None else blocks.get(run[0].block)
+    if block is None:
+        return None
+    alike = [(site.path.removeprefix(block.path), site.class_name, site.role, site.spec) for site in run]
+    return block.path.rpartition(".")[0], alike
 
 
-def _braced(path: str, sites: Sequence[Site], blocks: Mapping[int, Block]) -> str:
+def _braced(sites: Sequence[Site], blocks: Mapping[int, Block]) -> str:
     """As in "layers.{0-11}.input_layernorm"."""
     first, last = sites[0], sites[-1]
     if first.block is None or last.block is None or first is last:
-        return path
-    stem, _, low = blocks[first.block].path.rpartition(".")
+        return first.path
+    stem, dot, low = blocks[first.block].path.rpartition(".")
     high = blocks[last.block].path.rpartition(".")[2]
-    return f"{stem}.{{{low}-{high}}}{path.removeprefix(blocks[first.block].path)}".removeprefix(".")
+    return f"{stem}{dot}{{{low}-{high}}}{first.path.removeprefix(blocks[first.block].path)}"

@@ -125,7 +125,7 @@ def _norms(table: Table, formulas: Sequence[Formula]) -> RenderableType:
     parts = [_grid(shown)]
     if len(shown.rows) > _MOST_ROWS:
         parts.append(Text(f"and {len(shown.rows) - _MOST_ROWS} rows more", "dim"))
-    parts.append(Text(" ".join(table.legend), "dim"))
+    parts.append(Text(shown.legend, "dim"))
     parts += [Text(f"{formula.norms} {formula.name}: {formula.text}") for formula in formulas]
     return Group(*parts)
 

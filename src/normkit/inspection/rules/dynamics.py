@@ -97,24 +97,24 @@ def _stream_grows(facts: Facts) -> Outcome:
 
 
 def _growing_run(blocks: Sequence[Block]) -> Sequence[Block]:
-    """The later half of the blocks if the stream grows exponentially there, else nothing.
+    """The blocks over which the stream grows exponentially, or nothing.
 
-    The first half is left out: small embeddings make a healthy stream jump at the first blocks.
+    Behind norms only the later half is looked at: there additive growth at most doubles the variance,
+    while small embeddings make a healthy stream jump at the first blocks.
     """
-    later = blocks[len(blocks) // 2 :] if len(blocks) >= 2 * _FEWEST_STEPS else blocks[-_FEWEST_STEPS:]
-    if len(later) < _FEWEST_STEPS or any(block.stream_in.features != later[0].stream_in.features for block in later):
+    free = all(block.branch_slope > _FREE_BRANCH for block in blocks)
+    run = blocks if free else blocks[len(blocks) // 2 :]
+    if len(run) < _FEWEST_STEPS or len({block.stream_in.features for block in run}) > 1:
         return ()
-    logs = _log_variances(later)
+    logs = _log_variances(run)
     if not all(math.isfinite(value) for value in logs):
         return ()
-    free = all(block.branch_slope > _FREE_BRANCH for block in later)
     threshold = _FREE_GROWTH if free else _NORMED_GROWTH
     steady = all(after - before > threshold / 2 for before, after in pairwise(logs))
     if not steady or _slope(logs) <= threshold:
         return ()
-    shift = max(logs)
-    variances = [math.exp(value - shift) for value in logs]
-    return later if _r_squared(logs) > _r_squared(variances) else ()
+    variances = [math.exp(value - max(logs)) for value in logs]
+    return run if _r_squared(logs) > _r_squared(variances) else ()
 
 
 def _log_variances(blocks: Sequence[Block]) -> list[float]:

@@ -31,7 +31,7 @@ class _Case:
 def _wrong_eps(facts: Facts) -> Outcome:
     """Against the config's eps where there is one, and against the observed scale always."""
     differing = {site.path: case for site in facts.sites if (case := _other_eps(site, facts.intended(site)))}
-    too_large = {site.path: case for site in facts.sites if (case := _dominating_eps(site, facts.intended(site)))}
+    too_large = {site.path: case for site in facts.sites if (case := _dominating_eps(site, facts))}
     if differing:
         largest = max(case.effect for case in differing.values())
         measured = (
@@ -62,17 +62,23 @@ def _other_eps(site: Site, intended: NormSpec | None) -> _Case | None:
     return _Case(site, _severity(effect), effect, line)
 
 
-def _dominating_eps(site: Site, intended: NormSpec | None) -> _Case | None:
-    """Eps is large beside what enters; where it is the config's, weights were trained with that up to a point."""
+def _dominating_eps(site: Site, facts: Facts) -> _Case | None:
+    """Eps is large beside what enters. Where it is the config's, the weights were trained with it."""
     median, share = site.attenuation.median, site.attenuation.share_below_90
-    if not median < _DOMINATED and not (share > _SHORT_ROWS and intended is None):
+    severity: Severity
+    if facts.intended(site) is None and (median < _DOMINATED or share > _SHORT_ROWS):
+        severity = "error" if median < _DOMINATED else "warning"
+    elif median < _DOMINATED:
+        # Small models start with tiny branches, which training lengthens.
+        severity = "note" if facts.is_untrained else "warning"
+    else:
         return None
     line = (
         f"{site.path}: eps {eps_of(site.spec, site.dtype):.3g} beside a median input rms of "
         f"{site.input.rms_median:.3g}: the median row keeps {percent(median)} of its length, "
         f"{percent(share)} of the rows keep less than 90 %"
     )
-    return _Case(site, "error" if median < _DOMINATED else "warning", 1.0 - median, line)
+    return _Case(site, severity, 1.0 - median, line)
 
 
 def _eps_outside(facts: Facts) -> Outcome:
@@ -157,7 +163,8 @@ RULES = (
         threshold=(
             f"output length changed against the config's eps by more than {_VISIBLE:.1%} (warning) or "
             f"{_HARMFUL:.0%} (error); without a config, more than {_SHORT_ROWS:.0%} of the rows keep less than 90 % "
-            f"of their length (warning); the median row keeps less than {_DOMINATED:.0%} (error)"
+            f"of their length (warning), or the median row less than {_DOMINATED:.0%} (error; with the config's eps a "
+            "warning, in an untrained model a note)"
         ),
         source=f"meta-llama/llama#771, pytorch/torchtune#152 and #290; {_STEP}",
         why=(

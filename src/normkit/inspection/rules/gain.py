@@ -17,11 +17,17 @@ _NEAR_ONE = (0.5, 1.5)
 
 @dataclass(frozen=True)
 class _Gain:
-    """A site with a gain whose offset was intended to be this."""
+    """A site with a gain, the offset that was intended, and what the config's class fills the gain with."""
 
     site: Site
     gain: Spectrum
     intended: float
+    initial: float | None
+
+    @property
+    def is_initial(self) -> bool:
+        """Every entry is what the config's class starts with."""
+        return self.gain.quantiles[0] == self.gain.quantiles[-1] == self.initial
 
     @property
     def excess(self) -> float:
@@ -36,8 +42,9 @@ class _Gain:
 
 def _gains(facts: Facts) -> list[_Gain]:
     """The sites where the intended offset is known."""
+    initial = facts.intent.initial_gains if facts.intent is not None else {}
     return [
-        _Gain(site, site.gain, intended.weight_offset)
+        _Gain(site, site.gain, intended.weight_offset, initial.get(site.path))
         for site in facts.sites
         if site.gain is not None and (intended := facts.intended(site)) is not None and intended.has_weight
     ]
@@ -48,8 +55,8 @@ def _offset_missed(facts: Facts) -> Outcome:
     if facts.intent is None:
         return NO_INTENT
     gains = _gains(facts)
-    # A gain of exactly 1 shows that the weights were converted along with the code.
-    missed = [gain for gain in gains if gain.excess < -_GAP and not gain.gain.at_initialisation]
+    # A gain that acts as the stock one at its start shows that the weights were converted along with the code.
+    missed = [gain for gain in gains if gain.excess < -_GAP and not gain.is_initial]
     if missed:
         near_one = [gain for gain in missed if _NEAR_ONE[0] <= _median(gain.gain) <= _NEAR_ONE[1]]
         lines = [
@@ -78,7 +85,7 @@ def _offset_doubled(facts: Facts) -> Outcome:
     if facts.intent is None:
         return NO_INTENT
     gains = _gains(facts)
-    extra = [gain for gain in gains if gain.excess > _GAP and not gain.gain.at_initialisation]
+    extra = [gain for gain in gains if gain.excess > _GAP and not gain.is_initial]
     if extra:
         lines = [
             f"{gain.site.path}: {gain.site.spec.weight_offset:g} is added to the weight, {facts.intent.source} adds "
@@ -88,7 +95,7 @@ def _offset_doubled(facts: Facts) -> Outcome:
         measured = f"{counted(len(extra), 'norm')} with a larger offset than that of {facts.intent.source}"
         return _hit(extra, "error", measured, lines)
     offset = [gain for gain in gains if gain.intended == 1 and abs(gain.excess) < _GAP]
-    doubled = [gain for gain in offset if _is_near_two(gain.gain)]
+    doubled = [gain for gain in offset if _is_near_two(gain.gain) and not gain.is_initial]
     if not doubled or len(doubled) < _MOST_SITES * len(offset):
         return None
     lines = [
@@ -113,7 +120,7 @@ def _median(gain: Spectrum) -> float:
 
 def _scatters_around_zero(gain: _Gain) -> bool:
     if gain.gain.quantiles[0] == gain.gain.quantiles[-1] == 0:
-        return True
+        return not gain.is_initial
     small = abs(gain.gain.mean) < _SCATTER_MEAN and gain.site.output.rms_median < _SCATTER_RMS
     return small and gain.gain.negative > _SCATTER_NEGATIVE
 

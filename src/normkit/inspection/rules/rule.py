@@ -40,6 +40,12 @@ class Facts:
         """What the config's class computes at this site, or None if that is unknown."""
         return self.intent.specs.get(site.path) if self.intent is not None else None
 
+    @property
+    def is_untrained(self) -> bool:
+        """Every gain and bias is exactly as initialised, and there are some."""
+        parameters = [part for site in self.sites for part in (site.gain, site.bias) if part is not None]
+        return bool(parameters) and all(part.at_initialisation for part in parameters)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:

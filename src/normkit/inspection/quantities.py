@@ -1,0 +1,141 @@
+"""The numbers an inspection is made of: statistics of rows, the effect of eps, entries of a gain, one token's way.
+
+`normkit.inspection.result` holds what they are put together into, and is where they are imported from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normkit.spec import NormSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStatistics:
+    """Streaming statistics over the rows of one tensor; masked rows never enter.
+
+    Attributes:
+        rows: Rows counted.
+        features: Features a row, n.
+        rms_min: Smallest root mean square of a row.
+        rms_quantiles: 5 %, 50 % and 95 % quantile of the rows' rms, read off the histogram (to 1/8 octave).
+        rms_max: Largest rms of a row.
+        histogram: Pairs (bin, count); a row of rms r falls into bin floor(8 log2 r); zero rows are left out.
+        zero_rows: Rows that are exactly 0.
+        mean_energy: Mean over rows of n mean(x)**2 / |x|**2, the share of energy along the all-ones direction.
+        angle_to_ones: Mean over rows of the angle between x and the all-ones direction, in degrees, 0 to 180.
+        absmax: Largest magnitude of a finite element.
+        nonfinite: Elements that are NaN or infinite.
+    """
+
+    rows: int
+    features: int
+    rms_min: float
+    rms_quantiles: tuple[float, float, float]
+    rms_max: float
+    histogram: tuple[tuple[int, int], ...]
+    zero_rows: int
+    mean_energy: float
+    angle_to_ones: float
+    absmax: float
+    nonfinite: int
+
+    @property
+    def rms_median(self) -> float:
+        """The median row's root mean square."""
+        return self.rms_quantiles[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attenuation:
+    """How much eps shortens the rows of one site: a = |y| with eps over |y| without, 1 where eps does nothing.
+
+    For eps inside the root a = sqrt(v / (v + eps)), outside sqrt(v) / (sqrt(v) + eps), clamp min(1, sqrt(v) / eps).
+
+    Attributes:
+        median: Of a over the rows.
+        smallest: Of a over the rows.
+        share_below_99: Share of rows with a < 0.99.
+        share_below_90: Share of rows with a < 0.9.
+    """
+
+    median: float
+    smallest: float
+    share_below_99: float
+    share_below_90: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum:
+    """The entries of one gain (as it acts, weight_offset added) or bias.
+
+    Attributes:
+        size: Number of entries.
+        mean: Of the entries.
+        quantiles: 0, 5, 25, 50, 75, 95 and 100 % quantile of the entries.
+        negative: Share of entries below 0.
+        at_initialisation: Every entry is exactly 1 (gain) or 0 (bias).
+        nonfinite: Entries that are NaN or infinite.
+        outliers: Pairs (index, value) of entries far from the median (more than 6 robust standard deviations).
+    """
+
+    size: int
+    mean: float
+    quantiles: tuple[float, float, float, float, float, float, float]
+    negative: float
+    at_initialisation: bool
+    nonfinite: int
+    outliers: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalkStep:
+    """One stage of one vector on its way through a norm.
+
+    Attributes:
+        name: "raw", "centred", "scaled" or "gain and bias".
+        does: The stage in a few words.
+        mean: Mean of the entries.
+        norm: Euclidean norm.
+        norm_over_sqrt_n: That over sqrt(n): 1 on the sphere.
+        angle_to_ones: Angle to the all-ones direction, in degrees.
+        holds: What is now true, in a few words.
+        values: The first eight entries.
+    """
+
+    name: str
+    does: str
+    mean: float
+    norm: float
+    norm_over_sqrt_n: float
+    angle_to_ones: float
+    holds: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """One real token's vector, taken through the three maps at one site.
+
+    Attributes:
+        path: The site.
+        spec: What it computes.
+        token: The token as text.
+        position: Its position in the first text.
+        features: n.
+        steps: raw, centred (where the norm centres), scaled, gain and bias (where it has any).
+        ellipsoid_depth: 1 - |(y - b) / g| / sqrt(n): 0 on the ellipsoid's surface, above 0 inside, because of eps;
+            over the entries with a gain of 0 left out.
+        plane_defect: |sum((y - b) / g)| / n: 0 in the ellipsoid's hyperplane; None where the norm does not centre.
+        module_error: Largest difference between the last step and what the module itself returned.
+    """
+
+    path: str
+    spec: NormSpec
+    token: str
+    position: int
+    features: int
+    steps: tuple[WalkStep, ...]
+    ellipsoid_depth: float
+    plane_defect: float | None
+    module_error: float

@@ -1,0 +1,311 @@
+"""`normkit inspect MODEL`: results, files, exit codes, and one line for every bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import BertConfig, BertModel, OlmoConfig, OlmoForCausalLM
+
+Run = Callable[..., Result]
+
+QUICK = ("--max-tokens", "64")
+
+
+def change(folder: Path, name: str, index: int, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights[name][index] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def refused(result: Result) -> str:
+    """The one line on stderr of a run that ended with 2."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("normkit: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("normkit: ").strip()
+
+
+def test_results_and_where_the_report_lies(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, *QUICK)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "tiny  GPT2LMHeadModel (gpt2)" in done.stdout
+    assert "the start of demo text, in windows of 32" in done.stdout
+    assert "transformer.h.1.ln_2" in done.stdout
+    assert done.stdout.endswith("\nreport: normkit-report/tiny/report.html\n")
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert sorted(file.name for file in Path("normkit-report/tiny").iterdir()) == ["report.html", "report.json"]
+
+
+def test_json_is_exactly_one_document_and_the_one_that_is_written(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, *QUICK, "--json", "--out", "here")
+    assert (done.exit_code, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert (document["schema_version"], document["model"]["name"], document["model"]["tokens"]) == (1, "tiny", 64)
+    assert Path("here/report.json").read_text() == done.stdout
+
+
+def test_a_second_run_writes_the_same_bytes(gpt2: Path, run: Run) -> None:
+    for out in ("one", "two"):
+        assert run("inspect", gpt2, *QUICK, "--out", out).exit_code == 0
+    for name in ("report.html", "report.json"):
+        assert Path("one", name).read_bytes() == Path("two", name).read_bytes()
+
+
+def test_no_report_writes_nothing(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, *QUICK, "--no-report")
+    assert done.exit_code == 0
+    assert "report:" not in done.stdout
+    assert list(Path().iterdir()) == []
+
+
+def test_the_site_of_the_walk_can_be_chosen(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, *QUICK, "--json", "--no-report", "--site", "transformer.ln_f")
+    assert json.loads(done.stdout)["walk"]["path"] == "transformer.ln_f"
+    assert "no norm at 'nowhere'" in refused(run("inspect", gpt2, *QUICK, "--site", "nowhere"))
+
+
+def test_a_dtype_can_be_chosen(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, *QUICK, "--json", "--no-report", "--dtype", "bfloat16")
+    assert json.loads(done.stdout)["model"]["dtype"] == "bfloat16"
+
+
+# Texts.
+
+
+def test_a_text_of_ones_own(gpt2: Path, run: Run) -> None:
+    Path("mine.txt").write_text("A short text of one's own.")
+    done = run("inspect", gpt2, "--text", "mine.txt", "--json", "--no-report")
+    model = json.loads(done.stdout)["model"]
+    assert (model["source"], model["tokens"]) == ("mine.txt", 26)
+
+
+def test_a_text_from_stdin_that_is_longer_than_the_context(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, "--text", "-", "--seq-length", "999", "--json", "--no-report", text="normal " * 20)
+    model = json.loads(done.stdout)["model"]
+    assert (model["source"], model["tokens"]) == ("stdin, in windows of 32", 140)
+
+
+@pytest.mark.parametrize(("content", "found"), [("", "nothing"), (" \n\t", "white space")])
+def test_an_empty_text(gpt2: Path, run: Run, content: str, found: str) -> None:
+    Path("empty.txt").write_text(content)
+    assert f"expected a text in empty.txt, found {found}" in refused(run("inspect", gpt2, "--text", "empty.txt"))
+
+
+def test_a_model_without_a_tokenizer_runs_on_random_ids_and_says_so(gpt2: Path, run: Run) -> None:
+    for file in gpt2.glob("tokenizer*"):
+        file.unlink()
+    done = run("inspect", gpt2, *QUICK, "--json", "--no-report")
+    assert json.loads(done.stdout)["model"]["source"] == "random token ids, seed 0, in windows of 32"
+    Path("mine.txt").write_text("text")
+    assert "tiny has no tokenizer for the text mine.txt" in refused(run("inspect", gpt2, "--text", "mine.txt"))
+
+
+def test_an_encoder_is_inspected(tmp_path: Path, run: Run) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    BertModel(BertConfig(vocab_size=64, max_position_embeddings=32, **sizes)).save_pretrained(tmp_path / "bert")
+    done = run("inspect", tmp_path / "bert", *QUICK, "--json", "--no-report", "--fail-on", "never")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["model"]["class_name"], len(document["sites"])) == (0, "BertModel", 5)
+
+
+# Notes and findings.
+
+
+def test_what_did_not_fit_while_loading_is_noted_and_in_the_source(gpt2: Path, run: Run) -> None:
+    weights = load_file(gpt2 / "model.safetensors")
+    save_file({**weights, "surplus": torch.zeros(3)}, gpt2 / "model.safetensors", {"format": "pt"})
+    words = "1 weight is in the checkpoint but not used by GPT2LMHeadModel: surplus"
+    done = run("inspect", gpt2, *QUICK, "--json", "--no-report")
+    assert done.stderr == f"normkit: note: {words}\n"
+    assert json.loads(done.stdout)["model"]["source"].endswith(f"; {words}")
+    assert run("inspect", gpt2, *QUICK, "--json", "--no-report", "--quiet").stderr == ""
+
+
+def test_a_weight_that_is_not_finite_is_a_finding(gpt2: Path, run: Run) -> None:
+    change(gpt2, "transformer.h.1.ln_1.weight", 3, float("nan"))
+    done = run("inspect", gpt2, *QUICK)
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert "transformer.h.1.ln_1" in done.stdout
+    document = json.loads(Path("normkit-report/tiny/report.json").read_text())
+    assert document["findings"][0]["severity"] == "error"
+    assert run("inspect", gpt2, *QUICK, "--no-report", "--fail-on", "never").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("worst", "codes"),
+    [
+        (None, (0, 0, 0, 0)),
+        ("note", (0, 0, 1, 0)),
+        ("warning", (0, 1, 1, 0)),
+        ("error", (1, 1, 1, 0)),
+    ],
+)
+def test_the_exit_code_follows_fail_on(worst: str | None, codes: tuple[int, ...]) -> None:
+    from types import SimpleNamespace
+
+    from normkit.cli.inspection import _fails
+
+    levels = ("error", "warning", "note", "never")
+    assert tuple(int(_fails(SimpleNamespace(worst=worst), level)) for level in levels) == codes  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_norm_gets_a_clear_report(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.olmo import modeling_olmo
+
+    # A stock class with its norms taken out stands for a model that has none.
+    monkeypatch.setattr(modeling_olmo, "OlmoLayerNorm", lambda *_: nn.Identity())
+    config = OlmoConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, pad_token_id=0
+    )
+    OlmoForCausalLM(config).save_pretrained(tmp_path / "bare")
+    done = run("inspect", tmp_path / "bare", *QUICK)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "norm" in done.stdout
+    document = json.loads(Path("normkit-report/bare/report.json").read_text())
+    assert (document["sites"], document["walk"]) == ([], None)
+
+
+# Bad input: one line and 2. `tests/checkpoint` has every way in which a checkpoint can be wrong.
+
+
+def test_a_path_that_is_no_model(tmp_path: Path, run: Run) -> None:
+    assert "nothing lies there" in refused(run("inspect", "./none"))
+    assert "with a config.json" in refused(run("inspect", tmp_path))
+
+
+def test_truncated_weights(gpt2: Path, run: Run) -> None:
+    whole = (gpt2 / "model.safetensors").read_bytes()
+    (gpt2 / "model.safetensors").write_bytes(whole[:-100])
+    assert "is truncated or corrupt" in refused(run("inspect", gpt2))
+
+
+def test_corrupt_weights(gpt2: Path, run: Run) -> None:
+    whole = (gpt2 / "model.safetensors").read_bytes()
+    (gpt2 / "model.safetensors").write_bytes(whole[:8] + b"\x00" * 40 + whole[48:])
+    assert "is truncated or corrupt" in refused(run("inspect", gpt2))
+
+
+def test_a_configuration_without_an_architecture(gpt2: Path, run: Run) -> None:
+    values = json.loads((gpt2 / "config.json").read_text())
+    del values["architectures"]
+    (gpt2 / "config.json").write_text(json.dumps(values))
+    assert "names no architecture" in refused(run("inspect", gpt2))
+
+
+def test_a_model_with_code_of_its_own(gpt2: Path, run: Run) -> None:
+    values = json.loads((gpt2 / "config.json").read_text())
+    values |= {"model_type": "novel", "auto_map": {"AutoModelForCausalLM": "novel.Novel"}}
+    (gpt2 / "config.json").write_text(json.dumps(values))
+    (gpt2 / "novel.py").write_text("raise SystemExit(3)")
+    assert "code that comes with a model is never run" in refused(run("inspect", gpt2))
+
+
+def test_a_pickled_checkpoint(gpt2: Path, run: Run) -> None:
+    (gpt2 / "model.safetensors").rename(gpt2 / "pytorch_model.bin")
+    assert "pickled weights are never loaded" in refused(run("inspect", gpt2))
+
+
+def test_a_folder_that_cannot_be_written(gpt2: Path, run: Run) -> None:
+    Path("file").touch()
+    line = refused(run("inspect", gpt2, "--out", "file/report"))
+    assert line == f"cannot write to file/report: {Path('file').resolve()} is a file; choose another folder with --out"
+
+
+def test_the_models_own_folder_is_not_written_to(gpt2: Path, run: Run) -> None:
+    before = sorted(gpt2.iterdir())
+    assert "inside the model's own folder" in refused(run("inspect", gpt2, "--out", gpt2 / "report"))
+    assert sorted(gpt2.iterdir()) == before
+
+
+def test_options_that_need_a_model(run: Run) -> None:
+    done = run("inspect", "--dtype", "float16")
+    assert done.exit_code == 2
+    assert "--dtype needs a MODEL." in done.stderr
+
+
+# A real terminal.
+
+
+def on_terminal(*arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a run whose two streams are terminals."""
+    streams = [pty.openpty() for _ in range(2)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "normkit", *arguments],
+        stdout=streams[0][1],
+        stderr=streams[1][1],
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "HF_HUB_OFFLINE": "1", **variables},
+    )
+    for _, end in streams:
+        os.close(end)
+    # Together, or the process would wait for a reader of the one while the other is read.
+    with ThreadPoolExecutor() as pool:
+        out, err = pool.map(_drain, [end for end, _ in streams])
+    return process.wait(timeout=120), out, err
+
+
+def _drain(end: int) -> str:
+    content = b""
+    while True:
+        try:
+            part = os.read(end, 65536)
+        except OSError:  # Linux ends a terminal's output so
+            part = b""
+        if not part:
+            os.close(end)
+            return content.decode()
+        content += part
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_colour_and_progress(gpt2: Path) -> None:
+    code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report")
+    assert code == 0
+    assert "\x1b[1m" in out
+    assert "loading" in err
+    assert "tiny: text" in err
+
+
+@pytest.mark.slow
+def test_no_color_leaves_no_escape_code(gpt2: Path) -> None:
+    code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report", NO_COLOR="1")
+    assert code == 0
+    assert "transformer.ln_f" in out
+    assert not re.search(r"\x1b|\x9b", out + err)
+
+
+@pytest.mark.slow
+def test_a_terminal_without_unicode_still_gets_its_results(gpt2: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "normkit", "inspect", str(gpt2), *QUICK, "--no-report"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"transformer.ln_f" in done.stdout
+
+
+@pytest.mark.slow
+def test_findings_exit_with_1(gpt2: Path) -> None:
+    change(gpt2, "transformer.ln_f.weight", 0, float("inf"))
+    done = subprocess.run(
+        [sys.executable, "-m", "normkit", "inspect", str(gpt2), *QUICK, "--no-report"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")

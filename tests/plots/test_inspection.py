@@ -1,0 +1,159 @@
+import dataclasses
+import math
+
+import pytest
+from matplotlib.figure import Figure
+
+from normkit import specs
+from normkit.errors import InputError
+from normkit.plots import theme
+from normkit.plots.attention import attention_entropy, attention_logits
+from normkit.plots.gains import gain_spectrum
+from normkit.plots.inspection import drawings, eps_level, input_scale, mean_direction
+
+FIGURES = (input_scale, mean_direction, gain_spectrum, attention_logits, attention_entropy)
+
+
+def axes_of(drawing):
+    return drawing.figure.axes[0]
+
+
+def labels(drawing):
+    legend = axes_of(drawing).get_legend()
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def line(drawing, label):
+    return next(line for line in axes_of(drawing).get_lines() if line.get_label() == label)
+
+
+def test_each_figure_says_what_it_shows_and_has_units_on_its_axes(healthy):
+    made = drawings(healthy)
+    assert [drawing.name for drawing in made] == [
+        "input-scale", "mean-direction", "gain-spectrum", "attention-logits", "attention-entropy",
+    ]  # fmt: skip
+    for drawing in made:
+        assert axes_of(drawing).get_xlabel().startswith("block (")
+        assert axes_of(drawing).get_ylabel()
+        assert drawing.title
+        assert drawing.caption.endswith(".")
+        assert drawing.description.endswith(".")
+        assert labels(drawing)
+
+
+def test_input_scale_draws_the_measured_medians(healthy):
+    drawing = input_scale(healthy)
+    medians = [site.input.rms_median for site in healthy.sites]
+    assert line(drawing, "before a branch").get_ydata() == pytest.approx(medians[:-1])
+    assert line(drawing, "final norm").get_ydata() == pytest.approx(medians[-1:])
+    stream = [block.stream_in.rms_median for block in healthy.blocks] + [healthy.blocks[-1].stream_out.rms_median]
+    assert line(drawing, "residual stream").get_ydata() == pytest.approx(stream)
+    assert "0.120 at the first norm, 0.569 at the last" in drawing.description
+
+
+def test_eps_is_drawn_where_rows_come_near_it_only(healthy):
+    assert [text.get_text() for text in axes_of(input_scale(healthy)).texts] == ["√ε"]
+    tiny = tuple(dataclasses.replace(site, spec=specs.BERT) for site in healthy.sites)
+    far = input_scale(dataclasses.replace(healthy, sites=tiny))
+    assert list(axes_of(far).texts) == []
+    assert "√ε is out of reach below, at 1e-6" in far.description
+
+
+@pytest.mark.parametrize(
+    ("spec", "level"),
+    [
+        (specs.TORCH_LAYER_NORM, math.sqrt(1e-5)),
+        (specs.ANNOTATED_TRANSFORMER, 1e-6),
+        (specs.SCALE_NORM, 1e-5 / 8),
+        (specs.TORCH_RMS_NORM, 2.0**-11.5),
+    ],
+)
+def test_the_level_of_eps_is_in_the_rms_of_a_row(healthy, spec, level):
+    # 64 features: a sum of squares is 64 mean squares.
+    assert eps_level(dataclasses.replace(healthy.sites[0], spec=spec)) == pytest.approx(level)
+
+
+def test_mean_direction_tells_what_is_removed_from_what_is_kept(healthy):
+    assert labels(mean_direction(healthy)) == ["1/n: no preferred direction", "removed by centring"]
+    mixed = (dataclasses.replace(healthy.sites[0], spec=specs.LLAMA), *healthy.sites[1:])
+    drawing = mean_direction(dataclasses.replace(healthy, sites=mixed))
+    assert "kept: no centring" in labels(drawing)
+    heights = [bar.get_height() for container in axes_of(drawing).containers for bar in container]
+    assert sorted(heights) == pytest.approx(sorted(100 * site.input.mean_energy for site in healthy.sites))
+    assert drawing.description == "The share is 0.30 to 2.0 %, largest in block 0."
+
+
+def test_recurring_outliers_are_marked_at_their_value(healthy):
+    drawing = gain_spectrum(healthy)
+    marks = line(drawing, "feature 11")
+    assert list(marks.get_xdata()) == [4, 6, 8, 10]
+    assert marks.get_ydata() == pytest.approx([1.94, 1.96, 1.98, 2.0])
+    assert drawing.description.endswith("Outliers recur at feature 11.")
+
+
+def test_a_norm_without_gain_leaves_a_gap(healthy):
+    sites = (dataclasses.replace(healthy.sites[0], gain=None), *healthy.sites[1:])
+    assert gain_spectrum(dataclasses.replace(healthy, sites=sites)).svg()
+    bare = tuple(dataclasses.replace(site, gain=None) for site in healthy.sites)
+    with pytest.raises(InputError, match="this inspection has none"):
+        gain_spectrum(dataclasses.replace(healthy, sites=bare))
+    assert "gain-spectrum" not in [drawing.name for drawing in drawings(dataclasses.replace(healthy, sites=bare))]
+
+
+def test_warning_lines_stand_at_the_heights_they_name(faulty):
+    drawing = attention_logits(faulty)
+    assert [text.get_text() for text in axes_of(drawing).texts] == ["100", "1,000"]
+    flat = [line.get_ydata()[0] for line in axes_of(drawing).get_lines() if set(line.get_xdata()) == {0, 1}]
+    assert flat == [100.0, 1000.0]
+    assert line(drawing, "bound: no logit exceeds it").get_ydata()[-1] == 402.0
+
+
+def test_a_model_with_nothing_to_draw_has_no_figures(empty):
+    assert drawings(empty) == ()
+    for draw in FIGURES:
+        with pytest.raises(InputError, match="this inspection has none"):
+            draw(empty)
+
+
+def test_figures_draw_into_axes_that_are_given(healthy):
+    with theme.style():
+        left, right = Figure(figsize=(12, 4), layout="constrained").subplots(1, 2)
+    assert input_scale(healthy, left).figure is right.figure
+    assert mean_direction(healthy, right).figure is left.figure
+    assert left.get_ylabel() == "rms of a row (5 %, median, 95 %)"
+
+
+def broken(site):
+    """Every statistic that can be is not finite or zero, as after an overflow."""
+    worst = dataclasses.replace(
+        site.input, rms_quantiles=(0.0, math.nan, math.inf), mean_energy=math.nan, angle_to_ones=math.nan
+    )
+    gain = dataclasses.replace(site.gain, quantiles=(math.nan,) * 7)
+    return dataclasses.replace(site, input=worst, gain=gain)
+
+
+def test_numbers_that_are_not_finite_leave_gaps(healthy):
+    attention = dataclasses.replace(
+        healthy.attentions[0], bound=math.inf, sampled_max=math.nan, entropy=math.nan, entropy_min=math.nan
+    )
+    half = dataclasses.replace(healthy, sites=(broken(healthy.sites[0]), *healthy.sites[1:]), attentions=(attention,))
+    whole = dataclasses.replace(half, sites=tuple(map(broken, healthy.sites)))
+    for inspection in (half, whole):
+        for drawing in drawings(inspection):
+            assert "nan" not in drawing.svg().lower()
+
+
+def test_an_svg_of_twelve_layers_weighs_at_most_40_kb(twelve):
+    sizes = {drawing.name: len(drawing.svg().encode()) for drawing in drawings(twelve)}
+    assert len(sizes) == 5
+    assert max(sizes.values()) <= 40_000, sizes
+
+
+def test_a_hundred_layers_stay_within_the_figure(long):
+    for drawing in drawings(long):
+        drawing.figure.draw_without_rendering()
+        width = drawing.figure.bbox.width
+        box = axes_of(drawing).get_tightbbox()
+        assert box.x0 >= 0
+        assert box.x1 <= width
+        assert axes_of(drawing).get_position().width > 0.8

@@ -1,0 +1,93 @@
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normkit.errors import InputError
+from normkit.plots import theme
+from normkit.plots.inspection import drawings
+
+TEXT = ("ink", "muted", "error", "warning", "note", "good")
+DATA = ("accent", "contrast", "third")
+
+
+def luminance(colour):
+    """Relative luminance as WCAG 2 defines it."""
+    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_the_ratio_is_the_one_that_wcag_defines():
+    assert contrast("#ffffff", "#000000") == pytest.approx(21.0)
+    assert contrast("#ffffff", "#767676") == pytest.approx(4.54, abs=0.01)
+
+
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("ground", ["paper", "surface"])
+def test_text_has_a_contrast_of_4_5_and_data_of_3(palette, ground):
+    short = {name: contrast(palette[name], palette[ground]) for name in TEXT}
+    assert {name: ratio for name, ratio in short.items() if ratio < 4.5} == {}
+    faint = {name: contrast(palette[name], palette[ground]) for name in DATA}
+    assert {name: ratio for name, ratio in faint.items() if ratio < 3} == {}
+
+
+def test_both_schemes_name_the_same_colours_and_no_colour_twice():
+    assert list(theme.LIGHT) == list(theme.DARK)
+    assert len(set(theme.LIGHT.values())) == len(theme.LIGHT)
+
+
+def test_every_colour_of_a_figure_for_a_page_is_a_variable(faulty):
+    for drawing in drawings(faulty):
+        svg = drawing.svg()
+        assert re.findall(r"#[0-9a-fA-F]{6}\b", svg) == []
+        assert "var(--accent)" in svg
+        assert "font-family" not in svg
+
+
+def test_figures_leave_the_settings_of_matplotlib_alone(healthy):
+    from matplotlib import rcParams
+
+    before = dict(rcParams)
+    for drawing in drawings(healthy):
+        drawing.svg()
+    assert dict(rcParams) == before
+
+
+DIGEST = """
+import hashlib, importlib.util, sys
+spec = importlib.util.spec_from_file_location("synthetic", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from normkit.plots.inspection import drawings
+text = "".join(drawing.svg() for drawing in drawings(module.model("demo", 6)))
+print(hashlib.sha256(text.encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_another_process_draws_the_same_bytes(healthy, monkeypatch, seed):
+    monkeypatch.setenv("PYTHONHASHSEED", seed)
+    source = Path(__file__).parents[1] / "report" / "conftest.py"
+    done = subprocess.run([sys.executable, "-c", DIGEST, source], capture_output=True, text=True, check=True)
+    here = "".join(drawing.svg() for drawing in drawings(healthy))
+    assert done.stdout.strip() == hashlib.sha256(here.encode()).hexdigest()
+
+
+def test_without_matplotlib_one_line_names_the_extra(healthy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match=r'pip install "normkit\[plot\]"'):
+        drawings(healthy)
+
+
+def test_importing_the_figures_loads_no_matplotlib():
+    code = "import sys, normkit.plots.inspection; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

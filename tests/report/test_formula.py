@@ -1,0 +1,50 @@
+import inspect
+from xml.etree import ElementTree
+
+import pytest
+
+from normkit import specs
+from normkit.report.formula import mathml
+from normkit.spec import NormSpec
+
+PRESETS = {name: value for name, value in inspect.getmembers(specs) if isinstance(value, NormSpec)}
+
+
+def plain(spec):
+    """The formula's characters, without its tree."""
+    return "".join(ElementTree.fromstring(mathml(spec)).itertext())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_tree_whose_text_stands_in(name):
+    tree = ElementTree.fromstring(mathml(PRESETS[name]))
+    assert tree.tag == "math"
+    assert tree.get("alttext") == str(PRESETS[name])
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (specs.TORCH_LAYER_NORM, "y=w⊙x−μ1n∑i(xi−μ)2+10−5+b"),
+        (specs.TORCH_RMS_NORM, "y=w⊙x1n∑ixi2+εmachine"),
+        (specs.GEMMA, "y=(1+w)⊙x1n∑ixi2+10−6"),
+        (specs.NANOCHAT, "y=x1n∑ixi2+10−6"),
+        (specs.SCALE_NORM, "y=w⊙xmax(∑ixi2,10−5)"),
+        (specs.ANNOTATED_TRANSFORMER, "y=w⊙x−μ1n−1∑i(xi−μ)2+10−6+b"),
+        (specs.MUSE_SPARK_INPUT_SCALED, "y=u1n∑iui2+10−6,u=(1+w)⊙x"),
+        (specs.SCALE_NORM.replace(multiplier="sqrt_n", eps=0.0), "y=w⊙nx∑ixi2"),
+        (specs.TORCH_LAYER_NORM.replace(eps=2.5e-4), "y=w⊙x−μ1n∑i(xi−μ)2+0.00025+b"),
+        (specs.TORCH_LAYER_NORM.replace(eps=2.5e-9), "y=w⊙x−μ1n∑i(xi−μ)2+2.5·10−9+b"),
+    ],
+)
+def test_a_formula_reads_as_the_spec_computes(spec, text):
+    assert plain(spec) == text
+
+
+def test_eps_stands_inside_or_outside_the_root():
+    def under_the_root(spec):
+        root = ElementTree.fromstring(mathml(spec)).find(".//msqrt")
+        return "".join(root.itertext())
+
+    assert under_the_root(specs.TORCH_LAYER_NORM).endswith("+10−5")
+    assert under_the_root(specs.ANNOTATED_TRANSFORMER).endswith("2")

@@ -1,0 +1,178 @@
+import dataclasses
+import unicodedata
+
+from rich.console import Console
+
+from normkit.report import text
+
+HEALTHY = """\
+demo layernorm  GPT2LMHeadModel (gpt2), 331,776 parameters in float32, width 64
+the demo's own text: 2,048 tokens
+
++ Healthy  Nothing wrong was found in 13 norms: 8 checks clean, 1 not checked.
+
+blocks         6 pre-norm; final norm transformer.ln_f
+attention      logits reach 6.05, bound 11.5
+gain outliers  feature 11 at 4 norms
+
+norm                  role   input rms  along 1  eps cuts  gain 5 to 95 %
+─────────────────────────────────────────────────────────────────────────
+transformer.h.0.ln_1  pre        0.120    2.0 %   0.035 %  0.560 to 0.880
+transformer.h.0.ln_2  pre        0.138    2.0 %   0.026 %  0.560 to 0.880
+transformer.h.1.ln_1  pre        0.209    1.0 %   0.011 %  0.584 to 0.936
+transformer.h.1.ln_2  pre        0.240    1.0 %  0.0087 %  0.584 to 0.936
+transformer.h.2.ln_1  pre        0.289   0.67 %  0.0060 %  0.608 to 0.992
+transformer.h.2.ln_2  pre        0.332   0.67 %  0.0045 %  0.608 to 0.992
+transformer.h.3.ln_1  pre        0.364   0.50 %  0.0038 %   0.632 to 1.05
+transformer.h.3.ln_2  pre        0.418   0.50 %  0.0029 %   0.632 to 1.05
+transformer.h.4.ln_1  pre        0.435   0.40 %  0.0026 %   0.656 to 1.10
+transformer.h.4.ln_2  pre        0.500   0.40 %  0.0020 %   0.656 to 1.10
+transformer.h.5.ln_1  pre        0.503   0.33 %  0.0020 %   0.680 to 1.16
+transformer.h.5.ln_2  pre        0.579   0.33 %  0.0015 %   0.680 to 1.16
+transformer.ln_f      final      0.569   0.30 %  0.0015 %    1.08 to 1.72
+input rms: of the median row. along 1: share of its energy along all-ones, which centring removes.
+eps cuts: how much shorter eps makes it. gain: as it acts, any offset added.
+all 13 LayerNorm, eps 1e-5: y = weight * (x - mean(x)) / sqrt(var(x) + 1e-05) + bias
+
+checks  clean A1 A2 A7 B1 B5 D1 D3 F1; not checked E2 (no 16-bit tensors seen)
+"""
+
+FINDINGS = """\
+x 1 error, 1 warning  6 checks clean, 1 not checked.
+x error  A1  eps is not the config's  at transformer.h.0.ln_1, transformer.h.0.ln_2 and 1 more
+  measured  eps 1e-3 at 3 norms; threshold 1e-5, the config's, to 0.1 %
+  evidence  transformer.h.0.ln_1: eps 1e-3, shortens the median row by 1.9 %
+            transformer.h.0.ln_2: eps 1e-3, shortens the median row by 1.9 % (and 1 more)
+  why       Rows come out shorter than the next layer was trained on, most where they are small.
+  do        1. Set eps to 1e-5 where the norms are built. 2. Look for a default that the port did
+            not override.
+  confirm   normkit identify prints eps 1e-5 for these norms.
+! warning  F1  attention logits above 100  at transformer.h.5.attn
+  measured  sampled 214, bound 402; threshold 100
+  evidence  transformer.h.5.attn: head 2, bound 402
+  why       The softmax is one-hot there and passes no gradient; growth from here ends in a loss
+            spike.
+  do        1. Normalize queries and keys. 2. Lower the learning rate or lengthen the warm-up.
+  confirm   The bound stays under 100 over a few hundred steps.
+"""
+
+LONG = """\
+norm                       role       input rms         along 1         eps cuts  gain 5 to 95 %
+────────────────────────────────────────────────────────────────────────────────────────────────
+transformer.h.{0-99}.ln_1  pre    0.120 to 4.78  0.020 to 2.0 %  at most 0.035 %   0.560 to 6.42
+transformer.h.{0-99}.ln_2  pre    0.138 to 5.49  0.020 to 2.0 %  at most 0.026 %   0.560 to 6.42
+transformer.ln_f           final           4.82          0.30 %         <0.001 %    1.08 to 1.72
+"""
+
+WALK = """\
+token 17, “ the”, at transformer.h.2.ln_1, n = 64
+y = weight * (x - mean(x)) / sqrt(var(x) + 1e-05) + bias
+
+stage            mean  length  length / √n  angle to 1  what is true now
+────────────────────────────────────────────────────────────────────────────────────────────────────
+raw            0.0212    5.26        0.657      88.15°  the residual stream
+centred             0    5.25        0.657      90.00°  mean 0: on the hyperplane orthogonal to
+                                                        all-ones
+scaled              0    8.00         1.00      90.00°  length sqrt(n): on the sphere
+gain and bias  0.0140    6.62        0.828      89.03°  on the ellipsoid around the bias
+depth below the ellipsoid's surface      1.2e-5 of its size
+distance from its hyperplane             3.1e-9
+difference from the module's own output  2.4e-7
+"""
+
+TWINS = """\
+model                     norms                      verdict               findings
+────────────────────────────────────────────────────────────────────────────────────────────────────
+demo layernorm            13 LayerNorm, eps 1e-5     + Healthy             none
+demo layernorm, eps       10 LayerNorm, eps 1e-5; 3  x 1 error, 1 warning  A1 eps is not the
+planted                   LayerNorm, eps 0.001                             config's
+                                                                           F1 attention logits above
+                                                                           100
+a plain network           none                       - No norms            none
+"""
+
+
+def shown(renderable, **options):
+    """The plain text, without the spaces that rich leaves at the ends of lines."""
+    console = Console(width=100, highlight=False, **options)
+    with console.capture() as capture:
+        console.print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def test_a_healthy_model(healthy):
+    assert shown(text.summary(healthy)) == HEALTHY
+
+
+def test_findings_stand_before_the_table(faulty):
+    lines = shown(text.summary(faulty))
+    assert FINDINGS in lines
+    assert lines.index("x error") < lines.index("transformer.h.5.ln_2  LayerNorm, eps 1e-5   pre")
+    assert "3 of 13 LayerNorm, eps 0.001: y = weight * (x - mean(x)) / sqrt(var(x) + 0.001) + bias\n" in lines
+
+
+def test_a_small_model_fits_one_screen(healthy, faulty):
+    for inspection in (healthy, faulty):
+        lines = shown(text.summary(inspection)).splitlines()
+        assert len(lines) <= 45
+        assert max(map(len, lines)) <= 100
+
+
+def test_a_long_model_is_folded(long):
+    lines = shown(text.summary(long))
+    assert LONG in lines
+    assert len(lines.splitlines()) <= 25
+
+
+def test_rows_past_a_screen_are_counted(long):
+    # Without blocks nothing can be folded.
+    lines = shown(text.summary(dataclasses.replace(long, blocks=())))
+    assert "and 185 rows more\n" in lines
+    assert "transformer.h.7.ln_2 " in lines
+    assert "transformer.h.8.ln_1 " not in lines
+
+
+def test_a_long_path_keeps_its_end_and_the_table_its_width(faulty):
+    sites = tuple(dataclasses.replace(s, path="model.language_model." * 4 + s.path) for s in faulty.sites)
+    lines = shown(text.summary(dataclasses.replace(faulty, sites=sites))).splitlines()
+    row = next(line for line in lines if line.rstrip().endswith("1.08 to 1.72"))
+    assert len(row) <= 100
+    assert ".transformer.ln_f  LayerNorm, eps 1e-5   final" in row
+
+
+def test_a_model_without_norms(empty):
+    assert shown(text.summary(empty)) == (
+        "a plain network  Sequential, 331,776 parameters in float32\n"
+        "the demo's own text: 2,048 tokens\n"
+        "\n"
+        "- No norms  This model has no normalization layer that a spec describes. 0 checks clean, 9 not\n"
+        "checked.\n"
+        "\n"
+        "checks  not checked A1 A2 A7 B1 B5 D1 D3 E2 F1 (no norms)\n"
+    )
+
+
+def test_the_walk(healthy):
+    assert shown(text.walk_table(healthy.walk)) == WALK
+
+
+def test_several_models_side_by_side(healthy, faulty, empty):
+    assert shown(text.side_by_side([healthy, faulty, empty])) == TWINS
+
+
+def test_nothing_of_a_model_reaches_the_terminal_as_a_command(hostile):
+    for renderable in (text.summary(hostile), text.walk_table(hostile.walk), text.side_by_side([hostile])):
+        lines = shown(renderable)
+        assert {c for c in lines if unicodedata.category(c)[0] == "C"} == {"\n"}
+        assert "[bold]markup[/bold]" in lines.replace("\n", "")
+
+
+def test_a_terminal_gets_colour_and_the_same_words(faulty):
+    coloured = shown(text.summary(faulty), force_terminal=True, color_system="standard", _environ={})
+    assert "\x1b[1;31mx 1 error, 1 warning\x1b[0m" in coloured
+
+
+def test_no_color_leaves_no_colour(faulty):
+    plain = shown(text.summary(faulty), force_terminal=True, color_system="standard", _environ={"NO_COLOR": "1"})
+    assert "\x1b[1;31m" not in plain
+    assert "\x1b[31m" not in plain

@@ -1,0 +1,148 @@
+"""What `import normkit` offers: every name resolves, is documented, and keeps its signature."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import FunctionType, ModuleType
+
+import pytest
+
+import normkit
+from helpers import ROOT
+
+# A change here is a change for every user: say so in the changelog.
+SIGNATURES = """
+Inspection(*, model, sites, blocks, attentions, final_norm, recurring_outliers, walk, findings, checks, unrecognised)
+Inspection.to_json(self)
+Inspection.worst(self)
+Inspection.write_html(self, path)
+LayerNorm(normalized_shape, eps=1e-05, elementwise_affine=True, bias=True, device=None, dtype=None)
+LayerNorm.forward(self, input)
+Norm(spec, normalized_shape, device=None, dtype=None)
+Norm.extra_repr(self)
+Norm.forward(self, x)
+Norm.reset_parameters(self)
+NormSpec(*, centre_numerator=True, centre_statistics=True, eps=1e-05, eps_placement='inside', correction=0, \
+reduction='mean', multiplier='one', axes=(-1,), groups=1, has_weight=True, has_bias=True, weight_offset=0.0, \
+offset_dtype='float32', weight_placement='after', statistics_dtype='float32', round_rstd=False, cast='late', \
+output_dtype='input')
+NormSpec.from_json(cls, values)
+NormSpec.replace(self, **changes)
+NormSpec.to_json(self)
+Passport(*, spec, verdict, confidence, evidence)
+Passport.to_json(self)
+RMSNorm(normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None)
+RMSNorm.forward(self, x)
+errors.DtypeError
+errors.InputError
+errors.KindError
+errors.ModelError
+errors.NormkitError
+errors.ShapeError
+errors.SpecError
+identify(norm, shape)
+inspect(model, batches, *, name='', source='', decode=None, site=None, progress=None)
+layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-05)
+normalize(x, spec, weight=None, bias=None, *, out=None)
+reference.Gradients(x, weight, bias)
+reference.Statistics(mean, scale)
+reference.arithmetic_dtype(x, spec)
+reference.backward(dy, x, spec, weight=None, bias=None)
+reference.effective_weight(weight, spec, dtype)
+reference.forward(x, spec, weight=None, bias=None)
+reference.from_rows(rows, x, spec)
+reference.machine_eps(x, spec)
+reference.output_dtype(input_dtype, spec, weight, bias)
+reference.statistics(rows, spec, eps)
+reference.to_rows(x, spec)
+rms_norm(input, normalized_shape, weight=None, eps=None)
+"""
+
+
+def signature(value) -> str:
+    """Names and defaults of the parameters, without annotations."""
+    if isinstance(value, type) and issubclass(value, Exception):
+        return ""
+    given = inspect.signature(value)
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in given.parameters.values()]
+    return str(given.replace(parameters=plain, return_annotation=given.empty))
+
+
+def described(name: str, value) -> dict[str, object]:
+    """A public name, and the public methods of a class or the public contents of a module under it."""
+    if isinstance(value, ModuleType):
+        own = {
+            key: member for key, member in vars(value).items() if getattr(member, "__module__", "") == value.__name__
+        }
+        return {f"{name}.{key}": member for key, member in own.items() if not key.startswith("_")}
+    found = {name: value}
+    if isinstance(value, type):
+        for key, member in vars(value).items():
+            member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if isinstance(member, FunctionType) and not key.startswith("_"):
+                found[f"{name}.{key}"] = member
+    return found
+
+
+PUBLIC = {name: value for top in normkit.__all__ for name, value in described(top, getattr(normkit, top)).items()}
+
+
+def test_all_is_sorted_and_equals_the_table():
+    assert normkit.__all__ == sorted(normkit.__all__)
+    assert normkit.__all__ == list(normkit._HOME)
+
+
+def test_what_a_type_checker_sees_is_the_table():
+    source = inspect.getsource(normkit)
+    block = source[source.index("if TYPE_CHECKING:") : source.index("# name -> the module")]
+    seen = {}
+    for module, names in re.findall(r"from (\S+) import ([^\n]+)", block):
+        for name in names.split(", "):
+            seen[name] = f"normkit.{name}" if module == "normkit" else module
+    assert seen == normkit._HOME
+
+
+def test_every_name_is_documented_and_nothing_else():
+    lines = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8").splitlines()
+    documented = [line.split("`")[1] for line in lines if line.startswith("- `")]
+    assert sorted(documented) == normkit.__all__
+
+
+def test_completion_offers_the_names():
+    assert dir(normkit) == sorted([*normkit.__all__, "__version__"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", normkit.__version__)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(AttributeError, match="module 'normkit' has no attribute 'group_norm'"):
+        normkit.group_norm  # noqa: B018
+
+
+@pytest.mark.parametrize("name", normkit.__all__)
+def test_a_name_resolves_to_what_its_home_defines(name):
+    value = getattr(normkit, name)
+    if isinstance(value, ModuleType):
+        assert value.__name__ == normkit._HOME[name]
+    else:
+        assert value.__module__ == normkit._HOME[name]
+        assert value.__name__ == name
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_a_docstring_of_its_own(name):
+    doc = PUBLIC[name].__doc__ or ""
+    assert doc.strip()
+    assert not doc.startswith(name.split(".")[-1] + "(")
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "normalize", "identify", "inspect"])
+def test_a_public_function_says_what_it_takes_gives_and_refuses(name):
+    doc = inspect.getdoc(PUBLIC[name])
+    for section in ("Args:", "Returns:", "Raises:", "Example:"):
+        assert f"\n{section}\n" in doc
+
+
+def test_signatures_are_the_ones_written_here():
+    actual = [f"{name}{signature(value)}" for name, value in sorted(PUBLIC.items())]
+    assert actual == SIGNATURES.strip().splitlines()

@@ -1,0 +1,294 @@
+"""The house is in order: imports point one way, files are short, names do not clash, nothing of one machine is left."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+
+import normkit
+from helpers import ROOT, SOURCE
+
+# A module imports from its own package and from what stands before it here; nothing else.
+ROWS = [
+    ["errors", "files", "spec", "specs"],
+    ["reference", "kernels"],
+    ["ops", "geometry"],
+    ["functional"],
+    ["layers"],
+    ["identification", "models"],
+    ["conversion", "testing"],
+    ["checkpoint", "inspection"],
+    ["study", "bench"],
+    ["demo", "plots"],
+    ["report", "explorer"],
+    ["cli"],
+    ["__main__"],
+]
+ORDER = {name: position for position, name in enumerate(name for row in ROWS for name in row)}
+
+# The one step upward: a result shows itself.
+UPWARD = {("normkit.inspection.result", "write_html", "report"), ("normkit.inspection.result", "_repr_html_", "report")}
+
+# Names of functions that are public, or will be: loading a module of that name would replace the function.
+FIXED_FUNCTIONS = {
+    *("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "normalize", "add_normalize", "identify", "convert"),
+    *("revert", "probe", "watch", "inspect", "fold", "load", "explore"),
+}
+VAGUE_NAMES = {"utils", "util", "common", "misc", "helpers", "base", "core", "manager"}
+HEAVY = {"torch", "transformers", "matplotlib", "click", "rich", "jinja2", "safetensors", "numpy"}
+LINES = 400
+
+# Tests that mirror no file, and what they are about.
+EXTRA_TESTS = {
+    "test_helpers.py": "tests/helpers.py",
+    "test_notes.py": "the five notes that the product grew from",
+    "test_judges.py": "tests of PyTorch and ONNX",
+    "test_structure.py": "this file",
+    "test_public_api.py": "what `import normkit` offers",
+    "demo/test_shipped_models.py": "the weights that ship",
+}
+
+PYTHON = sorted(SOURCE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TEXT_SUFFIXES = {
+    ".py",
+    ".md",
+    ".toml",
+    ".txt",
+    ".css",
+    ".js",
+    ".html",
+    ".json",
+    ".jsonl",
+    ".sh",
+    ".yml",
+    ".cpp",
+    ".h",
+    "",
+}
+TEXTS = sorted(
+    path
+    for path in [
+        *ROOT.glob("*"),
+        *(path for top in ("src", "tests", "docs", "benchmarks", ".ci") for path in (ROOT / top).rglob("*")),
+    ]
+    if path.is_file() and path.suffix in TEXT_SUFFIXES and not path.name.startswith(".git")
+)
+
+
+def module_name(path: Path) -> str:
+    parts = ["normkit", *path.relative_to(SOURCE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in PYTHON}
+
+
+def home(module: str, name: str) -> str:
+    """The module that `from module import name` depends on."""
+    if f"{module}.{name}" in MODULES:
+        return f"{module}.{name}"
+    return normkit._HOME[name] if module == "normkit" else module
+
+
+def imports(source: str) -> list[tuple[str, str]]:
+    """(module of normkit, innermost function around the import or "") for all but imports under TYPE_CHECKING."""
+    found = []
+
+    def walk(node: ast.AST, function: str) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, function) for alias in node.names if alias.name.split(".")[0] == "normkit")
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            if (node.module or "").split(".")[0] == "normkit":
+                found.extend((home(node.module, alias.name), function) for alias in node.names)
+        inner = node.name if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else function
+        for child in ast.iter_child_nodes(node):
+            walk(child, inner)
+
+    walk(ast.parse(source), "")
+    return found
+
+
+def top(module: str) -> str:
+    return module.split(".")[1]
+
+
+def upward_imports(module: str, source: str) -> list[str]:
+    """The imports of a module that point at something not before it."""
+    return [
+        f"{module} imports {target}" + (f" in {function}" if function else "")
+        for target, function in imports(source)
+        if top(target) != top(module)
+        and ORDER[top(target)] >= ORDER[top(module)]
+        and (module, function, top(target)) not in UPWARD
+    ]
+
+
+def test_every_module_has_its_row():
+    assert {top(module) for module in MODULES if module != "normkit"} <= ORDER.keys()
+
+
+def test_imports_point_one_way():
+    wrong = [
+        line
+        for module, path in MODULES.items()
+        if module != "normkit"
+        for line in upward_imports(module, path.read_text())
+    ]
+    assert wrong == []
+
+
+def test_no_modules_import_each_other():
+    graph = {
+        module: {
+            target for target, function in imports(path.read_text()) if (module, function, top(target)) not in UPWARD
+        }
+        for module, path in MODULES.items()
+        if module != "normkit"
+    }
+    # Raises, with the cycle, if there is one.
+    TopologicalSorter(graph).prepare()
+
+
+def test_the_package_itself_imports_nothing_of_its_own():
+    assert imports((SOURCE / "__init__.py").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("normkit.reference", "from normkit.layers import Norm", ["normkit.reference imports normkit.layers"]),
+        ("normkit.spec", "from normkit import specs", ["normkit.spec imports normkit.specs"]),
+        ("normkit.layers", "from normkit import inspect", ["normkit.layers imports normkit.inspection.inspecting"]),
+        ("normkit.files", "import normkit.spec", ["normkit.files imports normkit.spec"]),
+        (
+            "normkit.inspection.result",
+            "class A:\n    def to_json(self):\n        from normkit.report import html",
+            ["normkit.inspection.result imports normkit.report.html in to_json"],
+        ),
+        (
+            "normkit.inspection.result",
+            "class A:\n    def write_html(self):\n        from normkit.report import html",
+            [],
+        ),
+        ("normkit.spec", "if TYPE_CHECKING:\n    from normkit.layers import Norm", []),
+        ("normkit.specs", "from normkit.spec import NormSpec", []),
+        ("normkit.inspection.walk", "from normkit.inspection.result import Walk", []),
+    ],
+)
+def test_the_walk_sees_what_it_should(module, source, expected):
+    assert upward_imports(module, source) == expected
+
+
+def test_the_exceptions_are_still_needed():
+    used = {
+        (module, function, top(target))
+        for module, path in MODULES.items()
+        for target, function in imports(path.read_text())
+    }
+    assert used >= UPWARD
+
+
+def test_no_file_is_longer_than_one_can_read():
+    # 300 is the goal.
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in [*PYTHON, *TESTS]}
+    assert {name: lines for name, lines in lengths.items() if lines > LINES} == {}
+
+
+def loaded(statement: str) -> set[str]:
+    """Which heavy packages a fresh interpreter has loaded after a statement."""
+    program = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    result = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=True)
+    return HEAVY & set(json.loads(result.stdout))
+
+
+def test_importing_normkit_loads_nothing_heavy():
+    assert (
+        loaded("import normkit; dir(normkit); normkit.__version__; normkit.NormSpec; str(normkit.specs.LLAMA)") == set()
+    )
+
+
+@pytest.mark.parametrize("package", sorted(HEAVY))
+def test_a_heavy_import_would_be_seen(package):
+    assert package in loaded(f"import warnings; warnings.simplefilter('ignore'); import {package}")
+
+
+def test_no_module_bears_the_name_of_a_public_function():
+    functions = {name for name in normkit.__all__ if isinstance(getattr(normkit, name), FunctionType)}
+    assert functions <= FIXED_FUNCTIONS
+    names = {part for module in MODULES for part in module.split(".")}
+    assert names & FIXED_FUNCTIONS == set()
+
+
+def test_no_module_has_a_vague_name():
+    assert {part for module in MODULES for part in module.split(".")} & VAGUE_NAMES == set()
+
+
+def test_every_test_file_mirrors_a_source_file():
+    strangers = []
+    for path in TESTS:
+        if not path.name.startswith("test_"):
+            continue
+        relative = path.relative_to(ROOT / "tests")
+        stem = path.stem.removeprefix("test_")
+        mirrored = SOURCE / relative.parent / f"{stem}.py"
+        package = SOURCE / relative.parent / "__init__.py" if stem == relative.parent.name else mirrored
+        if str(relative) not in EXTRA_TESTS and not mirrored.exists() and not package.exists():
+            strangers.append(str(relative))
+    assert strangers == []
+
+
+def test_the_extra_tests_exist():
+    assert [name for name in EXTRA_TESTS if not (ROOT / "tests" / name).exists()] == []
+
+
+# Put together from pieces, so that this file does not hold what it looks for.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.~$}/-])/(?:" + "|".join(["ho" + "me", "ro" + "ot", "tm" + "p", "wo" + "rk", "Us" + "ers"]) + r")(?:/|\b)"
+)
+UNFINISHED = re.compile(r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+
+
+def lines_with(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for path in TEXTS
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_path_of_one_machine_is_left():
+    assert lines_with(MACHINE_PATH) == []
+
+
+def test_nothing_is_left_unfinished():
+    assert lines_with(UNFINISHED) == []
+
+
+@pytest.mark.parametrize("text", ["'/{}/x'", "open(/{}/a)", "see /{}/y", "PATH=/{}/bin"])
+@pytest.mark.parametrize("folder", ["ho" + "me", "ro" + "ot", "tm" + "p", "wo" + "rk"])
+def test_a_path_of_one_machine_would_be_seen(text, folder):
+    assert MACHINE_PATH.search(text.format(folder))
+
+
+@pytest.mark.parametrize("text", ["https://x.org/{}/y", "src/{}/y", "a/{}", "/usr/{}", "~/{}/z"])
+@pytest.mark.parametrize("folder", ["ho" + "me", "wo" + "rk"])
+def test_other_paths_are_left_alone(text, folder):
+    assert not MACHINE_PATH.search(text.format(folder))
+
+
+def test_the_text_files_are_all_there():
+    names = {str(path.relative_to(ROOT)) for path in TEXTS}
+    assert {"Makefile", "pyproject.toml", "src/normkit/spec.py", "tests/test_structure.py", ".ci/run"} <= names
