@@ -354,3 +354,21 @@ def test_an_offset_is_added_where_the_spec_says():
     assert wide_sum.item() == 1 + 2.0**-9
     assert reference.effective_weight(weight, specs.MUSE_SPARK, torch.float32).item() == 1.0
     assert reference.effective_weight(weight, specs.LLAMA, torch.float32) is weight
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_code_that_stays_in_16_bits_rounds_every_step(dtype):
+    spec = specs.ANNOTATED_TRANSFORMER
+    x, weight, bias = arguments(spec, dtype=dtype, rows=512)
+    by_hand = weight * ((x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)) + bias
+    # Each reduction rounds once, and may fall to the other side of a near-tie: then its row is off.
+    assert (reference.forward(x, spec, weight, bias) == by_hand).double().mean() >= 0.999
+    scaled = weight * (x / (x.var(-1, keepdim=True) + 1e-5).sqrt())
+    assert (reference.forward(x, specs.POCKET_TTS, weight) == scaled).double().mean() >= 0.999
+
+
+def test_an_offset_in_float32_makes_a_float32_gain_after_an_early_cast():
+    x, weight, _ = arguments(specs.GEMMA, dtype=torch.float32, rows=64)
+    normalized = reference.forward(x, specs.NANOCHAT)
+    expected = normalized * (1.0 + weight)
+    assert torch.equal(reference.forward(x, specs.GEMMA.replace(cast="early"), weight), expected)

@@ -86,28 +86,34 @@ def _centred(rows: Tensor, spec: NormSpec) -> tuple[Tensor, Tensor]:
     return centred if spec.centre_numerator else rows, centred if spec.centre_statistics else rows
 
 
-def _square(rows: Tensor, deviation: Tensor, spec: NormSpec) -> Tensor:
-    """v, the number under the root."""
-    if spec.centre_statistics and spec.reduction == "mean" and rows.dtype in _HALF:
-        # Code that stays in 16 bits calls `Tensor.var`, which rounds once.
-        wide = rows.float()
-        return _square(wide, _centred(wide, spec)[1], spec).to(rows.dtype)
+def _square(deviation: Tensor, spec: NormSpec) -> Tensor:
+    """v: the sum of squares, or their mean."""
     squares = deviation.square()
     if spec.reduction == "mean" and spec.correction == 0:
         return squares.mean(-1, keepdim=True)
     total = squares.sum(-1, keepdim=True)
-    return total if spec.reduction == "sum" else total / (rows.shape[-1] - 1)
+    return total if spec.reduction == "sum" else total / (deviation.shape[-1] - 1)
+
+
+def _root(deviation: Tensor, spec: NormSpec) -> Tensor:
+    """sqrt(v), with the gradient 0 where v = 0: there the root has a kink and the norm itself is smooth."""
+    square = _square(deviation, spec)
+    is_zero = square == 0
+    return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())
 
 
 def _scale(rows: Tensor, deviation: Tensor, spec: NormSpec, eps: float) -> Tensor:
     """s, the number each row is divided by."""
-    square = _square(rows, deviation, spec)
-    if spec.eps_placement == "inside":
-        return (square + eps).sqrt()
-    # sqrt has an infinite slope at 0 where the norm itself is smooth: keep autograd away from it.
-    is_zero = square == 0
-    root = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())
-    return root + eps if spec.eps_placement == "outside" else root.clamp_min(eps)
+    inside = spec.eps_placement == "inside"
+    quantity = _square if inside else _root
+    if rows.dtype in _HALF and (spec.centre_statistics or not inside):
+        # Code that stays in 16 bits calls `Tensor.var`, `std` or `norm`, which round once.
+        value = quantity(_centred(rows.float(), spec)[1], spec).to(rows.dtype)
+    else:
+        value = quantity(deviation, spec)
+    if inside:
+        return (value + eps).sqrt()
+    return value + eps if spec.eps_placement == "outside" else value.clamp_min(eps)
 
 
 def effective_weight(weight: Tensor, spec: NormSpec, dtype: torch.dtype) -> Tensor:
@@ -244,7 +250,7 @@ def _backward_rows(h: Tensor, x: Tensor, spec: NormSpec, eps: float) -> tuple[Te
     numerator, deviation = _centred(rows, spec)
     scale = _scale(rows, deviation, spec, eps)
     divisor = 1 if spec.reduction == "sum" else rows.shape[-1] - spec.correction
-    root = _square(rows, deviation, spec).sqrt()
+    root = _root(deviation, spec)
     match spec.eps_placement:
         case "inside":
             slope = 0.5 / scale

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from normkit.cli import environment
-from normkit.cli.entry import one_line, verbs
+from normkit.cli.entry import verbs
 from normkit.errors import InputError
 
 HEAVY = {"torch", "numpy", "transformers", "rich", "jinja2", "matplotlib", "safetensors"}
@@ -154,4 +154,3 @@ def test_a_message_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(environment, "_environment", fail)
     shown = CliRunner().invoke(verbs, ["env"])
     assert (shown.exit_code, shown.stderr) == (2, "normkit:  [31mred  next \n")
-    assert one_line("café — ok") == "café — ok"

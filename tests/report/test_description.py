@@ -64,11 +64,30 @@ def test_the_heading_leaves_out_what_is_not_known(healthy, changes, subtitle, so
     assert source is None or report.source == source
 
 
+def test_post_norm_blocks_need_no_final_norm(healthy):
+    blocks = tuple(dataclasses.replace(block, placement="post") for block in healthy.blocks)
+    facts = {
+        fact.label: fact.value for fact in describe(dataclasses.replace(healthy, final_norm=None, blocks=blocks)).glance
+    }
+    assert facts["blocks"] == "6 post-norm"
+
+
+def test_what_rounding_leaves_of_a_mean_is_0(healthy):
+    steps = [
+        dataclasses.replace(step, mean=mean)
+        for step, mean in zip(healthy.walk.steps, (1e-9, 7e-18, 0.0, 0.1), strict=True)
+    ]
+    stages = describe(
+        dataclasses.replace(healthy, walk=dataclasses.replace(healthy.walk, steps=tuple(steps)))
+    ).passage.stages
+    assert [stage.facts[0].value for stage in stages] == ["1e-9", "0", "0", "0.100"]
+
+
 def test_the_walk_tells_its_defects(healthy):
     passage = describe(healthy).passage
     assert [stage.name for stage in passage.stages] == ["raw", "centred", "scaled", "gain and bias"]
     assert [fact.value for fact in passage.facts] == ["1.2e-5 of its size", "3.1e-9", "2.4e-7"]
-    # 1.21 - 0.0212 times 1.523 is the largest entry of any stage.
-    assert passage.largest == pytest.approx(1.8105, abs=1e-4)
+    # The largest and the smallest raw entry, centred and scaled: (1.21 - 0.0212) * 1.523, (-1.02 - 0.0212) * 1.523.
+    assert (passage.lowest, passage.highest) == pytest.approx((-1.5857, 1.8105), abs=1e-4)
     uncentred = dataclasses.replace(healthy.walk, plane_defect=None)
     assert len(describe(dataclasses.replace(healthy, walk=uncentred)).passage.facts) == 2

@@ -7,8 +7,9 @@ show's own, so they do not make the exit code 1.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,12 +24,28 @@ from normkit.files import json_text
 from normkit.report import text
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    import torch
+    from rich.console import Console, RenderableType
 
     from normkit.inspection.result import Finding, Inspection
 
 _TOKENS, _BATCH_SIZE = 4096, 8
 _ROWS = 8192
+
+_FAULTS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    (
+        "The same weights with a fault",
+        "A norm adds eps, a tiny number, so as never to divide by zero. In a copy of the LayerNorm model it is 1e-2, "
+        "not the configuration's 1e-5: a setting overlooked in a port. What the rules say of that copy:",
+        faults.wrong_eps,
+    ),
+    (
+        "And with another",
+        "In a second copy the norm behind the last block is left out. What the rules say of it:",
+        faults.without_final_norm,
+    ),
+)
+"""Of each fault: a heading, what it is, and the function that plants it."""
 
 
 def run(*, out: Path | None, report: bool, as_json: bool, shown: bool) -> None:
@@ -71,55 +88,45 @@ def _demo_batches(twin: LoadedModel) -> Batches:
     )
 
 
-def _with_faults(twin: LoadedModel, batches: Batches, told: Progress) -> list[tuple[str, Inspection]]:
-    """What was planted, and what an inspection of it says, for each fault."""
-    planted = (
-        ("every eps is 1e-2, not the configuration's 1e-5", faults.wrong_eps),
-        ("the norm after the last block is gone", faults.without_final_norm),
-    )
-    return [
-        (what, measure(twin, batches, model=plant(copy.deepcopy(twin.model)), progress=told)) for what, plant in planted
-    ]
+def _with_faults(twin: LoadedModel, batches: Batches, told: Progress) -> list[Inspection]:
+    """What an inspection says of a copy with each fault, in the order of `_FAULTS`."""
+    return [measure(twin, batches, model=plant(copy.deepcopy(twin.model)), progress=told) for _, _, plant in _FAULTS]
 
 
 def _print_walk(console: Console, inspection: Inspection) -> None:
+    if inspection.walk is None:
+        return
     _introduce(
         console,
         "What a norm does to one token",
-        "A small language model reads a text. Before each of its blocks a norm rewrites the vector of every token. "
-        "Here is one token's vector on its way through one norm:",
+        f"A language model holds every token as a vector, here of {inspection.walk.features} numbers. A norm centres "
+        "it, scales it to one length, then applies a gain and a bias that were learnt. One token, stage by stage:",
+        text.walk_table(inspection.walk),
     )
-    if inspection.walk is not None:
-        console.print(text.walk_table(inspection.walk))
 
 
 def _print_verdicts(console: Console, inspections: list[Inspection]) -> None:
     _introduce(
         console,
         "Two healthy models",
-        "The same architecture size and training, once with LayerNorm (a GPT-2), once with RMSNorm (a Llama). Every "
-        "norm was measured on the text and held against the rules:",
+        "Two small language models of one size and one training text ship with normkit: one with LayerNorm (a GPT-2), "
+        "one with RMSNorm (a Llama), which leaves out the centring. What the rules say of their norms:",
+        text.side_by_side(inspections),
     )
-    console.print(text.side_by_side(inspections))
 
 
-def _print_faults(console: Console, healthy: Inspection, faulty: list[tuple[str, Inspection]]) -> None:
+def _print_faults(console: Console, healthy: Inspection, faulty: list[Inspection]) -> None:
     known = {finding.rule for finding in healthy.findings}
-    for number, (what, inspection) in enumerate(faulty):
-        title = "The same weights with a fault" if number == 0 else "And with another"
-        _introduce(
-            console, title, f"Planted in the LayerNorm model, as happens in a port: {what}. What the report says:"
-        )
-        for finding in inspection.findings:
-            if finding.rule not in known:
-                _print_finding(console, finding)
+    for (title, words, _), inspection in zip(_FAULTS, faulty, strict=True):
+        new = (finding for finding in inspection.findings if finding.rule not in known)
+        _introduce(console, title, words, *map(_finding, new))
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
+def _finding(finding: Finding) -> RenderableType:
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(f"{finding.severity}: {finding.title}", "bold red"))
     lines = Table.grid(padding=(0, 2, 0, 0))
     for label, words in (
         ("where", f"{finding.sites[0]}, {len(finding.sites)} in all" if finding.sites else "the model"),
@@ -130,45 +137,44 @@ def _print_finding(console: Console, finding: Finding) -> None:
         ("confirm", finding.confirm),
     ):
         lines.add_row(Text(label, "dim"), Text(words))
-    console.print(lines)
+    return Group(Text(f"{finding.severity}: {finding.title}", "bold red"), lines)
 
 
 def _print_gradient(console: Console) -> None:
     import torch
 
-    measured = _bias_gradient(_ROWS)
-    verdict = "right" if measured == _ROWS else f"wrong: each of the {_ROWS} rows adds exactly 1"
+    right, measured = _bias_gradient(torch.float64), _bias_gradient(torch.bfloat16)
+    count = torch.get_num_threads()
     _introduce(
         console,
-        "And the PyTorch of this machine",
-        f"Bias gradient of its bfloat16 LayerNorm over {_ROWS:,} rows, from gradients of 1: right is {_ROWS}; "
-        f"torch {torch.__version__} on {torch.get_num_threads()} thread(s) returns {measured:g}, {verdict}.",
+        "And PyTorch itself, on this machine",
+        f"In training, a LayerNorm's bias sums one gradient a row. Of {_ROWS:,} rows with 1 each, right is {right:g}; "
+        f"torch {torch.__version__} in bfloat16 on {count} thread{'s' * (count > 1)} returns {measured:g}.",
     )
 
 
-def _bias_gradient(rows: int) -> float:
-    """What torch's LayerNorm on the CPU returns for its bias in bfloat16 where every output's gradient is 1."""
+def _bias_gradient(dtype: torch.dtype) -> float:
+    """What torch's LayerNorm on the CPU returns for its bias where the gradient of every output is 1."""
     import torch
 
-    layer = torch.nn.LayerNorm(64, dtype=torch.bfloat16)
-    generator = torch.Generator().manual_seed(0)
-    layer(torch.randn(rows, 64, generator=generator).bfloat16()).sum().backward()
+    layer = torch.nn.LayerNorm(64, dtype=dtype)
+    rows = torch.randn(_ROWS, 64, generator=torch.Generator().manual_seed(0))
+    layer(rows.to(dtype)).sum().backward()
     assert layer.bias.grad is not None
     return float(layer.bias.grad[0])
 
 
 def _print_reports(console: Console, pages: list[Path]) -> None:
-    if not pages:
-        return
-    _introduce(console, "The whole reports", "Every norm, figure and rule, one page a model; open them in a browser:")
+    if pages:
+        _introduce(console, "The whole reports", "Every norm, figure and rule, one page a model, for a browser:", "")
     for page in pages:
         console.print(str(page), soft_wrap=True)
+    _introduce(console, "Next", "normkit inspect MODEL does the same for a model of yours: a folder, or a Hub id.")
 
 
-def _introduce(console: Console, title: str, words: str) -> None:
+def _introduce(console: Console, title: str, words: str, *body: RenderableType) -> None:
     from rich.text import Text
 
-    console.print()
-    console.print(Text(title, "bold"))
-    console.print(Text(words))
-    console.print()
+    console.print(Text.assemble("\n", (title, "bold"), "\n", words))
+    for part in body:
+        console.print("", part, sep="\n")

@@ -16,6 +16,7 @@ import click
 
 from normkit.cli.environment import show_environment
 from normkit.cli.inspection import inspect_model
+from normkit.cli.terminal import one_line
 from normkit.errors import NormkitError
 
 _GROUPS = {"See": ("inspect",), "This machine": ("env",)}
@@ -65,11 +66,6 @@ def _fail(ctx: click.Context, message: str, code: int) -> NoReturn:
 
 def _wants_traceback() -> bool:
     return bool(os.environ.get("NORMKIT_TRACEBACK"))
-
-
-def one_line(message: str) -> str:
-    """A message without line breaks or anything that a terminal would obey."""
-    return "".join(character if character.isprintable() else " " for character in message)
 
 
 @click.group(

@@ -24,7 +24,7 @@ def results() -> Console:
     from rich.console import Console
 
     console = Console(color_system=None if plain() else "auto", highlight=False, markup=False, emoji=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal and "COLUMNS" not in os.environ else WIDTH
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     return console
 
 
@@ -59,4 +59,9 @@ def progress(*, shown: bool) -> Iterator[Progress]:
 
 def note(message: str) -> None:
     """A remark beside the results."""
-    click.echo(f"normkit: note: {message}", err=True)
+    click.echo(f"normkit: note: {one_line(message)}", err=True)
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks or anything that a terminal would obey."""
+    return "".join(character if character.isprintable() else " " for character in message)

@@ -100,9 +100,7 @@ def bias_of(
     return part
 
 
-def _followed(
-    acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool
-) -> Part | None:
+def _followed(acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool) -> Part | None:
     """The parameter that the acting values are a straight line of, over all features and draws."""
     best, best_residual = None, _FITS
     measured = torch.cat([values.flatten() for values in acting])

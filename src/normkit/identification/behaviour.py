@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from normkit import reference
 from normkit.errors import NormkitError, ShapeError
-from normkit.identification import coupling, divisor, program, structure
+from normkit.identification import coupling, divisor, formula, program, structure
 from normkit.identification.affine import Affine
 from normkit.identification.divisor import Choice
 from normkit.identification.response import roll_off
-from normkit.identification.specimen import Norm, Specimen, UnrecognisedError, Verdict, undisturbed
+from normkit.identification.specimen import NormLike, Specimen, UnrecognisedError, Verdict, undisturbed
 from normkit.identification.structure import Structure
 from normkit.spec import NormSpec
 
@@ -62,7 +62,7 @@ class Examination:
 
     Attributes:
         passport: The result.
-        shape: The input shape it was found on; axes that no row spans may be shorter than asked for.
+        shape: The input shape it was found on; axes between batch and features may be shorter.
         affine: Which parameters the gain and bias are, or their values.
         rate: Share of the outputs in bfloat16 that are bit for bit the spec's.
     """
@@ -90,29 +90,43 @@ def identify(norm: nn.Module | Callable[[Tensor], Tensor], shape: int | Sequence
         ShapeError: If the norm refuses inputs of this shape.
 
     Example:
-        >>> identify(nn.LayerNorm(8, eps=1e-6), 8).spec
-        NormSpec(centre_numerator=True, ...)
+        >>> print(identify(nn.LayerNorm(8, eps=1e-6), 8).spec)
+        y = weight * (x - mean(x)) / sqrt(var(x) + 1e-06) + bias
         >>> identify(nn.GELU(), 8).verdict
         'not a norm'
     """
     return examine(norm, shape).passport
 
 
-def examine(norm: Norm, shape: int | Sequence[int]) -> Examination:
+def examine(norm: NormLike, shape: int | Sequence[int]) -> Examination:
     """`identify`, with what else was learnt."""
     sizes = _checked(shape)
     with undisturbed():
         specimen = Specimen(norm)
         generator = torch.Generator().manual_seed(_SEED)
+        small = _convenient(specimen, sizes)
         try:
-            return _examined(specimen, sizes, generator)
+            return _examined(specimen, small, sizes, generator)
         except UnrecognisedError as seen:
-            verdict, reasons = seen.verdict, (seen.reason,)
-        if verdict == "not a norm" and coupling.couples_samples_in_training(specimen, sizes, generator):
-            verdict = "batch"
-            reasons = (*reasons, "in training mode, changing one sample moves the others: a batch norm")
+            verdict, reasons = _second_look(specimen, small, generator, seen)
     passport = Passport(spec=None, verdict=verdict, confidence=1.0, evidence=reasons)
     return Examination(passport=passport, shape=sizes, affine=Affine(), rate=0.0)
+
+
+def _second_look(
+    specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: UnrecognisedError
+) -> tuple[Verdict, tuple[str, ...]]:
+    """What is no norm of one input in eval mode may be one of two, or a batch norm."""
+    if seen.verdict == "gated":
+        try:
+            gated = specimen.gated()
+            lines = formula.check_kind(gated, shape, generator), coupling.rows_of(gated, shape, generator).evidence
+        except (UnrecognisedError, NormkitError):
+            return "not a norm", (seen.reason,)
+        return "gated", (seen.reason, *(f"with a constant second one, {line}" for line in lines))
+    if seen.verdict == "not a norm" and coupling.couples_samples_in_training(specimen, shape, generator):
+        return "batch", (seen.reason, "in training mode, changing one sample moves the others")
+    return seen.verdict, (seen.reason,)
 
 
 def agrees(norm: nn.Module, known: Examination) -> bool:
@@ -136,9 +150,9 @@ def agrees(norm: nn.Module, known: Examination) -> bool:
 def disagreement(
     specimen: Specimen, spec: NormSpec, affine: Affine, shape: Sequence[int], generator: torch.Generator
 ) -> float:
-    """Largest error of a sample against the formula in float64, relative to the sample's length without bias.
+    """Largest error of a sample against the formula in float64, relative to the sample's length, on random parameters.
 
-    Samples: with a mean, at input scales from 1e-12 to 1e3 and where eps is felt most, and with one large element.
+    Samples: with a mean, at input scales from 1e-12 to 1e3 and where eps is felt most; and with one large element.
     """
     specimen.draw(generator)
     eps = reference.machine_eps(torch.empty(0), spec)
@@ -155,26 +169,22 @@ def disagreement(
     return float((error / expected.square().mean(1).sqrt()).max())
 
 
-def _affine(found: Structure, choice: Choice) -> Affine:
-    weight: str | Tensor | None = found.gain.name
-    if weight is None and found.spec.has_weight and found.gain.values is not None:
-        weight = found.gain.values / choice.divisor.length(found.n)
-    return Affine(weight=weight, bias=found.bias.name or found.bias.values)
-
-
-def _examined(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> Examination:
-    found = structure.recover(specimen, shape, generator)
+def _examined(
+    specimen: Specimen, shape: tuple[int, ...], given: tuple[int, ...], generator: torch.Generator
+) -> Examination:
+    found = structure.recover(specimen, shape, given, generator)
+    shape = found.shape
     # With gain 1 and no bias, small outputs keep all their digits.
     specimen.fill(found.gain.name, 1.0 - found.spec.weight_offset)
     specimen.fill(found.bias.name, 0.0)
-    felt = roll_off(specimen, found.spec, found.shape, generator)
+    felt = roll_off(specimen, found.spec, shape, generator)
     choice = divisor.choose(found.n, found.length, felt)
     spec = choice.apply(found.spec, felt.placement)
     affine = _affine(found, choice)
-    error = disagreement(specimen, spec, affine, found.shape, generator)
+    error = disagreement(specimen, spec, affine, shape, generator)
     if error > _AGREES:
         raise UnrecognisedError("norm", f"the nearest formula, {spec}, is off by {error:.1e}")
-    casts = program.recover(specimen, spec, affine, found.shape, generator)
+    casts = program.recover(specimen, spec, affine, shape, generator)
     doubts = (*found.doubts, *choice.doubts, *casts.doubts)
     evidence = (
         *found.evidence,
@@ -185,7 +195,14 @@ def _examined(specimen: Specimen, shape: tuple[int, ...], generator: torch.Gener
         *(f"undecided: {doubt}" for doubt in doubts),
     )
     passport = Passport(spec=casts.spec, verdict="norm", confidence=_CERTAINTY ** len(doubts), evidence=evidence)
-    return Examination(passport=passport, shape=found.shape, affine=affine, rate=casts.rate)
+    return Examination(passport=passport, shape=shape, affine=affine, rate=casts.rate)
+
+
+def _affine(found: Structure, choice: Choice) -> Affine:
+    weight: str | Tensor | None = found.gain.name
+    if weight is None and found.spec.has_weight and found.gain.values is not None:
+        weight = found.gain.values / choice.divisor.length(found.n)
+    return Affine(weight=weight, bias=found.bias.name or found.bias.values)
 
 
 def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -196,3 +213,22 @@ def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:
     if math.prod(sizes[1:]) == 1:
         raise ShapeError(f"one feature shows nothing: after the batch, shape needs more, got {sizes}")
     return (max(sizes[0], 2), *sizes[1:])
+
+
+def _convenient(specimen: Specimen, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with 2 to 4 along each axis between batch and features, as far as the norm takes it.
+
+    One row along an axis would hide that rows are coupled along it; many only take time. An axis stays
+    as it is if a parameter spans it.
+    """
+    spanned = {size for parameter in specimen.parameters.values() for size in parameter.shape}
+    fixed = [axis for axis in range(1, len(shape) - 1) if shape[axis] in spanned]
+    for kept in ((), *((axis,) for axis in fixed), fixed):
+        between = (size if axis in kept else min(max(size, 2), 4) for axis, size in enumerate(shape[1:-1], start=1))
+        convenient = (2, *between, max(shape[-1], 2))
+        try:
+            specimen(torch.ones(convenient, device=specimen.device))
+        except (ShapeError, UnrecognisedError):
+            continue
+        return convenient
+    return shape

@@ -72,8 +72,8 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
 
 
 def couples_samples_in_training(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
-    """Whether a module with running statistics lets samples move each other in training mode: a batch norm."""
-    if not specimen.has_running_statistics:
+    """Whether a module, elementwise in eval mode, lets samples move each other in training mode: a batch norm."""
+    if not specimen.has_running_statistics or math.prod(_extent(_moved(specimen, shape, generator)) or ()) != 1:
         return False
     extent = _extent(_moved(specimen.in_training_mode(), shape, generator))
     return extent is not None and extent[0] > 1

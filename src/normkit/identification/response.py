@@ -18,6 +18,8 @@ _WINDOW = (0.03, 0.98)
 """Between these responses eps can be read off: below, the output drowns; above, eps is not felt."""
 _CONSTANT = 2e-3
 """The right model's eps is constant over the window to about 1e-6; the wrong ones' change by over 0.28."""
+_CLIPS = 0.1
+"""A clamp that rows of ordinary length feel is the purpose, not a guard."""
 
 MODELS: dict[EpsPlacement, Callable[[Tensor, Tensor], Tensor]] = {
     "inside": lambda k, r: k.square() * (r.reciprocal().square() - 1),
@@ -70,6 +72,8 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
     eps, spread = spreads[placement]
     if int(felt.sum()) < 2 or spread > _CONSTANT:
         raise UnrecognisedError("norm", "the way it shortens small inputs fits no eps, inside, outside or as a clamp")
+    if placement == "clamp" and eps > _CLIPS:
+        raise UnrecognisedError("norm", f"it leaves rows shorter than rms {eps:.3g} as they are: a clip")
     runner_up = min(other for name, (_, other) in spreads.items() if name != placement)
     where = {"inside": "inside the root", "outside": "outside the root", "clamp": "as a lower clamp"}[placement]
     evidence = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -82,12 +82,11 @@ def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tu
             sites.append(site)
     first = {site.path: site for site in sorted(sites, key=lambda site: -site.order)}
     ordered = tuple(sorted(first.values(), key=lambda site: site.order))
-    unrecognised = tuple(
-        (path, reason)
-        for path, reason in search.unrecognised
-        if not any(_is_within(site.parent, path) for site in ordered)
+    bare = [each for each in search.unrecognised if not any(_is_within(site.parent, each[0]) for site in ordered)]
+    outermost = tuple(
+        each for each in bare if not any(_is_within(each[0], path) for path, _ in bare if path != each[0])
     )
-    return ordered, unrecognised
+    return ordered, outermost
 
 
 class _Search:
@@ -98,7 +97,7 @@ class _Search:
         self.sites: list[NormSite] = []
         self.unrecognised: list[tuple[str, str]] = []
         self._seen: set[str] = set()
-        self._known: dict[object, list[Examination]] = defaultdict(list)
+        self._known: dict[object, list[tuple[str, Examination]]] = defaultdict(list)
 
     def consider(self, call: ModuleCall) -> None:
         """Add the call's module if it is a norm."""
@@ -109,7 +108,7 @@ class _Search:
         if not _may_be_norm(call, module):
             return
         try:
-            found = self._examined(module, call.input_shape)
+            found = self._examined(call.path, module, call.input_shape)
         except (NormkitError, RuntimeError):
             # It takes no other input than the model's own, as no norm does.
             return
@@ -117,27 +116,38 @@ class _Search:
         if passport.verdict == "not a norm":
             return
         if passport.spec is None:
-            self.unrecognised.append((call.path, f"{type(module).__name__}: {'; '.join(passport.evidence)}"))
+            kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
+            self.unrecognised.append((call.path, f"{type(module).__name__}: {kind}{passport.evidence[-1]}"))
         elif call.tensors > 1:
-            reason = f"called with {call.tensors} tensors; with the first alone it is {passport.spec}"
+            reason = (
+                f"gated or adaptive norm: called with {call.tensors} tensors; on the first alone it is {passport.spec}"
+            )
             self.unrecognised.append((call.path, f"{type(module).__name__}: {reason}"))
         else:
             self.sites.append(_module_site(call, module, found))
 
-    def _examined(self, module: nn.Module, shape: Sequence[int]) -> Examination:
+    def _examined(self, path: str, module: nn.Module, shape: Sequence[int]) -> Examination:
         sizes = tuple((name, value.shape, value.dtype) for name, value in module.named_parameters())
         known = self._known[type(module), tuple(shape[1:]), sizes]
-        for examination in known:
+        for first, examination in known:
             if agrees(module, examination):
-                return examination
-        found = examine(module, shape if len(shape) > 1 else (2, *shape))
+                return _verified(examination, first)
+        # A call without rows, as for a modality that a batch lacks, still tells the features.
+        rows = tuple(max(size, 1) for size in (shape if len(shape) > 1 else (2, *shape)))
+        found = examine(module, rows)
         if found.passport.spec is not None:
-            known.append(found)
+            known.append((path, found))
         return found
 
 
+def _verified(examination: Examination, path: str) -> Examination:
+    line = f"found on {path}, a like module; on this one the formula and its casts were verified"
+    passport = examination.passport
+    return replace(examination, passport=replace(passport, evidence=(*passport.evidence, line)))
+
+
 def _may_be_norm(call: ModuleCall, module: nn.Module) -> bool:
-    if not call.bare or call.output_shape != call.input_shape:
+    if not call.bare or not call.input_shape or call.output_shape != call.input_shape:
         return False
     # A gain may have a row for each head, or span two axes.
     widest = call.input_shape[-1] * max(call.input_shape[1:-1], default=1)
@@ -178,9 +188,7 @@ def _function_site(call: FunctionCall) -> NormSite | None:
         case "layer_norm":
             spec = specs.TORCH_LAYER_NORM.replace(eps=eps, axes=_trailing(arguments["normalized_shape"]))
         case "rms_norm":
-            spec = specs.TORCH_RMS_NORM.replace(
-                eps=arguments.get("eps"), axes=_trailing(arguments["normalized_shape"])
-            )
+            spec = specs.TORCH_RMS_NORM.replace(eps=arguments.get("eps"), axes=_trailing(arguments["normalized_shape"]))
         case "group_norm":
             spec = specs.TORCH_LAYER_NORM.replace(eps=eps, axes="all_but_batch", groups=arguments["num_groups"])
         case _:

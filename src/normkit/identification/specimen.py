@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normkit.errors import ModelError, ShapeError
 
 Verdict = Literal["norm", "batch", "gated", "not a norm"]
-Norm = nn.Module | Callable[[Tensor], Tensor]
+NormLike = nn.Module | Callable[..., object]
 
 FAR = 1024.0
 """An input scale at which no usual eps is felt: eps 1e-3 inside the root shortens a row by 5e-10."""
@@ -51,7 +51,7 @@ class Specimen:
         device: Where its inputs must be.
     """
 
-    def __init__(self, norm: Norm) -> None:
+    def __init__(self, norm: NormLike) -> None:
         self._function: Callable[..., object] = norm
         self.module: nn.Module | None = None
         self.device = torch.device("cpu")
@@ -59,7 +59,9 @@ class Specimen:
             try:
                 self._function = self.module = _bare_copy(norm).eval().float()
             except Exception as error:  # a foreign module may refuse in any way
-                raise ModelError(f"a {type(norm).__name__} cannot be copied ({_first_line(error)}); pass its forward") from error
+                raise ModelError(
+                    f"a {type(norm).__name__} cannot be copied ({_first_line(error)}); pass its forward"
+                ) from error
             tensors = [*self.module.parameters(), *self.module.buffers()]
             if any(tensor.is_meta for tensor in tensors):
                 _materialise(self.module)
@@ -83,7 +85,7 @@ class Specimen:
         try:
             y = self._function(x.clone())
         except TypeError as error:
-            raise UnrecognisedError(*self._why_not_callable(x, error)) from error
+            raise UnrecognisedError("gated", f"it cannot be called with one tensor ({_first_line(error)})") from error
         except Exception as error:  # a foreign module may refuse in any way
             raise ShapeError(
                 f"the norm refuses an input of shape {tuple(x.shape)} ({_first_line(error)}); "
@@ -97,18 +99,16 @@ class Specimen:
         x keeps its own dtype. The parameters are rounded; those of this specimen stay.
         """
         try:
-            if self.module is None:
-                y = self._function(x.clone())
-            else:
-                y = _bare_copy(self.module).to(dtype)(x.clone())
-            return _checked(y, x)
+            function = self._function if self.module is None else _bare_copy(self.module).to(dtype)
+            return _checked(function(x.clone()), x)
         except Exception:  # a foreign module may refuse in any way
             return None
 
     def draw(self, generator: torch.Generator) -> None:
-        """Give every parameter random entries between 0.5 and 1.5."""
+        """Give every parameter random entries of magnitude 0.5 to 1.5, of both signs."""
         for parameter in self.parameters.values():
-            parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+            sign = torch.randn(parameter.shape, generator=generator).sign()
+            parameter.copy_(sign * (torch.rand(parameter.shape, generator=generator) + 0.5))
 
     def fill(self, name: str | None, value: float) -> None:
         """Set all entries of a parameter, if there is one of that name."""
@@ -123,21 +123,15 @@ class Specimen:
         other.module.train()
         return other
 
+    def gated(self) -> Specimen:
+        """It with a constant tensor of the input's shape as its second argument."""
+        function = self._function
+        return Specimen(lambda x: function(x, torch.full_like(x, 0.5)))
+
     @property
     def has_running_statistics(self) -> bool:
         """There are floating-point buffers, as in a batch norm."""
         return self.module is not None and any(buffer.is_floating_point() for buffer in self.module.buffers())
-
-    def _why_not_callable(self, x: Tensor, error: TypeError) -> tuple[Verdict, str]:
-        """The verdict on what cannot be called with one tensor: does it norm x, given a second one?"""
-        try:
-            gate = torch.full_like(x, 0.5)
-            near, far = (_checked(self._function(scale * x, gate), x) for scale in (FAR, 64 * FAR))
-        except Exception:  # a foreign module may refuse in any way
-            return "not a norm", f"it cannot be called with one tensor ({_first_line(error)})"
-        if torch.allclose(near, far, rtol=1e-3, atol=1e-3 * float(near.abs().max())):
-            return "gated", "it needs a second input, and its output does not grow with the first"
-        return "not a norm", "it needs a second input, and its output grows with the first"
 
 
 @contextmanager

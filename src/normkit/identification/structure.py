@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normkit.errors import ShapeError
 from normkit.identification import affine, coupling, divisor, formula
 from normkit.identification.affine import Part
 from normkit.identification.coupling import Coupling
@@ -27,7 +26,7 @@ class Structure:
 
     Attributes:
         spec: Axes, groups, centring, presence and placement of weight and bias, offset; eps is 0.
-        shape: The input shape it was found on; axes that no row spans may be shorter than asked for.
+        shape: An input shape to go on with: that of the search, with rows as long as asked for.
         n: Features of a row.
         length: Root mean square of a normalized row, or None where an unknown gain hides it.
         gain: What the weight is.
@@ -46,8 +45,16 @@ class Structure:
     doubts: tuple[str, ...]
 
 
-def recover(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> Structure:
+def recover(
+    specimen: Specimen, shape: tuple[int, ...], given: tuple[int, ...], generator: torch.Generator
+) -> Structure:
     """Find the structure of a norm; its parameters are left at random values.
+
+    Args:
+        specimen: The norm.
+        shape: An input shape for the search.
+        given: The input shape that was asked for: a row must not be shorter, for eps may depend on its length.
+        generator: Source of inputs and parameters.
 
     Raises:
         UnrecognisedError: If it is not a norm, or one that no spec describes.
@@ -55,7 +62,9 @@ def recover(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generat
     specimen.draw(generator)
     degree = formula.check_kind(specimen, shape, generator)
     rows = coupling.rows_of(specimen, shape, generator)
-    shape = _shortened(specimen, shape, rows)
+    if any(shape[axis] < given[axis] for axis in rows.row):
+        shape = tuple(max(size, given[axis]) if axis in rows.row else size for axis, size in enumerate(shape))
+        rows = coupling.rows_of(specimen, shape, generator)
     n = math.prod(shape[axis] for axis in rows.row) // rows.groups
     draws, parities = [], []
     for _ in range(2 if specimen.parameters else 1):
@@ -86,19 +95,6 @@ def recover(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generat
         evidence=(degree, rows.evidence, centring, *_affine_in_words(spec, gain, bias)),
         doubts=tuple(doubts),
     )
-
-
-def _shortened(specimen: Specimen, shape: tuple[int, ...], rows: Coupling) -> tuple[int, ...]:
-    """The shape with at most 2 rows along each axis that neither a row nor a parameter spans, if the norm takes it."""
-    of_parameters = {size for parameter in specimen.parameters.values() for size in parameter.shape}
-    shorter = tuple(
-        size if axis in rows.row or size in of_parameters else min(size, 2) for axis, size in enumerate(shape)
-    )
-    try:
-        specimen(torch.ones(shorter, device=specimen.device))
-    except (ShapeError, UnrecognisedError):
-        return shape
-    return shorter
 
 
 def _after(

@@ -178,7 +178,9 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
     def after(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
         if module not in paths:
             return
-        frame = recorder.stack.pop()
+        # A call that raised never came here: its frame, and any below it, are dropped.
+        while (frame := recorder.stack.pop()).path != paths[module]:
+            continue
         x, y = first_tensor(args, kwargs), first_output(output)
         if x is not None and y is not None:
             recorder.modules.append(

@@ -144,7 +144,7 @@ class AttentionAccumulator:
 
     def _raise_bounds(self, bounds: Tensor) -> None:
         """Take the larger bound a head; one that is not a number bounds nothing, so it is infinite."""
-        known = bounds.to("cpu", torch.float64).nan_to_num(nan=math.inf, posinf=math.inf)
+        known = bounds.cpu().double().nan_to_num(nan=math.inf, posinf=math.inf)
         self._bounds = torch.maximum(self._bounds, known)
 
     def _add_rows(self, logits: Tensor, permitted: Tensor, kept: Tensor, bias: Tensor | None) -> None:
@@ -154,14 +154,15 @@ class AttentionAccumulator:
         peak = torch.where(permitted & counted[..., None], logits, 0.0).abs().max()
         self._peak = max(self._peak, float(peak.nan_to_num(nan=math.inf, posinf=math.inf)))
         attended = torch.where(permitted, logits if bias is None else logits + bias, -math.inf)
-        probability = attended.softmax(-1)
-        # Entropy is log(sum(exp)) - sum(p logit); a forbidden key has p = 0 and a logit of -inf.
-        expected = (probability * torch.where(permitted, attended, 0.0)).sum(-1)
-        entropy = attended.logsumexp(-1) - expected
+        # Below the largest, so that logits of any size lose no digits; a forbidden key has a weight of 0.
+        below = attended - attended.amax(-1, keepdim=True)
+        weight = below.exp()
+        total = weight.sum(-1)
+        entropy = total.log() - (weight * torch.where(permitted, below, 0.0)).sum(-1) / total
         counted = counted & entropy.isfinite()
-        self._entropy += torch.where(counted, entropy, 0.0).double().sum((0, 2)).cpu()
+        self._entropy += torch.where(counted, entropy, 0.0).cpu().double().sum((0, 2))
         self._rows += counted.sum((0, 2)).cpu()
-        self._uniform += float(torch.where(counted, keys, 1).double().log().sum())
+        self._uniform += float(torch.where(counted, keys, 1).cpu().double().log().sum())
 
 
 def _threshold(dtype: torch.dtype) -> float:

@@ -29,8 +29,8 @@ def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
 
     A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
     whose called members all have modules of their own and map (B, T, D) to (B, T, D), in a tuple or bare. Lists
-    inside a block, such as experts, do not count. Of several lists, such as encoder and decoder, all are kept and the index runs
-    on; a list of a single member counts only where there is no longer one.
+    inside a block, such as experts, do not count. Of several lists, such as encoder and decoder, all are kept
+    and the index runs on; a list of a single member counts only where there is no longer one.
 
     Args:
         model: The model.

@@ -133,10 +133,8 @@ class Fingerprint:
                 roles[path] = "post"
             elif self._reads_stream(path):
                 roles[path] = "pre"
-            elif self._reads_heads(path) or path in self._large.before_attention:
-                roles[path] = "query-key"
             else:
-                roles[path] = "unknown"
+                roles[path] = "query-key" if self._reads_heads(path) else "unknown"
         if not self._output_slope <= _STANDS_STILL:
             return "unknown", roles
         if normalized:

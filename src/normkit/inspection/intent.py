@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,39 +59,39 @@ def stock_intent(model: nn.Module) -> Intent | None:
     # A model of transformers has imported it; any other has no use for it.
     if "transformers" not in sys.modules:
         return None
-    here = dict(model.named_modules())
-    for stock_class in _stock_classes(model):
-        stock = _built(stock_class, model.config)
-        if stock is None:
-            continue
-        there = dict(stock.named_modules())
-        norms = _norms(stock)
-        specs = {path: norm.spec for path, norm in norms.items()}
-        if 2 * sum(path in here for path in specs) >= len(specs) > 0:
-            return Intent(
-                source=stock_class.__name__,
-                specs=specs,
-                initial_gains={path: norm.gain for path, norm in norms.items() if norm.gain is not None},
-                replaced=frozenset(path for path in specs if _is_replaced(path, here, there)),
-                stock=frozenset(path for path in there if path in here and _is_stock(here[path], there[path])),
-            )
-    return None
+    with _undisturbed():
+        return next((intent for stock_class in _stock_classes(model) if (intent := _intent(model, stock_class))), None)
+
+
+def _intent(model: Any, stock_class: Any) -> Intent | None:
+    """The intent if the class can be built and the model has at least half of its norms' paths."""
+    stock = _built(stock_class, model.config)
+    if stock is None:
+        return None
+    here, there = dict(model.named_modules()), dict(stock.named_modules())
+    norms = _norms(stock)
+    if not norms or 2 * sum(path in here for path in norms) < len(norms):
+        return None
+    return Intent(
+        source=stock_class.__name__,
+        specs={path: norm.spec for path, norm in norms.items()},
+        initial_gains={path: norm.gain for path, norm in norms.items() if norm.gain is not None},
+        replaced=frozenset(path for path in norms if _is_replaced(path, here, there)),
+        stock=frozenset(path for path in there if path in here and _is_stock(here[path], there[path])),
+    )
 
 
 def _stock_classes(model: Any) -> Iterator[Any]:
-    """The stock class that a model is, or derives from; else those that its config names or maps to."""
+    """The stock class that a model is or derives from, then those that its config names or maps to."""
     import transformers
 
     config = getattr(model, "config", None)
     if not isinstance(config, transformers.PretrainedConfig):
         return
-    for ancestor in type(model).__mro__:
-        if ancestor.__module__.startswith("transformers.models."):
-            yield ancestor
-            return
-    for name in config.architectures or ():
-        if (named := getattr(transformers, name, None)) is not None:
-            yield named
+    yield from [ancestor for ancestor in type(model).__mro__ if ancestor.__module__.startswith("transformers.models.")][
+        :1
+    ]
+    yield from [getattr(transformers, name) for name in config.architectures or () if hasattr(transformers, name)]
     for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
         if type(config) in mapping:
             yield mapping[type(config)]
@@ -99,7 +100,7 @@ def _stock_classes(model: Any) -> Iterator[Any]:
 def _built(stock_class: Any, config: Any) -> nn.Module | None:
     """The class built from a copy of the config on the meta device, or None where it cannot be."""
     try:
-        with _quiet(), torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
             built: nn.Module = stock_class(copy.deepcopy(config))
             return built.eval()
     # Any third-party constructor runs here; a model that cannot be rebuilt has no known intent.
@@ -108,15 +109,16 @@ def _built(stock_class: Any, config: Any) -> nn.Module | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' log messages, and with float32 as the default dtype."""
+def _undisturbed() -> Iterator[None]:
+    """Without gradients, warnings and log messages, in float32, and with torch's state as it was afterwards."""
     from transformers.utils import logging
 
     verbosity, dtype = logging.get_verbosity(), torch.get_default_dtype()
     logging.set_verbosity(logging.CRITICAL)
     torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         logging.set_verbosity(verbosity)
         torch.set_default_dtype(dtype)
@@ -178,7 +180,7 @@ def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
     except Exception:
         return None
     weight, _ = seen.affine.of(fresh)
-    gain = None if weight is None else reference.effective_weight(weight.detach(), seen.passport.spec, torch.float32)
+    gain = None if weight is None else reference.effective_weight(weight, seen.passport.spec, torch.float32)
     constant = gain is not None and bool((gain == gain.flatten()[0]).all())
     return _Norm(seen.passport.spec, float(gain.flatten()[0]) if gain is not None and constant else None)
 

@@ -38,7 +38,7 @@ class Listener:
 @contextmanager
 def observed(
     model: nn.Module, sites: Sequence[NormSite], blocks: Sequence[BlockCall], parents: Iterable[str], listener: Listener
-) -> Iterator[Observer]:
+) -> Iterator[None]:
     """Have the listener told of every call, until the context is left.
 
     Args:
@@ -49,7 +49,7 @@ def observed(
             innermost of them that is running.
         listener: Is told.
     """
-    observer = Observer(sites, listener)
+    observer = _Observer(sites, listener)
     handles: list[RemovableHandle] = []
     try:
         for path in sorted(set(parents)):
@@ -60,28 +60,23 @@ def observed(
             if site.module is not None:
                 handles.extend(_hook_site(site, site.module, listener))
         with observer:
-            yield observer
+            yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-class Observer(TorchFunctionMode):
+class _Observer(TorchFunctionMode):
     """The mode: sees functions, and knows which module is running."""
 
     def __init__(self, sites: Sequence[NormSite], listener: Listener) -> None:
         super().__init__()
         self._listener = listener
         self._sites = {(site.parent, site.function, site.ordinal): site for site in sites if site.function is not None}
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget which modules are running: a forward that raised did not say that it had left them."""
+        # A forward that raises leaves its frames behind; those of the next one lie on top.
         self._stack: list[tuple[str, Counter[str]]] = [("", Counter())]
 
     def hook_parent(self, path: str, module: nn.Module) -> Iterator[RemovableHandle]:
-        """Follow the calls of one module."""
-
         def before(_module: nn.Module, _args: object) -> None:
             self._stack.append((path, Counter()))
 
@@ -94,7 +89,6 @@ class Observer(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Let the listener hear of norms and attentions; everything else passes."""
         kwargs = kwargs or {}
         if (name := ATTENTION_FUNCTIONS.get(function)) is not None:
             self._listener.at_attention(self._stack[-1][0], name, args, kwargs)

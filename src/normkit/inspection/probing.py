@@ -20,7 +20,7 @@ from normkit.identification.tracing import Trace, first_tensor
 from normkit.inspection.attention import AttentionAccumulator, queries_and_keys, softmax_logits
 from normkit.inspection.blocks import BlockCall
 from normkit.inspection.moments import AttenuationAccumulator, RowAccumulator, RowMoments, row_moments, token_rows
-from normkit.inspection.observing import Listener, Observer, observed
+from normkit.inspection.observing import Listener, observed
 from normkit.inspection.result import Attention, Attenuation, RowStatistics
 from normkit.spec import NormSpec
 
@@ -82,14 +82,11 @@ class Probe:
         self._model, self._sites, self._blocks, self._trace = model, sites, blocks, trace
         self._gauge = _Gauge(sites, blocks, trace)
         self._exits = ExitStack()
-        self._observer: Observer | None = None
 
     def __enter__(self) -> Probe:
         """Begin to measure."""
         parents = {call.parent for call in self._trace.functions}
-        self._observer = self._exits.enter_context(
-            observed(self._model, self._sites, self._blocks, parents, self._gauge)
-        )
+        self._exits.enter_context(observed(self._model, self._sites, self._blocks, parents, self._gauge))
         return self
 
     def __exit__(
@@ -97,7 +94,6 @@ class Probe:
     ) -> None:
         """Remove hooks and mode; what was measured stays."""
         self._exits.close()
-        self._observer = None
 
     def batch(self, mask: Tensor | None) -> None:
         """Say which tokens of the next forward pass count.
@@ -113,8 +109,6 @@ class Probe:
                 f"the token mask must be boolean of shape (B, T), got {mask.dtype} {tuple(mask.shape)}; use mask.bool()"
             )
         self._gauge.restart(mask)
-        if self._observer is not None:
-            self._observer.restart()
 
     def site(self, site: NormSite) -> SiteMeasurement:
         """What was measured at one norm so far."""

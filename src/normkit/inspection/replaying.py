@@ -60,20 +60,27 @@ class Replayer(Listener):
         module: nn.Module,
         args: tuple[object, ...],
         kwargs: dict[str, object],
+        *,
         scale: float,
-        silenced: NormSite | None = None,
+        altered: NormSite | None,
+        factor: float,
+        dtype: torch.dtype,
     ) -> Replay:
         """Call a block with the first tensor of its arguments multiplied by `scale`.
 
-        A 16-bit block is called on float32 copies of its parameters and arguments. Buffers and random
-        number generators are left as they were, so that every replay draws the same numbers.
+        A block in a type narrower than `dtype` is called on copies of its parameters and arguments in
+        that type. Buffers and random number generators are left as they were, so every replay draws the
+        same numbers.
+
+        Raises:
+            ReplayError: If the block raises.
         """
         stream = first_tensor(args, kwargs)
         assert stream is not None
-        replay = Replay(x=_widened(stream) * scale, silenced=silenced)
+        replay = Replay(x=_widened(stream, dtype) * scale, altered=altered, factor=factor)
 
         def given(tensor: Tensor) -> Tensor:
-            return replay.x if tensor is stream else _widened(tensor)
+            return replay.x if tensor is stream else _widened(tensor, dtype)
 
         devices = [stream.device] if stream.device.type == "cuda" else []
         self.current = replay

@@ -10,27 +10,26 @@ from markupsafe import Markup
 _WIDTH, _HEIGHT, _GAP = 160.0, 96.0, 5.0
 
 
-def bars(values: Sequence[float], mean: float, largest: float) -> Markup:
+def bars(values: Sequence[float], mean: float, lowest: float, highest: float) -> Markup:
     """An SVG element: bars up and down from zero over a band from -1 to 1, the mean as a dashed line.
 
     Args:
-        values: The entries; those that are not finite are left out.
+        values: The entries, from `lowest` to `highest`; those that are not finite are left out.
         mean: Where the dashed line stands.
-        largest: The magnitude that reaches the edge, at least that of every entry.
+        lowest: What the lower edge stands for, at most -1.
+        highest: What the upper edge stands for, at least 1.
     """
-    middle, step = _HEIGHT / 2, _WIDTH / max(1, len(values))
-    scale = (middle - 1) / largest
-    band = min(scale, middle)
-    shapes = [f'<rect class="band" x="0" y="{middle - band:.1f}" width="{_WIDTH:g}" height="{2 * band:.1f}"/>']
+    step = _WIDTH / max(1, len(values))
+    scale = _HEIGHT / (highest - lowest)
+    zero = highest * scale
+    shapes = [f'<rect class="band" y="{zero - scale:.1f}" width="{_WIDTH:g}" height="{2 * scale:.1f}"/>']
     for place, value in enumerate(values):
         if math.isfinite(value):
-            top = middle - max(0.0, value * scale)
-            shapes.append(
-                f'<rect x="{place * step + _GAP / 2:.1f}" y="{top:.1f}" width="{step - _GAP:.1f}" '
-                f'height="{abs(value) * scale:.1f}"/>'
-            )
-    shapes.append(f'<path d="M0 {middle:g}H{_WIDTH:g}"/>')
-    if abs(mean) <= largest:
-        shapes.append(f'<path class="mean" d="M0 {middle - mean * scale:.1f}H{_WIDTH:g}"/>')
+            x, y = place * step + _GAP / 2, zero - max(0.0, value * scale)
+            size = f'width="{step - _GAP:.1f}" height="{abs(value) * scale:.1f}"'
+            shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size}/>')
+    shapes.append(f'<path d="M0 {zero:.1f}H{_WIDTH:g}"/>')
+    if lowest <= mean <= highest:
+        shapes.append(f'<path class="mean" d="M0 {zero - mean * scale:.1f}H{_WIDTH:g}"/>')
     opening = f'<svg class="bars" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" aria-hidden="true">'
     return Markup(f"{opening}{''.join(shapes)}</svg>")

@@ -61,11 +61,13 @@ def describe_walk(walk: Walk) -> Passage:
         facts.append(Fact(label="distance from its hyperplane", value=significant(walk.plane_defect)))
     facts.append(Fact(label="difference from the module's own output", value=significant(walk.module_error)))
     formula = Formula(name=formula_name(walk.spec), text=str(walk.spec), spec=walk.spec, norms="")
+    entries = [value for step in walk.steps for value in step.values if math.isfinite(value)]
     passage = Passage(
         title=f"token {walk.position}, “{walk.token}”, at {walk.path}, n = {walk.features:,}",
         formula=formula,
         stages=tuple(_stage(step) for step in walk.steps),
-        largest=max(1.0, *(abs(value) for step in walk.steps for value in step.values if math.isfinite(value))),
+        lowest=min(-1.0, *entries),
+        highest=max(1.0, *entries),
         facts=tuple(facts),
     )
     return printable(passage)
@@ -95,8 +97,11 @@ def _glance(inspection: Inspection) -> tuple[Fact, ...]:
     if inspection.blocks:
         placements = Counter(PLACEMENTS[block.placement] for block in inspection.blocks)
         parts = [f"{count} {name}" for name, count in placements.most_common()]
-        final = f"final norm {inspection.final_norm}" if inspection.final_norm else "no final norm"
-        facts.append(Fact(label="blocks", value=f"{'; '.join(parts)}; {final}"))
+        if inspection.final_norm:
+            parts.append(f"final norm {inspection.final_norm}")
+        elif any(block.placement != "post" for block in inspection.blocks):
+            parts.append("no final norm")
+        facts.append(Fact(label="blocks", value="; ".join(parts)))
     if sites:
         rms = spread(site.input.rms_median for site in sites)
         ones = percent_spread(site.input.mean_energy for site in sites)
@@ -116,11 +121,13 @@ def _glance(inspection: Inspection) -> tuple[Fact, ...]:
 
 
 def _stage(step: WalkStep) -> Stage:
+    # A mean taken away in float64 leaves its rounding, a few 1e-17 of the entries: that is 0.
+    mean = 0.0 if abs(step.mean) < 1e-14 * step.norm_over_sqrt_n else step.mean
     return Stage(
         name=step.name,
         does=step.does,
         facts=(
-            Fact(label="mean", value=significant(step.mean)),
+            Fact(label="mean", value=significant(mean)),
             Fact(label="length", value=significant(step.norm)),
             Fact(label="length / √n", value=significant(step.norm_over_sqrt_n)),
             Fact(label="angle to 1", value=f"{step.angle_to_ones:.2f}°"),

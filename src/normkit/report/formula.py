@@ -44,10 +44,11 @@ def _denominator(spec: NormSpec, row: str) -> str:
 
 
 def _sum_of_squares(spec: NormSpec, row: str) -> str:
-    element = f"<msub><mi>{row}</mi><mi>i</mi></msub>"
+    square = f"<msubsup><mi>{row}</mi><mi>i</mi><mn>2</mn></msubsup>"
     if spec.centre_statistics:
-        element = f"<mrow><mo>(</mo>{element}<mo>−</mo><mi>μ</mi><mo>)</mo></mrow>"
-    squares = f"<munder><mo>∑</mo><mi>i</mi></munder><msup>{element}<mn>2</mn></msup>"
+        element = f"<msub><mi>{row}</mi><mi>i</mi></msub>"
+        square = f"<msup><mrow><mo>(</mo>{element}<mo>−</mo><mi>μ</mi><mo>)</mo></mrow><mn>2</mn></msup>"
+    squares = f"<munder><mo>∑</mo><mi>i</mi></munder>{square}"
     if spec.reduction == "sum":
         return f"<mrow>{squares}</mrow>"
     count = "<mrow><mi>n</mi><mo>−</mo><mn>1</mn></mrow>" if spec.correction else "<mi>n</mi>"

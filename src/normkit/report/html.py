@@ -79,7 +79,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(mathml=mathml, bars=bars, svg=_inline)
+    environment.filters["breakable"] = _breakable
     return environment
+
+
+def _breakable(path: str) -> Markup:
+    """A path that may go on to a new line after each dot."""
+    return Markup(".<wbr>").join(path.split("."))
 
 
 def _inline(drawing: Drawing) -> Markup:

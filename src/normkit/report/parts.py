@@ -150,14 +150,16 @@ class Passage:
         title: Which token, at which norm.
         formula: What the norm computes.
         stages: From raw to the last.
-        largest: The largest magnitude among the entries of all stages and 1, for drawing.
+        lowest: The smallest of -1 and the entries of all stages, for drawing.
+        highest: The largest of 1 and the entries of all stages, for drawing.
         facts: What holds at the end, each with its measured defect.
     """
 
     title: str
     formula: Formula
     stages: tuple[Stage, ...]
-    largest: float
+    lowest: float
+    highest: float
     facts: tuple[Fact, ...]
 
 

@@ -16,15 +16,15 @@ _COLUMNS = (
     Column(key="formula", heading="computes"),
     Column(key="role", heading="role"),
     Column(key="rms", heading="input rms", numeric=True, meaning="of the median row"),
-    Column(key="band", heading="5 to 95 %", numeric=True, meaning="the same of most rows"),
+    Column(key="band", heading="5 to 95 %", numeric=True, meaning="of the rows' rms"),
     Column(
         key="ones",
         heading="along 1",
         numeric=True,
-        meaning="share of its energy along all-ones, which centring removes",
+        meaning="energy along all-ones, which centring removes",
     ),
     Column(key="angle", heading="angle to 1", numeric=True, meaning="mean angle to all-ones, 90° where the mean is 0"),
-    Column(key="eps", heading="eps cuts", numeric=True, meaning="how much shorter eps makes it"),
+    Column(key="eps", heading="eps cuts", numeric=True, meaning="how much shorter eps makes the median row"),
     Column(key="gain", heading="gain 5 to 95 %", numeric=True, meaning="as it acts, any offset added"),
 )
 _EMPTY = "This model has no normalization layer that a spec describes."

@@ -13,14 +13,13 @@ from rich.text import Text
 from normkit.inspection.result import Check, Finding, Inspection, Walk
 from normkit.report.description import describe, describe_walk
 from normkit.report.parts import Fact, Formula, Table, Tone, Verdict
-from normkit.report.wording import shortened, tail
+from normkit.report.wording import tail
 
 WIDTH = 100
 """Columns that tables are laid out for."""
 
 # Past this many norms the summary folds alike neighbours; past as many rows it stops.
 _MOST_ROWS = 16
-_MOST_EVIDENCE = 2
 _WIDEST_LABEL = 44
 
 # Tone -> the mark before it and its style: nothing is said by colour alone.
@@ -92,20 +91,19 @@ def _verdict(verdict: Verdict) -> RenderableType:
 
 
 def _finding(finding: Finding) -> RenderableType:
-    evidence = list(finding.evidence[:_MOST_EVIDENCE])
-    if beyond := len(finding.evidence) - len(evidence):
-        evidence[-1] += f" (and {beyond} more)"
+    """The finding with its most telling evidence; the rest of it and the threshold stand in the page."""
+    steps = finding.remedy if len(finding.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(finding.remedy, 1)]
     lines = (
-        Fact(label="measured", value=f"{finding.measured}; threshold {finding.threshold}"),
-        Fact(label="evidence", value="\n".join(evidence)),
+        Fact(label="measured", value=finding.measured),
+        Fact(label="evidence", value="".join(finding.evidence[:1])),
         Fact(label="why", value=finding.why),
-        Fact(label="do", value=" ".join(f"{number}. {step}" for number, step in enumerate(finding.remedy, 1))),
+        Fact(label="do", value="\n".join(steps)),
         Fact(label="confirm", value=finding.confirm),
     )
-    where = f"  at {shortened(finding.sites, 2)}" if finding.sites else ""
-    title = Text.assemble(
-        _marked(finding.severity, finding.severity), f"  {finding.rule}  ", (finding.title, "bold"), where
-    )
+    places = finding.sites[0] if len(finding.sites) == 1 else f"{len(finding.sites)} places"
+    where = f"  at {places}" if finding.sites else ""
+    head = _marked(finding.severity, finding.severity)
+    title = Text.assemble(head, f"  {finding.rule}  ", (finding.title, "bold"), where)
     return Group(title, Padding(_facts(line for line in lines if line.value), (0, 0, 0, 2)))
 
 

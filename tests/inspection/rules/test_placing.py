@@ -1,0 +1,110 @@
+"""Group D on real tiny models: the side of the residual, and norms that are missing."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import nn
+from transformers import GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2Model
+
+
+class ResidualAfterNorm(GPT2Block):
+    """norm(x) + f(norm(x))."""
+
+    def forward(self, hidden_states, *_args, attention_mask=None, **_kwargs):
+        x = self.ln_1(hidden_states)
+        x = x + self.attn(x, attention_mask=attention_mask)[0]
+        x = self.ln_2(x)
+        return x + self.mlp(x)
+
+
+class WithoutLast(GPT2Model):
+    """Calls every block and forgets the last norm, which is there."""
+
+    def forward(self, *args, **kwargs):
+        norm, self._modules["ln_f"] = self.ln_f, nn.Identity()
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._modules["ln_f"] = norm
+
+
+class Headed(GPT2LMHeadModel):
+    """A port: stock but for its trunk."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.transformer = WithoutLast(config)
+
+
+def test_a_residual_taken_after_the_norm(models, inspected, finding, status):
+    model = models.tiny("GPT2")
+    assert status(inspected(model), "D1") == "clean"
+    for index in (1, 2):
+        block = ResidualAfterNorm(model.config, layer_idx=index)
+        block.load_state_dict(model.transformer.h[index].state_dict())
+        model.transformer.h[index] = block
+    found = finding(inspected(model.eval()), "D1")
+    assert (found.severity, found.sites) == ("error", ("transformer.h.1", "transformer.h.2"))
+    assert found.measured == "2 blocks of 3 add the branch to the normalized stream"
+
+
+def test_a_residual_taken_after_the_norm_by_design(models, inspected, status):
+    inspection = inspected(models.tiny("Bloom", apply_residual_connection_post_layernorm=True))
+    assert {block.placement for block in inspection.blocks} == {"residual-after-norm"}
+    assert status(inspection, "D1") == "clean"
+
+
+def test_a_final_norm_replaced_by_the_identity(models, inspected, finding, status):
+    model = models.tiny("GPT2")
+    assert status(inspected(model), "D3") == "clean"
+    model.transformer.ln_f = nn.Identity()
+    found = finding(inspected(model), "D3")
+    assert (found.severity, found.sites) == ("error", ("transformer.ln_f",))
+    assert found.measured == "1 norm of GPT2LMHeadModel is missing"
+    assert "rows leave the last block with an rms from" in found.evidence[1]
+
+
+def test_a_norm_in_a_block_replaced_by_the_identity(models, inspected, finding):
+    model = models.tiny("Olmo2")
+    model.model.layers[1].post_attention_layernorm = nn.Identity()
+    assert finding(inspected(model), "D3").sites == ("model.layers.1.post_attention_layernorm",)
+
+
+def test_a_final_norm_that_is_never_called(models, inspected, finding):
+    found = finding(inspected(Headed(models.tiny("GPT2").config).eval()), "D3")
+    assert found.sites == ("transformer.ln_f",)
+    assert "here it is never called" in found.evidence[0]
+
+
+def test_a_norm_called_as_a_function_is_not_missing(models, inspected, status):
+    class Functional(GPT2Block):
+        def forward(self, hidden_states, *_args, attention_mask=None, **_kwargs):
+            x = hidden_states + self.attn(F.layer_norm(hidden_states, (64,)), attention_mask=attention_mask)[0]
+            return x + self.mlp(F.layer_norm(x, (64,)))
+
+    model = models.tiny("GPT2")
+    for index in range(3):
+        block = Functional(model.config, layer_idx=index)
+        block.ln_1, block.ln_2 = nn.Identity(), nn.Identity()
+        model.transformer.h[index] = block
+    inspection = inspected(model.eval())
+    assert "transformer.h.0:layer_norm" in [site.path for site in inspection.sites]
+    assert status(inspection, "D3") == "clean"
+
+
+def test_layers_left_out_are_not_missing_norms(models, inspected, status):
+    model = models.tiny("GPT2")
+    del model.transformer.h[2]
+    assert status(inspected(model), "D3") == "clean"
+
+
+def test_norms_of_a_part_that_does_not_run_are_not_missing(inspected, status):
+    config = T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+    whole = T5ForConditionalGeneration(config).eval()
+    whole.forward = whole.encoder.forward
+    assert status(inspected(whole), "D3") == "clean"
+
+
+def test_without_a_config_missing_norms_are_not_checked(models, inspected, status):
+    assert status(inspected(models.plain()), "D3") == "not checked"

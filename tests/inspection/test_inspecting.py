@@ -1,0 +1,196 @@
+"""`inspect` as a whole: on the models that ship, on padded batches, on odd models, and when the model raises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import normkit as nk
+from normkit import demo
+from normkit.demo import faults
+from normkit.errors import InputError
+
+
+def demo_model(name: str) -> nn.Module:
+    return AutoModelForCausalLM.from_pretrained(demo.directory(name)).eval()
+
+
+def text_batch(rows: int = 4, length: int = 128) -> dict[str, Tensor]:
+    """The shipped text as its bytes, which are the demo models' token ids."""
+    ids = torch.tensor(list(demo.text().encode()[: rows * length]))
+    return {"input_ids": ids.reshape(rows, length), "attention_mask": torch.ones(rows, length, dtype=torch.long)}
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+        use_cache=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize(("name", "centred"), [("layernorm", True), ("rmsnorm", False)])
+def test_a_healthy_twin_has_thirteen_sites_and_no_finding(name: str, centred: bool) -> None:
+    inspection = nk.inspect(demo_model(name), text_batch(), name=name)
+
+    assert len(inspection.sites) == 13
+    assert {site.spec.centre_numerator for site in inspection.sites} == {centred}
+    assert {site.spec.eps for site in inspection.sites} == {1e-5}
+    assert [site.role for site in inspection.sites] == ["pre"] * 12 + ["final"]
+    assert [block.placement for block in inspection.blocks] == ["pre"] * 6
+    assert len(inspection.attentions) == 6
+    assert inspection.final_norm == inspection.sites[-1].path
+    assert inspection.findings == ()
+    assert {check.status for check in inspection.checks} == {"clean"}
+    assert inspection.model.tokens == 512
+    assert {site.input.rows for site in inspection.sites} == {512}
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_a_planted_eps_is_found_at_every_site(name: str) -> None:
+    inspection = nk.inspect(faults.wrong_eps(demo_model(name)), text_batch())
+
+    assert [finding.rule for finding in inspection.findings] == ["A1"]
+    assert len(inspection.findings[0].sites) == 13
+    assert inspection.findings[0].severity == "error"
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_a_removed_final_norm_is_found(name: str) -> None:
+    inspection = nk.inspect(faults.without_final_norm(demo_model(name)), text_batch())
+
+    assert [finding.rule for finding in inspection.findings] == ["D3"]
+    assert inspection.final_norm is None
+    assert len(inspection.sites) == 12
+
+
+def test_padding_changes_no_statistic() -> None:
+    model = demo_model("layernorm")
+    plain = text_batch(rows=2, length=96)
+    padded = {key: torch.cat([value, torch.zeros(2, 32, dtype=torch.long)], 1) for key, value in plain.items()}
+
+    without, with_padding = nk.inspect(model, plain), nk.inspect(model, padded)
+
+    assert with_padding.model.padding == 64
+    assert with_padding.model.tokens == without.model.tokens == 192
+    for a, b in zip(without.sites, with_padding.sites, strict=True):
+        assert a.input.rows == b.input.rows == 192
+        # The same rows through the same float32 matrix products, batched differently.
+        assert a.input.rms_max == pytest.approx(b.input.rms_max, rel=1e-4)
+        assert a.input.mean_energy == pytest.approx(b.input.mean_energy, rel=1e-3, abs=1e-7)
+    for a, b in zip(without.attentions, with_padding.attentions, strict=True):
+        assert a.bound == pytest.approx(b.bound, rel=1e-4)
+        assert a.sampled_max == pytest.approx(b.sampled_max, rel=1e-4)
+
+
+def test_batches_may_come_one_at_a_time() -> None:
+    model, whole = demo_model("rmsnorm"), text_batch(rows=4)
+
+    def halves() -> Iterator[dict[str, Tensor]]:
+        for half in (slice(0, 2), slice(2, 4)):
+            yield {key: value[half] for key, value in whole.items()}
+
+    at_once, streamed = nk.inspect(model, whole), nk.inspect(model, halves())
+
+    assert streamed.model.tokens == at_once.model.tokens
+    for a, b in zip(at_once.sites, streamed.sites, strict=True):
+        assert a.input.rows == b.input.rows
+        assert a.input.rms_max == pytest.approx(b.input.rms_max, rel=1e-5)
+        assert a.input.mean_energy == pytest.approx(b.input.mean_energy, rel=1e-4)
+
+
+def test_the_walk_goes_through_the_chosen_site_and_ends_where_the_module_does() -> None:
+    inspection = nk.inspect(demo_model("layernorm"), text_batch(), site="transformer.h.1.ln_2", decode=chr)
+
+    walk = inspection.walk
+    assert walk is not None
+    assert walk.path == "transformer.h.1.ln_2"
+    assert [step.name for step in walk.steps] == ["raw", "centred", "scaled", "gain and bias"]
+    assert walk.token == demo.text()[127]
+    assert walk.position == 127
+    # The module works in float32: a few roundings of entries below 8 or so.
+    assert walk.module_error < 64 * torch.finfo(torch.float32).eps
+
+
+def test_an_unknown_site_is_an_error_that_lists_the_sites() -> None:
+    with pytest.raises(InputError, match=r"no norm at 'ln_9'; it has model\.layers\.0\.input_layernorm"):
+        nk.inspect(tiny_llama(), {"input_ids": torch.arange(8)[None]}, site="ln_9")
+
+
+def test_no_batch_is_an_error() -> None:
+    with pytest.raises(InputError, match="at least one batch"):
+        nk.inspect(tiny_llama(), [])
+
+
+def test_a_model_without_a_norm_gives_an_empty_report() -> None:
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+
+    inspection = nk.inspect(model, {"input": torch.arange(6).reshape(1, 6)})
+
+    assert inspection.sites == ()
+    assert inspection.walk is None
+    assert inspection.worst is None
+    assert {check.status for check in inspection.checks} <= {"clean", "not checked"}
+
+
+def fingerprint(model: nn.Module) -> tuple[object, ...]:
+    hooks = [
+        (len(m._forward_hooks), len(m._forward_pre_hooks), "forward" in vars(m), m.training) for m in model.modules()
+    ]
+    return (hooks, [value.clone() for value in model.state_dict().values()], torch.get_rng_state())
+
+
+def same(a: tuple[object, ...], b: tuple[object, ...]) -> bool:
+    weights = zip(a[1], b[1], strict=True)  # type: ignore[call-overload]
+    return a[0] == b[0] and all(map(torch.equal, *zip(*weights, strict=True))) and torch.equal(a[2], b[2])  # type: ignore[arg-type]
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = tiny_llama().train()
+    model.model.norm.eval()
+    before = fingerprint(model)
+    nk.inspect(model, {"input_ids": torch.arange(16)[None]})
+    assert same(before, fingerprint(model))
+
+
+@pytest.mark.parametrize("calls_before", [0, 3])
+def test_the_model_is_left_as_it_was_after_an_exception(calls_before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama().train()
+    calls = 0
+    stock = type(model.model.layers[1].mlp).forward
+
+    def failing(self: nn.Module, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        # Each layer calls it once a forward: the failure falls into tracing, placing or measuring.
+        if calls > 2 * calls_before + 1:
+            raise RuntimeError("the model broke")
+        return stock(self, x)
+
+    before = fingerprint(model)
+    monkeypatch.setattr(type(model.model.layers[1].mlp), "forward", failing)
+    with pytest.raises(RuntimeError, match="the model broke"):
+        nk.inspect(model, [{"input_ids": torch.arange(16)[None]}] * 4)
+    monkeypatch.undo()
+    assert same(before, fingerprint(model))
+
+
+def test_json_and_html_are_the_same_bytes_on_a_second_run(tmp_path: Path) -> None:
+    pages, documents = set(), set()
+    for name in ("first", "second"):
+        inspection = nk.inspect(demo_model("layernorm"), text_batch(rows=1), name="twin")
+        pages.add(inspection.write_html(tmp_path / f"{name}.html").read_bytes())
+        documents.add(json.dumps(inspection.to_json(), allow_nan=False))
+    assert len(pages) == len(documents) == 1
+    assert json.loads(documents.pop())["schema_version"] == 1

@@ -1,0 +1,120 @@
+"""The page in a real browser; these fail where Chromium is missing, for a page nobody opened is not tested."""
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from normkit.report import html
+
+pytestmark = pytest.mark.browser
+
+# Elements that stick out to the right of the window, those within their own scroller left out.
+STICKING_OUT = """() => [...document.querySelectorAll("body *")].filter(element => {
+    if (element.closest(".scroll, .formula, .skip, script")) return false;
+    return element.getBoundingClientRect().right > innerWidth + 1;
+}).map(element => element.outerHTML.slice(0, 80))"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Opens an inspection's page from a file and keeps what the browser asked for and complained of."""
+    contexts = []
+
+    def open_page(inspection, **options):
+        path = html.write(inspection, tmp_path / "report.html")
+        contexts.append(chromium.new_context(**options))
+        page = contexts[-1].new_page()
+        page.requests, page.complaints = [], []
+        page.on("request", lambda request: page.requests.append(request.url))
+        page.on("console", lambda message: page.complaints.append(message.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (page.complaints.append(dialog.message), dialog.dismiss()))
+        page.goto(path.as_uri())
+        page.address = path.as_uri()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def size(width):
+    return {"viewport": {"width": width, "height": 900}}
+
+
+@pytest.mark.parametrize("name", ["faulty", "hostile", "long", "empty"])
+@pytest.mark.parametrize("width", [420, 1280])
+def test_the_page_loads_alone_and_fits_its_window(opened, request, name, width):
+    page = opened(request.getfixturevalue(name), **size(width))
+    assert page.requests == [page.address]
+    assert page.complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(STICKING_OUT) == []
+
+
+def test_the_page_reads_without_scripts(opened, faulty):
+    page = opened(faulty, java_script_enabled=False)
+    assert page.locator("h1").is_visible()
+    assert page.locator("section#norms tbody tr").count() == 13
+    assert page.locator("article.finding").first.is_visible()
+    assert page.locator("figure svg").count() == 5
+    assert page.locator("th button").count() == 0
+
+
+def test_a_click_sorts_a_table_by_number_and_another_turns_it_round(opened, faulty):
+    page = opened(faulty)
+    rows = page.locator("section#norms tbody tr")
+    heading = page.locator("section#norms th", has_text="eps cuts")
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert rows.first.locator("th").inner_text() == "transformer.h.5.ln_2"
+    heading.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert rows.first.locator("th").inner_text() == "transformer.h.0.ln_1"
+    page.locator("section#norms th button", has_text="norm").first.click()
+    assert heading.get_attribute("aria-sort") is None
+    assert rows.first.locator("th").inner_text() == "transformer.h.0.ln_1"
+    assert rows.last.locator("th").inner_text() == "transformer.ln_f"
+
+
+def test_the_first_key_leads_past_the_navigation(opened, faulty):
+    page = opened(faulty)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the verdict"
+    assert page.locator(".skip").bounding_box()["x"] >= 0
+
+
+@pytest.mark.parametrize(("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(19, 22, 25)")])
+def test_the_page_and_its_figures_follow_the_scheme(opened, faulty, scheme, paper):
+    page = opened(faulty, color_scheme=scheme)
+    colour = "element => getComputedStyle(element)"
+    assert page.locator("body").evaluate(f"{colour}.backgroundColor") == paper
+    ink = page.locator("body").evaluate(f"{colour}.color")
+    title = page.locator("figure svg text", has_text="block (norms").first
+    assert title.evaluate(f"{colour}.fill") == ink
+
+
+def test_print_is_on_white_paper_and_cuts_nothing_off(opened, faulty):
+    # A4 less 15 mm to every side, in CSS pixels.
+    page = opened(faulty, color_scheme="dark", **size(680))
+    page.emulate_media(media="print")
+    assert page.locator("body").evaluate("element => getComputedStyle(element).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 680
+    assert page.locator("nav").is_hidden()
+
+
+def test_a_notebook_frame_shows_the_page(faulty, chromium):
+    page = chromium.new_page()
+    page.set_content(html.frame(faulty))
+    heading = page.frame_locator("iframe").locator("h1")
+    heading.wait_for()
+    assert heading.inner_text() == "demo layernorm, eps planted"
+    page.close()

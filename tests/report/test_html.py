@@ -1,0 +1,223 @@
+import base64
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import re
+import sys
+import unicodedata
+from collections import Counter
+from html.parser import HTMLParser
+
+import pytest
+
+from normkit.errors import InputError
+from normkit.plots import theme
+from normkit.report import html
+from normkit.report.wording import printable
+
+VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """What a browser would see: every element with its attributes, and the text of each kind of element."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.open, self.texts = [], [], Counter()
+        self.content = {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.content.setdefault(self.open[-1] if self.open else "", []).append(data)
+
+    def named(self, tag):
+        return [attrs for name, attrs in self.elements if name == tag]
+
+    def text(self, tag):
+        return "".join(self.content[tag])
+
+
+@functools.cache
+def rendered(inspection):
+    """The page, drawn once for all tests that only read it."""
+    return html.render(inspection)
+
+
+@pytest.fixture
+def page(faulty):
+    return Page(rendered(faulty))
+
+
+def test_elements_are_nested_and_closed(page):
+    assert page.open == []
+
+
+def test_the_page_says_its_language_title_and_landmarks(page):
+    assert page.named("html") == [{"lang": "en"}]
+    assert page.text("title") == "demo layernorm, eps planted: 1 error, 1 warning | normkit"
+    assert [len(page.named(tag)) for tag in ("main", "header", "footer", "nav", "h1")] == [1, 1, 1, 1, 1]
+    assert page.named("a")[0] == {"class": "skip", "href": "#verdict"}
+    assert {attrs["scope"] for attrs in page.named("th")} == {"col", "row"}
+
+
+def test_every_id_is_given_once_and_every_link_and_label_leads_to_one(page):
+    ids = Counter(attrs["id"] for _, attrs in page.elements if "id" in attrs)
+    assert [name for name, count in ids.items() if count > 1] == []
+    for _, attrs in page.elements:
+        for name in ("href", "aria-labelledby"):
+            if name in attrs:
+                assert attrs[name].removeprefix("#") in ids
+        for target in re.findall(r"url\(#([^)]*)\)", " ".join(value or "" for value in attrs.values())):
+            assert target in ids
+
+
+def test_headings_go_down_one_level_at_a_time(page):
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(below <= above + 1 for above, below in itertools.pairwise(levels))
+
+
+def test_every_figure_can_be_read_without_being_seen(page):
+    figures = [attrs for attrs in page.named("svg") if attrs.get("role") == "img"]
+    assert len(figures) == 5
+    assert all(attrs["aria-label"].endswith(".") for attrs in figures)
+    others = [attrs for attrs in page.named("svg") if attrs.get("role") != "img"]
+    assert all(attrs["aria-hidden"] == "true" for attrs in others)
+
+
+def test_no_element_asks_for_anything_outside_the_page(page):
+    for tag, attrs in page.elements:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}
+        assert "src" not in attrs
+        assert attrs.get("href", "#").startswith("#")
+        assert "http" not in attrs.get("style", "")
+
+
+def test_the_policy_lets_this_script_run_and_nothing_load(page):
+    policy = next(m["content"] for m in page.named("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    _, script = page.content["script"]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert rules == {
+        "default-src": "'none'",
+        "style-src": "'unsafe-inline'",
+        "script-src": f"'sha256-{digest}'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+
+
+def test_both_schemes_are_defined_from_the_one_palette(page):
+    style = page.text("style")
+    for name in theme.LIGHT:
+        assert f"--{name}: {theme.LIGHT[name]};" in style
+        assert f"--{name}: {theme.DARK[name]};" in style
+    used = set(re.findall(r"var\(--([a-z]+)\)", style))
+    assert used <= {*theme.LIGHT, "text", "code"}
+
+
+def test_hostile_strings_are_text_only(hostile):
+    text = rendered(hostile)
+    page = Page(text)
+    assert Counter(tag for tag, _ in page.elements)["script"] == 2
+    assert page.named("img") == []
+    assert [name for _, attrs in page.elements for name in attrs if name.startswith("on")] == []
+    assert page.text("h1") == printable(hostile.model.name)
+    assert "<script>alert" not in text
+    assert "49" not in page.text("h1")
+    assert "{{ 7 * 7 }}" in page.text("h1")
+
+
+def test_hostile_strings_leave_no_control_character_and_can_be_encoded(hostile):
+    text = rendered(hostile)
+    assert {character for character in text if unicodedata.category(character)[0] == "C"} == {"\n"}
+    text.encode()
+
+
+def test_the_embedded_json_is_the_inspection(faulty, hostile):
+    for inspection in (faulty, hostile):
+        data, _ = Page(rendered(inspection)).content["script"]
+        assert not set(data) & set("<>&")
+        assert json.loads(data) == json.loads(json.dumps(inspection.to_json()))
+
+
+def test_the_page_says_what_the_description_says(page):
+    assert page.text("dd").count("Set eps") == 0
+    assert "Set eps to 1e-5 where the norms are built." in page.text("li")
+    assert "eps 1e-3 at 3 norms" in page.text("dd")
+    assert page.text("code").count("transformer.h.0.ln_1") == 2
+    checked = page.text("span")
+    assert "eps differs from the config's: found" in checked
+    assert "eps outside the root: not found" in checked
+    assert "little headroom: not checked (no 16-bit tensors seen)" in checked
+
+
+def test_numbers_in_tables_can_be_sorted_by_value(page):
+    rms = [float(attrs["data-value"]) for attrs in page.named("td") if "data-value" in attrs]
+    assert rms[0] == pytest.approx(0.12)
+
+
+def test_the_same_inspection_gives_the_same_bytes(faulty):
+    assert html.render(faulty) == rendered(faulty)
+
+
+def test_a_page_of_twelve_layers_is_under_300_kb_and_of_a_hundred_under_2_mb(twelve, long):
+    assert len(rendered(twelve).encode()) < 300_000
+    assert len(rendered(long).encode()) < 2_000_000
+
+
+def test_a_long_model_is_folded_and_its_rows_are_kept(long):
+    page = Page(rendered(long))
+    assert page.text("summary") == "All 201 rowsAll 100 rowsAll 100 rows"
+    assert "transformer.h.{0-99}.ln_1" in page.text("code")
+    assert "transformer.h.57.ln_2" in page.text("code")
+
+
+def test_a_model_without_norms_has_a_page(empty):
+    text = rendered(empty)
+    page = Page(text)
+    assert "This model has no normalization layer that a spec describes." in page.text("p")
+    assert "No attention call was seen." in page.text("p")
+    assert "No repeated block was found" in page.text("p")
+    assert page.named("figure") == []
+    assert 'id="walk"' not in text
+
+
+def test_without_matplotlib_the_page_says_so_and_is_whole(faulty, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = Page(html.render(faulty))
+    assert 'No figures: figures need Matplotlib, which is not installed: pip install "normkit[plot]"' in page.text("p")
+    assert page.named("figure") == []
+    assert len(page.named("table")) == 3
+
+
+def test_a_written_page_is_the_rendered_one(faulty, tmp_path):
+    path = faulty.write_html(tmp_path / "new" / "report.html")
+    assert path.read_text(encoding="utf-8") == rendered(faulty)
+    with pytest.raises(InputError, match="cannot write"):
+        html.write(faulty, path / "below" / "a file.html")
+
+
+def test_a_notebook_gets_the_page_in_a_sandbox(hostile):
+    frame = Page(hostile._repr_html_())
+    (tag, attrs), *others = frame.elements
+    assert (tag, others) == ("iframe", [])
+    assert attrs["sandbox"] == "allow-scripts"
+    assert attrs["title"] == f"normkit inspection of {printable(hostile.model.name)}"
+    assert attrs["srcdoc"] == rendered(hostile)
+    assert "height: 760px" in attrs["style"]
