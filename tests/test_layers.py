@@ -154,6 +154,18 @@ def test_export_leaves_the_number_of_rows_open(name):
     assert torch.equal(program.module()(x), module(x))
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_leaves_the_number_of_features_open(strict):
+    class Normalize(nn.Module):
+        def forward(self, x):
+            return functional.layer_norm(x, x.shape[-1:])
+
+    sizes = {0: Dim("rows"), 1: Dim("features", min=2)}
+    program = torch.export.export(Normalize(), (torch.randn(3, 8),), dynamic_shapes=(sizes,), strict=strict)
+    x = torch.randn(5, 12)
+    assert torch.equal(program.module()(x), functional.layer_norm(x, (12,)))
+
+
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

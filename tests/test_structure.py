@@ -51,9 +51,11 @@ EXTRA_TESTS = {
     "test_helpers.py": "tests/helpers.py",
     "test_notes.py": "the five notes that the product grew from",
     "test_judges.py": "tests of PyTorch and ONNX",
+    "test_readme.py": "the README",
     "test_structure.py": "this file",
     "test_public_api.py": "what `import normkit` offers",
     "demo/test_shipped_models.py": "the weights that ship",
+    "inspection/rules/test_families.py": "all rules together, on untrained models of many families",
 }
 
 PYTHON = sorted(SOURCE.rglob("*.py"))

@@ -152,7 +152,7 @@ def forward(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tenso
 def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype) -> Tensor:
     """multiplier * (x - m) / s, in the wide dtype."""
     # Contiguous, so that sums are taken in the same order whatever the strides of x.
-    rows = to_rows(x, spec).to(wide).contiguous()
+    rows = to_rows(x.to(wide).contiguous(), spec)
     numerator, deviation = _centred(rows, spec)
     scale = _scale(rows, deviation, spec, machine_eps(x, spec))
     if spec.round_rstd and x.dtype in _HALF:
@@ -227,7 +227,7 @@ def backward(
         bias: Bias, as in `forward`; only its shape and dtype matter.
     """
     wide = torch.float32 if x.device.type == "mps" else torch.float64
-    dy_wide, x_wide = dy.to(wide), x.to(wide)
+    dy_wide, x_wide = dy.to(wide).contiguous(), x.to(wide).contiguous()
     gain = torch.ones((), dtype=wide, device=x.device)
     if weight is not None:
         gain = effective_weight(_along_channels(weight, x, spec), spec, wide).to(wide)
@@ -244,7 +244,7 @@ def backward(
 
 def _backward_rows(h: Tensor, x: Tensor, spec: NormSpec, eps: float) -> tuple[Tensor, Tensor]:
     """The normalized row and the gradient through (x - m) / s, both in the layout of x."""
-    rows, h_rows = to_rows(x, spec).contiguous(), to_rows(h, spec).contiguous()
+    rows, h_rows = to_rows(x, spec), to_rows(h, spec)
     if spec.multiplier == "sqrt_n":
         h_rows = h_rows * math.sqrt(rows.shape[-1])
     numerator, deviation = _centred(rows, spec)

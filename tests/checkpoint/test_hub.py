@@ -104,6 +104,7 @@ def test_settings_come_first_then_the_weights_and_never_a_pickle_or_code(
     assert (loaded.name, loaded.path, loaded.notes) == ("org/tiny", tmp_path / "cache", ())
     assert [call[0] for call in server.calls] == ["org/tiny"] * 2
     assert {call[1]["revision"] for call in server.calls} == {"v2"}
+    assert all(call[1]["ignore_patterns"] == ["*/*"] for call in server.calls)
     assert {file.name for file in loaded.path.iterdir()} == {file.name for file in saved_gpt2.iterdir()}
 
 

@@ -155,7 +155,7 @@ def test_a_broken_tokenizer_is_none_with_a_note(gpt2: Path) -> None:
 
 
 def test_nothing_of_transformers_reaches_the_terminal_and_its_settings_are_restored(
-    gpt2: Path, capfd: pytest.CaptureFixture[str]
+    gpt2: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled
     from transformers.utils import logging
@@ -172,7 +172,7 @@ def test_nothing_of_transformers_reaches_the_terminal_and_its_settings_are_resto
     finally:
         logging.set_verbosity_warning()
     written = capfd.readouterr()
-    assert (written.out, written.err) == ("", "")
+    assert (written.out, written.err, caplog.records) == ("", "", [])
 
 
 def test_the_callers_warning_filters_are_left_alone(gpt2: Path) -> None:

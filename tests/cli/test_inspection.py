@@ -11,13 +11,23 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import BertConfig, BertModel, OlmoConfig, OlmoForCausalLM
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    OlmoConfig,
+    OlmoForCausalLM,
+)
+
+from normkit.cli import inspection
 
 Run = Callable[..., Result]
 
@@ -89,8 +99,10 @@ def test_a_dtype_can_be_chosen(gpt2: Path, run: Run) -> None:
 def test_a_text_of_ones_own(gpt2: Path, run: Run) -> None:
     Path("mine.txt").write_text("A short text of one's own.")
     done = run("inspect", gpt2, "--text", "mine.txt", "--json", "--no-report")
-    model = json.loads(done.stdout)["model"]
-    assert (model["source"], model["tokens"]) == ("mine.txt", 26)
+    document = json.loads(done.stdout)
+    assert (document["model"]["source"], document["model"]["tokens"]) == ("mine.txt", 26)
+    assert document["walk"]["token"] in "A short text of one's own."
+    assert document["walk"]["token"]
 
 
 def test_a_text_from_stdin_that_is_longer_than_the_context(gpt2: Path, run: Run) -> None:
@@ -125,6 +137,16 @@ def test_an_encoder_is_inspected(tmp_path: Path, run: Run) -> None:
 # Notes and findings.
 
 
+@pytest.mark.parametrize(("option", "quiet"), [("--json", True), ("-q", True), ("--no-report", False)])
+def test_json_and_quiet_show_no_progress(
+    gpt2: Path, run: Run, monkeypatch: pytest.MonkeyPatch, option: str, quiet: bool
+) -> None:
+    asked = []
+    monkeypatch.setattr(inspection, "shows_progress", lambda *, quiet: bool(asked.append(quiet)))
+    assert run("inspect", gpt2, "--max-tokens", "8", option).exit_code == 0
+    assert asked == [quiet]
+
+
 def test_what_did_not_fit_while_loading_is_noted_and_in_the_source(gpt2: Path, run: Run) -> None:
     weights = load_file(gpt2 / "model.safetensors")
     save_file({**weights, "surplus": torch.zeros(3)}, gpt2 / "model.safetensors", {"format": "pt"})
@@ -155,12 +177,8 @@ def test_a_weight_that_is_not_finite_is_a_finding(gpt2: Path, run: Run) -> None:
     ],
 )
 def test_the_exit_code_follows_fail_on(worst: str | None, codes: tuple[int, ...]) -> None:
-    from types import SimpleNamespace
-
-    from normkit.cli.inspection import _fails
-
     levels = ("error", "warning", "note", "never")
-    assert tuple(int(_fails(SimpleNamespace(worst=worst), level)) for level in levels) == codes  # type: ignore[arg-type]
+    assert tuple(int(inspection._fails(SimpleNamespace(worst=worst), level)) for level in levels) == codes  # type: ignore[arg-type]
 
 
 def test_a_model_without_a_norm_gets_a_clear_report(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +249,15 @@ def test_the_models_own_folder_is_not_written_to(gpt2: Path, run: Run) -> None:
     assert sorted(gpt2.iterdir()) == before
 
 
+def test_a_model_that_cannot_run(tmp_path: Path, run: Run) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = LlamaConfig(vocab_size=64, bos_token_id=1, eos_token_id=2, pad_token_id=None, **sizes)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "classifier")
+    line = refused(run("inspect", tmp_path / "classifier"))
+    assert line.startswith("LlamaForSequenceClassification cannot be run on token ids alone (ValueError: Cannot handle")
+    assert run("inspect", tmp_path / "classifier", *QUICK, "--batch-size", "1", "--fail-on", "never").exit_code == 0
+
+
 def test_options_that_need_a_model(run: Run) -> None:
     done = run("inspect", "--dtype", "float16")
     assert done.exit_code == 2
@@ -289,14 +316,15 @@ def test_no_color_leaves_no_escape_code(gpt2: Path) -> None:
 
 @pytest.mark.slow
 def test_a_terminal_without_unicode_still_gets_its_results(gpt2: Path) -> None:
+    named = gpt2.rename(gpt2.with_name("caf\u00e9"))
     done = subprocess.run(
-        [sys.executable, "-m", "normkit", "inspect", str(gpt2), *QUICK, "--no-report"],
+        [sys.executable, "-m", "normkit", "inspect", str(named), *QUICK, "--no-report"],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"transformer.ln_f" in done.stdout
+    assert done.stdout.startswith(b"caf?  GPT2LMHeadModel")
 
 
 @pytest.mark.slow

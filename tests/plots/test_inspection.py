@@ -52,11 +52,11 @@ def test_input_scale_draws_the_measured_medians(healthy):
 
 
 def test_eps_is_drawn_where_rows_come_near_it_only(healthy):
-    assert [text.get_text() for text in axes_of(input_scale(healthy)).texts] == ["√ε"]
+    assert [text.get_text() for text in axes_of(input_scale(healthy)).texts] == ["eps"]
     tiny = tuple(dataclasses.replace(site, spec=specs.BERT) for site in healthy.sites)
     far = input_scale(dataclasses.replace(healthy, sites=tiny))
     assert list(axes_of(far).texts) == []
-    assert "√ε is out of reach below, at 1e-6" in far.description
+    assert far.description.endswith("eps acts at 1e-6, out of reach below.")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normkit.plots.numerals import counted, percent, percent_spread, significant, spread
+from normkit.plots.numerals import counted, degrees, percent, percent_spread, significant, spread
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,10 @@ def test_a_spread_of_equal_numbers_is_one_number():
     assert spread([]) == "none"
     assert percent_spread([0.2, 0.01]) == "1.0 to 20.0 %"
     assert percent_spread([0.2]) == "20.0 %"
+
+
+def test_angles_have_two_decimals():
+    assert [degrees(angle) for angle in (90.0, 88.156, math.nan)] == ["90.00°", "88.16°", "NaN"]
 
 
 def test_nouns_agree_with_their_number():

@@ -91,3 +91,9 @@ def test_the_walk_tells_its_defects(healthy):
     assert (passage.lowest, passage.highest) == pytest.approx((-1.5857, 1.8105), abs=1e-4)
     uncentred = dataclasses.replace(healthy.walk, plane_defect=None)
     assert len(describe(dataclasses.replace(healthy, walk=uncentred)).passage.facts) == 2
+
+
+def test_a_walk_without_finite_entries_is_told(healthy):
+    steps = tuple(dataclasses.replace(step, values=(float("nan"),)) for step in healthy.walk.steps)
+    passage = describe(dataclasses.replace(healthy, walk=dataclasses.replace(healthy.walk, steps=steps))).passage
+    assert (passage.lowest, passage.highest) == (-1.0, 1.0)

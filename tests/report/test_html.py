@@ -1,5 +1,4 @@
 import base64
-import dataclasses
 import functools
 import hashlib
 import itertools

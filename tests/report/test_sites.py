@@ -20,7 +20,7 @@ def test_one_row_a_norm_in_forward_order(healthy):
         "rms": "0.120",
         "band": "0.0750 to 0.192",
         "ones": "2.0 %",
-        "angle": "81.9°",
+        "angle": "81.87°",
         "eps": "0.035 %",
         "gain": "0.560 to 0.880",
     }

@@ -15,7 +15,7 @@ from typing import Any
 from normkit.checkpoint import hub
 from normkit.checkpoint.configuration import CONFIG, body_class, first_line, model_class, read_config
 from normkit.checkpoint.silence import silence
-from normkit.checkpoint.weights import INDEX, WEIGHTS, read_weights, weight_files
+from normkit.checkpoint.weights import INDEX, WEIGHTS, listed, read_weights, weight_files
 from normkit.errors import InputError, ModelError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -127,10 +127,10 @@ def _build(folder: Path, values: dict[str, Any], files: list[Path], dtype: str) 
     if {name for name, _ in model.named_parameters()} <= set(missing):
         raise ModelError(f"no weight in {folder} fits {type(model).__name__}; {CONFIG} belongs to another model")
     if missing:
-        notes.append(f"{_count(missing)} missing in the checkpoint and initialised at random: {_listed(missing)}")
+        notes.append(f"{_count(missing)} missing in the checkpoint and initialised at random: {listed(missing)}")
     if unexpected:
         notes.append(
-            f"{_count(unexpected)} in the checkpoint but not used by {type(model).__name__}: {_listed(unexpected)}"
+            f"{_count(unexpected)} in the checkpoint but not used by {type(model).__name__}: {listed(unexpected)}"
         )
     return model, tuple(notes)
 
@@ -189,7 +189,3 @@ def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
 
 def _count(names: list[str]) -> str:
     return f"{len(names)} weight is" if len(names) == 1 else f"{len(names)} weights are"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

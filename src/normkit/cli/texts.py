@@ -121,14 +121,14 @@ def from_random_ids(model: Any, *, length: int | None, max_tokens: int, batch_si
 
 
 def check_runs(model: Any, batch: dict[str, Tensor]) -> None:
-    """Run a model on the first few tokens of a batch.
+    """Run a model on the first few tokens of each window of a batch.
 
     Raises:
         ModelError: If it cannot run on token ids alone.
     """
     import torch
 
-    few = {key: value[:1, :_SHORTEST_REST] for key, value in batch.items()}
+    few = {key: value[:, :_SHORTEST_REST] for key, value in batch.items()}
     try:
         with torch.no_grad():
             model(**few)

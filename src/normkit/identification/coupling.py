@@ -20,19 +20,25 @@ class Coupling:
     """What one row is.
 
     Attributes:
-        axes: As in `NormSpec`.
-        groups: As in `NormSpec`.
-        channel_groups: Groups of the same rows under axes "all_but_batch", if they are such rows too;
-            which of the two it is, only a gain or bias along the channels can tell.
+        choices: Pairs (axes, groups) as in `NormSpec`. Where rows are the same under two, only a gain or
+            bias can tell: along the trailing axes for the first, along the channels for the second.
         row: The axes of the input that a row spans, counted from 0.
         evidence: One line.
     """
 
-    axes: Axes
-    groups: int
-    channel_groups: int | None
+    choices: tuple[tuple[Axes, int], ...]
     row: tuple[int, ...]
     evidence: str
+
+    @property
+    def axes(self) -> Axes:
+        """Of the first choice."""
+        return self.choices[0][0]
+
+    @property
+    def groups(self) -> int:
+        """Of the first choice."""
+        return self.choices[0][1]
 
 
 def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Coupling:
@@ -55,19 +61,20 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
         raise UnrecognisedError("norm", "its rows are not blocks of adjacent features, which no spec describes")
     evidence = f"changing one element moves {_counted(covered, 'x')} outputs, along {_axes_in_words(row)}"
     trailing = row == tuple(range(row[0], len(shape)))
-    if covered == sizes and trailing:
-        channel_groups = {1: 1, 2: shape[1]}.get(row[0]) if len(shape) > 2 else None
-        return Coupling(
-            axes=tuple(range(-len(row), 0)), groups=1, channel_groups=channel_groups, row=row, evidence=evidence
-        )
-    if covered == sizes and row == (1,):
-        return Coupling(axes=(1,), groups=1, channel_groups=None, row=row, evidence=evidence)
-    # Only the first axis of a row may be split into groups.
-    if trailing and row[0] == 1 and covered[1:] == sizes[1:] and sizes[0] % covered[0] == 0:
-        axes: Axes = (-1,) if len(shape) == 2 else "all_but_batch"
-        return Coupling(axes=axes, groups=sizes[0] // covered[0], channel_groups=None, row=row, evidence=evidence)
-    if len(row) == 1 and trailing and sizes[0] % covered[0] == 0:
-        return Coupling(axes=(-1,), groups=sizes[0] // covered[0], channel_groups=None, row=row, evidence=evidence)
+    whole = covered == sizes
+    choices: list[tuple[Axes, int]] = []
+    if whole and trailing:
+        choices = [(tuple(range(-len(row), 0)), 1)]
+        if len(shape) > 2 and row[0] <= 2:
+            choices.append(("all_but_batch", 1 if row[0] == 1 else shape[1]))
+    elif whole and row == (1,):
+        choices = [((1,), 1)]
+    elif trailing and covered[1:] == sizes[1:] and sizes[0] % covered[0] == 0:
+        # Groups split the features, or the channels and with them all that follows.
+        groups = sizes[0] // covered[0]
+        choices = [((-1,), groups)] if len(row) == 1 else [("all_but_batch", groups)] if row[0] == 1 else []
+    if choices:
+        return Coupling(choices=tuple(choices), row=row, evidence=evidence)
     raise UnrecognisedError("norm", f"{evidence}: no spec describes such rows")
 
 

@@ -11,8 +11,11 @@ from normkit.identification.specimen import UnrecognisedError
 from normkit.spec import EpsPlacement, Multiplier, NormSpec, Reduction
 
 _UNROUND = 3
+_RIVAL = 3
+"""A way this much less round is no rival: 1e-5 under a mean is 7.68e-3 under a sum of 768 squares."""
 _SAME_LENGTH = 1e-5
-_SAME_EPS = 1e-5
+_SAME_EPS = 1e-6
+"""eps is measured to about 1e-7; five digits are 1e-5 to 1e-4 apart."""
 _MACHINE = tuple(2.0**power for power in (-7, -10, -23, -52))
 """Machine epsilons of bfloat16, float16, float32 and float64."""
 
@@ -117,9 +120,14 @@ def choose(n: int, length: float | None, felt: RollOff) -> Choice:
     if not possible:
         raise UnrecognisedError("norm", f"its rows have the root mean square {length:.6g} without gain: no spec has")
     tolerance = max(_SAME_EPS, 5 * felt.spread)
-    candidates = [(roundness(divisor.eps(felt.eps, n, felt.placement), tolerance), divisor) for divisor in possible]
-    (level, eps), divisor = min(candidates, key=lambda each: each[0][0] + each[1].surprise(felt.placement))
-    rivals = [other for (other_level, _), other in candidates if other_level < _UNROUND and other != divisor]
+    read = [(divisor, *roundness(divisor.eps(felt.eps, n, felt.placement), tolerance)) for divisor in possible]
+    surprises = [level + divisor.surprise(felt.placement) for divisor, level, _ in read]
+    divisor, level, eps = read[surprises.index(min(surprises))]
+    rivals = [
+        other
+        for (other, other_level, _), surprise in zip(read, surprises, strict=True)
+        if other != divisor and other_level < _UNROUND and surprise < min(surprises) + _RIVAL
+    ]
     evidence = [f"the sum of squares is {divisor.in_words()}{_because(length, len(possible), n, divisor)}"]
     evidence.append(_eps_in_words(eps, divisor.eps(felt.eps, n, felt.placement), felt))
     doubts = []

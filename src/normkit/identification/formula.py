@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from normkit import reference
-from normkit.identification.coupling import Coupling
 from normkit.identification.specimen import FAR, Specimen, UnrecognisedError
-from normkit.spec import NormSpec
+from normkit.spec import Axes, NormSpec
 
 _SAMPLES = 16
 _FITS = 1e-4
@@ -102,14 +101,14 @@ def respond(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     return Parity(x=x.double(), odd=(plus - minus) / 2, bias=((plus + minus) / 2).mean(0))
 
 
-def fit(parity: Parity, coupling: Coupling) -> Fit:
+def fit(parity: Parity, axes: Axes, groups: int) -> Fit:
     """The centring that explains the outputs, with whatever gain that takes.
 
     For each of the four centrings the gain of a feature is the least-squares ratio of the odd part
     to the normalized input over the samples; the rows' means differ, so a wrong centring cannot fit.
     """
     fits = []
-    for spec in _centrings(coupling):
+    for spec in _centrings(axes, groups):
         normalized = reference.forward(parity.x, spec)
         gain = (parity.odd * normalized).sum(0) / normalized.square().sum(0)
         residual = _rms(parity.odd - gain * normalized) / _rms(parity.odd)
@@ -117,9 +116,9 @@ def fit(parity: Parity, coupling: Coupling) -> Fit:
     return min(fits, key=lambda candidate: candidate.residual)
 
 
-def fit_before(specimen: Specimen, parity: Parity, coupling: Coupling) -> FitBefore | None:
+def fit_before(specimen: Specimen, parity: Parity, axes: Axes, groups: int) -> FitBefore | None:
     """The formula with a weight that multiplies the row before it is normalized, or None."""
-    for spec in _centrings(coupling):
+    for spec in _centrings(axes, groups):
         for name, weight in specimen.parameters.items():
             for offset in (0.0, 1.0, 2.0):
                 before = spec.replace(has_weight=True, weight_placement="before", weight_offset=offset)
@@ -139,11 +138,11 @@ def explains(candidate: Fit) -> bool:
     return candidate.residual < _FITS
 
 
-def _centrings(coupling: Coupling) -> Iterator[NormSpec]:
+def _centrings(axes: Axes, groups: int) -> Iterator[NormSpec]:
     for numerator, denominator in ((True, True), (False, False), (False, True), (True, False)):
         yield NormSpec(
-            axes=coupling.axes,
-            groups=coupling.groups,
+            axes=axes,
+            groups=groups,
             centre_numerator=numerator,
             centre_statistics=denominator,
             eps=0.0,

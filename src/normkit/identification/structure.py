@@ -12,12 +12,12 @@ from torch import Tensor
 from normkit.identification import affine, coupling, divisor, formula
 from normkit.identification.affine import Part
 from normkit.identification.coupling import Coupling
-from normkit.identification.formula import Fit, Parity
+from normkit.identification.formula import Parity
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import NormSpec
 
-_WHOLE = 1e-3
-"""An offset this near a whole number is that number; it is measured to about 1e-5."""
+_SAME_OFFSET = 1e-5
+"""An offset this near a number of four decimals is that number; it is measured to about 1e-6."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,12 +71,7 @@ def recover(
         specimen.draw(generator)
         draws.append({name: value.clone() for name, value in specimen.parameters.items()})
         parities.append(formula.respond(specimen, shape, generator))
-    fits = [formula.fit(parity, rows) for parity in parities]
-    if all(formula.explains(fit) for fit in fits):
-        spec, gain, bias = _after(fits, parities, draws, rows)
-        residual = fits[0].residual
-    else:
-        spec, gain, bias, residual = _before(specimen, parities, draws, rows)
+    spec, gain, bias, residual = _settled(specimen, parities, draws, rows)
     spec, length = _weighted(spec, gain, n)
     spec = spec.replace(has_bias=bias.name is not None or bias.values is not None)
     centring = f"rows of different means: {_centring_in_words(spec)} (residual {residual:.0e})"
@@ -97,48 +92,44 @@ def recover(
     )
 
 
-def _after(
-    fits: Sequence[Fit], parities: Sequence[Parity], draws: Sequence[Mapping[str, Tensor]], rows: Coupling
-) -> tuple[NormSpec, Part, Part]:
-    """Gain and bias of a norm that multiplies after normalizing, and the axes that they settle."""
-    spec = fits[0].spec
-    along_channels = spec.axes == (1,) or spec.axes == "all_but_batch"
-    choices = [(spec, along_channels)]
-    if not along_channels and rows.channel_groups is not None:
-        choices.append((spec.replace(axes="all_but_batch", groups=rows.channel_groups), True))
-    scale = float(parities[0].odd.square().mean().sqrt())
-    for candidate, channels in choices:
-        gain = affine.gain_of([fit.gain for fit in fits], draws, channels)
-        bias = affine.bias_of([parity.bias for parity in parities], draws, channels, scale)
-        if gain is not None and bias is not None:
-            return candidate, gain, bias
-    raise UnrecognisedError("norm", "its gain and bias are not one parameter each, plus a constant in the gain")
-
-
-def _before(
+def _settled(
     specimen: Specimen, parities: Sequence[Parity], draws: Sequence[Mapping[str, Tensor]], rows: Coupling
 ) -> tuple[NormSpec, Part, Part, float]:
-    """The same for a norm that multiplies before it normalizes."""
-    # The specimen still has the parameters of the last draw.
-    found = formula.fit_before(specimen, parities[-1], rows)
+    """Centring, axes, placement of the gain, gain, bias; and what the formula leaves of the rows."""
+    fits = [formula.fit(parity, rows.axes, rows.groups) for parity in parities]
+    explained = all(formula.explains(fit) for fit in fits)
     scale = float(parities[0].odd.square().mean().sqrt())
-    bias = affine.bias_of([parity.bias for parity in parities], draws, False, scale)
-    if found is None or bias is None:
-        raise UnrecognisedError(
-            "norm",
-            "it does not grow with its input, but no division by a standard deviation or rms explains its rows "
-            "(a gain in front of the division is found only where it is a parameter)",
-        )
-    gain = Part(name=found.name, slope=found.scale, intercept=found.scale * found.spec.weight_offset)
-    return found.spec, gain, bias, found.residual
+    for axes, groups in rows.choices:
+        channels = axes == (1,) or axes == "all_but_batch"
+        bias = affine.bias_of([parity.bias for parity in parities], draws, channels, scale)
+        if explained:
+            spec, residual = fits[0].spec.replace(axes=axes, groups=groups), fits[0].residual
+            gain = affine.gain_of([fit.gain for fit in fits], draws, channels)
+        else:
+            # The specimen still has the parameters of the last draw.
+            before = formula.fit_before(specimen, parities[-1], axes, groups)
+            if before is None:
+                continue
+            spec, residual = before.spec, before.residual
+            gain = Part(name=before.name, slope=before.scale, intercept=before.scale * spec.weight_offset)
+        if gain is not None and bias is not None:
+            return spec, gain, bias, residual
+    if explained:
+        raise UnrecognisedError("norm", "its gain and bias are not one parameter each, plus a constant in the gain")
+    raise UnrecognisedError(
+        "norm",
+        "it does not grow with its input, but no division by a standard deviation or rms explains its rows "
+        "(a gain in front of the division is found only where it is a parameter)",
+    )
 
 
 def _weighted(spec: NormSpec, gain: Part, n: int) -> tuple[NormSpec, float | None]:
     """The spec with what the gain says, and the length of a normalized row where the gain does not hide it."""
     if gain.name is not None:
-        offset = gain.intercept / gain.slope
-        whole = round(offset)
-        offset = float(whole) if abs(offset - whole) < _WHOLE else offset
+        measured = gain.intercept / gain.slope
+        # Adding 0.0 turns -0.0 into 0.0.
+        offset = round(measured, 4) + 0.0
+        offset = offset if abs(measured - offset) < _SAME_OFFSET else measured
         return spec.replace(has_weight=True, weight_offset=offset), gain.slope
     if gain.constant is not None and divisor.is_length(gain.constant, n):
         return spec, gain.constant

@@ -1,9 +1,10 @@
-"""Streaming statistics over the rows of tensors: two sums a row in float64, then counts; nothing is kept."""
+"""Streaming statistics over the rows of tensors: two sums a row, then counts in float64; nothing is kept."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,12 +12,9 @@ from torch import Tensor
 from normkit.inspection.result import Attenuation, RowStatistics
 from normkit.spec import NormSpec
 
-# Elements converted to float64 at a time: 8 MB, small enough to stay near the cache.
-_CHUNK = 1 << 20
-# Below this share of the mean square, the variance E[x^2] - E[x]^2 has lost half of float64's digits.
-_CANCELLED = 1e-8
-# A squared entry is a normal float64 between these roots of its range.
-_TINY, _HUGE = 1e-290, 1e290
+# Sums are taken in the input's own type or float32, whichever is wider: of each, the share of the mean square below
+# which the variance E[x^2] - E[x]^2 has lost too many digits, and the range in which squares do not leave it.
+_LIMITS = {torch.float32: (1e-2, 1e-30, 1e30), torch.float64: (1e-8, 1e-290, 1e290)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,10 +35,52 @@ class RowMoments:
     absmax: float
     nonfinite: int
 
-    @property
+    @cached_property
     def rms(self) -> Tensor:
         """Root mean square of each finite row."""
         return torch.hypot(self.mean, self.std)
+
+    @cached_property
+    def summary(self) -> RowSummary:
+        """What is counted of the rows; computed once, for a tensor that several statistics count."""
+        mean, std, rms = self.mean, self.std, self.rms
+        smallest, largest = torch.aminmax(rms)
+        if smallest == 0:
+            present = rms > 0
+            mean, std, rms = mean[present], std[present], rms[present]
+        return RowSummary(
+            rows=self.rms.numel(),
+            zero_rows=self.rms.numel() - rms.numel(),
+            rms_min=float(smallest),
+            rms_max=float(largest),
+            logs=rms.log2(),
+            energy=float((mean / rms).square().sum()),
+            # atan2 keeps its digits near 0 and 180 degrees, where acos loses half of them.
+            angle=float(torch.atan2(std, mean).sum()),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowSummary:
+    """Sums over the rows of one tensor that has any; those over directions leave zero rows out.
+
+    Attributes:
+        rows: Finite rows.
+        zero_rows: Those of them that are 0.
+        rms_min: Smallest rms.
+        rms_max: Largest rms.
+        logs: log2 of each rms.
+        energy: Sum of mean**2 / rms**2.
+        angle: Sum of the angles to the all-ones direction, in radians.
+    """
+
+    rows: int
+    zero_rows: int
+    rms_min: float
+    rms_max: float
+    logs: Tensor
+    energy: float
+    angle: float
 
 
 def row_moments(x: Tensor) -> RowMoments:
@@ -53,15 +93,22 @@ def row_moments(x: Tensor) -> RowMoments:
     if not rows.numel():
         empty = torch.empty(0, dtype=torch.float64)
         return RowMoments(features=x.shape[-1], mean=empty, std=empty, absmax=0.0, nonfinite=0)
-    absmax, nonfinite = max(abs(float(end)) for end in torch.aminmax(rows)), 0
+    work = rows if rows.dtype in _LIMITS else rows.float()
+    absmax, nonfinite = max(abs(float(end)) for end in torch.aminmax(work)), 0
     if not math.isfinite(absmax):
-        finite = rows.isfinite()
-        nonfinite = rows.numel() - int(finite.sum())
-        absmax = float(torch.where(finite, rows, 0.0).abs().max())
-        rows = rows[finite.all(-1)]
-    chunks = [_moments(chunk) for chunk in torch.split(rows, max(1, _CHUNK // rows.shape[-1]))]
-    mean, std = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))
-    return RowMoments(features=x.shape[-1], mean=mean, std=std, absmax=absmax, nonfinite=nonfinite)
+        finite = work.isfinite()
+        nonfinite = work.numel() - int(finite.sum())
+        absmax = float(torch.where(finite, work, 0.0).abs().max())
+        work = work[finite.all(-1)]
+    mean = work.mean(-1).double()
+    square = torch.linalg.vector_norm(work, dim=-1).double().square_() / work.shape[-1]
+    variance = square - mean.square()
+    std = variance.clamp_min(0.0).sqrt_()
+    cancelled, tiny, huge = _LIMITS[work.dtype]
+    careful = (variance < cancelled * square) | ~((square > tiny) & (square < huge))
+    if bool(careful.any()):
+        mean[careful], std[careful] = _two_pass(work[careful].double())
+    return RowMoments(features=x.shape[-1], mean=mean.cpu(), std=std.cpu(), absmax=absmax, nonfinite=nonfinite)
 
 
 def token_rows(rows: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -101,26 +148,21 @@ class RowAccumulator:
         self._features = moments.features
         self._nonfinite += moments.nonfinite
         self._absmax = max(self._absmax, moments.absmax)
-        if not (rows := moments.mean.numel()):
+        if not moments.mean.numel():
             return
-        mean, std, rms = moments.mean, moments.std, moments.rms
-        smallest, largest = (float(end) for end in torch.aminmax(rms))
-        if smallest == 0:
-            present = rms > 0
-            mean, std, rms = mean[present], std[present], rms[present]
-            self._zero_rows += rows - rms.numel()
-        self._rows += rows
-        self._rms_min, self._rms_max = min(self._rms_min, smallest), max(self._rms_max, largest)
-        self._histogram.add(rms.log2())
-        self._energy += float((mean / rms).square().sum())
-        # atan2 keeps its digits near 0 and 180 degrees, where acos loses half of them.
-        self._angle += float(torch.atan2(std, mean).sum())
+        summary = moments.summary
+        self._rows += summary.rows
+        self._zero_rows += summary.zero_rows
+        self._rms_min, self._rms_max = min(self._rms_min, summary.rms_min), max(self._rms_max, summary.rms_max)
+        self._histogram.add(summary.logs)
+        self._energy += summary.energy
+        self._angle += summary.angle
 
     def result(self) -> RowStatistics:
         """The statistics so far; NaN where no row was there to tell."""
         present = self._rows - self._zero_rows
-        ends = (self._rms_min if not self._zero_rows else 0.0, self._rms_max)
-        low, median, high = (min(max(2**log, ends[0]), ends[1]) for log in self._histogram.quantiles(0.05, 0.5, 0.95))
+        logs = self._histogram.quantiles(0.05, 0.5, 0.95)
+        low, median, high = (min(max(2**log, self._rms_min), self._rms_max) for log in logs)
         return RowStatistics(
             rows=self._rows,
             features=self._features,
@@ -232,19 +274,10 @@ class _Histogram:
         return tuple(result)
 
 
-def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and std of finite rows (R, n): E[x^2] - E[x]^2 in float64, and again with care where that cancels."""
-    wide = rows.double()
-    mean = wide.mean(-1)
-    square = torch.linalg.vector_norm(wide, dim=-1).square() / rows.shape[-1]
-    variance = square - mean.square()
-    std = variance.clamp_min(0.0).sqrt()
-    careful = (variance < _CANCELLED * square) | ~((square > _TINY) & (square < _HUGE))
-    if bool(careful.any()):
-        some = wide[careful]
-        scale = some.abs().amax(-1, keepdim=True)
-        scaled = some / torch.where(scale > 0, scale, 1.0)
-        centre = scaled.mean(-1, keepdim=True)
-        mean[careful] = (centre * scale)[:, 0]
-        std[careful] = torch.linalg.vector_norm(scaled - centre, dim=-1) / math.sqrt(rows.shape[-1]) * scale[:, 0]
-    return mean, std
+def _two_pass(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and std of float64 rows that one pass cannot tell, each about its own mean and in units of its largest."""
+    scale = rows.abs().amax(-1)
+    scaled = rows / torch.where(scale > 0, scale, 1.0)[:, None]
+    centre = scaled.mean(-1)
+    std = torch.linalg.vector_norm(scaled - centre[:, None], dim=-1) / math.sqrt(rows.shape[-1])
+    return centre * scale, std * scale

@@ -65,7 +65,7 @@ def attention_logits(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         name="attention-logits",
         figure=figure_of(ax),
         title="How large the attention logits get",
-        caption="Past 100 the softmax is near one-hot and its gradient vanishes; growth with training ends in a spike.",
+        caption="Large logits make softmax one-hot, and then it passes no gradient; growing ones end in a loss spike.",
         description=f"The bounds run from {spread(bounds)}, the largest sampled logits from {spread(sampled)}.",
     )
 

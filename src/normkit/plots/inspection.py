@@ -22,7 +22,7 @@ from normkit.plots.theme import LIGHT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Role -> legend, colour and marker; the first four read or write the residual stream itself.
+# Role -> legend, colour and marker.
 _ROLES: dict[Role, tuple[str, str, str]] = {
     "pre": ("before a branch", "accent", "o"),
     "post": ("after the sum", "accent", "o"),
@@ -85,21 +85,21 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
                 zorder=2,
             )
             at = (reached[0], in_reach[reached[0]])
-            ax.annotate("√ε", at, (-4, 4), textcoords="offset points", color=LIGHT["error"])
+            ax.annotate("eps", at, (-4, 4), textcoords="offset points", color=LIGHT["error"])
         shown = [value for site in sites for value in site.input.rms_quantiles]
         log_axis(ax, [*shown, *in_reach, *(value for _, value in stream)])
         ax.set_ylabel("rms of a row (5 %, median, 95 %)")
         site_axis(ax, sites)
         legend(ax)
     medians = [site.input.rms_median for site in sites]
-    where = "" if reached else "out of reach below, "
+    below = "" if reached else ", out of reach below"
     return Drawing(
         name="input-scale",
         figure=figure_of(ax),
         title="How large the rows are that enter each norm",
-        caption="A norm divides by this scale, so it sees direction only; where rows come near √ε, eps shortens them.",
+        caption="A norm divides by this scale, so only direction gets through; near the eps line, rows come out short.",
         description=f"The median rms is {significant(medians[0])} at the first norm, {significant(medians[-1])} at the "
-        f"last, and {spread(medians)} over all {len(sites)}; √ε is {where}at {spread(levels)}.",
+        f"last, and {spread(medians)} over all {len(sites)}; eps acts at {spread(levels)}{below}.",
     )
 
 

@@ -68,6 +68,16 @@ def percent_spread(shares: Iterable[float]) -> str:
     return f"{low.removesuffix(' %')}{to}{high}" if to else low
 
 
+def degrees(angle: float) -> str:
+    """An angle to a hundredth of a degree.
+
+    Example:
+        >>> degrees(88.153)
+        '88.15°'
+    """
+    return f"{angle:.2f}°" if math.isfinite(angle) else significant(angle)
+
+
 def counted(number: int, noun: str) -> str:
     """A number and its noun, in the plural unless it is one.
 

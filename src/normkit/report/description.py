@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from normkit.inspection.result import Attention, Block, Inspection, Walk, WalkStep
-from normkit.plots.numerals import counted, percent, percent_spread, significant, spread
+from normkit.plots.numerals import counted, degrees, percent, percent_spread, significant, spread
 from normkit.report.parts import Cell, Column, Fact, Formula, Passage, Report, Stage, Table, Verdict
 from normkit.report.sites import folded_table, formulas, site_table
 from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable, shortened
@@ -66,8 +66,8 @@ def describe_walk(walk: Walk) -> Passage:
         title=f"token {walk.position}, “{walk.token}”, at {walk.path}, n = {walk.features:,}",
         formula=formula,
         stages=tuple(_stage(step) for step in walk.steps),
-        lowest=min(-1.0, *entries),
-        highest=max(1.0, *entries),
+        lowest=min([-1.0, *entries]),
+        highest=max([1.0, *entries]),
         facts=tuple(facts),
     )
     return printable(passage)
@@ -130,7 +130,7 @@ def _stage(step: WalkStep) -> Stage:
             Fact(label="mean", value=significant(mean)),
             Fact(label="length", value=significant(step.norm)),
             Fact(label="length / √n", value=significant(step.norm_over_sqrt_n)),
-            Fact(label="angle to 1", value=f"{step.angle_to_ones:.2f}°"),
+            Fact(label="angle to 1", value=degrees(step.angle_to_ones)),
         ),
         holds=step.holds,
         values=step.values,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from normkit.inspection.result import Block, Inspection, Site
-from normkit.plots.numerals import percent, percent_spread, spread
+from normkit.plots.numerals import degrees, percent, percent_spread, spread
 from normkit.report.parts import Cell, Column, Formula, Table
 from normkit.report.wording import formula_name
 from normkit.spec import NormSpec
@@ -85,8 +85,8 @@ def _row(sites: Sequence[Site], path: str, names: Mapping[NormSpec, str]) -> tup
     return tuple(Cell(text=texts[column.key][0], value=texts[column.key][1]) for column in _COLUMNS)
 
 
-def _angle(degrees: Sequence[float]) -> str:
-    low, high = f"{min(degrees):.1f}°", f"{max(degrees):.1f}°"
+def _angle(angles: Sequence[float]) -> str:
+    low, high = degrees(min(angles)), degrees(max(angles))
     return low if low == high else f"{low} to {high}"
 
 

@@ -142,7 +142,7 @@ def test_unbiased_variance(models, inspected, finding, status):
     model.transformer.h[2].ln_2 = UnbiasedNorm(64)
     found = finding(inspected(model), "A4")
     assert (found.severity, found.sites) == ("warning", ("transformer.h.2.ln_2",))
-    assert "n = 64 the output's length is 0.79 % off" in found.evidence[0]
+    assert "n = 64 the output's length is 0.791 % off" in found.evidence[0]
     assert status(inspected(models.tiny("GPT2")), "A4") == "clean"
 
 

@@ -28,12 +28,12 @@ def _logits_explode(facts: Facts) -> Outcome:
     cases.sort(key=lambda case: -case[0].sampled_max)
     largest = cases[0][0].sampled_max
     named = {attention.path for attention, _ in cases}
-    critical = ", critical: past 1e4 training hardly ever recovers" if largest > _CRITICAL else ""
+    critical = ": critical" if largest > _CRITICAL else ""
     return Hit(
         severity=worst([severity for _, severity in cases]),
         sites=tuple(dict.fromkeys(attention.path for attention in facts.attentions if attention.path in named)),
         measured=f"largest sampled logit {largest:.4g} over {counted(len(named), 'attention')}{critical}",
-        evidence=shortened([_logit_line(attention) for attention, _ in cases], "attentions"),
+        evidence=shortened([_logit_line(attention) for attention, _ in cases], "attention"),
     )
 
 
@@ -91,7 +91,7 @@ def _stream_grows(facts: Facts) -> Outcome:
                 f"{block.stream_out.rms_median:.3g}: a massive activation, usual in trained models"
                 for block in massive
             ],
-            "blocks",
+            "block",
         ),
     )
 
@@ -147,10 +147,14 @@ RULES = (
             f"|q| |k| / sqrt(d) above {_BOUND:g} and a sampled exact logit above {_CONFIRMED:g} (warning); "
             f"a sampled logit above {_EXPLODED:g} (error), above {_CRITICAL:g} (critical)"
         ),
-        source="Wortsman et al. 2023, arXiv:2309.14322; Megatron-LM's QK-clip acts above 100 by default",
+        source=(
+            "growth to divergence: Wortsman et al. 2023, arXiv:2309.14322; QK-clip acts above 100 in Megatron-LM and "
+            "Kimi K2, the further steps are ten times that each"
+        ),
         why=(
-            "Softmax of logits hundreds apart is one token with weight 1: no gradient reaches the others, and a small "
-            "change of the input flips which one it is. In training such logits go on growing until the loss diverges."
+            "Softmax of logits hundreds apart is one token with weight 1: hardly any gradient reaches the others, and "
+            "a small change of the input flips which one it is. In training such logits tend to grow on until the "
+            "loss diverges."
         ),
         remedy=(
             "normalize queries and keys for each head (QK norm)",
@@ -162,7 +166,7 @@ RULES = (
     ),
     Rule(
         id="F2",
-        title="The residual stream grows out of scale",
+        title="The residual stream is out of scale",
         severity="warning",
         threshold=(
             "over the later half of the blocks log variance rises in a straight line, by more than "
@@ -176,7 +180,7 @@ RULES = (
         why=(
             "Behind a norm each block adds about the same variance, so the stream's variance rises in a straight "
             "line. Where it multiplies instead, late blocks dwarf early ones, 16-bit types overflow, and gradients "
-            "grow alike."
+            "grow alike. Single huge elements are usual in trained models, and matter where numbers are quantized."
         ),
         remedy=(
             "normalize the input of each branch (pre-norm), or its output too (peri-norm)",

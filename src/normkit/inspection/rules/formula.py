@@ -41,7 +41,7 @@ def _wrong_eps(facts: Facts) -> Outcome:
         return _hit([*(too_large | differing).values()], measured)
     if too_large:
         least = min(case.site.attenuation.median for case in too_large.values())
-        measured = f"eps shortens the median row at {counted(len(too_large), 'norm')}, at most to {percent(least)}"
+        measured = f"eps shortens the median row to as little as {percent(least)} at {counted(len(too_large), 'norm')}"
         return _hit([*too_large.values()], measured)
     if facts.intent is None:
         return NotChecked("no stock config to compare eps with; beside what enters, no eps is too large")
@@ -161,10 +161,10 @@ RULES = (
         title="Eps is not the config's, or large beside what enters",
         severity="error",
         threshold=(
-            f"output length changed against the config's eps by more than {_VISIBLE:.1%} (warning) or "
-            f"{_HARMFUL:.0%} (error); without a config, more than {_SHORT_ROWS:.0%} of the rows keep less than 90 % "
-            f"of their length (warning), or the median row less than {_DOMINATED:.0%} (error; with the config's eps a "
-            "warning, in an untrained model a note)"
+            f"output length changed against the config's eps by more than {percent(_VISIBLE)} (warning) or "
+            f"{percent(_HARMFUL)} (error); without a config, more than {percent(_SHORT_ROWS)} of the rows keep less "
+            f"than 90 % of their length (warning), or the median row less than {percent(_DOMINATED)} (error; with the "
+            "config's eps a warning, in an untrained model a note)"
         ),
         source=f"meta-llama/llama#771, pytorch/torchtune#152 and #290; {_STEP}",
         why=(
@@ -185,7 +185,7 @@ RULES = (
         severity="error",
         threshold=(
             "eps outside the root where the config's class has it inside, or where there is no config (warning); "
-            f"the output's length changes by more than {_HARMFUL:.0%} (error)"
+            f"the output's length changes by more than {percent(_HARMFUL)} (error)"
         ),
         source=f"tracel-ai/burn#2185, hkproj/pytorch-transformer#31; {_STEP}",
         why=(
@@ -205,7 +205,7 @@ RULES = (
         severity="error",
         threshold=(
             "n - 1 where the config's class divides by n, or where there is no config, and the reverse (warning); "
-            f"the output's length changes by more than {_HARMFUL:.0%} (error)"
+            f"the output's length changes by more than {percent(_HARMFUL)} (error)"
         ),
         source=f"harvardnlp/annotated-transformer#119, FluxML/Flux.jl#529; {_STEP}",
         why=(

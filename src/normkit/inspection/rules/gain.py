@@ -64,11 +64,10 @@ def _offset_missed(facts: Facts) -> Outcome:
             f"{gain.seen}"
             for gain in missed
         ]
-        # Gains around 1 may mean the same of trained weights.
-        severity: Severity = "warning" if len(near_one) >= _MOST_SITES * len(missed) else "error"
-        return _hit(
-            missed, severity, f"{counted(len(missed), 'norm')} without the offset of {facts.intent.source}", lines
-        )
+        measured = f"{counted(len(missed), 'norm')} without the offset of {facts.intent.source}"
+        if len(near_one) >= _MOST_SITES * len(missed):
+            return _hit(missed, "warning", f"{measured}, which the weights may contain: they lie around 1", lines)
+        return _hit(missed, "error", measured, lines)
     plain = [gain for gain in gains if gain.intended == 0 and abs(gain.excess) < _GAP]
     scattered = [gain for gain in plain if _scatters_around_zero(gain)]
     if not scattered or len(scattered) < _MOST_SITES * len(plain):
@@ -163,8 +162,8 @@ RULES = (
         severity="error",
         threshold=(
             "the code adds less to the weight than the config's class; or a plain gain with |mean| below "
-            f"{_SCATTER_MEAN:g}, over {_SCATTER_NEGATIVE:.0%} of it negative, output rms below {_SCATTER_RMS:g}, at "
-            f"{_MOST_SITES:.0%} of the norms"
+            f"{_SCATTER_MEAN:g}, over {percent(_SCATTER_NEGATIVE)} of it negative, output rms below "
+            f"{_SCATTER_RMS:g}, at {percent(_MOST_SITES)} of the norms"
         ),
         source="linkedin/Liger-Kernel#74, ggml-org/llama.cpp#5631",
         why=(
@@ -184,7 +183,7 @@ RULES = (
         severity="error",
         threshold=(
             "the code adds more to the weight than the config's class; or 1 + weight averages "
-            f"{_DOUBLED_MEAN:g} ± {_DOUBLED_SPREAD:g} and stays above {_DOUBLED_LEAST:g}, at {_MOST_SITES:.0%} of "
+            f"{_DOUBLED_MEAN:g} ± {_DOUBLED_SPREAD:g} and stays above {_DOUBLED_LEAST:g}, at {percent(_MOST_SITES)} of "
             "the norms"
         ),
         source="unslothai/unsloth#219, utensils/mold#1078",

@@ -26,7 +26,7 @@ def _residual_after_norm(facts: Facts) -> Outcome:
                 "1 where the stream goes through), yet its rows differ in length, so no norm stands at the end"
                 for block in wrong
             ],
-            "blocks",
+            "block",
         ),
     )
 
@@ -44,7 +44,7 @@ def _missing_norm(facts: Facts) -> Outcome:
     if not missing:
         return None
     lines = [
-        f"{path}: {facts.intent.source} computes {facts.intent.specs[path]} here, this model computes no norm"
+        f"{path}: {facts.intent.source} computes {facts.intent.specs[path]}, this model no norm that a spec describes"
         for path in replaced
     ]
     lines += [

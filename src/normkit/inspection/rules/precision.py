@@ -19,11 +19,12 @@ def _statistics_in_16_bit(facts: Facts) -> Outcome:
         if site.dtype in _HALF:
             bits = site.statistics_headroom_bits
             full = bits is not None and bits < _SUM_HEADROOM
-            left = f", {bits:.1f} bits below overflow" if bits is not None else ""
-            line = f"{site.path}: the squares of {site.input.features} features are summed in {site.dtype}{left}"
+            # bfloat16 ends where float32 does: what it lacks is precision.
+            lacks = ", with 8 significant bits" if bits is None or site.dtype != "float16" else _below_overflow(bits)
+            line = f"{site.path}: the squares of {site.input.features} features are summed in {site.dtype}{lacks}"
             cases.append((site, "error" if full else "warning", line))
         elif (intended := facts.intended(site)) is not None and intended.statistics_dtype == "float32":
-            line = f"{site.path}: statistics follow the input's dtype, the config's class computes them in float32"
+            line = f"{site.path}: in a 16-bit model it would sum in 16 bits, the config's class sums in float32"
             cases.append((site, "note", line))
     if not cases:
         return None
@@ -63,12 +64,16 @@ def _out_of_range(facts: Facts) -> Outcome:
         measured=f"{least:.2f} bits left below overflow at the fullest of {counted(len(near), 'norm')}",
         evidence=shortened(
             [
-                f"{site.path}: largest magnitude {max(site.input.absmax, site.output.absmax):.4g} in {site.dtype}, "
-                f"{site.headroom_bits:.2f} bits below overflow"
+                f"{site.path}: largest magnitude {max(site.input.absmax, site.output.absmax):.4g} in {site.dtype}"
+                f"{_below_overflow(site.headroom_bits)}"
                 for site in sorted(near, key=lambda site: site.headroom_bits)
             ]
         ),
     )
+
+
+def _below_overflow(bits: float) -> str:
+    return f", {bits:.2f} bits below overflow"
 
 
 def _nonfinite(site: Site) -> bool:
@@ -128,8 +133,9 @@ RULES = (
         ),
         source="huggingface/transformers#5651, #9295 and #14189",
         why=(
-            "float16 ends at 65504. One element past it is infinite, the norm of its row is NaN, and every later token "
-            "that attends to it is NaN too. A text slightly unlike those tried is enough where little room is left."
+            "float16 ends at 65504. One element past it is infinite, the norm of its row is NaN, and so is every later "
+            "token that attends to it. Where little room is left, a text slightly unlike those tried is enough. In "
+            "float32 NaN comes from a broken weight or from 0 / 0 sooner than from overflow."
         ),
         remedy=(
             "find the first place in forward order: what comes after only passes it on",

@@ -115,11 +115,11 @@ def worst(severities: Sequence[Severity]) -> Severity:
     return min(severities, key=SEVERITIES.index)
 
 
-def shortened(lines: Sequence[str], noun: str = "norms") -> tuple[str, ...]:
+def shortened(lines: Sequence[str], noun: str = "norm") -> tuple[str, ...]:
     """The first lines, and how many more there are."""
     if len(lines) <= _MOST_LINES:
         return tuple(lines)
-    return (*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more {noun}")
+    return (*lines[:_MOST_LINES], f"and {counted(len(lines) - _MOST_LINES, f'more {noun}')}")
 
 
 def counted(number: int, noun: str) -> str:
@@ -128,5 +128,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, with three digits where it is small and one decimal where it is large."""
-    return f"{100 * share:.1f} %" if share >= 0.01 else f"{100 * share:.2g} %"
+    """A share in per cent, with three digits; whole where that takes more."""
+    return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:.0f} %"

@@ -1,0 +1,79 @@
+"""Which parameter a gain or bias is, from how it changes when the parameters are drawn again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from normkit.identification.affine import Affine, bias_of, gain_of
+
+
+def draws(**shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [{name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()} for _ in range(2)]
+
+
+def test_a_gain_follows_a_parameter_with_slope_and_offset():
+    parameters = draws(other=(6,), weight=(6,))
+    gains = [0.5 * draw["weight"].double().expand(3, 6) + 1.0 for draw in parameters]
+    part = gain_of(gains, parameters, channels=False)
+    assert part.name == "weight"
+    assert part.slope == pytest.approx(0.5)
+    assert part.intercept == pytest.approx(1.0)
+    assert part.constant is None
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((4, 6), False), ((4, 1), False), ((1,), False), ((4,), True)])
+def test_a_gain_may_be_spread_in_several_ways(shape, channels):
+    parameters = draws(weight=shape)
+    gains = [
+        (draw["weight"].reshape(4, 1) if channels else draw["weight"]).double().expand(4, 6) for draw in parameters
+    ]
+    assert gain_of(gains, parameters, channels).name == "weight"
+    if shape in ((4, 6), (4,)):
+        # Spread along the other axes, the same parameter is not it.
+        assert gain_of(gains, parameters, not channels) is None
+
+
+def test_a_gain_that_is_a_product_of_two_is_not_explained():
+    parameters = draws(weight=(6,), scale=(6,))
+    gains = [(draw["weight"] * draw["scale"]).double() for draw in parameters]
+    assert gain_of(gains, parameters, channels=False) is None
+
+
+def test_a_gain_that_no_parameter_changes_keeps_its_values():
+    values = torch.arange(1.0, 7.0, dtype=torch.float64)
+    part = gain_of([values.expand(3, 6)] * 2, draws(weight=(6,)), channels=False)
+    assert part.name is None
+    torch.testing.assert_close(part.values, values)
+    assert part.constant is None
+    along = gain_of([values.reshape(6, 1).expand(6, 3)], [{}], channels=True)
+    torch.testing.assert_close(along.values, values)
+
+
+def test_a_constant_gain_is_seen():
+    assert gain_of([torch.full((3, 6), 0.25).double()], [{}], channels=False).constant == 0.25
+
+
+def test_bias():
+    parameters = draws(bias=(6,))
+    biases = [draw["bias"].double().expand(3, 6) for draw in parameters]
+    assert bias_of(biases, parameters, False, scale=1.0).name == "bias"
+    absent = bias_of([1e-7 * bias for bias in biases], parameters, False, scale=1.0)
+    assert absent.name is None
+    assert absent.values is None
+    assert bias_of([2 * bias for bias in biases], parameters, False, scale=1.0) is None
+    assert bias_of([bias + 1 for bias in biases], parameters, False, scale=1.0) is None
+
+
+def test_arguments_of_a_spec():
+    module = nn.LayerNorm(4)
+    fixed = torch.tensor([3.0], dtype=torch.float64)
+    weight, bias = Affine(weight="weight", bias=fixed).of(module)
+    assert weight is module.weight
+    assert bias.item() == 3.0
+    assert Affine(weight="weight").names == {"weight"}
+    assert Affine(weight="weight").parameters_reached
+    assert not Affine(bias=fixed).parameters_reached
+    assert Affine().of(None) == (None, None)

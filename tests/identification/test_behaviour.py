@@ -1,0 +1,302 @@
+"""From forward calls to a spec: every preset, formulas written by others, and what is not a norm."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import normkit as nk
+from helpers import PRESETS
+from normkit import NormSpec, specs
+from normkit.errors import ShapeError
+from normkit.identification.behaviour import agrees, examine, identify
+
+# Float32 cannot tell eps=None from the machine epsilon it stands for.
+MACHINE_EPS = 2.0**-23
+
+
+@pytest.mark.parametrize("n", [6, 64])
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_comes_back(name, n):
+    spec = PRESETS[name]
+    shape = (2, n, 3, 2) if spec.axes in ((1,), "all_but_batch") else (2, 3, n)
+    passport = identify(nk.Norm(spec, n), shape)
+    assert passport.verdict == "norm"
+    assert passport.spec == spec.replace(eps=MACHINE_EPS if spec.eps is None else spec.eps)
+    assert passport.confidence == (0.9 if spec.eps is None else 1.0)
+
+
+def written(kind, placement, eps):
+    """One norm as people write it, over rows x of the last axis."""
+
+    def norm(x):
+        centred = x - x.mean(-1, keepdim=True)
+        numerator, square = {
+            "layer": (centred, centred.square().mean(-1, keepdim=True)),
+            "rms": (x, x.square().mean(-1, keepdim=True)),
+            "l2": (x, x.square().sum(-1, keepdim=True)),
+            "bessel": (centred, x.var(-1, keepdim=True)),
+        }[kind]
+        scale = {
+            "inside": lambda: (square + eps).sqrt(),
+            "outside": lambda: square.sqrt() + eps,
+            "clamp": lambda: square.sqrt().clamp_min(eps),
+        }[placement]()
+        return numerator / scale
+
+    return norm
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-8, 1e-6, 1e-5, 1e-3])
+@pytest.mark.parametrize("placement", ["inside", "outside", "clamp"])
+@pytest.mark.parametrize("kind", ["layer", "rms", "l2", "bessel"])
+def test_formulas_as_people_write_them(kind, placement, eps):
+    centred = kind in ("layer", "bessel")
+    found = identify(written(kind, placement, eps), 48).spec
+    assert (found.centre_numerator, found.centre_statistics) == (centred, centred)
+    assert (found.eps_placement, found.eps) == (placement, eps)
+    assert (found.correction, found.reduction, found.multiplier) == (
+        int(kind == "bessel"),
+        "sum" if kind == "l2" else "mean",
+        "one",
+    )
+    assert not found.has_weight
+    assert not found.has_bias
+
+
+def layer_norm(x, gamma, beta, eps=1e-5):
+    mean = x.mean(-1, keepdim=True)
+    var = x.var(-1, keepdim=True)
+    return gamma * (x - mean) / torch.sqrt(var + eps) + beta
+
+
+@pytest.mark.parametrize(("gamma", "beta"), [(1.0, 0.0), (torch.linspace(0.5, 2, 6), torch.linspace(-1, 1, 6))])
+def test_the_snippet_that_calls_itself_layer_norm_is_not_torchs(gamma, beta):
+    passport = identify(lambda x: layer_norm(x, gamma, beta), 6)
+    assert passport.spec.correction == 1
+    assert passport.spec.eps == 1e-5
+    assert passport.spec.has_weight is passport.spec.has_bias is isinstance(gamma, torch.Tensor)
+    assert passport.confidence < 1
+    assert any("gain" in line for line in passport.evidence if line.startswith("undecided:"))
+
+
+def stock(path):
+    """A class of `transformers.models` by family and name, and its spec here."""
+    from importlib import import_module
+
+    family, name = path.split(".")
+    return getattr(import_module(f"transformers.models.{family}.modeling_{family}"), name)
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "shape", "spec"),
+    [
+        ("llama.LlamaRMSNorm", (64,), (2, 64), specs.LLAMA),
+        ("gemma.GemmaRMSNorm", (64,), (2, 64), specs.GEMMA),
+        ("cohere.CohereLayerNorm", (64,), (2, 64), specs.COHERE),
+        ("cohere.CohereLayerNorm", ((4, 16),), (2, 5, 4, 16), specs.COHERE),
+        ("nemotron.NemotronLayerNorm1P", (64,), (2, 64), specs.NEMOTRON),
+        ("olmo.OlmoLayerNorm", (64,), (2, 64), specs.OLMO),
+        ("olmo2.Olmo2RMSNorm", (64,), (2, 64), specs.OLMO2),
+        ("t5.T5LayerNorm", (64,), (2, 64), specs.T5),
+        ("deberta.DebertaLayerNorm", (64, 1e-7), (2, 64), specs.DEBERTA),
+        ("imagegpt.ImageGPTLayerNorm", ((64,),), (2, 64), specs.IMAGEGPT),
+        ("nanochat.NanoChatRMSNorm", (), (2, 64), specs.NANOCHAT),
+        ("deepseek_v4.DeepseekV4UnweightedRMSNorm", (), (2, 64), specs.DEEPSEEK_V4_UNWEIGHTED),
+        ("muse_spark.MuseSparkTextCenteredRMSNorm", (64,), (2, 64), specs.MUSE_SPARK),
+        ("muse_spark.MuseSparkTextInputScaledRMSNorm", (64,), (2, 64), specs.MUSE_SPARK_INPUT_SCALED),
+        ("mamba2.MambaRMSNormGated", (64, 16), (2, 64), specs.LLAMA.replace(groups=4)),
+        ("poolformer.PoolFormerGroupNorm", (16,), (2, 16, 5, 5), specs.POOLFORMER),
+    ],
+)
+def test_stock_classes_of_transformers(path, arguments, shape, spec):
+    passport = identify(stock(path)(*arguments), shape)
+    assert passport.spec == spec
+    assert passport.confidence == 1.0
+
+
+def test_channels_first():
+    module = stock("convnext.ConvNextLayerNorm")(16, data_format="channels_first")
+    assert identify(module, (2, 16, 5, 5)).spec == specs.CONVNEXT
+
+
+def test_a_norm_that_centres_only_its_statistics():
+    passport = identify(stock("pocket_tts.PocketTTSTimestepNorm")(64), 64)
+    assert passport.spec == specs.POCKET_TTS
+    # It multiplies the gain and 1/std first, so no program of a spec gives its bits.
+    assert passport.confidence == 0.9
+    assert "its casts" in passport.evidence[-1]
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "spec"),
+    [
+        (nn.LayerNorm(64), 64, specs.TORCH_LAYER_NORM),
+        (nn.LayerNorm(64, bias=False, eps=1e-12), 64, specs.MODERNBERT.replace(eps=1e-12)),
+        (nn.LayerNorm((4, 16)), (2, 4, 16), specs.TORCH_LAYER_NORM.replace(axes=(-2, -1))),
+        (nn.LayerNorm(64, elementwise_affine=False), 64, specs.OLMO),
+        (nn.RMSNorm(64), 64, specs.TORCH_RMS_NORM.replace(eps=MACHINE_EPS)),
+        (nn.RMSNorm(64, eps=1e-6), (2, 3, 64), specs.OLMO2),
+        (nn.GroupNorm(4, 16), (2, 16, 5, 5), NormSpec(axes="all_but_batch", groups=4)),
+        (nn.GroupNorm(1, 16), (2, 16, 1, 1), NormSpec(axes="all_but_batch")),
+        (nn.GroupNorm(4, 64), 64, NormSpec(groups=4)),
+        (nn.Sequential(nn.LayerNorm(64), nn.Dropout(0.5)), 64, specs.TORCH_LAYER_NORM),
+        (nn.LayerNorm(64, device="meta"), 64, specs.TORCH_LAYER_NORM),
+        (nn.LayerNorm(64).to(torch.bfloat16), 64, specs.TORCH_LAYER_NORM),
+        (nn.LayerNorm(2), 2, specs.TORCH_LAYER_NORM),
+        (nn.LayerNorm(4096), 4096, specs.TORCH_LAYER_NORM),
+    ],
+)
+def test_torchs_own(norm, shape, spec):
+    assert identify(norm, shape).spec == spec
+
+
+def test_f_normalize():
+    passport = identify(lambda x: F.normalize(x, dim=-1), 64)
+    formula = {"cast": "late", "statistics_dtype": "float32"}
+    assert passport.spec.replace(**formula) == specs.L2_NORM
+    assert passport.spec.cast == "none"  # it never leaves the input's dtype
+
+
+class DynamicTanh(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((1,), 0.5))
+        self.weight = nn.Parameter(torch.ones(n))
+        self.bias = nn.Parameter(torch.zeros(n))
+
+    def forward(self, x):
+        return self.weight * torch.tanh(self.alpha * x) + self.bias
+
+
+class Gated(nn.Module):
+    def forward(self, x, gate):
+        return F.rms_norm(x, (x.shape[-1],)) * F.silu(gate)
+
+
+class SoftcappedGate(nn.Module):
+    def forward(self, x, gate):
+        return torch.tanh(x) * gate
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "verdict"),
+    [
+        (nn.Identity(), 64, "not a norm"),
+        (nn.GELU(), 64, "not a norm"),
+        (nn.ReLU(), 64, "not a norm"),
+        (nn.Dropout(0.5), 64, "not a norm"),
+        (nn.Linear(64, 64), 64, "not a norm"),
+        (nn.Linear(64, 32), 64, "not a norm"),
+        (nn.Softmax(-1), 64, "not a norm"),
+        (nn.LSTM(64, 64), 64, "not a norm"),
+        (torch.tanh, 64, "not a norm"),
+        (torch.sign, 64, "not a norm"),
+        (DynamicTanh(64), 64, "not a norm"),
+        (SoftcappedGate(), 64, "not a norm"),
+        (torch.lerp, 64, "not a norm"),
+        (nn.BatchNorm1d(64), 64, "batch"),
+        (nn.BatchNorm1d(64, track_running_stats=False), 64, "batch"),
+        (nn.BatchNorm2d(3), (2, 3, 8, 8), "batch"),
+        (Gated(), 64, "gated"),
+        # A norm, but none that a spec describes: by the largest magnitude, and with another map behind it.
+        (lambda x: x / x.abs().amax(-1, keepdim=True), 64, "norm"),
+        (nn.Sequential(nn.LayerNorm(64), nn.GELU()), 64, "norm"),
+    ],
+)
+def test_what_no_spec_describes(norm, shape, verdict):
+    passport = identify(norm, shape)
+    assert passport.verdict == verdict
+    assert passport.spec is None
+    assert len(passport.evidence) >= 1
+
+
+def test_a_clipped_eps_and_a_spiky_row():
+    # Dividing by the largest magnitude first multiplies eps by its square: only a spiky row shows it.
+    def rescaled(x):
+        x = x / x.abs().amax(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    passport = identify(rescaled, 64)
+    assert (passport.verdict, passport.spec) == ("norm", None)
+
+
+def test_nothing_is_changed():
+    module = nn.Sequential(nn.LayerNorm(16), nn.Dropout(0.5)).to(torch.bfloat16).train()
+    module[0].weight.grad = torch.ones(16, dtype=torch.bfloat16)
+    calls = []
+    module[0].register_forward_hook(lambda *_: calls.append(1))
+    before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    identify(module, 16)
+    identify(lambda x: F.dropout(x, 0.5), 16)
+    identify(nn.BatchNorm1d(16), 16)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert module.training
+    assert module[0].weight.dtype == torch.bfloat16
+    assert bool((module[0].weight.grad == 1).all())
+    assert calls == []
+
+
+def test_running_statistics_are_not_changed():
+    module = nn.BatchNorm1d(16)
+    identify(module, 16)
+    assert int(module.num_batches_tracked) == 0
+    assert bool((module.running_mean == 0).all())
+
+
+def test_a_gain_that_is_not_finite_does_not_hide_the_norm():
+    module = nn.LayerNorm(16)
+    with torch.no_grad():
+        module.weight[3] = float("nan")
+        module.bias[5] = float("inf")
+    assert identify(module, 16).spec == specs.TORCH_LAYER_NORM
+
+
+def test_the_same_answer_every_time():
+    assert identify(nn.LayerNorm(16), 16) == identify(nn.LayerNorm(16), 16)
+
+
+@pytest.mark.parametrize("shape", [(16,), (2, 0), (2, 16.0), (2, 1), 1])
+def test_shapes_that_cannot_be_used(shape):
+    with pytest.raises(ShapeError):
+        identify(nn.LayerNorm(16), shape)
+
+
+def test_a_norm_of_another_size_is_refused():
+    with pytest.raises(ShapeError, match=r"refuses an input of shape \(2, 17\)"):
+        identify(nn.LayerNorm(16), 17)
+
+
+def test_json():
+    passport = identify(nn.LayerNorm(16), 16)
+    plain = json.loads(json.dumps(passport.to_json(), allow_nan=False))
+    assert NormSpec.from_json(plain["spec"]) == passport.spec
+    assert plain["verdict"] == "norm"
+    assert plain["formula"] == str(passport.spec)
+    assert identify(nn.GELU(), 16).to_json()["spec"] is None
+
+
+def test_a_like_module_is_verified_with_a_few_calls():
+    found = examine(nn.LayerNorm(16), (2, 3, 16))
+    assert agrees(nn.LayerNorm(16), found)
+    assert agrees(nn.LayerNorm(16).to(torch.bfloat16), found)
+    for other in (
+        nn.LayerNorm(16, eps=1e-6),
+        nn.LayerNorm(16, eps=1.01e-5),
+        nn.LayerNorm(16, bias=False),
+        nk.Norm(specs.TORCH_LAYER_NORM.replace(weight_offset=1.0), 16),
+        nk.Norm(specs.TORCH_LAYER_NORM.replace(correction=1), 16),
+        nk.Norm(specs.TORCH_LAYER_NORM.replace(eps_placement="outside"), 16),
+        nk.Norm(specs.TORCH_LAYER_NORM.replace(cast="early"), 16),
+        nn.Linear(16, 16),
+    ):
+        assert not agrees(other, found)
+    no_eps = examine(nk.Norm(specs.TORCH_LAYER_NORM.replace(eps=0.0), 16), 16)
+    assert not agrees(nn.LayerNorm(16, eps=1e-12), no_eps)
+    assert not agrees(nn.GELU(), examine(nn.GELU(), 16))
