@@ -36,10 +36,11 @@ def test_the_parts_come_in_order(show: tuple[Result, Path]) -> None:
         "layernorm",
         "rmsnorm",
         "The same weights with a fault",
-        "error: ",
+        "error  A1 ",
+        "13 places",
         "the config says 1e-05",
         "And with another",
-        "error: A norm of the architecture is missing",
+        "error  D3  A norm of the architecture is missing",
         "And PyTorch itself, on this machine",
         "right is 8192",
         "The whole reports",
@@ -54,8 +55,8 @@ def test_the_parts_come_in_order(show: tuple[Result, Path]) -> None:
 
 @pytest.mark.slow
 def test_each_fault_is_shown_with_evidence_and_remedy(show: tuple[Result, Path]) -> None:
-    for label in ("where", "measured", "evidence", "why", "do", "confirm"):
-        assert len(re.findall(rf"^{label} +\S", show[0].stdout, re.MULTILINE)) == 2, label
+    for label in ("measured", "evidence", "why", "do", "confirm"):
+        assert len(re.findall(rf"^ *{label} +\S", show[0].stdout, re.MULTILINE)) == 2, label
 
 
 @pytest.mark.slow

@@ -91,6 +91,20 @@ def test_without_eps_the_output_lies_on_the_ellipsoid(spec):
     assert (result.plane_defect or 0.0) < 1e-14
 
 
+def test_an_unbiased_variance_has_a_smaller_sphere():
+    x, weight, bias = arguments(NormSpec(), rows=1, features=24)
+    result, _ = walked(NormSpec(correction=1, eps=0.0), x[0], weight, bias)
+    assert result.ellipsoid_depth == pytest.approx(0.0, abs=1e-14)
+    assert result.steps[2].holds == "norm sqrt(n - 1) * 1: on the sphere of radius sqrt(n - 1)"
+
+
+def test_each_head_may_have_its_gain():
+    spec = PRESETS["COHERE"]
+    x, weight = torch.randn(3, 24, dtype=torch.float64), torch.rand(3, 24, dtype=torch.float64) + 0.5
+    y = reference.forward(x, spec, weight)
+    assert walk(site(spec, weight), x[0], y[0], token="", position=0).module_error < 1e-14
+
+
 def test_depth_is_what_eps_takes_from_the_length():
     x, weight, bias = arguments(NormSpec(), rows=1, features=24)
     variance = float(x.var(correction=0))

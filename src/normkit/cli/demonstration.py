@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console, RenderableType
 
-    from normkit.inspection.result import Finding, Inspection
+    from normkit.inspection.result import Inspection
 
 _TOKENS, _BATCH_SIZE = 4096, 8
 _ROWS = 8192
@@ -119,25 +119,7 @@ def _print_faults(console: Console, healthy: Inspection, faulty: list[Inspection
     known = {finding.rule for finding in healthy.findings}
     for (title, words, _), inspection in zip(_FAULTS, faulty, strict=True):
         new = (finding for finding in inspection.findings if finding.rule not in known)
-        _introduce(console, title, words, *map(_finding, new))
-
-
-def _finding(finding: Finding) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    for label, words in (
-        ("where", f"{finding.sites[0]}, {len(finding.sites)} in all" if finding.sites else "the model"),
-        ("measured", finding.measured),
-        ("evidence", finding.evidence[0] if finding.evidence else ""),
-        ("why", finding.why),
-        ("do", finding.remedy[0]),
-        ("confirm", finding.confirm),
-    ):
-        lines.add_row(Text(label, "dim"), Text(words))
-    return Group(Text(f"{finding.severity}: {finding.title}", "bold red"), lines)
+        _introduce(console, title, words, *map(text.finding, new))
 
 
 def _print_gradient(console: Console) -> None:

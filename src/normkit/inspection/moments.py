@@ -25,20 +25,17 @@ class RowMoments:
         features: Features a row, n.
         mean: Mean of each finite row, float64 on the CPU.
         std: Root mean square of each finite row about its mean.
+        rms: Root mean square of each finite row.
         absmax: Largest magnitude of a finite element, 0 without one.
-        nonfinite: Elements that are NaN or infinite; their rows are not in `mean` and `std`.
+        nonfinite: Elements that are NaN or infinite; their rows are left out of the rest.
     """
 
     features: int
     mean: Tensor
     std: Tensor
+    rms: Tensor
     absmax: float
     nonfinite: int
-
-    @cached_property
-    def rms(self) -> Tensor:
-        """Root mean square of each finite row."""
-        return torch.hypot(self.mean, self.std)
 
     @cached_property
     def summary(self) -> RowSummary:
@@ -48,15 +45,17 @@ class RowMoments:
         if smallest == 0:
             present = rms > 0
             mean, std, rms = mean[present], std[present], rms[present]
+        cosine = mean / rms
+        # atan2 keeps its digits near 0 and 180 degrees, where acos loses half of them; float32 has enough of them.
+        angles = torch.atan2((std / rms).float(), cosine.float())
         return RowSummary(
             rows=self.rms.numel(),
             zero_rows=self.rms.numel() - rms.numel(),
             rms_min=float(smallest),
             rms_max=float(largest),
             logs=rms.log2(),
-            energy=float((mean / rms).square().sum()),
-            # atan2 keeps its digits near 0 and 180 degrees, where acos loses half of them.
-            angle=float(torch.atan2(std, mean).sum()),
+            energy=float(cosine.square_().sum()),
+            angle=float(angles.sum(dtype=torch.float64)),
         )
 
 
@@ -92,7 +91,7 @@ def row_moments(x: Tensor) -> RowMoments:
         rows = rows.cpu()
     if not rows.numel():
         empty = torch.empty(0, dtype=torch.float64)
-        return RowMoments(features=x.shape[-1], mean=empty, std=empty, absmax=0.0, nonfinite=0)
+        return RowMoments(features=x.shape[-1], mean=empty, std=empty, rms=empty, absmax=0.0, nonfinite=0)
     work = rows if rows.dtype in _LIMITS else rows.float()
     absmax, nonfinite = max(abs(float(end)) for end in torch.aminmax(work)), 0
     if not math.isfinite(absmax):
@@ -103,12 +102,14 @@ def row_moments(x: Tensor) -> RowMoments:
     mean = work.mean(-1).double()
     square = torch.linalg.vector_norm(work, dim=-1).double().square_() / work.shape[-1]
     variance = square - mean.square()
-    std = variance.clamp_min(0.0).sqrt_()
+    std, rms = variance.clamp_min(0.0).sqrt_(), square.sqrt()
     cancelled, tiny, huge = _LIMITS[work.dtype]
     careful = (variance < cancelled * square) | ~((square > tiny) & (square < huge))
     if bool(careful.any()):
-        mean[careful], std[careful] = _two_pass(work[careful].double())
-    return RowMoments(features=x.shape[-1], mean=mean.cpu(), std=std.cpu(), absmax=absmax, nonfinite=nonfinite)
+        mean[careful], std[careful], rms[careful] = _two_pass(work[careful].double())
+    return RowMoments(
+        features=x.shape[-1], mean=mean.cpu(), std=std.cpu(), rms=rms.cpu(), absmax=absmax, nonfinite=nonfinite
+    )
 
 
 def token_rows(rows: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -274,10 +275,10 @@ class _Histogram:
         return tuple(result)
 
 
-def _two_pass(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and std of float64 rows that one pass cannot tell, each about its own mean and in units of its largest."""
+def _two_pass(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, std and rms of float64 rows that one pass cannot tell: in units of each one's largest element."""
     scale = rows.abs().amax(-1)
     scaled = rows / torch.where(scale > 0, scale, 1.0)[:, None]
     centre = scaled.mean(-1)
     std = torch.linalg.vector_norm(scaled - centre[:, None], dim=-1) / math.sqrt(rows.shape[-1])
-    return centre * scale, std * scale
+    return centre * scale, std * scale, torch.hypot(centre, std) * scale

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import wraps
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from normkit.inspection.moments import AttenuationAccumulator, RowAccumulator, R
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.result import Attention, Attenuation, RowStatistics
 from normkit.spec import NormSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _HALF = (torch.float16, torch.bfloat16)
 _STREAM = NormSpec()
@@ -124,6 +128,17 @@ class Probe:
         return tuple(accumulator.result() for accumulator in self._gauge.attentions.values())
 
 
+def _unseen(method: Callable[P, R]) -> Callable[P, R]:
+    """A method whose own tensor operations bypass the mode, which would look at each of them first."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch._C.DisableTorchFunction():
+            return method(*args, **kwargs)
+
+    return call
+
+
 class _SiteGauge:
     """The accumulators of one norm."""
 
@@ -180,6 +195,7 @@ class _Gauge(Listener):
         self._tokens = None if mask is None else (mask.shape[0], mask.shape[1])
         self._last = None
 
+    @_unseen
     def before_site(self, site: NormSite, x: Tensor) -> None:
         gauge = self.sites[site.path]
         gauge.begin_call(x)
@@ -194,16 +210,19 @@ class _Gauge(Listener):
             moments = row_moments(rows * site.gain.to(rows))
         gauge.attenuation.add(moments)
 
+    @_unseen
     def after_site(self, site: NormSite, y: Tensor) -> None:
         gauge = self.sites[site.path]
         if (moments := self._moments(y, site.spec)) is not None:
             gauge.output.add(moments)
 
+    @_unseen
     def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if (x := first_tensor(args, kwargs)) is not None:
             self._tokens = (x.shape[0], x.shape[1])
             self._add_stream(x, self.blocks[block.path][0])
 
+    @_unseen
     def after_block(self, block: BlockCall, y: Tensor) -> None:
         self._add_stream(y, self.blocks[block.path][1])
 

@@ -119,10 +119,10 @@ class _Catcher(Listener):
 
 
 def _index(site: NormSite, shape: torch.Size, tokens: int, position: int) -> tuple[int, ...] | None:
-    """Where one token's row lies in an input of this shape: the axis of the batch comes last to be taken for tokens."""
+    """Where one token's row lies in an input of this shape: at the axis that is as long as the text."""
     if site.spec.axes != (-1,) or site.spec.groups > 1:
         return None
-    axes = [axis for axis in (*range(1, len(shape) - 1), 0) if shape[axis] == tokens]
+    axes = [axis for axis in range(len(shape) - 1) if shape[axis] == tokens]
     if not axes:
         return None
     return tuple(position if axis == axes[0] else 0 for axis in range(len(shape) - 1))

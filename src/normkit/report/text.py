@@ -36,7 +36,7 @@ def summary(inspection: Inspection) -> RenderableType:
     """The verdict, the findings, the norms and the checks, on one screen for a small model."""
     report = describe(inspection)
     head = Text.assemble((report.title, "bold"), "  ", report.subtitle, "\n", (report.source, "dim"))
-    parts: list[RenderableType] = [head, "", _verdict(report.verdict), *map(_finding, report.findings)]
+    parts: list[RenderableType] = [head, "", _verdict(report.verdict), *map(finding, report.findings)]
     # The table says the rest of what stands at a glance.
     if glance := [fact for fact in report.glance if fact.label not in ("norms", "input rows", "eps")]:
         parts += ["", _facts(glance)]
@@ -77,6 +77,23 @@ def side_by_side(inspections: Sequence[Inspection]) -> RenderableType:
     return grid
 
 
+def finding(found: Finding) -> RenderableType:
+    """The finding with its most telling evidence; the rest of it and the threshold stand in the page."""
+    steps = found.remedy if len(found.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(found.remedy, 1)]
+    lines = (
+        Fact(label="measured", value=found.measured),
+        Fact(label="evidence", value="".join(found.evidence[:1])),
+        Fact(label="why", value=found.why),
+        Fact(label="do", value="\n".join(steps)),
+        Fact(label="confirm", value=found.confirm),
+    )
+    places = found.sites[0] if len(found.sites) == 1 else f"{len(found.sites)} places"
+    where = f"  at {places}" if found.sites else ""
+    head = _marked(found.severity, found.severity)
+    title = Text.assemble(head, f"  {found.rule}  ", (found.title, "bold"), where)
+    return Group(title, Padding(_facts(line for line in lines if line.value), (0, 0, 0, 2)))
+
+
 def _ruled() -> Grid:
     return Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
 
@@ -88,23 +105,6 @@ def _marked(tone: Tone, words: str) -> Text:
 
 def _verdict(verdict: Verdict) -> RenderableType:
     return Text.assemble(_marked(verdict.tone, verdict.headline), "  ", verdict.detail)
-
-
-def _finding(finding: Finding) -> RenderableType:
-    """The finding with its most telling evidence; the rest of it and the threshold stand in the page."""
-    steps = finding.remedy if len(finding.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(finding.remedy, 1)]
-    lines = (
-        Fact(label="measured", value=finding.measured),
-        Fact(label="evidence", value="".join(finding.evidence[:1])),
-        Fact(label="why", value=finding.why),
-        Fact(label="do", value="\n".join(steps)),
-        Fact(label="confirm", value=finding.confirm),
-    )
-    places = finding.sites[0] if len(finding.sites) == 1 else f"{len(finding.sites)} places"
-    where = f"  at {places}" if finding.sites else ""
-    head = _marked(finding.severity, finding.severity)
-    title = Text.assemble(head, f"  {finding.rule}  ", (finding.title, "bold"), where)
-    return Group(title, Padding(_facts(line for line in lines if line.value), (0, 0, 0, 2)))
 
 
 def _facts(facts: Iterable[Fact]) -> RenderableType:

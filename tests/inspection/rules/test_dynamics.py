@@ -114,6 +114,13 @@ def test_variance_that_doubles_at_every_block(inspected, finding, status, layers
     assert status(inspected(Stack(nn.LayerNorm, layers)), "F2") == "clean"
 
 
+def test_variance_that_rises_in_a_straight_line_is_clean(inspected, status):
+    model = Stack(nn.Identity, 12)
+    for index, block in enumerate(model.blocks):
+        block.branch[1].weight.data /= math.sqrt(index + 1)
+    assert status(inspected(model), "F2") == "clean"
+
+
 def test_a_stream_that_starts_small_is_clean(inspected, status):
     model = Stack(nn.LayerNorm, 12)
     model.embedding.weight.data *= 0.01

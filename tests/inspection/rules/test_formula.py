@@ -81,6 +81,13 @@ def test_many_norms_are_one_finding_with_the_worst_lines(models, inspected, find
     assert found.evidence[-1] == "and 3 more norms"
 
 
+def test_the_worst_norm_is_told_first(models, inspected, finding):
+    model = set_eps(set_eps(models.tiny("GPT2"), "transformer.h.0.ln_1", 2e-5), "transformer.h.2.ln_2", 1e-1)
+    found = finding(inspected(model), "A1")
+    assert found.sites == ("transformer.h.0.ln_1", "transformer.h.2.ln_2")
+    assert found.evidence[0].startswith("transformer.h.2.ln_2:")
+
+
 def test_without_a_config_only_what_enters_counts(models, inspected, finding):
     inspection = inspected(models.plain())
     check = next(check for check in inspection.checks if check.rule == "A1")

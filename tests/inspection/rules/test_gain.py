@@ -74,6 +74,12 @@ def test_weights_that_lack_the_1(models, inspected, finding, status):
     assert "gains scatter around 0 at 7 of 7 norms" in found.measured
 
 
+def test_one_gain_around_0_among_others_is_clean(models, inspected, status):
+    llama = models.train(models.tiny("Llama"))
+    llama.model.layers[1].input_layernorm.weight.data -= 1.0
+    assert status(inspected(llama), "B1") == "clean"
+
+
 def test_untrained_weights_that_lack_the_1(models, inspected, finding):
     assert finding(inspected(shift(models.tiny("Llama"), -1.0)), "B1").severity == "error"
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+
+from normkit.inspection.rules.precision import RULES
+
+NARROW, RANGE = RULES
 
 
 class NarrowNorm(nn.Module):
@@ -47,6 +52,14 @@ def test_in_float32_narrow_statistics_are_a_note_where_the_config_tells(models, 
     assert status(inspected(models.plain(NarrowNorm)), "E2") == "clean"
 
 
+def test_narrow_statistics_by_intent_are_clean_in_float32(models, inspected, facts_of):
+    model = narrowed(models.tiny("Llama"))
+    facts = facts_of(inspected(model), model)
+    assert NARROW.check(facts) is not None
+    narrow = {path: spec.replace(statistics_dtype="input") for path, spec in facts.intent.specs.items()}
+    assert NARROW.check(replace(facts, intent=replace(facts.intent, specs=narrow))) is None
+
+
 @pytest.mark.parametrize(("largest", "severity"), [(20_000, "warning"), (50_000, "error")])
 def test_little_room_in_float16(models, inspected, finding, status, largest, severity):
     model = models.tiny("Llama").half()
@@ -78,6 +91,14 @@ def test_nan_in_a_gain_names_the_first_mover(models, inspected, finding):
     assert found.evidence[0].startswith("transformer.h.1.ln_1: NaN or infinity: 1 in the gain, 80 in the output")
     assert "the fault starts in its parameters" in found.evidence[0]
     assert found.evidence[1] == "transformer.h.1: the first block with NaN or infinity, which leave it"
+
+
+def test_nan_in_a_gain_counts_by_itself(models, inspected, facts_of):
+    model = models.tiny("GPT2")
+    facts = facts_of(inspected(model), model)
+    gain = replace(facts.sites[2].gain, nonfinite=1)
+    sites = (*facts.sites[:2], replace(facts.sites[2], gain=gain), *facts.sites[3:])
+    assert RANGE.check(replace(facts, sites=sites)).sites == ("transformer.h.1.ln_1",)
 
 
 def test_infinity_in_a_projection_comes_in_with_the_next_norms_input(models, inspected, finding):
