@@ -297,6 +297,9 @@ def test_a_like_module_is_verified_with_a_few_calls():
         nn.Linear(16, 16),
     ):
         assert not agrees(other, found)
+    clamp = examine(nk.Norm(specs.L2_NORM, 64), 64)
+    assert agrees(nk.Norm(specs.L2_NORM, 64), clamp)
+    assert not agrees(nk.Norm(specs.L2_NORM.replace(eps=1.5e-12), 64), clamp)
     no_eps = examine(nk.Norm(specs.TORCH_LAYER_NORM.replace(eps=0.0), 16), 16)
     assert not agrees(nn.LayerNorm(16, eps=1e-12), no_eps)
     assert not agrees(nn.GELU(), examine(nn.GELU(), 16))

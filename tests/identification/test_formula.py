@@ -64,6 +64,13 @@ def test_each_centring_is_told_from_the_others(numerator, statistics, generator)
     torch.testing.assert_close(parity.bias, specimen.parameters["bias"].double().expand(3, 12), rtol=1e-5, atol=1e-5)
 
 
+def test_the_rows_have_different_means_whatever_their_length(generator):
+    with undisturbed():
+        parity = formula.respond(Specimen(nn.LayerNorm(4096)), (2, 4096), generator)
+    # Means of random rows alone would differ by 1/64 of the rows' standard deviation.
+    assert parity.x.mean(-1).std() > 0.5 * parity.x.std(-1).mean()
+
+
 def test_a_norm_by_the_mean_magnitude_is_not_explained(generator):
     with undisturbed():
         parity = formula.respond(Specimen(lambda x: x / x.abs().mean(-1, keepdim=True)), SHAPE, generator)

@@ -193,6 +193,13 @@ def test_an_offset_added_in_the_parameters_dtype_is_rounded_there():
     assert bool((site.gain == 1.0).all())
 
 
+def test_a_float64_gain_keeps_its_digits():
+    module = nk.Norm(specs.GEMMA, 8).double()
+    nn.init.constant_(module.weight, 1e-12)
+    ((site,), _) = sites_of(nn.Sequential(module), torch.randn(2, 8).double())
+    assert bool((site.gain == 1 + 1e-12).all())
+
+
 def test_a_gain_that_is_not_finite_is_carried_along():
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8))
     with torch.no_grad():
@@ -275,7 +282,7 @@ def test_what_normalizes_otherwise_is_named():
             self.batch, self.magnitude, self.gated = nn.BatchNorm1d(8), ByMagnitude(), Gated()
 
         def forward(self, x):
-            x = self.magnitude(self.batch(x))
+            x = self.magnitude(self.magnitude(self.batch(x)))
             return self.gated(x, x)
 
     sites, unrecognised = sites_of(Mixed().eval(), torch.randn(4, 8))
@@ -291,7 +298,10 @@ def test_what_normalizes_otherwise_is_named():
 def test_shapes_that_carry_no_rows_and_rows_without_a_batch():
     model = nn.Sequential(nn.LayerNorm(8))
     for shape in ((0, 8), (8,), (1, 1, 8), (2, 0, 8)):
-        assert [site.spec for site in sites_of(model, torch.randn(shape))[0]] == [specs.TORCH_LAYER_NORM]
+        sites, _ = sites_of(model, torch.randn(shape))
+        assert [(site.path, site.class_name, site.spec) for site in sites] == [
+            ("", "Sequential", specs.TORCH_LAYER_NORM)
+        ]
     assert sites_of(nn.Sequential(nn.Identity()), torch.tensor(1.0)) == ((), ())
 
 

@@ -148,7 +148,8 @@ def _bias_gradient(dtype: torch.dtype) -> float:
 
 def _print_reports(console: Console, pages: list[Path]) -> None:
     if pages:
-        _introduce(console, "The whole reports", "Every norm, figure and rule, one page a model, for a browser:", "")
+        _introduce(console, "The whole reports", "Every norm, figure and rule, one page a model, for a browser:")
+        console.print()
     for page in pages:
         console.print(str(page), soft_wrap=True)
     _introduce(console, "Next", "normkit inspect MODEL does the same for a model of yours: a folder, or a Hub id.")

@@ -157,7 +157,9 @@ def disagreement(
     specimen.draw(generator)
     eps = reference.machine_eps(torch.empty(0), spec)
     felt = math.sqrt(eps) if spec.eps_placement == "inside" else eps
-    scales = torch.cat([torch.logspace(-12, 3, 16), torch.tensor([felt, 2 * felt]) if felt > 0 else torch.empty(0)])
+    # An L2 norm feels its eps in rows whose root mean square is sqrt(n) times smaller.
+    near_eps = felt * torch.logspace(-2, 0.5, 6) if felt > 0 else torch.empty(0)
+    scales = torch.cat([torch.logspace(-12, 3, 16), near_eps])
     shaped = (-1, *(1,) * (len(shape) - 1))
     rows = torch.randn(len(scales) + 1, *shape[1:], generator=generator)
     x = torch.cat([rows[:-1] + 0.5, rows[-1:]]) * torch.cat([scales, torch.ones(1)]).reshape(shaped)

@@ -82,7 +82,7 @@ def test_many_norms_are_one_finding_with_the_worst_lines(models, inspected, find
 
 
 def test_the_worst_norm_is_told_first(models, inspected, finding):
-    model = set_eps(set_eps(models.tiny("GPT2"), "transformer.h.0.ln_1", 2e-5), "transformer.h.2.ln_2", 1e-1)
+    model = set_eps(set_eps(models.tiny("GPT2"), "transformer.h.0.ln_1", 2e-5), "transformer.h.2.ln_2", 1e-3)
     found = finding(inspected(model), "A1")
     assert found.sites == ("transformer.h.0.ln_1", "transformer.h.2.ln_2")
     assert found.evidence[0].startswith("transformer.h.2.ln_2:")

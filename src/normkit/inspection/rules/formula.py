@@ -10,8 +10,8 @@ from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule,
 from normkit.inspection.rules.scale import eps_of, output_ratio
 from normkit.spec import NormSpec
 
-# Two eps closer than this are one number seen through rounding, which is coarser for 16-bit parameters.
-_SAME_EPS, _SAME_EPS_16_BIT = 1e-3, 2e-2
+# Two eps closer than this are one number seen through the rounding of float32, in which norms are identified.
+_SAME_EPS = 1e-3
 _VISIBLE, _HARMFUL = 1e-3, 1e-2
 _SHORT_ROWS, _DOMINATED = 0.01, 0.5
 
@@ -53,9 +53,8 @@ def _other_eps(site: Site, intended: NormSpec | None) -> _Case | None:
     if intended is None or intended.eps_placement != site.spec.eps_placement:
         return None
     actual, wanted = eps_of(site.spec, site.dtype), eps_of(intended, site.dtype)
-    tolerance = _SAME_EPS_16_BIT if site.dtype in ("float16", "bfloat16") else _SAME_EPS
     ratios = _ratios(site, site.spec.replace(eps=wanted))
-    if abs(actual - wanted) <= tolerance * max(abs(actual), abs(wanted)) or ratios is None:
+    if abs(actual - wanted) <= _SAME_EPS * max(abs(actual), abs(wanted)) or ratios is None:
         return None
     effect = _effect(ratios)
     line = f"{site.path}: eps is {actual:.3g}, the config says {wanted:.3g}; {_in_words(site, ratios)}"
