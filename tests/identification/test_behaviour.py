@@ -194,6 +194,7 @@ class SoftcappedGate(nn.Module):
         (nn.Linear(64, 64), 64, "not a norm"),
         (nn.Linear(64, 32), 64, "not a norm"),
         (nn.Softmax(-1), 64, "not a norm"),
+        (nn.Sequential(nn.Linear(64, 64), nn.Hardtanh()), 64, "not a norm"),
         (nn.LSTM(64, 64), 64, "not a norm"),
         (torch.tanh, 64, "not a norm"),
         (torch.sign, 64, "not a norm"),

@@ -31,7 +31,7 @@ def generator():
         (lambda x: F.layer_norm(x, (12,)) + 0.01 * x.sign() * x.abs().log(), "not a norm", "direction|power"),
         (torch.zeros_like, "not a norm", "its output is zero"),
         (lambda x: x / 0, "not a norm", "not finite"),
-        (nn.Softmax(-1), "not a norm", r"f\(x\) \+ f\(-x\) depends on x"),
+        (nn.Softmax(-1), "norm", r"f\(x\) \+ f\(-x\) depends on x"),
         (nn.Sequential(nn.LayerNorm(12), nn.GELU()), "norm", r"f\(x\) \+ f\(-x\) depends on x"),
     ],
 )
@@ -39,6 +39,20 @@ def test_what_is_not_of_degree_zero_and_odd(norm, verdict, reason, generator):
     with undisturbed(), pytest.raises(UnrecognisedError, match=reason) as refusal:
         formula.check_kind(Specimen(norm), SHAPE, generator)
     assert refusal.value.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("norm", "saturates"),
+    [
+        (nn.Softmax(-1), True),
+        (nn.Sequential(nn.Linear(12, 12), nn.Hardtanh()), True),
+        (nn.Sequential(nn.LayerNorm(12), nn.GELU()), False),
+        (nn.RMSNorm(12), False),
+    ],
+)
+def test_what_only_saturates(norm, saturates, generator):
+    with undisturbed():
+        assert formula.saturates(Specimen(norm), SHAPE, generator) is saturates
 
 
 def test_a_norm_is_of_degree_zero(generator):

@@ -77,6 +77,13 @@ def test_squares_that_overflow_in_float16():
     assert not any("overflow" in line for line in wide.evidence)
 
 
+@pytest.mark.parametrize("n", [4, 6])
+def test_overflow_in_rows_so_short_that_some_have_one_sign(n):
+    found = recovered(lambda x: x / (x.var(-1, keepdim=True) + 1e-6).sqrt(), specs.NANOCHAT, Affine(), n=n)
+    assert found.spec.statistics_dtype == "input"
+    assert "overflow in float16" in found.evidence[-1]
+
+
 def test_bits_that_no_program_gives_are_doubted():
     class GainFirst(nn.Module):
         def __init__(self):

@@ -132,7 +132,7 @@ def test_an_empty_batch_changes_nothing():
     assert measured(x, torch.empty(0, 8)) == measured(x)
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e200])
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e-40, 1e200])
 def test_squares_that_leave_the_range_of_float64(scale):
     x = torch.randn(50, 16, dtype=torch.float64)
     statistics, plain = measured(x * scale), measured(x)
@@ -142,7 +142,12 @@ def test_squares_that_leave_the_range_of_float64(scale):
     assert statistics.zero_rows == 0
 
 
-def test_more_rows_than_are_converted_at_a_time():
+def test_rows_beyond_float32_fall_into_the_end_bins():
+    rows = torch.ones(3, 4, dtype=torch.float64) * torch.tensor([1e-100, 1.0, 1e100], dtype=torch.float64)[:, None]
+    assert measured(rows).histogram == ((-8 * 160, 1), (0, 1), (8 * 130 - 1, 1))
+
+
+def test_many_rows():
     x = torch.randn(3000, 512)
     assert_agree(measured(x), two_pass(x))
 

@@ -99,13 +99,16 @@ class Attention(nn.Module):
         self.projections = nn.Linear(WIDTH, 3 * WIDTH)
         self.output = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x):
+    def heads(self, x):
         query, key, value = (heads.unflatten(-1, (4, -1)).transpose(1, 2) for heads in self.projections(x).chunk(3, -1))
-        return self.output(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+
+    def forward(self, x):
+        return self.output(self.heads(x).flatten(2))
 
 
 class Block(nn.Module):
-    """Two sublayers, a and m, and four norms, wired as asked."""
+    """Two sublayers, a and m, four norms with gains, one over heads and two without a gain, wired as asked."""
 
     def __init__(self, wiring):
         super().__init__()
@@ -114,6 +117,8 @@ class Block(nn.Module):
         self.n1, self.n2, self.n3, self.n4 = (nn.RMSNorm(WIDTH, eps=1e-6) for _ in range(4))
         for norm in (self.n1, self.n2, self.n3, self.n4):
             nn.init.normal_(norm.weight, 1.0, 0.3)
+        self.heads = nn.RMSNorm(WIDTH // 4)
+        self.p1, self.p2 = (nn.RMSNorm(WIDTH, eps=1e-6, elementwise_affine=False) for _ in range(2))
 
     def forward(self, x):
         return self.wiring(self, x)
@@ -182,13 +187,25 @@ def scaled_stream(b, x):
 
 
 def small_branches(b, x):
-    x = x + 1e-5 * b.a(b.n1(x))
-    return x + 1e-5 * b.m(b.n2(x))
+    x = x + 2e-4 * b.a(b.n1(x))
+    return x + 2e-4 * b.m(b.n2(x))
 
 
 def norm_inside_branch(b, x):
     x = x + b.a.output(b.n2(b.a(b.n1(x))))
     return x + b.m(b.n3(x))
+
+
+def norm_of_heads_behind_attention(b, x):
+    return x + b.a.output(b.heads(b.a.heads(b.n1(x))).flatten(2))
+
+
+def norm_of_a_norm(b, x):
+    return x + b.a(b.p2(b.p1(x)))
+
+
+def output_only_behind_a_norm_of_its_own(b, x):
+    return x + b.n1(b.a(x / x.norm(dim=-1, keepdim=True)))
 
 
 def pre_then_without(b, x):
@@ -209,6 +226,11 @@ def pre_then_peri(b, x):
 def post_then_pre(b, x):
     x = b.n1(x + b.a(x))
     return x + b.m(b.n2(x))
+
+
+def post_then_without(b, x):
+    x = b.n1(x + b.a(x))
+    return x + b.m(x)
 
 
 def pre_and_post(b, x):
@@ -238,10 +260,14 @@ def silent(b, x):
         (scaled_stream, "pre", PRE),
         (small_branches, "pre", PRE),
         (norm_inside_branch, "pre", ["pre", "unknown", "pre"]),
+        (norm_of_heads_behind_attention, "pre", ["pre", "unknown"]),
+        (norm_of_a_norm, "pre", ["pre", "unknown"]),
+        (output_only_behind_a_norm_of_its_own, "unknown", ["output"]),
         (pre_then_without, "unknown", ["pre"]),
         (pre_then_output_only, "unknown", ["pre", "output"]),
         (pre_then_peri, "unknown", ["pre", "pre", "output"]),
         (post_then_pre, "unknown", ["post", "unknown"]),
+        (post_then_without, "unknown", ["post"]),
         (pre_and_post, "unknown", ["pre", "post"]),
         (norm_at_entry, "unknown", ["post", "unknown", "unknown"]),
         (silent, "unknown", ["pre"]),

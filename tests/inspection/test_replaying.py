@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,3 +147,26 @@ def test_what_a_norm_took_and_gave():
     # A silenced norm leaves the linear layer its bias alone, through dropout.
     branch, bias = silenced.y - 100 * x, 2 * model.layers[0].linear.bias
     assert torch.all(torch.isclose(branch, bias, atol=1e-4) | torch.isclose(branch, torch.zeros(()), atol=1e-4))
+
+
+def test_what_a_norm_overwrites_was_written_down_before():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.div_(x.norm())
+
+    class Copying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = InPlace()
+
+        def forward(self, x):
+            return x + self.norm(x.clone())
+
+    block = Copying()
+    site = SimpleNamespace(path="norm", module=block.norm, function=None, parent="norm", ordinal=0)
+    replayer = Replayer()
+    with observed(block, [site], [], [], replayer):
+        replay = replayer.replay(
+            block, (torch.ones(1, 2, 4),), {}, scale=3.0, altered=None, factor=1.0, dtype=torch.float32
+        )
+    assert torch.equal(replay.inputs["norm"], torch.full((1, 2, 4), 3.0))

@@ -116,7 +116,7 @@ def examine(norm: NormLike, shape: int | Sequence[int]) -> Examination:
 def _second_look(
     specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: UnrecognisedError
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """What is no norm of one input in eval mode may be one of two, or a batch norm."""
+    """What is no norm of one input in eval mode may be one of two, or a batch norm; what seems one may saturate."""
     if seen.verdict == "gated":
         try:
             gated = specimen.gated()
@@ -126,6 +126,8 @@ def _second_look(
         return "gated", (seen.reason, *(f"with a constant second one, {line}" for line in lines))
     if seen.verdict == "not a norm" and coupling.couples_samples_in_training(specimen, shape, generator):
         return "batch", (seen.reason, "in training mode, changing one sample moves the others")
+    if seen.verdict == "norm" and formula.saturates(specimen, shape, generator):
+        return "not a norm", (seen.reason, "it is not the same for small and large inputs: it saturates")
     return seen.verdict, (seen.reason,)
 
 

@@ -84,13 +84,14 @@ def check_kind(specimen: Specimen, shape: Sequence[int], generator: torch.Genera
         raise UnrecognisedError("not a norm", grows if abs(degree) > 0.01 else turns)
     even = near + specimen(-FAR * x)
     if not _small(even - even[:1], _rms(near), 1e-3):
-        # A softmax is of degree 0 only where it saturates; a norm is so from inputs of magnitude 1 on.
-        unsaturated = bool(torch.cosine_similarity(specimen(x).flatten(), near.flatten(), dim=0) > 0.999)
-        raise UnrecognisedError(
-            "norm" if unsaturated else "not a norm",
-            "f(x) + f(-x) depends on x: it is no normalized row times a gain plus a bias",
-        )
+        raise UnrecognisedError("norm", "f(x) + f(-x) depends on x: it is no normalized row times a gain plus a bias")
     return f"inputs 64 times as large give the same output (degree {degree + 0.0:.4f})"
+
+
+def saturates(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
+    """Whether the output turns between inputs of magnitude 1 and large ones: not a norm, but something that clips."""
+    x = torch.randn(tuple(shape), generator=generator).to(specimen.device)
+    return bool(torch.cosine_similarity(specimen(x).flatten(), specimen(FAR * x).flatten(), dim=0) < 0.99)
 
 
 def respond(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Parity:

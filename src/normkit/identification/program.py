@@ -18,7 +18,9 @@ from normkit.spec import Cast, NormSpec, OutputDtype, StatisticsDtype
 _ELEMENTS = 8192
 _ENTRIES = 64
 _TIE = 0.01
-"""Rates this near are one: float32 against the reference's float64 flips up to 0.5 % of roundings, a wrong cast 4 %."""
+"""Rates this near are never told apart: a wrong cast moves 4 % of the outputs or more."""
+_FLIPS = 0.0005
+"""Where a program gives all the bits, no other is as good; float32 in place of float64 flips up to 0.5 %."""
 _MATCHED = 0.98
 """Below this, no program is the norm's own."""
 _LARGE = 1000.0
@@ -92,11 +94,12 @@ def recover(
         candidate for candidate in _candidates(spec, output) if not overflows or candidate.statistics_dtype == "input"
     ]
     rates = [_rate(compared, candidate) for candidate in candidates]
-    best = next(index for index, rate in enumerate(rates) if rate >= max(rates) - _TIE)
+    noise = min(_TIE, 1 - max(rates) + _FLIPS)
+    best = next(index for index, rate in enumerate(rates) if rate >= max(rates) - noise)
     if rates[best] < _MATCHED:
         doubts = (*doubts, f"its casts: no program gives its bits, the nearest {rates[best]:.1%}")
     # A tie is between programs that do the same here; the runner-up is the best that does not.
-    others = [rate for rate in rates if rate < rates[best] - _TIE]
+    others = [rate for rate in rates if rate < rates[best] - noise]
     evidence: tuple[str, ...] = (
         f"in bfloat16 {rates[best]:.2%} of {sum(run.x.numel() for run in compared)} outputs are bit for bit those of "
         f"{_in_words(candidates[best])}" + (f" (next best program: {max(others):.1%})" if others else ""),
@@ -148,12 +151,14 @@ def _run(
 
 def _overflows(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
     """In float16, rows of magnitude 1000 come out not finite, or as if they were zero."""
-    signs = torch.randn(tuple(shape), generator=generator).sign()
-    x = (_LARGE * signs * (1 + 0.5 * torch.rand(tuple(shape), generator=generator))).to(specimen.device, torch.float16)
+    samples = (16, *shape[1:])
+    signs = torch.randn(samples, generator=generator).sign()
+    x = (_LARGE * signs * (1 + 0.5 * torch.rand(samples, generator=generator))).to(specimen.device, torch.float16)
     plus, minus = (specimen.call_in(torch.float16, sign * x) for sign in (1, -1))
     if plus is None or minus is None:
         return False
-    return bool((~torch.isfinite(plus)).any() or (plus == minus).all())
+    # A short row may by chance have one sign only, and then little variance.
+    return bool((~torch.isfinite(plus)).any() or (plus == minus).double().mean() > 0.5)
 
 
 def _output_dtype(runs: Sequence[Run], specimen: Specimen) -> tuple[OutputDtype, tuple[str, ...]]:

@@ -150,7 +150,7 @@ def _may_be_norm(call: ModuleCall, module: nn.Module) -> bool:
     if not call.bare or not call.input_shape or call.output_shape != call.input_shape:
         return False
     # A gain may have a row for each head, or span two axes.
-    widest = call.input_shape[-1] * max(call.input_shape[1:-1], default=1)
+    widest = call.input_shape[-1] * max((1, *call.input_shape[1:-1]))
     return sum(parameter.numel() for parameter in module.parameters()) <= _PARAMETERS_PER_FEATURE * widest
 
 

@@ -104,10 +104,9 @@ class Specimen:
         except Exception:  # a foreign module may refuse in any way
             return None
 
-    def draw(self, generator: torch.Generator) -> None:
-        """Give every parameter random entries of magnitude 0.5 to 1.5, of both signs."""
+    def draw(self, generator: torch.Generator, sign: float = 1.0) -> None:
+        """Give every parameter random entries of magnitude 0.5 to 1.5 and of this sign."""
         for parameter in self.parameters.values():
-            sign = torch.randn(parameter.shape, generator=generator).sign()
             parameter.copy_(sign * (torch.rand(parameter.shape, generator=generator) + 0.5))
 
     def fill(self, name: str | None, value: float) -> None:

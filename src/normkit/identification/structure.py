@@ -67,8 +67,9 @@ def recover(
         rows = coupling.rows_of(specimen, shape, generator)
     n = math.prod(shape[axis] for axis in rows.row) // rows.groups
     draws, parities = [], []
-    for _ in range(2 if specimen.parameters else 1):
-        specimen.draw(generator)
+    # Of both signs: a gain of abs(weight) is no straight line of it.
+    for sign in (1.0, -1.0) if specimen.parameters else (1.0,):
+        specimen.draw(generator, sign)
         draws.append({name: value.clone() for name, value in specimen.parameters.items()})
         parities.append(formula.respond(specimen, shape, generator))
     spec, gain, bias, residual = _settled(specimen, parities, draws, rows)

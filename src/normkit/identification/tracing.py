@@ -103,8 +103,8 @@ def first_tensor(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor
 
 
 def first_output(output: object) -> Tensor | None:
-    """The output of a call, or its first floating-point tensor where it is a tuple."""
-    return next(_floating(output if isinstance(output, tuple) else (output,)), None)
+    """The output of a call, or its first floating-point tensor where it is a tuple or a list."""
+    return next(_floating(output if isinstance(output, (tuple, list)) else (output,)), None)
 
 
 def _floating(values: Sequence[object]) -> Iterator[Tensor]:

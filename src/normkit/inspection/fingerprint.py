@@ -115,14 +115,14 @@ class Fingerprint:
     def _role_beside_stream(self, path: str) -> Role:
         if self._reads_stream(path):
             return "pre"
-        if self._reads_heads(path):
+        if self._feeds_attention(path):
             return "query-key"
         output = self._large.outputs[path]
         if output.shape == self._large.y.shape:
             lost = self._large.y - self._replay(_LARGE, self._sites[path], 0.0).y
             if median_cosine(lost, output) > _ADDED:
                 return "output"
-        return "query-key" if path in self._large.before_attention else "unknown"
+        return "unknown"
 
     def _across_stream(self, normalized: bool) -> tuple[Placement, dict[str, Role]]:
         """A norm sits in the stream's way."""
@@ -134,7 +134,7 @@ class Fingerprint:
             elif self._reads_stream(path):
                 roles[path] = "pre"
             else:
-                roles[path] = "query-key" if self._reads_heads(path) else "unknown"
+                roles[path] = "query-key" if self._feeds_attention(path) else "unknown"
         if not self._output_slope <= _STANDS_STILL:
             return "unknown", roles
         if normalized:
@@ -176,10 +176,18 @@ class Fingerprint:
         )
         return _slope(small, large) >= _GROWS
 
-    def _reads_heads(self, path: str) -> bool:
-        """The norm's rows are heads, on the way to attention where any is seen."""
-        behind = self._large.attends and path not in self._large.before_attention
-        return self._large.inputs[path].dim() == 4 and not behind
+    def _feeds_attention(self, path: str) -> bool:
+        """The norm's rows are heads or another width on the way to attention, or it sits in attention's own module.
+
+        Heads in a block in which no attention is seen count too: its attention may be of another kind.
+        """
+        entering, attentions = self._large.inputs[path], self._large.attentions
+        if not attentions:
+            return entering.dim() == 4
+        behind = [parent for parent, first in attentions.items() if path in first]
+        if entering.shape != self._large.x.shape:
+            return bool(behind)
+        return any(f"{self._sites[path].parent}.".startswith(f"{parent}.") for parent in behind)
 
     def _stops_stream(self, path: str) -> bool:
         """With the norm silenced, the block no longer tells the stream from its opposite."""

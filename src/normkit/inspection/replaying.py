@@ -31,8 +31,7 @@ class Replay:
         y: What it returned.
         inputs: What entered each norm at its first call, by the norm's path, in the order of these calls.
         outputs: What left it.
-        before_attention: Paths of the norms called before the last attention call.
-        attends: Attention was called.
+        attentions: Paths of the norms called before attention, by the path of the module that calls attention.
     """
 
     x: Tensor
@@ -41,8 +40,7 @@ class Replay:
     y: Tensor = field(default_factory=lambda: torch.empty(0))
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    before_attention: set[str] = field(default_factory=set)
-    attends: bool = False
+    attentions: dict[str, set[str]] = field(default_factory=dict)
 
 
 class Replayer(Listener):
@@ -109,11 +107,10 @@ class Replayer(Listener):
         self.current.outputs.setdefault(site.path, y)
         return y * self.current.factor if self.current.altered is site else None
 
-    def at_attention(self, _parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Write down which norms came first."""
         if self.current is not None and (function == "sdpa" or softmax_logits(args, kwargs, None) is not None):
-            self.current.before_attention.update(self.current.inputs)
-            self.current.attends = True
+            self.current.attentions.setdefault(parent, set()).update(self.current.inputs)
 
 
 def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> object:
