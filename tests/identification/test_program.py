@@ -17,9 +17,9 @@ BOTH = Affine(weight="weight", bias="bias")
 WEIGHT = Affine(weight="weight")
 
 
-def recovered(norm, spec, affine, n=64):
+def recovered(norm, spec, affine, n=64, seed=0):
     with undisturbed():
-        return program.recover(Specimen(norm), spec, affine, (2, 3, n), torch.Generator().manual_seed(0))
+        return program.recover(Specimen(norm), spec, affine, (2, 3, n), torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("output_dtype", ["input", "promote", "weight"])
@@ -44,10 +44,11 @@ def test_every_program_is_told_from_the_others(casts, output_dtype):
     assert found.doubts == ()
 
 
-def test_the_offset_of_a_short_weight_is_drawn_often_enough():
-    for offset_dtype in ("float32", "parameter"):
-        spec = NormSpec(weight_offset=1.0, offset_dtype=offset_dtype)
-        assert recovered(nk.Norm(spec, 6), NormSpec(weight_offset=1.0), BOTH, n=6).spec == spec
+@pytest.mark.parametrize("seed", range(5))
+def test_the_offset_of_a_short_weight_is_drawn_often_enough(seed):
+    # One draw of four entries loses no bit to the offset in one case of three.
+    spec = NormSpec(weight_offset=1.0, offset_dtype="parameter")
+    assert recovered(nk.Norm(spec, 4), NormSpec(weight_offset=1.0), BOTH, n=4, seed=seed).spec == spec
 
 
 def test_what_makes_no_difference_stays_simple():

@@ -185,6 +185,23 @@ def test_gain_and_bias_as_they_act():
         assert torch.equal(site.bias, module.bias.detach().double().flatten())
 
 
+def test_a_gain_that_is_no_parameter_is_measured():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("gain", torch.linspace(0.5, 2, 8))
+
+        def forward(self, x):
+            return self.gain * F.layer_norm(x, (8,)) + 0.25
+
+    sites, _ = sites_of(nn.Sequential(Fixed(), nn.Linear(8, 8)), torch.randn(2, 5, 8))
+    assert sites[0].spec.has_weight
+    assert sites[0].passport.confidence < 1
+    # Least squares over 16 samples in float32.
+    torch.testing.assert_close(sites[0].gain, torch.linspace(0.5, 2, 8).double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sites[0].bias, torch.full((8,), 0.25).double(), rtol=1e-5, atol=1e-5)
+
+
 def test_an_offset_added_in_the_parameters_dtype_is_rounded_there():
     module = nk.Norm(specs.MUSE_SPARK.replace(eps=1e-6), 8).to(torch.bfloat16)
     nn.init.constant_(module.weight, 0.001)  # 1.001 is 1 in bfloat16

@@ -332,7 +332,7 @@ def test_an_input_that_is_overwritten_was_measured_before():
             return x.div_(x.square().mean(-1, keepdim=True).sqrt())
 
     model = nn.Sequential(InPlace())
-    site = stand_in("0", model[0], specs.LLAMA)
+    site = SimpleNamespace(path="0", parent="0", function=None, ordinal=0, module=model[0], spec=specs.LLAMA, gain=None)
     x = 7 * torch.randn(BATCH, TOKENS, WIDTH)
     expected = statistics(x)
     probe = Probe(model, [site], [], Trace(modules=(), functions=()))
@@ -340,84 +340,6 @@ def test_an_input_that_is_overwritten_was_measured_before():
         model(x)
     assert probe.site(site).input == expected
     assert probe.site(site).output.rms_max == pytest.approx(1.0, rel=1e-5)
-
-
-def stand_in(path, module, spec, gain=None):
-    """A norm site as `find_sites` would give it, for a module of which only its spec matters here."""
-    return SimpleNamespace(path=path, parent=path, function=None, ordinal=0, module=module, spec=spec, gain=gain)
-
-
-def measured_alone(x, spec, module=None, gain=None, mask=None):
-    model = nn.Sequential(module or nn.Identity())
-    site = stand_in("0", model[0], spec, gain)
-    probe = Probe(model, [site], [], Trace(modules=(), functions=()))
-    with probe, torch.no_grad():
-        probe.batch(mask)
-        model(x)
-    return probe.site(site)
-
-
-def test_headroom():
-    x = torch.tensor([[1.0, -4.0], [2.0, 0.0]])
-    assert measured_alone(x, specs.LLAMA).headroom_bits == pytest.approx(128 - 2, abs=1e-6)
-    assert measured_alone(x.half(), specs.LLAMA).headroom_bits == pytest.approx(16 - 2, abs=1e-3)
-    # The output counts too: 8 * (1 - 4) is -24.
-    louder = nn.Conv1d(2, 2, 1, bias=False)
-    nn.init.constant_(louder.weight, 8.0)
-    assert measured_alone(x[..., None], specs.CONVNEXT, louder).headroom_bits == pytest.approx(
-        128 - math.log2(24), abs=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "spec", "expected"),
-    [
-        (torch.float16, specs.IMAGEGPT, math.log2(65504) - math.log2(8 * 9)),
-        (torch.bfloat16, specs.IMAGEGPT, 128 - math.log2(8 * 9)),
-        (torch.float32, specs.IMAGEGPT, None),
-        (torch.float16, specs.LLAMA, None),
-    ],
-)
-def test_headroom_of_a_sum_of_squares_in_16_bits(dtype, spec, expected):
-    x = torch.tensor([[3.0] * 8, [1.0] * 8], dtype=dtype)
-    assert measured_alone(x, spec).statistics_headroom_bits == (
-        None if expected is None else pytest.approx(expected, abs=0.01)
-    )
-
-
-def test_channels_are_rows():
-    x = torch.randn(BATCH, 6, TOKENS)
-    found = measured_alone(x, specs.CONVNEXT, mask=MASK)
-    assert found.input == statistics(x.transpose(1, 2)[MASK])
-
-
-def test_rows_over_all_axes_cannot_be_masked():
-    x = torch.randn(BATCH, TOKENS, WIDTH)
-    assert measured_alone(x, specs.POOLFORMER).input == statistics(x.flatten(1))
-    assert measured_alone(x, specs.POOLFORMER, mask=MASK).left_out == 1
-    # Nor where there happen to be as many groups as tokens.
-    assert measured_alone(x, specs.POOLFORMER.replace(groups=TOKENS), mask=MASK).left_out == 1
-
-
-def test_groups_are_rows():
-    x = torch.randn(BATCH, TOKENS, WIDTH)
-    found = measured_alone(x, specs.LLAMA.replace(groups=4), mask=MASK)
-    assert found.input == statistics(x.unflatten(-1, (4, 4))[MASK])
-
-
-def test_a_gain_before_the_norm_counts_for_the_attenuation():
-    x, gain = torch.randn(100, WIDTH), torch.full((WIDTH,), 1e-4, dtype=torch.float64)
-    found = measured_alone(x, specs.MUSE_SPARK_INPUT_SCALED.replace(eps=1e-8), gain=gain)
-    assert found.input == statistics(x)
-    # v is about 1e-8, which is eps.
-    assert found.attenuation.median == pytest.approx(0.5**0.5, rel=0.1)
-
-
-def test_machine_eps_is_that_of_the_input():
-    # Rows whose mean square is 2**-52, the machine epsilon of float64.
-    tiny = F.rms_norm(torch.randn(100, WIDTH, dtype=torch.float64), (WIDTH,), eps=0.0) * 2.0**-26
-    assert measured_alone(tiny, specs.TORCH_RMS_NORM).attenuation.median == pytest.approx(0.5**0.5, rel=0.01)
-    assert measured_alone(tiny.float(), specs.TORCH_RMS_NORM).attenuation.median < 1e-3
 
 
 @pytest.mark.parametrize("mask", [torch.ones(2, 3), torch.ones(3, dtype=torch.bool)])

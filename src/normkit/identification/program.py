@@ -26,7 +26,7 @@ _MATCHED = 0.98
 _LARGE = 1000.0
 """Its square overflows float16."""
 
-_EARLIEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
+_SIMPLEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
     ("late", "float32"),
     ("early", "float32"),
     ("weight", "float32"),
@@ -184,7 +184,7 @@ def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
     """Programs of a formula, simplest first."""
     affine = spec.has_weight or spec.has_bias
     offsets = ("float32", "parameter") if spec.weight_offset else ("float32",)
-    for (cast, statistics), rounded, offset in itertools.product(_EARLIEST_FIRST, (False, True), offsets):
+    for (cast, statistics), rounded, offset in itertools.product(_SIMPLEST_FIRST, (False, True), offsets):
         # Without an affine part early and late are one, and only a weight has a dtype to cast to.
         if (cast == "early" and not affine) or (cast == "weight" and not spec.has_weight):
             continue

@@ -1,6 +1,7 @@
 """From a model and some batches to an `Inspection`: measure, then judge.
 
 result.py       what is found, as frozen values with JSON out: the contract with everything that draws
+quantities.py   the numbers it is made of
 moments.py      streaming statistics over rows, and how much eps shortens them
 spectrum.py     gains and biases: their spread, their outliers, outliers that recur
 attention.py    streaming statistics of attention logits
@@ -9,6 +10,7 @@ observing.py    hooks and one mode that tell a listener of every call of a norm,
 replaying.py    a block called again on its own arguments, with the stream scaled or a norm altered
 fingerprint.py  what a block's answers to two scales say about its norms: the verdict, and each norm's role
 placement.py    one run in which every block is replayed
+gauges.py       the accumulators of one norm
 probing.py      the probe: everything measured while a model runs
 intent.py       what the stock class of the model's config computes at each norm
 walk.py         one token's vector through one norm, stage by stage

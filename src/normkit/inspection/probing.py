@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import wraps
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -14,47 +12,21 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normkit import reference
 from normkit.errors import InputError
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import Trace, first_tensor
 from normkit.inspection.attention import AttentionAccumulator, queries_and_keys, softmax_logits
 from normkit.inspection.blocks import BlockCall
-from normkit.inspection.moments import AttenuationAccumulator, RowAccumulator, RowMoments, row_moments, token_rows
+from normkit.inspection.gauges import SiteGauge, SiteMeasurement, spec_moments
+from normkit.inspection.moments import RowAccumulator, RowMoments
 from normkit.inspection.observing import Listener, observed
-from normkit.inspection.result import Attention, Attenuation, RowStatistics
+from normkit.inspection.result import Attention, RowStatistics
 from normkit.spec import NormSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_HALF = (torch.float16, torch.bfloat16)
 _STREAM = NormSpec()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteMeasurement:
-    """What one norm was seen to do.
-
-    Attributes:
-        input: Statistics of what enters; empty if it was never called.
-        output: Statistics of what leaves.
-        attenuation: What its eps does.
-        calls: Calls seen.
-        left_out: Tensors that no statistic counts, because the token mask fits none of their axes.
-        dtype: Of the input, as in "float32"; "" if it was never called.
-        headroom_bits: log2 of the dtype's largest number over the largest magnitude seen; infinite for zeros.
-        statistics_headroom_bits: The same for the sum of squares if that is accumulated in 16 bits, else None.
-    """
-
-    input: RowStatistics
-    output: RowStatistics
-    attenuation: Attenuation
-    calls: int
-    left_out: int
-    dtype: str
-    headroom_bits: float
-    statistics_headroom_bits: float | None
 
 
 class Probe:
@@ -84,13 +56,13 @@ class Probe:
 
     def __init__(self, model: nn.Module, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
         self._model, self._sites, self._blocks, self._trace = model, sites, blocks, trace
-        self._gauge = _Gauge(sites, blocks, trace)
+        self._gauges = _Gauges(sites, blocks, trace)
         self._exits = ExitStack()
 
     def __enter__(self) -> Probe:
         """Begin to measure."""
         parents = {call.parent for call in self._trace.functions}
-        self._exits.enter_context(observed(self._model, self._sites, self._blocks, parents, self._gauge))
+        self._exits.enter_context(observed(self._model, self._sites, self._blocks, parents, self._gauges))
         return self
 
     def __exit__(
@@ -112,20 +84,20 @@ class Probe:
             raise InputError(
                 f"the token mask must be boolean of shape (B, T), got {mask.dtype} {tuple(mask.shape)}; use mask.bool()"
             )
-        self._gauge.restart(mask)
+        self._gauges.restart(mask)
 
     def site(self, site: NormSite) -> SiteMeasurement:
         """What was measured at one norm so far."""
-        return self._gauge.sites[site.path].result()
+        return self._gauges.sites[site.path].result()
 
     def block(self, block: BlockCall) -> tuple[RowStatistics, RowStatistics]:
         """Statistics of the residual stream entering and leaving one block so far."""
-        entering, leaving = self._gauge.blocks[block.path]
+        entering, leaving = self._gauges.blocks[block.path]
         return entering.result(), leaving.result()
 
     def attentions(self) -> tuple[Attention, ...]:
         """The attention calls seen so far, in forward order."""
-        return tuple(accumulator.result() for accumulator in self._gauge.attentions.values())
+        return tuple(accumulator.result() for accumulator in self._gauges.attentions.values())
 
 
 def _unseen(method: Callable[P, R]) -> Callable[P, R]:
@@ -139,49 +111,11 @@ def _unseen(method: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _SiteGauge:
-    """The accumulators of one norm."""
-
-    def __init__(self, spec: NormSpec) -> None:
-        self.input, self.output = RowAccumulator(), RowAccumulator()
-        self.attenuation = AttenuationAccumulator(spec, 0.0)
-        self.calls = self.left_out = 0
-        self.dtype: torch.dtype | None = None
-        self._spec = spec
-
-    def begin_call(self, x: Tensor) -> None:
-        """Count a call; what the first one gives decides dtype and machine eps."""
-        self.calls += 1
-        if self.dtype is None:
-            self.dtype = x.dtype
-            self.attenuation = AttenuationAccumulator(self._spec, reference.machine_eps(x, self._spec))
-
-    def result(self) -> SiteMeasurement:
-        """What was measured so far."""
-        entering, leaving = self.input.result(), self.output.result()
-        in_half = self.dtype in _HALF and self._spec.statistics_dtype == "input"
-        return SiteMeasurement(
-            input=entering,
-            output=leaving,
-            attenuation=self.attenuation.result(),
-            calls=self.calls,
-            left_out=self.left_out,
-            dtype=str(self.dtype).removeprefix("torch.") if self.dtype else "",
-            headroom_bits=self._headroom(max(entering.absmax, leaving.absmax)),
-            statistics_headroom_bits=self._headroom(self.attenuation.largest_sum) if in_half else None,
-        )
-
-    def _headroom(self, largest: float) -> float:
-        if self.dtype is None or largest == 0:
-            return math.inf
-        return math.log2(torch.finfo(self.dtype).max) - math.log2(largest)
-
-
-class _Gauge(Listener):
+class _Gauges(Listener):
     """Adds what it hears of to the accumulators."""
 
     def __init__(self, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
-        self.sites = {site.path: _SiteGauge(site.spec) for site in sites}
+        self.sites = {site.path: SiteGauge(site.spec, site.gain) for site in sites}
         self.blocks = {block.path: (RowAccumulator(), RowAccumulator()) for block in blocks}
         self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
         self._block_index = {block.path: block.index for block in blocks}
@@ -197,24 +131,11 @@ class _Gauge(Listener):
 
     @_unseen
     def before_site(self, site: NormSite, x: Tensor) -> None:
-        gauge = self.sites[site.path]
-        gauge.begin_call(x)
-        moments = self._moments(x, site.spec)
-        if moments is None:
-            gauge.left_out += 1
-            return
-        gauge.input.add(moments)
-        if site.spec.weight_placement == "before" and site.gain is not None:
-            rows = self._rows(x, site.spec)
-            assert rows is not None
-            moments = row_moments(rows * site.gain.to(rows))
-        gauge.attenuation.add(moments)
+        self.sites[site.path].enter(x, self._moments(x, site.spec), self._mask)
 
     @_unseen
     def after_site(self, site: NormSite, y: Tensor) -> None:
-        gauge = self.sites[site.path]
-        if (moments := self._moments(y, site.spec)) is not None:
-            gauge.output.add(moments)
+        self.sites[site.path].leave(self._moments(y, site.spec))
 
     @_unseen
     def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -263,13 +184,6 @@ class _Gauge(Listener):
         version = -1 if x.is_inference() else x._version
         if self._last is not None and version >= 0 and self._last[1:3] == (version, layout) and self._last[0]() is x:
             return self._last[3]
-        rows = self._rows(x, spec)
-        moments = None if rows is None else row_moments(rows)
+        moments = spec_moments(x, spec, self._mask)
         self._last = (weakref.ref(x), version, layout, moments)
         return moments
-
-    def _rows(self, x: Tensor, spec: NormSpec) -> Tensor | None:
-        if self._mask is not None and spec.axes == "all_but_batch":
-            return None
-        rows = reference.to_rows(x, spec)
-        return token_rows(rows.squeeze(-2) if spec.groups == 1 else rows, self._mask)

@@ -1,0 +1,119 @@
+"""What one norm was seen to do: the accumulators of its input, its output and its eps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normkit import reference
+from normkit.inspection.moments import AttenuationAccumulator, RowAccumulator, RowMoments, row_moments, token_rows
+from normkit.inspection.result import Attenuation, RowStatistics
+from normkit.spec import NormSpec
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteMeasurement:
+    """What one norm was seen to do.
+
+    Attributes:
+        input: Statistics of what enters; empty if it was never called.
+        output: Statistics of what leaves.
+        attenuation: What its eps does.
+        calls: Calls seen.
+        left_out: Tensors that no statistic counts, because the token mask fits none of their axes.
+        dtype: Of the input, as in "float32"; "" if it was never called.
+        headroom_bits: log2 of the dtype's largest number over the largest magnitude seen; infinite for zeros.
+        statistics_headroom_bits: The same for the sum of squares if that is accumulated in 16 bits, else None.
+    """
+
+    input: RowStatistics
+    output: RowStatistics
+    attenuation: Attenuation
+    calls: int
+    left_out: int
+    dtype: str
+    headroom_bits: float
+    statistics_headroom_bits: float | None
+
+
+class SiteGauge:
+    """The accumulators of one norm.
+
+    Args:
+        spec: What the norm computes.
+        gain: Its effective gain; it matters only where the spec multiplies by it before it normalizes.
+    """
+
+    def __init__(self, spec: NormSpec, gain: Tensor | None) -> None:
+        self._spec = spec
+        self._gain = gain if spec.weight_placement == "before" else None
+        self._input, self._output = RowAccumulator(), RowAccumulator()
+        self._attenuation = AttenuationAccumulator(spec, 0.0)
+        self._calls = self._left_out = 0
+        self._dtype: torch.dtype | None = None
+
+    def enter(self, x: Tensor, moments: RowMoments | None, mask: Tensor | None) -> None:
+        """Count a call on x, whose `spec_moments` under the token mask are given."""
+        self._calls += 1
+        if self._dtype is None:
+            self._dtype = x.dtype
+            # Which number eps=None stands for depends on the input's dtype.
+            self._attenuation = AttenuationAccumulator(self._spec, reference.machine_eps(x, self._spec))
+        if moments is None:
+            self._left_out += 1
+            return
+        self._input.add(moments)
+        scaled = moments if self._gain is None else spec_moments(x, self._spec, mask, self._gain)
+        if scaled is not None:
+            self._attenuation.add(scaled)
+
+    def leave(self, moments: RowMoments | None) -> None:
+        """Count what the call returned."""
+        if moments is not None:
+            self._output.add(moments)
+
+    def result(self) -> SiteMeasurement:
+        """What was measured so far."""
+        entering, leaving = self._input.result(), self._output.result()
+        in_half = self._dtype in _HALF and self._spec.statistics_dtype == "input"
+        return SiteMeasurement(
+            input=entering,
+            output=leaving,
+            attenuation=self._attenuation.result(),
+            calls=self._calls,
+            left_out=self._left_out,
+            dtype=str(self._dtype).removeprefix("torch.") if self._dtype else "",
+            headroom_bits=self._headroom(max(entering.absmax, leaving.absmax)),
+            statistics_headroom_bits=self._headroom(self._attenuation.largest_sum) if in_half else None,
+        )
+
+    def _headroom(self, largest: float) -> float:
+        if self._dtype is None or largest == 0:
+            return math.inf
+        return math.log2(torch.finfo(self._dtype).max) - math.log2(largest)
+
+
+def spec_moments(x: Tensor, spec: NormSpec, mask: Tensor | None, gain: Tensor | None = None) -> RowMoments | None:
+    """Moments of what is one row to a spec.
+
+    Args:
+        x: Input or output of the norm.
+        spec: What it computes.
+        mask: Token mask (B, T), or None for all rows.
+        gain: What each row is multiplied by first, or None.
+
+    Returns:
+        The moments, or None where the mask does not tell the rows' tokens.
+    """
+    if mask is not None and spec.axes == "all_but_batch":
+        return None
+    rows = reference.to_rows(x, spec)
+    selected = token_rows(rows.squeeze(-2) if spec.groups == 1 else rows, mask)
+    if selected is None:
+        return None
+    return row_moments(selected if gain is None else selected * gain.to(selected))
