@@ -165,3 +165,9 @@ def test_eps_none_is_the_machine_epsilon_of_the_arithmetic():
         explicit = reference.forward(x, specs.TORCH_RMS_NORM.replace(has_weight=False, eps=eps))
         assert torch.equal(ours, explicit)
         assert_close(F.rms_norm(x, (N,)), ours, units=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_l2_norm_equals_torchs_normalize_bit_for_bit_in_16_bits(dtype):
+    x = torch.randn(512, N).to(dtype)
+    assert torch.equal(reference.forward(x, PRESETS["L2_NORM"]), F.normalize(x, dim=-1))

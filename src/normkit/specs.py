@@ -83,8 +83,8 @@ It multiplies gain and 1/std first: on 16-bit input the spec is up to three of i
 SCALE_NORM = TORCH_RMS_NORM.replace(eps=1e-5, eps_placement="clamp", reduction="sum")
 """ScaleNorm, g x / max(norm(x), eps): Nguyen and Salazar 2019, arXiv:1910.05895; weight is one number."""
 
-L2_NORM = SCALE_NORM.replace(eps=1e-12, has_weight=False)
-"""`torch.nn.functional.normalize(x, dim=-1)`."""
+L2_NORM = SCALE_NORM.replace(eps=1e-12, has_weight=False, cast="none", statistics_dtype="input")
+"""`torch.nn.functional.normalize(x, dim=-1)`: it never leaves the input's dtype."""
 
-X_TRANSFORMERS_RMS = SCALE_NORM.replace(eps=1e-12, multiplier="sqrt_n")
+X_TRANSFORMERS_RMS = L2_NORM.replace(has_weight=True, multiplier="sqrt_n", output_dtype="promote")
 """x-transformers' RMSNorm: `F.normalize(x) * sqrt(n) * g`, so eps is a clamp on the L2 norm."""

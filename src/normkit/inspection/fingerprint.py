@@ -100,7 +100,7 @@ class Fingerprint:
         output = [path for path, role in roles.items() if role == "output"]
         if self._branch_slope >= _GROWS and not pre and not output:
             return "none"
-        if not self._branch_slope <= _STANDS_STILL:
+        if not abs(self._branch_slope) <= _STANDS_STILL:
             return "unknown"
         into_output = [self._input_slope(path) for path in output]
         if pre and not output:
@@ -135,7 +135,7 @@ class Fingerprint:
                 roles[path] = "pre"
             else:
                 roles[path] = "query-key" if self._feeds_attention(path) else "unknown"
-        if not self._output_slope <= _STANDS_STILL:
+        if not abs(self._output_slope) <= _STANDS_STILL:
             return "unknown", roles
         if normalized:
             return ("unknown" if "pre" in roles.values() else "post"), roles
