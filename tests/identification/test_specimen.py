@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from normkit.errors import ModelError, ShapeError
+from normkit.identification.behaviour import identify
 from normkit.identification.specimen import Specimen, UnrecognisedError, undisturbed
 
 
@@ -106,3 +107,13 @@ def test_nothing_outside_is_disturbed():
         assert not torch.is_grad_enabled()
     assert torch.equal(state, torch.get_rng_state())
     assert torch.is_grad_enabled()
+
+
+def test_another_default_dtype_changes_nothing_and_comes_back():
+    expected = identify(nn.LayerNorm(16), 16).spec
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert identify(nn.LayerNorm(16), 16).spec == expected
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -135,7 +135,8 @@ class Specimen:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without gradients, autocast and warnings, and with torch's random state as it was afterwards."""
+    """Without gradients, autocast and warnings, in float32, and with torch's state as it was afterwards."""
+    default = torch.get_default_dtype()
     with (
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
@@ -143,7 +144,11 @@ def undisturbed() -> Iterator[None]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        yield
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)
 
 
 def _checked(y: object, x: Tensor) -> Tensor:
