@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from normkit.inspection.attention import AttentionAccumulator, queries_and_keys, softmax_logits
+from normkit.inspection.attention import AttentionAccumulator, queries_and_keys, select, softmax_logits
 
 B, H, T, D = 2, 4, 12, 8
 # The accumulator works in float32: a hundred roundings over sums of at most 40 terms.
@@ -17,7 +17,7 @@ def called(*args, tokens=None, **kwargs):
     """One scaled_dot_product_attention call, measured."""
     call = queries_and_keys(args, kwargs)
     accumulator = AttentionAccumulator("layer.attention", 3, "sdpa", call.query.shape[1])
-    accumulator.add_call(call, tokens)
+    accumulator.add_call(call, select(call, tokens))
     return accumulator.result()
 
 
@@ -172,7 +172,8 @@ def test_calls_add_up():
     parts = [tensors() for _ in range(3)]
     accumulator = AttentionAccumulator("a", None, "sdpa", H)
     for part in parts:
-        accumulator.add_call(queries_and_keys(part, {}), None)
+        call = queries_and_keys(part, {})
+        accumulator.add_call(call, select(call, None))
     query, key = (torch.cat(tensors) for tensors in list(zip(*parts, strict=True))[:2])
     assert_agree(accumulator.result(), exact(query, key, allowed=everything()))
 

@@ -230,6 +230,43 @@ def test_padded_text_through_transformers(implementation):
 
 
 @torch.no_grad()
+def test_masks_that_differ_from_layer_to_layer():
+    class Layer(nn.Module):
+        def __init__(self, length):
+            super().__init__()
+            self.length = length
+
+        def forward(self, x, shared):
+            heads = x.unflatten(-1, (4, 4)).transpose(1, 2)
+            if self.length == "shared":
+                # One tensor, written to between its uses.
+                shared[:, 3:] = False
+                mask = shared
+            else:
+                mask = None if self.length is None else torch.arange(TOKENS).expand(TOKENS, -1) < self.length
+            return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).transpose(1, 2).flatten(2)
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer(length) for length in ("shared", 5, 7, None, None))
+
+        def forward(self, x):
+            shared = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+            F.scaled_dot_product_attention(*[x.unflatten(-1, (4, 4)).transpose(1, 2)] * 3, attn_mask=shared)
+            for layer in self.layers:
+                x = layer(x, shared)
+            return x
+
+    model, x = Layers(), torch.randn(BATCH, TOKENS, WIDTH)
+    probe, _, _ = probe_of(model, x)
+    with probe:
+        model(x)
+    allowed = [math.exp(one.uniform_entropy) for one in probe.attentions()]
+    assert allowed == pytest.approx([TOKENS, 3, 5, 7, TOKENS, TOKENS])
+
+
+@torch.no_grad()
 def test_a_softmax_that_is_no_attention_is_ignored():
     class Routed(nn.Module):
         def __init__(self):

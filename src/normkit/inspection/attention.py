@@ -74,6 +74,57 @@ def softmax_logits(args: Sequence[Any], kwargs: Mapping[str, Any], tokens: tuple
     return logits.detach()
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Selection:
+    """What the masks of a call let through, and the query rows to look at closely.
+
+    Attributes:
+        valid: Query rows that are tokens and have a key to attend to, (B, T).
+        keys: Keys that any of them may attend to, (B, 1, S).
+        rows: Up to 16 rows a batch element, spread evenly over the valid ones, (B, R).
+        permitted: Keys that each of these may attend to, (1 or B, 1 or H, R, S).
+        added: What is added to their logits: -inf where they may not, else the additive mask or 0.
+    """
+
+    valid: Tensor
+    keys: Tensor
+    rows: Tensor
+    permitted: Tensor
+    added: Tensor
+
+
+def select(call: QueriesAndKeys, tokens: Tensor | None) -> Selection:
+    """Choose what to look at of a call; it depends on its masks and sizes alone.
+
+    Args:
+        call: The call.
+        tokens: Token mask (B, T) of its query rows, or None.
+    """
+    valid = _valid_rows(call.query, tokens)
+    length = call.key.shape[2]
+    positions = torch.arange(length, device=valid.device)
+    if call.mask is None:
+        allowed = torch.ones(1, 1, 1, length, dtype=torch.bool, device=valid.device)
+        keys = torch.ones(len(valid), 1, length, dtype=torch.bool, device=valid.device)
+    else:
+        mask = _four(call.mask)
+        allowed = mask if mask.dtype == torch.bool else mask > _threshold(mask.dtype)
+        some_head = _any(allowed, 1)
+        valid = valid & _any(some_head, -1)
+        keys = _any(some_head.view(torch.uint8) * valid.view(torch.uint8)[..., None], 1)[:, None]
+        keys = keys.expand(-1, -1, length)
+    rows, kept = _spread(valid)
+    permitted = _rows_of(allowed, rows).expand(-1, -1, -1, length) & kept[:, None, :, None]
+    if call.causal:
+        queries = torch.arange(valid.shape[1], device=valid.device)
+        keys = keys & (positions <= torch.where(valid, queries, -1).amax(-1)[:, None, None])
+        permitted = permitted & (positions <= rows[:, None, :, None])
+    added = _forbidding(permitted)
+    if call.mask is not None and call.mask.dtype != torch.bool:
+        added = added + _rows_of(_four(call.mask), rows).float()
+    return Selection(valid=valid, keys=keys, rows=rows, permitted=permitted, added=added)
+
+
 class AttentionAccumulator:
     """Adds up the calls of one attention module.
 
@@ -93,35 +144,28 @@ class AttentionAccumulator:
         self._uniform = 0.0
         self._peak = 0.0
 
-    def add_call(self, call: QueriesAndKeys, tokens: Tensor | None) -> None:
-        """Count one scaled_dot_product_attention call; `tokens` is the mask (B, T) of its query rows, or None."""
+    def add_call(self, call: QueriesAndKeys, chosen: Selection) -> None:
+        """Count one scaled_dot_product_attention call, of which `select` has chosen what to look at."""
         query, key = call.query, call.key
         self._head_dim = query.shape[-1]
-        allowed, valid, keys = _allowed(call, tokens)
-        longest_query = torch.where(valid[:, None], _lengths(query), 0.0).amax(-1)
-        longest_key = torch.where(keys, _lengths(key), 0.0).amax(-1)
+        longest_query = torch.where(chosen.valid[:, None], _lengths(query), 0.0).amax(-1)
+        longest_key = torch.where(chosen.keys, _lengths(key), 0.0).amax(-1)
         groups = query.shape[1] // key.shape[1]
         self._raise_bounds((longest_query * longest_key.repeat_interleave(groups, 1) * abs(call.scale)).amax(0))
-        rows, kept = _spread(valid)
-        sampled = _rows_of(query, rows).float() * call.scale
+        sampled = _rows_of(query, chosen.rows).float() * call.scale
         grouped = sampled.reshape(query.shape[0], key.shape[1], -1, query.shape[-1])
         logits = (grouped @ key.float().transpose(-1, -2)).reshape(*sampled.shape[:-1], -1)
-        permitted = _rows_of(allowed, rows) & kept[:, None, :, None]
-        if call.causal:
-            permitted = permitted & (torch.arange(key.shape[2], device=rows.device) <= rows[:, None, :, None])
-        bias = None
-        if call.mask is not None and call.mask.dtype != torch.bool:
-            bias = _rows_of(_four(call.mask), rows).float()
-        self._add_rows(logits, permitted, bias)
+        self._add_rows(logits, chosen.permitted, chosen.added)
 
     def add_logits(self, logits: Tensor, tokens: Tensor | None) -> None:
-        """Count one softmax over logits of shape (B, H, T, S); `tokens` as in `add_call`."""
+        """Count one softmax over logits of shape (B, H, T, S); `tokens` is the mask (B, T) of its rows, or None."""
         valid = _valid_rows(logits, tokens)
         attended = (logits > _threshold(logits.dtype)) | logits.isnan()
         magnitude = torch.where(attended & valid[:, None, :, None], logits, 0.0).abs()
         self._raise_bounds(magnitude.float().amax((0, 2, 3)))
         rows, kept = _spread(valid)
-        self._add_rows(_rows_of(logits, rows).float(), _rows_of(attended, rows) & kept[:, None, :, None], None)
+        permitted = _rows_of(attended, rows) & kept[:, None, :, None]
+        self._add_rows(_rows_of(logits, rows).float(), permitted, _forbidding(permitted))
 
     def result(self) -> Attention:
         """The statistics so far."""
@@ -147,21 +191,25 @@ class AttentionAccumulator:
         known = bounds.cpu().double().nan_to_num(nan=math.inf, posinf=math.inf)
         self._bounds = torch.maximum(self._bounds, known)
 
-    def _add_rows(self, logits: Tensor, permitted: Tensor, bias: Tensor | None) -> None:
-        """Count sampled rows (B, H, R, S), of which what is `permitted`, broadcast against them, is attended to."""
-        keys = permitted.expand(-1, -1, -1, logits.shape[-1]).sum(-1)
+    def _add_rows(self, logits: Tensor, permitted: Tensor, added: Tensor) -> None:
+        """Count sampled rows (B, H, R, S).
+
+        Args:
+            logits: q . k times the scale.
+            permitted: Which of them are attended to, broadcast against them.
+            added: What is added to them before the softmax: -inf where they are not, else a bias or 0.
+        """
         # Multiplying is four times as fast as `where`, but 0 times NaN would let padding in.
         kept = logits * permitted
         if not bool(kept.sum().isfinite()):
             kept = torch.where(permitted, logits, 0.0)
         low, high = (float(end) for end in torch.aminmax(kept))
         self._peak = max(self._peak, math.inf if math.isnan(low) else max(-low, high))
-        forbidden = torch.zeros(permitted.shape, device=permitted.device).masked_fill_(~permitted, -math.inf)
-        attended = kept.add_(forbidden if bias is None else forbidden + bias)
-        share = attended.softmax(-1)
+        share = kept.add_(added).softmax(-1)
         # A share of 1e-30 adds nothing, whatever its logarithm; `torch.special.entr` takes four times as long.
         entropy = -(share.clamp_min(1e-30).log_() * share).sum(-1)
         # A row without a key, or with one that is not a number, has no entropy.
+        keys = permitted.expand(-1, -1, -1, logits.shape[-1]).sum(-1)
         counted = (keys > 0) & entropy.isfinite()
         self._entropy += torch.where(counted, entropy, 0.0).cpu().double().sum((0, 2))
         self._rows += counted.sum((0, 2)).cpu()
@@ -189,24 +237,9 @@ def _valid_rows(scores: Tensor, tokens: Tensor | None) -> Tensor:
     return tokens.to(scores.device)
 
 
-def _allowed(call: QueriesAndKeys, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What the mask allows, (1 or B, 1 or H, 1 or T, 1 or S); valid query rows (B, T); keys they may see (B, 1, S)."""
-    valid = _valid_rows(call.query, tokens)
-    length = call.key.shape[2]
-    if call.mask is None:
-        allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=valid.device)
-        keys = torch.ones(len(valid), 1, length, dtype=torch.bool, device=valid.device)
-    else:
-        mask = _four(call.mask)
-        allowed = mask if mask.dtype == torch.bool else mask > _threshold(mask.dtype)
-        some_head = _any(allowed, 1)
-        valid = valid & _any(some_head, -1)
-        keys = _any(some_head.view(torch.uint8) * valid.view(torch.uint8)[..., None], 1)[:, None].expand(-1, -1, length)
-    if call.causal:
-        positions = torch.arange(valid.shape[1], device=valid.device)
-        last = torch.where(valid, positions, -1).amax(-1)
-        keys = keys & (torch.arange(length, device=valid.device) <= last[:, None, None])
-    return allowed, valid, keys
+def _forbidding(permitted: Tensor) -> Tensor:
+    """What makes a softmax forget all that is not permitted when it is added."""
+    return torch.zeros(permitted.shape, device=permitted.device).masked_fill_(~permitted, -math.inf)
 
 
 def _spread(valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ class SiteGauge:
             left_out=self._left_out,
             dtype=str(self._dtype).removeprefix("torch.") if self._dtype else "",
             headroom_bits=self._headroom(max(entering.absmax, leaving.absmax)),
-            statistics_headroom_bits=self._headroom(self._attenuation.largest_sum) if in_half else None,
+            statistics_headroom_bits=self._headroom(self._attenuation.largest_sum()) if in_half else None,
         )
 
     def _headroom(self, largest: float) -> float:

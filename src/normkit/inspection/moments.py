@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +11,8 @@ from torch import Tensor
 from normkit.inspection.result import Attenuation, RowStatistics
 from normkit.spec import NormSpec
 
+# Rows that are counted together: small tensors cost more to handle than their numbers do.
+_TOGETHER = 1 << 14
 # Sums are taken in the input's own type or float32, whichever is wider: of each, the share of the mean square below
 # which the variance E[x^2] - E[x]^2 has lost too many digits, and the range in which squares do not leave it.
 _LIMITS = {torch.float32: (1e-2, 1e-30, 1e30), torch.float64: (1e-8, 1e-290, 1e290)}
@@ -37,50 +38,6 @@ class RowMoments:
     absmax: float
     nonfinite: int
 
-    @cached_property
-    def summary(self) -> RowSummary:
-        """What is counted of the rows; computed once, for a tensor that several statistics count."""
-        mean, std, rms = self.mean, self.std, self.rms
-        smallest, largest = torch.aminmax(rms)
-        if smallest == 0:
-            present = rms > 0
-            mean, std, rms = mean[present], std[present], rms[present]
-        cosine = mean / rms
-        # atan2 keeps its digits near 0 and 180 degrees, where acos loses half of them; float32 has enough of them.
-        angles = torch.atan2((std / rms).float(), cosine.float())
-        return RowSummary(
-            rows=self.rms.numel(),
-            zero_rows=self.rms.numel() - rms.numel(),
-            rms_min=float(smallest),
-            rms_max=float(largest),
-            logs=rms.log2(),
-            energy=float(cosine.square_().sum()),
-            angle=float(angles.sum(dtype=torch.float64)),
-        )
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RowSummary:
-    """Sums over the rows of one tensor that has any; those over directions leave zero rows out.
-
-    Attributes:
-        rows: Finite rows.
-        zero_rows: Those of them that are 0.
-        rms_min: Smallest rms.
-        rms_max: Largest rms.
-        logs: log2 of each rms.
-        energy: Sum of mean**2 / rms**2.
-        angle: Sum of the angles to the all-ones direction, in radians.
-    """
-
-    rows: int
-    zero_rows: int
-    rms_min: float
-    rms_max: float
-    logs: Tensor
-    energy: float
-    angle: float
-
 
 def row_moments(x: Tensor) -> RowMoments:
     """Moments of the rows of x, of shape (..., n) and any floating-point dtype."""
@@ -104,7 +61,7 @@ def row_moments(x: Tensor) -> RowMoments:
     variance = square - mean.square()
     std, rms = variance.clamp_min(0.0).sqrt_(), square.sqrt()
     cancelled, tiny, huge = _LIMITS[work.dtype]
-    careful = (variance < cancelled * square) | ~((square > tiny) & (square < huge))
+    careful = ~((variance > cancelled * square) & (square > tiny) & (square < huge))
     if bool(careful.any()):
         mean[careful], std[careful], rms[careful] = _two_pass(work[careful].double())
     return RowMoments(
@@ -135,10 +92,32 @@ def token_rows(rows: Tensor, mask: Tensor | None) -> Tensor | None:
     return None
 
 
+class _Waiting:
+    """Moments of the rows of some tensors, on their way to be counted together."""
+
+    def __init__(self) -> None:
+        self._moments: list[RowMoments] = []
+        self._rows = 0
+
+    def add(self, moments: RowMoments) -> None:
+        self._moments.append(moments)
+        self._rows += moments.mean.numel()
+
+    def take(self, least: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Means, stds and rms if so many rows have come together."""
+        if self._rows < least:
+            return None
+        together = zip(*((one.mean, one.std, one.rms) for one in self._moments), strict=True)
+        mean, std, rms = (torch.cat(parts) for parts in together)
+        self._moments, self._rows = [], 0
+        return mean, std, rms
+
+
 class RowAccumulator:
     """Adds up the moments of many tensors with rows of one length."""
 
     def __init__(self) -> None:
+        self._waiting = _Waiting()
         self._histogram = _Histogram(bins=8, lowest=-160, highest=130)
         self._features = self._rows = self._zero_rows = self._nonfinite = 0
         self._energy = self._angle = self._absmax = self._rms_max = 0.0
@@ -149,18 +128,28 @@ class RowAccumulator:
         self._features = moments.features
         self._nonfinite += moments.nonfinite
         self._absmax = max(self._absmax, moments.absmax)
-        if not moments.mean.numel():
+        self._waiting.add(moments)
+        self._count(_TOGETHER)
+
+    def _count(self, least: int) -> None:
+        if (taken := self._waiting.take(least)) is None:
             return
-        summary = moments.summary
-        self._rows += summary.rows
-        self._zero_rows += summary.zero_rows
-        self._rms_min, self._rms_max = min(self._rms_min, summary.rms_min), max(self._rms_max, summary.rms_max)
-        self._histogram.add(summary.logs)
-        self._energy += summary.energy
-        self._angle += summary.angle
+        mean, std, rms = taken
+        self._rows += rms.numel()
+        self._rms_min = min(self._rms_min, float(rms.min()))
+        self._rms_max = max(self._rms_max, float(rms.max()))
+        # A zero row has no direction.
+        present = rms > 0
+        mean, std, rms = mean[present], std[present], rms[present]
+        self._zero_rows += present.numel() - rms.numel()
+        self._histogram.add(rms.log2())
+        self._energy += float((mean / rms).square().sum())
+        # atan2 keeps its digits near 0 and 180 degrees, where acos loses half of them.
+        self._angle += float(torch.atan2(std, mean).sum())
 
     def result(self) -> RowStatistics:
         """The statistics so far; NaN where no row was there to tell."""
+        self._count(1)
         present = self._rows - self._zero_rows
         logs = self._histogram.quantiles(0.05, 0.5, 0.95)
         low, median, high = (min(max(2**log, self._rms_min), self._rms_max) for log in logs)
@@ -187,38 +176,50 @@ class AttenuationAccumulator:
     Args:
         spec: What the norm computes.
         eps: Its eps as a number, also where the spec's is None.
-
-    Attributes:
-        largest_sum: Largest sum of squares under the root.
     """
 
     def __init__(self, spec: NormSpec, eps: float) -> None:
-        self._spec, self._eps = spec, eps
+        self._spec = spec
         self._unit = math.sqrt(eps) if spec.eps_placement == "inside" else eps
+        self._waiting = _Waiting()
         self._histogram = _Histogram(bins=64, lowest=-64, highest=64)
-        self._rows = self._below_99 = self._below_90 = 0
+        self._features = self._rows = self._below_99 = self._below_90 = 0
         self._smallest = 1.0
-        self.largest_sum = 0.0
+        self._largest_sum = 0.0
 
     def add(self, moments: RowMoments) -> None:
         """Count the rows of one tensor, as they enter the norm."""
-        n = moments.features
-        divisor = 1 if self._spec.reduction == "sum" else n - self._spec.correction
-        root = moments.std if self._spec.centre_statistics else moments.rms
-        root = root[root > 0] * math.sqrt(n / divisor) if divisor else root[:0]
+        self._features = moments.features
+        self._waiting.add(moments)
+        self._count(_TOGETHER)
+
+    def largest_sum(self) -> float:
+        """The largest sum of squares under the root so far."""
+        self._count(1)
+        return self._largest_sum
+
+    def _count(self, least: int) -> None:
+        if (taken := self._waiting.take(least)) is None:
+            return
+        _, std, rms = taken
+        divisor = 1 if self._spec.reduction == "sum" else self._features - self._spec.correction
+        root = std if self._spec.centre_statistics else rms
+        root = root[root > 0] * math.sqrt(self._features / divisor) if divisor else root[:0]
         if not root.numel():
             return
-        self.largest_sum = max(self.largest_sum, float(root.max()) ** 2 * divisor)
-        attenuation = self._attenuation(root / self._unit) if self._unit else torch.ones_like(root)
-        if self._unit:
-            self._histogram.add((root / self._unit).log2())
+        self._largest_sum = max(self._largest_sum, float(root.max()) ** 2 * divisor)
         self._rows += root.numel()
+        if not self._unit:
+            return
+        attenuation = self._attenuation(root / self._unit)
+        self._histogram.add((root / self._unit).log2())
         self._below_99 += int((attenuation < 0.99).sum())
         self._below_90 += int((attenuation < 0.9).sum())
         self._smallest = min(self._smallest, float(attenuation.min()))
 
     def result(self) -> Attenuation:
         """The attenuation so far; NaN where no row was there to tell."""
+        self._count(1)
         if not self._rows:
             return Attenuation(median=math.nan, smallest=math.nan, share_below_99=math.nan, share_below_90=math.nan)
         median = 1.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from normkit.errors import InputError
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import Trace, first_tensor
-from normkit.inspection.attention import AttentionAccumulator, queries_and_keys, softmax_logits
+from normkit.inspection.attention import (
+    AttentionAccumulator,
+    QueriesAndKeys,
+    Selection,
+    queries_and_keys,
+    select,
+    softmax_logits,
+)
 from normkit.inspection.blocks import BlockCall
 from normkit.inspection.gauges import SiteGauge, SiteMeasurement, spec_moments
 from normkit.inspection.moments import RowAccumulator, RowMoments
@@ -120,14 +127,14 @@ class _Gauges(Listener):
         self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
         self._block_index = {block.path: block.index for block in blocks}
         self._sdpa_parents = {call.parent for call in trace.functions if call.function == "sdpa"}
-        self._last: tuple[weakref.ref[Tensor], int, object, RowMoments | None] | None = None
         self.restart(None)
 
     def restart(self, mask: Tensor | None) -> None:
         """Begin a forward pass with this token mask."""
         self._mask = None if mask is None or bool(mask.all()) else mask
         self._tokens = None if mask is None else (mask.shape[0], mask.shape[1])
-        self._last = None
+        self._last_moments: _Last[RowMoments | None] = _Last()
+        self._last_selection: _Last[Selection] = _Last()
 
     @_unseen
     def before_site(self, site: NormSite, x: Tensor) -> None:
@@ -150,7 +157,7 @@ class _Gauges(Listener):
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if function == "sdpa":
             if (call := queries_and_keys(args, kwargs)) is not None and self._fits(call.query):
-                self._attention(parent, "sdpa", call.query).add_call(call, self._mask)
+                self._attention(parent, "sdpa", call.query).add_call(call, self._selection(call))
         elif parent not in self._sdpa_parents:
             logits = softmax_logits(args, kwargs, self._tokens)
             if logits is not None and self._fits(logits):
@@ -159,6 +166,11 @@ class _Gauges(Listener):
     def _fits(self, scores: Tensor) -> bool:
         """Whether the token mask tells the query rows of (B, H, T, ...)."""
         return self._mask is None or self._mask.shape == (scores.shape[0], scores.shape[2])
+
+    def _selection(self, call: QueriesAndKeys) -> Selection:
+        """What to look at of a call; models mask most of their layers alike, so that of the last call often does."""
+        key = (call.causal, call.query.shape, call.key.shape)
+        return self._last_selection.of(call.mask, key, lambda: select(call, self._mask))
 
     def _attention(self, parent: str, source: Literal["sdpa", "softmax"], scores: Tensor) -> AttentionAccumulator:
         key = (parent, source, scores.shape[1])
@@ -179,11 +191,23 @@ class _Gauges(Listener):
         The stream that leaves a block enters the next one and its first norm: a tensor measured last is
         not measured again.
         """
-        layout = (spec.axes, spec.groups)
-        # Inference tensors do not count their changes.
-        version = -1 if x.is_inference() else x._version
-        if self._last is not None and version >= 0 and self._last[1:3] == (version, layout) and self._last[0]() is x:
-            return self._last[3]
-        moments = spec_moments(x, spec, self._mask)
-        self._last = (weakref.ref(x), version, layout, moments)
-        return moments
+        return self._last_moments.of(x, (spec.axes, spec.groups), lambda: spec_moments(x, spec, self._mask))
+
+
+class _Last(Generic[R]):
+    """The last result, for as long as the tensor that it came from is asked for again and was not written to."""
+
+    def __init__(self) -> None:
+        self._held: tuple[weakref.ref[Tensor] | None, object, R] | None = None
+
+    def of(self, tensor: Tensor | None, key: object, compute: Callable[[], R]) -> R:
+        """The result for a tensor, or for None, under a key."""
+        # Inference tensors do not count how often they were written to; nothing equals a new object.
+        version = None if tensor is None else object() if tensor.is_inference() else tensor._version
+        if self._held is not None:
+            reference, held_key, result = self._held
+            if held_key == (key, version) and (reference is None or reference() is tensor):
+                return result
+        result = compute()
+        self._held = (None if tensor is None else weakref.ref(tensor), (key, version), result)
+        return result
