@@ -3,7 +3,7 @@
     python benchmarks/probe_overhead.py [--rounds 30] [--threads 1]
 
 The ratio is that of the medians. Memory is the growth of a fresh process's peak resident set after 8 batches of
-either kind, while 8 and 128 more run: what enters and leaves the 13 norms would take 39 MiB a batch if it were kept.
+either kind, while 128 more run: what enters and leaves the 13 norms would take 39 MiB a batch if it were kept.
 The first probed batches themselves add an allocator's one-off, printed beside.
 """
 
@@ -30,6 +30,7 @@ from normkit.inspection.blocks import find_blocks
 from normkit.inspection.probing import Probe
 
 BATCH, TOKENS = 8, 128
+MORE = 128
 TARGET = 1.3
 
 
@@ -125,20 +126,14 @@ def main() -> None:
     for name, padded in (("full", False), ("padded", True)):
         bare, instrumented = interleaved(model, probe, inputs(padded), options.rounds)
         print(f"{name:12}{bare * 1e3:10.1f}{instrumented * 1e3:12.1f}{instrumented / bare:8.3f}{TARGET:9.1f}")
+    command = [sys.executable, __file__, "--growth", str(MORE), "--threads", str(options.threads)]
+    bare, probed = (
+        subprocess.run([*command, *extra], capture_output=True, text=True, check=True).stdout.split()
+        for extra in (["--bare"], [])
+    )
     print(f"\n{'peak MiB':24}{'bare':>10}{'probed':>10}")
-    for batches in (8, 128):
-        command = [sys.executable, __file__, "--growth", str(batches), "--threads", str(options.threads)]
-        bare, probed = (
-            [
-                float(part)
-                for part in subprocess.run(
-                    [*command, *extra], capture_output=True, text=True, check=True
-                ).stdout.split()
-            ]
-            for extra in (["--bare"], [])
-        )
-        print(f"{'first 8 batches':24}{bare[0]:+10.1f}{probed[0]:+10.1f}")
-        print(f"{f'{batches} batches more':24}{bare[1]:+10.1f}{probed[1]:+10.1f}")
+    for row, name in enumerate(("first 8 batches", f"{MORE} batches more")):
+        print(f"{name:24}{float(bare[row]):+10.1f}{float(probed[row]):+10.1f}")
 
 
 if __name__ == "__main__":

@@ -114,8 +114,18 @@ def test_left_padding_leaves_rows_without_a_key():
     query, key, value = tensors()
     tokens = torch.arange(T)[None] >= torch.tensor([[5], [0]])
     mask = tokens[:, None, None] & causal()
+    expected = exact(query, key, allowed=mask, valid=tokens)
     # Without the token mask: rows before the first token have no key, and say nothing.
-    assert_agree(called(query, key, value, attn_mask=mask), exact(query, key, allowed=mask, valid=tokens))
+    query[0, :, :5] *= 1e6
+    assert_agree(called(query, key, value, attn_mask=mask), expected)
+
+
+def test_right_padding_needs_no_mask_where_attention_is_causal():
+    query, key, value = tensors()
+    tokens = torch.arange(T)[None] < torch.tensor([[7], [T]])
+    expected = exact(query, key, allowed=causal(), valid=tokens)
+    query[0, :, 7:], key[0, :, 7:] = math.nan, 1e9
+    assert_agree(called(query, key, value, is_causal=True, tokens=tokens), expected)
 
 
 @pytest.mark.parametrize("forbidden", [-math.inf, torch.finfo(torch.float32).min, -1e9])

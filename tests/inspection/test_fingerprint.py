@@ -126,6 +126,11 @@ def small_branches(b, x):
     return x + 1e-5 * b.m(b.n2(x))
 
 
+def in_place(b, x):
+    x.add_(b.a(b.n1(x)))
+    return x.add_(b.m(b.n2(x).relu_()))
+
+
 def norm_inside_branch(b, x):
     x = x + b.a.output(b.n2(b.a(b.n1(x))))
     return x + b.m(b.n3(x))
@@ -198,6 +203,7 @@ def silent(b, x):
         (residual_after_norm_second, "residual-after-norm", PRE),
         (scaled_stream, "pre", PRE),
         (small_branches, "pre", PRE),
+        (in_place, "pre", PRE),
         (norm_inside_branch, "pre", ["pre", "unknown", "pre"]),
         (norm_of_heads_behind_attention, "pre", ["pre", "unknown"]),
         (norm_of_heads_without_attention, "pre", ["pre", "query-key"]),

@@ -36,6 +36,11 @@ def test_one_call():
     assert (found.calls, found.left_out, found.dtype) == (1, 0, "float32")
 
 
+def test_rows_that_were_flattened():
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    assert gauged(x.flatten(0, 1), specs.LLAMA, mask=MASK).input == statistics(x[MASK])
+
+
 def test_before_any_call():
     found = SiteGauge(specs.LLAMA, None).result()
     assert (found.calls, found.dtype, found.input.rows, found.output.rows) == (0, "", 0, 0)

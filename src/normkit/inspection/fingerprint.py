@@ -213,8 +213,8 @@ class Fingerprint:
 
 def median_cosine(a: Tensor, b: Tensor) -> float:
     """The median over rows of the cosine between two tensors whose rows correspond."""
-    b = b.reshape(a.shape)
-    cosines = torch.nn.functional.cosine_similarity(a.double(), b.double(), dim=-1)
+    a, b = (rows.cpu().double() for rows in (a, b.reshape(a.shape)))
+    cosines = torch.nn.functional.cosine_similarity(a, b, dim=-1)
     return float(cosines.nanmedian())
 
 

@@ -12,7 +12,7 @@ from normkit.inspection.result import Attenuation, RowStatistics
 from normkit.spec import NormSpec
 
 # Rows that are counted together: small tensors cost more to handle than their numbers do.
-_TOGETHER = 1 << 14
+_TOGETHER = 1 << 12
 # Sums are taken in the input's own type or float32, whichever is wider: of each, the share of the mean square below
 # which the variance E[x^2] - E[x]^2 has lost too many digits, and the range in which squares do not leave it.
 _LIMITS = {torch.float32: (1e-2, 1e-30, 1e30), torch.float64: (1e-8, 1e-290, 1e290)}
@@ -93,23 +93,32 @@ def token_rows(rows: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 class _Waiting:
-    """Moments of the rows of some tensors, on their way to be counted together."""
+    """Moments of the rows of some tensors, on their way to be counted together.
+
+    They wait in one buffer: small tensors that live for some batches among an activation's large ones would
+    keep the allocator from using that memory again.
+    """
 
     def __init__(self) -> None:
-        self._moments: list[RowMoments] = []
+        self._buffer = torch.empty(3, 0, dtype=torch.float64)
         self._rows = 0
 
     def add(self, moments: RowMoments) -> None:
-        self._moments.append(moments)
-        self._rows += moments.mean.numel()
+        end = self._rows + moments.mean.numel()
+        if end > self._buffer.shape[1]:
+            larger = torch.empty(3, max(end, _TOGETHER), dtype=torch.float64)
+            larger[:, : self._rows] = self._buffer[:, : self._rows]
+            self._buffer = larger
+        for line, values in zip(self._buffer, (moments.mean, moments.std, moments.rms), strict=True):
+            line[self._rows : end] = values
+        self._rows = end
 
     def take(self, least: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Means, stds and rms if so many rows have come together."""
+        """Means, stds and rms if so many rows have come together; to be used before the next `add`."""
         if self._rows < least:
             return None
-        together = zip(*((one.mean, one.std, one.rms) for one in self._moments), strict=True)
-        mean, std, rms = (torch.cat(parts) for parts in together)
-        self._moments, self._rows = [], 0
+        mean, std, rms = self._buffer[:, : self._rows]
+        self._rows = 0
         return mean, std, rms
 
 

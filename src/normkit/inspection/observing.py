@@ -1,4 +1,9 @@
-"""Tells a listener of every call of a norm site, a block or an attention function while a model runs."""
+"""Tells a listener of every call of a norm site, a block or an attention function while a model runs.
+
+Modules with a fused path that calls none of their parts, such as `torch.nn.TransformerEncoderLayer` in
+evaluation mode, give it up while they are hooked. What `torch.nn.MultiheadAttention` does stays unseen: to a
+mode it is one function.
+"""
 
 from __future__ import annotations
 

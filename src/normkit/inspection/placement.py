@@ -27,9 +27,9 @@ def sweep(
 ) -> tuple[tuple[BlockSweep, ...], dict[str, Role], str | None]:
     """Run the model once; where a block is first called, replay it on scaled inputs.
 
-    16-bit blocks are replayed on float32 copies of their parameters, one block at a time; a block whose branch
-    is lost in rounding, on float64 copies. The model and
-    the random number generators are left as they were, also if `run` raises.
+    16-bit blocks are replayed on float32 copies of their parameters, one block at a time; blocks whose
+    branch is lost in rounding, on float64 copies. The model and the random number generators are left as
+    they were, also if `run` raises.
 
     Args:
         model: The model.
@@ -91,7 +91,7 @@ class _Sweeper(Replayer):
             return
         self.sweeps[block.path] = UNKNOWN
         x = first_tensor(args, kwargs)
-        rms = 0.0 if x is None else float(x.double().square().mean(-1).sqrt().nanmedian())
+        rms = 0.0 if x is None else float(x.cpu().double().square().mean(-1).sqrt().nanmedian())
         if not 0 < rms < math.inf:
             return
         unit = max(1.0, 1.0 / rms)

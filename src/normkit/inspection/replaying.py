@@ -22,7 +22,7 @@ class ReplayError(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class Replay:
-    """One call of a block on a multiple of its stream.
+    """One call of a block on a multiple of its stream; the tensors are on the CPU.
 
     Attributes:
         x: What it was given: the scaled stream.
@@ -75,36 +75,37 @@ class Replayer(Listener):
         """
         stream = first_tensor(args, kwargs)
         assert stream is not None
-        replay = Replay(x=_widened(stream, dtype) * scale, altered=altered, factor=factor)
-
-        def given(tensor: Tensor) -> Tensor:
-            return replay.x if tensor is stream else _widened(tensor, dtype)
-
         devices = [stream.device] if stream.device.type == "cuda" else []
-        self.current = replay
         try:
+            x = _widened(stream, dtype) * scale
+
+            def given(tensor: Tensor) -> Tensor:
+                return x if tensor is stream else _widened(tensor, dtype)
+
+            replay = self.current = Replay(x=_copied(x), altered=altered, factor=factor)
             with torch.random.fork_rng(devices=devices):
                 output = _call(module, _mapped(args, given), _mapped(kwargs, given), dtype)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
+            # Sizes and types that do not fit; TypeError where a device has no float64.
             raise ReplayError(str(error)) from error
         finally:
             self.current = None
         y = first_output(output)
         assert y is not None
-        replay.y = y
+        replay.y = y.cpu()
         return replay
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
         """Write down what enters a norm."""
         if self.current is not None and site.path not in self.current.inputs:
-            # A norm that works in place would change it.
-            self.current.inputs[site.path] = x.clone()
+            self.current.inputs[site.path] = _copied(x)
 
     def after_site(self, site: NormSite, y: Tensor) -> Tensor | None:
         """Write down what leaves a norm, or alter it."""
         if self.current is None:
             return None
-        self.current.outputs.setdefault(site.path, y)
+        if site.path not in self.current.outputs:
+            self.current.outputs[site.path] = _copied(y)
         return y * self.current.factor if self.current.altered is site else None
 
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -127,6 +128,11 @@ def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> obje
     finally:
         for name, buffer in buffers.items():
             buffer.copy_(before[name])
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy on the CPU that what the block does next in place leaves alone."""
+    return tensor.detach().clone().cpu()
 
 
 def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
