@@ -178,7 +178,7 @@ def test_a_weight_that_is_not_finite_is_a_finding(gpt2: Path, run: Run) -> None:
 )
 def test_the_exit_code_follows_fail_on(worst: str | None, codes: tuple[int, ...]) -> None:
     levels = ("error", "warning", "note", "never")
-    assert tuple(int(inspection._fails(SimpleNamespace(worst=worst), level)) for level in levels) == codes  # type: ignore[arg-type]
+    assert tuple(int(inspection._fails(SimpleNamespace(worst=worst), level)) for level in levels) == codes
 
 
 def test_a_model_without_a_norm_gets_a_clear_report(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_an_empty_no_color_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_brackets_in_a_name_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     results().print("[bold]name[/bold] :smile:")
-    assert sys.stdout.getvalue() == "[bold]name[/bold] :smile:\n"  # type: ignore[attr-defined]
+    assert sys.stdout.getvalue() == "[bold]name[/bold] :smile:\n"
 
 
 def test_progress_only_where_a_terminal_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:

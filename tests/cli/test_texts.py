@@ -234,5 +234,5 @@ def test_a_model_that_embeds_no_tokens() -> None:
 
 def _without_embedding() -> Any:
     model = torch.nn.Linear(2, 2)
-    model.config = SimpleNamespace(to_dict=dict)  # type: ignore[assignment]
+    model.config = SimpleNamespace(to_dict=dict)
     return model

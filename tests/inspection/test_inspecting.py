@@ -152,8 +152,8 @@ def fingerprint(model: nn.Module) -> tuple[object, ...]:
 
 
 def same(a: tuple[object, ...], b: tuple[object, ...]) -> bool:
-    weights = zip(a[1], b[1], strict=True)  # type: ignore[call-overload]
-    return a[0] == b[0] and all(map(torch.equal, *zip(*weights, strict=True))) and torch.equal(a[2], b[2])  # type: ignore[arg-type]
+    weights = zip(a[1], b[1], strict=True)
+    return a[0] == b[0] and all(map(torch.equal, *zip(*weights, strict=True))) and torch.equal(a[2], b[2])
 
 
 def test_the_model_is_left_as_it_was() -> None:

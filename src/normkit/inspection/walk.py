@@ -157,14 +157,13 @@ def _scaling(spec: NormSpec) -> str:
 def _raw_holds(row: Tensor) -> str:
     energy = float(row.square().sum())
     share = float(row.sum()) ** 2 / row.numel() / energy if energy > 0 else 0.0
-    return f"{100 * share:.2g} % of its energy lies along the all-ones direction"
+    return f"{100 * share:.3g} % of its energy lies along the all-ones direction"
 
 
 def _scaled_holds(spec: NormSpec, name: str, inside: float) -> str:
-    length = f"norm {1 - inside:.5g}" if name == "1" else f"norm {name} * {1 - inside:.5g}"
     if spec.centre_numerator != spec.centre_statistics:
-        return f"{length}: on no sphere, as the mean counts above the fraction bar or below it, not both"
-    return f"{length}: on the sphere of radius {name}{_kept_inside(inside)}"
+        return "on no sphere, as the mean counts above the fraction bar or below it, not both"
+    return f"on the sphere of radius {name}{_kept_inside(inside)}"
 
 
 def _kept_inside(inside: float) -> str:
