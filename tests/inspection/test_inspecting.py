@@ -128,6 +128,15 @@ def test_an_unknown_site_is_an_error_that_lists_the_sites() -> None:
         nk.inspect(tiny_llama(), {"input_ids": torch.arange(8)[None]}, site="ln_9")
 
 
+def test_an_unknown_site_is_told_before_the_text_is_run() -> None:
+    def batches() -> Iterator[dict[str, Tensor]]:
+        yield {"input_ids": torch.arange(8)[None]}
+        raise AssertionError("a second batch was asked for")
+
+    with pytest.raises(InputError, match="no norm at 'ln_9'"):
+        nk.inspect(tiny_llama(), batches(), site="ln_9")
+
+
 def test_no_batch_is_an_error() -> None:
     with pytest.raises(InputError, match="at least one batch"):
         nk.inspect(tiny_llama(), [])

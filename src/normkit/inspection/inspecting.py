@@ -16,6 +16,7 @@ from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import trace
 from normkit.inspection import placement, rules
 from normkit.inspection.blocks import BlockCall, find_blocks
+from normkit.inspection.fingerprint import BlockSweep
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Role, Site, Spectrum, Walk
@@ -78,6 +79,9 @@ def inspect(
         called = trace(model, run)
         report("norms", 1, 3)
         found, unrecognised = find_sites(model, called)
+        # Before the whole text is run: a slip in the path is told at once.
+        if site is not None and site not in (paths := [norm.path for norm in found]):
+            raise InputError(f"the model has no norm at {site!r}; it has {', '.join(paths) or 'none at all'}")
         blocks = find_blocks(model, called)
         report("placement", 2, 3)
         sweeps, roles, final_norm = placement.sweep(model, found, blocks, run)
@@ -92,22 +96,11 @@ def inspect(
                 tokens, padding = tokens + counted, padding + left_out
         sites = _sites(probe, found, blocks, roles)
         walked = _walk(model, found, sites, first, decode, site)
+    measured = _blocks(probe, blocks, sweeps)
     facts = rules.Facts(
-        model=_model_facts(model, name, source, tokens, padding, sites, blocks, probe),
+        model=_model_facts(model, name, source, tokens, padding, sites, measured),
         sites=sites,
-        blocks=tuple(
-            Block(
-                path=block.path,
-                index=block.index,
-                placement=swept.placement,
-                output_slope=swept.output_slope,
-                branch_slope=swept.branch_slope,
-                rows_normalized=swept.rows_normalized,
-                stream_in=probe.block(block)[0],
-                stream_out=probe.block(block)[1],
-            )
-            for block, swept in zip(blocks, sweeps, strict=True)
-        ),
+        blocks=measured,
         attentions=probe.attentions(),
         final_norm=final_norm,
         intent=stock_intent(model),
@@ -199,6 +192,25 @@ def _sites(
     return tuple(sites)
 
 
+def _blocks(probe: Probe, blocks: tuple[BlockCall, ...], sweeps: tuple[BlockSweep, ...]) -> tuple[Block, ...]:
+    measured = []
+    for block, swept in zip(blocks, sweeps, strict=True):
+        entering, leaving = probe.block(block)
+        measured.append(
+            Block(
+                path=block.path,
+                index=block.index,
+                placement=swept.placement,
+                output_slope=swept.output_slope,
+                branch_slope=swept.branch_slope,
+                rows_normalized=swept.rows_normalized,
+                stream_in=entering,
+                stream_out=leaving,
+            )
+        )
+    return tuple(measured)
+
+
 def _spectrum(values: Tensor | None, neutral: float) -> Spectrum | None:
     return None if values is None else spectrum(values, neutral)
 
@@ -216,8 +228,6 @@ def _walk(
     path: str | None,
 ) -> Walk | None:
     """The last token of the first row, through the chosen norm."""
-    if path is not None and path not in (paths := [norm.path for norm in found]):
-        raise InputError(f"the model has no norm at {path!r}; it has {', '.join(paths) or 'none at all'}")
     chosen = path or _middle_site(sites)
     norm = next((norm for norm in found if norm.path == chosen), None)
     if norm is None:
@@ -252,11 +262,10 @@ def _model_facts(
     tokens: int,
     padding: int,
     sites: tuple[Site, ...],
-    blocks: tuple[BlockCall, ...],
-    probe: Probe,
+    blocks: tuple[Block, ...],
 ) -> ModelFacts:
     dtypes = Counter(str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
-    width = probe.block(blocks[0])[0].features if blocks else max((site.input.features for site in sites), default=0)
+    width = blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0)
     return ModelFacts(
         name=name or type(model).__name__,
         class_name=type(model).__name__,
