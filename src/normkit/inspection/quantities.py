@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from normkit.spec import NormSpec
@@ -139,3 +140,60 @@ class Walk:
     ellipsoid_depth: float
     plane_defect: float | None
     module_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteGeometry:
+    """What one norm does to the vectors of a sample of its rows, and the shape that its gain gives their image.
+
+    Attributes:
+        rows: Rows sampled, spread evenly over each batch; those of padding never enter.
+        rotation: 5 %, 50 % and 95 % quantile of the angle between what enters and what leaves, in degrees.
+        rotation_without_affine: The same for the normalized row before gain and bias: what centring alone turns.
+        spread_in: Longest over shortest row (95 % over 5 % quantile) of what enters.
+        spread_out: The same of what leaves.
+        dimension: Of the surface that the image fills at eps = 0; None where the norm has none.
+        semi_axes: Smallest, median and largest semi-axis of the image over sqrt(n); None likewise.
+        zero_gains: Entries of the gain that are exactly 0.
+    """
+
+    rows: int
+    rotation: tuple[float, float, float]
+    rotation_without_affine: tuple[float, float, float]
+    spread_in: float
+    spread_out: float
+    dimension: int | None
+    semi_axes: tuple[float, float, float] | None
+    zero_gains: int
+
+    @property
+    def elongation(self) -> float:
+        """Longest over shortest semi-axis of the image; infinite where one is 0, NaN where there is no image."""
+        if self.semi_axes is None:
+            return math.nan
+        low, _, high = self.semi_axes
+        return high / low if low > 0 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySelection:
+    """Which keys of one attention call some query could prefer to all others, for sampled keys of one text.
+
+    A key is selectable if it is an exposed point of the convex hull of all keys. Normalized rows always are (at
+    eps = 0 and without repeats); a projection to a head's few features can hide them.
+
+    Attributes:
+        path: Path of the module that made the call.
+        block: Index of its block, or None.
+        keys: Keys of the text, T.
+        sampled: Keys tried a head.
+        before: Share of the sampled rows that are selectable where the key projection reads them; None if unseen.
+        heads: Share of the sampled keys that are selectable after it, a key head each.
+    """
+
+    path: str
+    block: int | None
+    keys: int
+    sampled: int
+    before: float | None
+    heads: tuple[float, ...]

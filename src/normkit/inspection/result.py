@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from normkit.inspection.quantities import Attenuation, RowStatistics, Spectrum, Walk, WalkStep
+from normkit.inspection.quantities import (
+    Attenuation,
+    KeySelection,
+    RowStatistics,
+    SiteGeometry,
+    Spectrum,
+    Walk,
+    WalkStep,
+)
 from normkit.spec import NormSpec
 
 __all__ = [
@@ -24,12 +32,14 @@ __all__ = [
     "Check",
     "Finding",
     "Inspection",
+    "KeySelection",
     "ModelFacts",
     "Placement",
     "Role",
     "RowStatistics",
     "Severity",
     "Site",
+    "SiteGeometry",
     "Spectrum",
     "Status",
     "Walk",
@@ -66,6 +76,7 @@ class Site:
         dtype: Of the input, as in "float32".
         headroom_bits: log2 of the dtype's largest number over the largest magnitude seen at input or output.
         statistics_headroom_bits: The same for the sum of squares if that is accumulated in 16 bits, else None.
+        geometry: What it does to the vectors, and the shape of its image; None if no row was sampled.
     """
 
     path: str
@@ -85,6 +96,7 @@ class Site:
     dtype: str
     headroom_bits: float
     statistics_headroom_bits: float | None
+    geometry: SiteGeometry | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +249,7 @@ class Inspection:
         findings: Worst first.
         checks: One a rule, in the rules' order.
         unrecognised: Modules that change scale like a norm and are none that a spec describes, with the reason.
+        selections: Which keys of one text are selectable, an attention call each; empty where none was tried.
     """
 
     model: ModelFacts
@@ -249,6 +262,7 @@ class Inspection:
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
     unrecognised: tuple[tuple[str, str], ...]
+    selections: tuple[KeySelection, ...] = ()
 
     @property
     def worst(self) -> Severity | None:
