@@ -52,8 +52,13 @@ EXTRA_TESTS = {
     "test_notes.py": "the five notes that the product grew from",
     "test_judges.py": "tests of PyTorch and ONNX",
     "test_readme.py": "the README",
+    "test_examples.py": "the scripts of examples/",
     "test_structure.py": "this file",
     "test_public_api.py": "what `import normkit` offers",
+    **{
+        f"claims/test_{name}.py": "docs/claims.md"
+        for name in ("ledger", "definition", "centring", "shape", "gradient", "scores", "batch", "practice")
+    },
     "demo/test_shipped_models.py": "the weights that ship",
     "inspection/rules/test_families.py": "all rules together, on untrained models of many families",
 }
@@ -80,7 +85,11 @@ TEXTS = sorted(
     path
     for path in [
         *ROOT.glob("*"),
-        *(path for top in ("src", "tests", "docs", "benchmarks", ".ci") for path in (ROOT / top).rglob("*")),
+        *(
+            path
+            for top in ("src", "tests", "docs", "benchmarks", "examples", ".ci")
+            for path in (ROOT / top).rglob("*")
+        ),
     ]
     if path.is_file() and path.suffix in TEXT_SUFFIXES and not path.name.startswith(".git")
 )

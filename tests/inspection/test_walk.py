@@ -96,6 +96,25 @@ def test_an_unbiased_variance_has_a_smaller_sphere():
     assert result.steps[2].holds == "on the sphere of radius sqrt(n - 1)"
 
 
+def test_one_sided_centring_has_no_ellipsoid():
+    spec = PRESETS["POCKET_TTS"]
+    x, weight, bias = arguments(spec, rows=1, features=24)
+    result, _ = walked(spec, x[0], weight, bias)
+    assert math.isnan(result.ellipsoid_depth)
+    assert result.plane_defect is None
+    assert result.steps[1].holds.startswith("on no sphere")
+    assert result.steps[2].holds == "on no ellipsoid, as it was on no sphere"
+
+
+def test_a_machine_epsilon_is_that_of_what_entered():
+    spec = NormSpec(eps=None, has_weight=False, has_bias=False)
+    # Rows so short that float32's epsilon takes a good part of them, and float64's nothing.
+    x = 1e-4 * torch.randn(24)
+    result = walk(site(spec), x, reference.forward(x, spec), token="", position=0)
+    assert result.ellipsoid_depth > 0.5
+    assert result.module_error < 1e-6
+
+
 def test_each_head_may_have_its_gain():
     spec = PRESETS["COHERE"]
     x, weight = torch.randn(3, 24, dtype=torch.float64), torch.rand(3, 24, dtype=torch.float64) + 0.5

@@ -1,39 +1,133 @@
-"""The geometry of normalization: pure torch on rows (..., n), batched, differentiable, finite where it can be."""
+"""The geometry of normalization: pure torch on rows (..., n), batched, differentiable, finite where it can be.
 
-from __future__ import annotations
+rows.py               which norms have a geometry of single rows, and how long a normalized row is
+scaling.py            the second and third map: onto the sphere, with eps; gain and bias
+centring.py           the first map: onto a hyperplane; angles
+decomposition.py      all intermediates of a norm, and what holds after each
+inversion.py          what can be had back of an input; scale, shift, norm after norm
+paths.py              distances and great circles on a sphere
+hyperplane.py sphere.py axes.py ellipsoid.py image.py    the sets that rows land on
+differential.py spectrum.py conditioning.py              Jacobians in closed form, and their numbers
+batches.py invariance.py                                 what an output depends on; the table of Ba et al.
+step_sizes.py invariant_groups.py tangent_optimizer.py   weights whose scale a model ignores
+scores.py selection.py                                   attention logits, and the keys that can win
+contribution.py features.py gauge.py                     models: parts of a stream, outliers, what is left to fold
+"""
 
-from importlib import import_module
+from normkit.geometry.axes import downdate_eigenvalues, downdate_eigenvectors
+from normkit.geometry.batches import (
+    batch_size_dependence,
+    centre_over_batch,
+    cross_sample_jacobian,
+    future_leakage,
+    padding_dependence,
+    scale_over_batch,
+    train_eval_difference,
+)
+from normkit.geometry.centring import (
+    angle_between,
+    angle_to_ones,
+    centre,
+    centring_matrix,
+    energy_along_ones,
+    project_out,
+)
+from normkit.geometry.conditioning import Preconditioning, gauss_newton_condition, preconditioning
+from normkit.geometry.contribution import Contributions, contributions
+from normkit.geometry.decomposition import Decomposition, Invariant, Step, decompose
+from normkit.geometry.differential import euler_defect, jacobian, jvp, tangent_projection, vjp
+from normkit.geometry.ellipsoid import Ellipsoid
+from normkit.geometry.features import Rogue, outlier_indices, recurring_indices, rogue_dimensions
+from normkit.geometry.gauge import centred_defect, reader_defect, weightless_defect
+from normkit.geometry.hyperplane import Hyperplane
+from normkit.geometry.image import Image, image_of
+from normkit.geometry.invariance import Cell, InvarianceRow, InvarianceTable, invariances
+from normkit.geometry.invariant_groups import InvariantGroup, scale_invariant_groups
+from normkit.geometry.inversion import Fiber, ScaleShift, fiber, idempotence, scale_shift_defects
+from normkit.geometry.paths import chordal_distance, exponential, geodesic_distance, interpolate, logarithm
+from normkit.geometry.scaling import affine, agreement_scale, inside_equivalent, shrink_factor, to_sphere
+from normkit.geometry.scores import attention_entropy, entropy_over_scale, logit_bound
+from normkit.geometry.selection import selectable, selecting_query, uniform_query
+from normkit.geometry.spectrum import JacobianSpectrum, jacobian_norm, jacobian_norm_bound, jacobian_spectrum
+from normkit.geometry.sphere import CentredSphere, Sphere
+from normkit.geometry.step_sizes import effective_learning_rate, radial_cosine
+from normkit.geometry.tangent_optimizer import TangentOptimizer
 
-_FILES = {
-    "centring": "angle_between angle_to_ones centre centring_matrix energy_along_ones project_out",
-    "scaling": "affine agreement_scale inside_equivalent shrink_factor to_sphere",
-    "decomposition": "Decomposition Invariant Step decompose",
-    "inversion": "Fiber ScaleShift fiber idempotence scale_shift_defects",
-    "paths": "chordal_distance exponential geodesic_distance interpolate logarithm",
-    "hyperplane": "Hyperplane",
-    "sphere": "CentredSphere Sphere",
-    "ellipsoid": "Ellipsoid",
-    "axes": "downdate_eigenvalues downdate_eigenvectors",
-    "image": "Image image_of",
-    "differential": "euler_defect jacobian jvp tangent_projection vjp",
-    "spectrum": "JacobianSpectrum jacobian_norm jacobian_norm_bound jacobian_spectrum",
-    "conditioning": "Preconditioning gauss_newton_condition preconditioning",
-    "invariance": "Cell InvarianceRow InvarianceTable invariances",
-    "batches": "batch_size_dependence centre_over_batch cross_sample_jacobian future_leakage padding_dependence "
-    "scale_over_batch train_eval_difference",
-    "step_sizes": "effective_learning_rate radial_cosine",
-    "invariant_groups": "InvariantGroup scale_invariant_groups",
-    "tangent_optimizer": "TangentOptimizer",
-    "scores": "attention_entropy entropy_over_scale logit_bound",
-    "selection": "selectable selecting_query uniform_query",
-    "contribution": "Contributions contributions",
-    "features": "Rogue outlier_indices recurring_indices rogue_dimensions",
-    "gauge": "centred_defect reader_defect weightless_defect",
-}
-_HOME = {name: f"normkit.geometry.{file}" for file, names in _FILES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(name)
-    return getattr(import_module(_HOME[name]), name)
+__all__ = [
+    "Cell",
+    "CentredSphere",
+    "Contributions",
+    "Decomposition",
+    "Ellipsoid",
+    "Fiber",
+    "Hyperplane",
+    "Image",
+    "InvarianceRow",
+    "InvarianceTable",
+    "Invariant",
+    "InvariantGroup",
+    "JacobianSpectrum",
+    "Preconditioning",
+    "Rogue",
+    "ScaleShift",
+    "Sphere",
+    "Step",
+    "TangentOptimizer",
+    "affine",
+    "agreement_scale",
+    "angle_between",
+    "angle_to_ones",
+    "attention_entropy",
+    "batch_size_dependence",
+    "centre",
+    "centre_over_batch",
+    "centred_defect",
+    "centring_matrix",
+    "chordal_distance",
+    "contributions",
+    "cross_sample_jacobian",
+    "decompose",
+    "downdate_eigenvalues",
+    "downdate_eigenvectors",
+    "effective_learning_rate",
+    "energy_along_ones",
+    "entropy_over_scale",
+    "euler_defect",
+    "exponential",
+    "fiber",
+    "future_leakage",
+    "gauss_newton_condition",
+    "geodesic_distance",
+    "idempotence",
+    "image_of",
+    "inside_equivalent",
+    "interpolate",
+    "invariances",
+    "jacobian",
+    "jacobian_norm",
+    "jacobian_norm_bound",
+    "jacobian_spectrum",
+    "jvp",
+    "logarithm",
+    "logit_bound",
+    "outlier_indices",
+    "padding_dependence",
+    "preconditioning",
+    "project_out",
+    "radial_cosine",
+    "reader_defect",
+    "recurring_indices",
+    "rogue_dimensions",
+    "scale_invariant_groups",
+    "scale_over_batch",
+    "scale_shift_defects",
+    "selectable",
+    "selecting_query",
+    "shrink_factor",
+    "tangent_projection",
+    "to_sphere",
+    "train_eval_difference",
+    "uniform_query",
+    "vjp",
+    "weightless_defect",
+]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference
+from normkit.geometry.decomposition import Step, decompose, pulled_back, radius_in_words
+from normkit.geometry.rows import sphere_radius
 from normkit.identification.sites import NormSite
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.result import Walk, WalkStep
@@ -35,33 +37,25 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
     spec, n = site.spec, x.numel()
     row = x.detach().to("cpu", torch.float64)
     gain, bias = _of_one_row(site.gain, n), _of_one_row(site.bias, n)
-    steps = [_step("raw", "the vector as it enters", row, _raw_holds(row))]
-    if spec.weight_placement == "before" and gain is not None:
-        row, gain = row * gain, None
-        steps.append(_step("gain and bias", "times the gain, before normalizing", row, "stretched along each axis"))
-    scale = float(reference.statistics(row, spec, reference.machine_eps(x, spec)).scale)
-    if spec.centre_numerator:
-        row = row - row.mean()
-        steps.append(_step("centred", "minus its mean", row, "mean 0: in the hyperplane orthogonal to 1"))
-    scaled = row = row * (_multiplier(spec, n) / scale)
-    radius, name = _sphere(spec, n)
-    inside = 1.0 - float(row.norm()) / radius
-    steps.append(_step("scaled", _scaling(spec), row, _scaled_holds(spec, name, inside)))
-    if gain is not None or bias is not None:
-        row = row if gain is None else row * gain
-        row = row if bias is None else row + bias
-        steps.append(_step("gain and bias", _affine_does(gain, bias), row, _affine_holds(spec, gain, bias, inside)))
-    pulled_back = _pulled_back(row, scaled, gain, bias)
+    # The gain has its offset already, and eps=None means the machine epsilon of x, not that of the row in float64.
+    acting = spec.replace(eps=reference.machine_eps(x, spec), weight_offset=0.0)
+    taken = decompose(row, acting, gain, bias)
+    if spec.weight_placement == "before":
+        gain = None
+    radius = sphere_radius(spec, n) if spec.centre_numerator == spec.centre_statistics else math.nan
+    scaled = next(step for step in taken.steps if step.name == "scaled")
+    inside = 1.0 - float(scaled.norm) / radius
+    pulled = pulled_back(taken.output, scaled.value, gain, bias)
     return Walk(
         path=site.path,
         spec=spec,
         token=token,
         position=position,
         features=n,
-        steps=tuple(steps),
-        ellipsoid_depth=1.0 - float(pulled_back.norm()) / radius,
-        plane_defect=abs(float(pulled_back.sum())) / n if spec.centre_numerator else None,
-        module_error=float((y.detach().to("cpu", torch.float64) - row).abs().max()),
+        steps=tuple(_in_words(step, order, spec, gain, bias, inside) for order, step in enumerate(taken.steps)),
+        ellipsoid_depth=1.0 - float(pulled.norm()) / radius,
+        plane_defect=abs(float(pulled.sum())) / n if spec.centre_numerator else None,
+        module_error=float((y.detach().to("cpu", torch.float64) - taken.output).abs().max()),
     )
 
 
@@ -136,16 +130,36 @@ def _of_one_row(parameter: Tensor | None, n: int) -> Tensor | None:
     return entries[0] if entries.dim() == 2 else entries.reshape(-1).expand(n)
 
 
-def _multiplier(spec: NormSpec, n: int) -> float:
-    return math.sqrt(n) if spec.multiplier == "sqrt_n" else 1.0
+def _in_words(
+    step: Step, order: int, spec: NormSpec, gain: Tensor | None, bias: Tensor | None, inside: float
+) -> WalkStep:
+    """One step with what it does and what then holds; `gain` is the one after normalizing."""
+    match step.name:
+        case "raw":
+            does, holds = "the vector as it enters", _raw_holds(step)
+        case "centred":
+            does, holds = "minus its mean", "mean 0: in the hyperplane orthogonal to 1"
+        case "scaled":
+            does, holds = _scaling(spec), _scaled_holds(spec, inside)
+        case "gain and bias" if order == 1:
+            does, holds = "times the gain, before normalizing", "stretched along each axis"
+        case "gain and bias":
+            does, holds = _affine_does(gain, bias), _affine_holds(spec, gain, bias, inside)
+    return WalkStep(
+        name=step.name,
+        does=does,
+        mean=float(step.mean),
+        norm=float(step.norm),
+        norm_over_sqrt_n=float(step.norm) / math.sqrt(step.value.numel()),
+        angle_to_ones=math.degrees(step.angle_to_ones),
+        holds=holds,
+        values=tuple(step.value[:_VALUES].tolist()),
+    )
 
 
-def _sphere(spec: NormSpec, n: int) -> tuple[float, str]:
-    """Radius of the sphere that scaled rows lie on where eps does nothing, as a number and in words."""
-    if spec.reduction == "sum":
-        return (math.sqrt(n), "sqrt(n)") if spec.multiplier == "sqrt_n" else (1.0, "1")
-    radius, name = (math.sqrt(n - 1), "sqrt(n - 1)") if spec.correction else (math.sqrt(n), "sqrt(n)")
-    return (radius * math.sqrt(n), f"{name} * sqrt(n)") if spec.multiplier == "sqrt_n" else (radius, name)
+def _raw_holds(step: Step) -> str:
+    share = float(step.energy_along_ones) if step.norm > 0 else 0.0
+    return f"{100 * share:.3g} % of its energy lies along the all-ones direction"
 
 
 def _scaling(spec: NormSpec) -> str:
@@ -154,16 +168,10 @@ def _scaling(spec: NormSpec) -> str:
     return "divided by its standard deviation" if spec.centre_statistics else "divided by its root mean square"
 
 
-def _raw_holds(row: Tensor) -> str:
-    energy = float(row.square().sum())
-    share = float(row.sum()) ** 2 / row.numel() / energy if energy > 0 else 0.0
-    return f"{100 * share:.3g} % of its energy lies along the all-ones direction"
-
-
-def _scaled_holds(spec: NormSpec, name: str, inside: float) -> str:
+def _scaled_holds(spec: NormSpec, inside: float) -> str:
     if spec.centre_numerator != spec.centre_statistics:
         return "on no sphere, as the mean counts above the fraction bar or below it, not both"
-    return f"on the sphere of radius {name}{_kept_inside(inside)}"
+    return f"on the sphere of radius {radius_in_words(spec)}{_kept_inside(inside)}"
 
 
 def _kept_inside(inside: float) -> str:
@@ -182,28 +190,3 @@ def _affine_holds(spec: NormSpec, gain: Tensor | None, bias: Tensor | None, insi
     centre = "centre 0" if bias is None else "centre b"
     normal = "" if not spec.centre_numerator else " and normal 1" if gain is None else " and normal 1/g"
     return f"on the {shape} with {centre}{normal}{_kept_inside(inside)}"
-
-
-def _pulled_back(row: Tensor, scaled: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    """(y - b) / g; where g is 0 that is lost, and the scaled vector's own entry stands in."""
-    moved = row if bias is None else row - bias
-    if gain is None:
-        return moved
-    return torch.where(gain == 0, scaled, moved / torch.where(gain == 0, 1.0, gain))
-
-
-def _step(name: str, does: str, row: Tensor, holds: str) -> WalkStep:
-    norm, root = float(row.norm()), math.sqrt(row.numel())
-    # atan2 keeps its digits near 0 and 180 degrees, where acos loses half of them; 0 has no direction.
-    along = float(row.sum()) / root
-    across = float((row - row.mean()).norm())
-    return WalkStep(
-        name=name,
-        does=does,
-        mean=float(row.mean()),
-        norm=norm,
-        norm_over_sqrt_n=norm / root,
-        angle_to_ones=math.degrees(math.atan2(across, along)) if norm > 0 else math.nan,
-        holds=holds,
-        values=tuple(row[:_VALUES].tolist()),
-    )

@@ -1,0 +1,192 @@
+"""The second and third map: onto a sphere, and along the axes. Lengths of rows, and what eps takes from them."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from normkit.errors import SpecError
+from normkit.geometry.rows import require_floating
+from normkit.spec import EpsPlacement
+
+Number = TypeVar("Number", float, Tensor)
+
+
+def length(x: Tensor) -> Tensor:
+    """Euclidean length of each row, |x| = sqrt(sum(x**2)), with the gradient 0 where x = 0.
+
+    Args:
+        x: Rows of shape (..., n).
+
+    Returns:
+        Tensor of shape (...). The squares are taken in units of a power of two near the row's largest entry, so they
+        neither overflow nor vanish: it is right wherever |x| itself is a normal number.
+    """
+    # Held constant under differentiation: the result does not depend on the unit.
+    held = require_floating(x).detach()
+    largest = torch.maximum(held.amax(-1, keepdim=True), -held.amin(-1, keepdim=True))
+    largest = torch.where(largest.isfinite() & (largest > 0), largest, 1.0)
+    unit = largest / (2.0 * torch.frexp(largest).mantissa)
+    square = (x / unit).square().sum(-1, keepdim=True)
+    is_zero = square == 0
+    return (unit * torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())).squeeze(-1)
+
+
+def to_sphere(x: Tensor, *, eps: float = 0.0, eps_placement: EpsPlacement = "inside") -> Tensor:
+    """Scale each row to length sqrt(n); with eps > 0, to a length below it. Nothing is centred.
+
+    y = x / s with v = mean(x**2) and s = sqrt(v + eps) ("inside"), sqrt(v) + eps ("outside") or
+    max(sqrt(v), eps) ("clamp"). |y| = sqrt(n) * shrink_factor(x), so at eps = 0 y lies on the sphere of radius
+    sqrt(n) and with eps > 0 inside it (for the clamp only where sqrt(v) < eps).
+
+    Args:
+        x: Rows of shape (..., n). Their squares may overflow or vanish: any |x| that is a normal number will do.
+        eps: In units of x squared ("inside") or of x ("outside", "clamp").
+        eps_placement: Where eps enters.
+
+    Returns:
+        Tensor of x's shape and dtype. A zero row stays zero where eps > 0; at eps = 0 it has no direction and
+        comes back as NaN, as do its gradients.
+
+    Raises:
+        DtypeError: If x is not of a floating dtype.
+        SpecError: If the placement is none of the three.
+
+    Example:
+        >>> from normkit.geometry import to_sphere
+        >>> to_sphere(torch.tensor([3.0, 4.0]))
+        tensor([0.8485, 1.1314])
+        >>> to_sphere(torch.zeros(2), eps=1e-5)
+        tensor([0., 0.])
+
+    Source:
+        Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4, with eps.
+    """
+    return x / _scale(_rms(x), eps, eps_placement).unsqueeze(-1)
+
+
+def shrink_factor(x: Tensor, *, eps: float, eps_placement: EpsPlacement = "inside") -> Tensor:
+    """How much eps shortens each scaled row: |to_sphere(x)| / sqrt(n), 1 where eps does nothing.
+
+    With r = sqrt(mean(x**2)): r / sqrt(r**2 + eps) ("inside"), r / (r + eps) ("outside"), min(1, r / eps)
+    ("clamp"). Good to a few units in the last place wherever r is a normal number.
+
+    Args:
+        x: Rows of shape (..., n).
+        eps: As in `to_sphere`.
+        eps_placement: Where eps enters.
+
+    Returns:
+        Tensor of shape (...), in x's dtype. 0 for a zero row where eps > 0 (a kink: its gradient is taken as 0);
+        NaN for a zero row at eps = 0.
+
+    Raises:
+        DtypeError: If x is not of a floating dtype.
+        SpecError: If the placement is none of the three.
+
+    Example:
+        >>> from normkit.geometry import shrink_factor
+        >>> row = torch.tensor([0.003, -0.003])
+        >>> shrink_factor(row, eps=1e-5), shrink_factor(row, eps=1e-5, eps_placement="outside")
+        (tensor(0.6882), tensor(0.9967))
+
+    Source:
+        Derived here from the three definitions of the scale.
+    """
+    rms = _rms(x)
+    return rms / _scale(rms, eps, eps_placement)
+
+
+def inside_equivalent(eps: float, scale: Number) -> Number:
+    """The eps inside the root that shortens a row of this rms exactly as `eps` outside it does.
+
+    eps * (2 * scale + eps), as (scale + eps)**2 = scale**2 + eps * (2 * scale + eps). It depends on the row: no one
+    eps inside does what one outside does.
+
+    Args:
+        eps: Outside the root, in units of x.
+        scale: The row's root mean square sqrt(v), a number or a tensor.
+
+    Returns:
+        In units of x squared; of the type of `scale`.
+
+    Example:
+        >>> from normkit.geometry import inside_equivalent
+        >>> inside_equivalent(0.5, 2.0)
+        2.25
+
+    Source:
+        Derived here.
+    """
+    return eps * (2.0 * scale + eps)
+
+
+def agreement_scale(eps: float) -> float:
+    """The rms of a row that one number eps shortens equally inside the root and outside it: (1 - eps) / 2.
+
+    The one solution of r**2 + eps = (r + eps)**2 for eps > 0. Shorter rows are shortened more by eps inside, longer
+    rows by eps outside. For eps >= 1 there is none: the value is not positive, and outside always shortens more.
+
+    Args:
+        eps: The number that is used in both places.
+
+    Example:
+        >>> from normkit.geometry import agreement_scale
+        >>> agreement_scale(0.5)
+        0.25
+
+    Source:
+        Derived here: `inside_equivalent(eps, r)` = eps.
+    """
+    return (1.0 - eps) / 2.0
+
+
+def affine(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Stretch each row along the axes and move it: weight * x + bias.
+
+    The sphere of radius sqrt(n) becomes the ellipsoid with centre bias and semi-axes sqrt(n) * |weight|; the plane
+    sum(x) = 0 becomes sum((y - bias) / weight) = 0, whose normal is 1 / weight.
+
+    Args:
+        x: Rows of shape (..., n).
+        weight: Gain as it acts (an offset is already added), broadcast against x; None for none.
+        bias: Bias, likewise.
+
+    Returns:
+        Tensor of x's dtype, in which it is computed.
+
+    Raises:
+        DtypeError: If x is not of a floating dtype.
+
+    Example:
+        >>> from normkit.geometry import affine
+        >>> affine(torch.tensor([1.0, -1.0]), torch.tensor([2.0, 3.0]), torch.tensor([0.0, 1.0]))
+        tensor([ 2., -2.])
+
+    Source:
+        Ba, Kiros and Hinton 2016, arXiv:1607.06450, eq. 4 (gain and bias).
+    """
+    y = require_floating(x) if weight is None else weight.to(x.dtype) * require_floating(x)
+    return y if bias is None else y + bias.to(x.dtype)
+
+
+def _rms(x: Tensor) -> Tensor:
+    return length(x) / math.sqrt(x.shape[-1])
+
+
+def _scale(rms: Tensor, eps: float, eps_placement: EpsPlacement) -> Tensor:
+    """s, which rows of this rms are divided by."""
+    match eps_placement:
+        case "inside":
+            root = math.sqrt(abs(eps))
+            # hypot does not overflow; a spec may hold a negative eps, which has no hypotenuse.
+            return torch.hypot(rms, torch.full_like(rms, root)) if eps >= 0 else ((rms - root) * (rms + root)).sqrt()
+        case "outside":
+            return rms + eps
+        case "clamp":
+            return rms.clamp_min(eps)
+        case _:
+            raise SpecError(f"eps_placement must be one of 'inside', 'outside', 'clamp', got {eps_placement!r}")

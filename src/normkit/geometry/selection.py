@@ -1,0 +1,250 @@
+"""Which keys a query can prefer to all others, and the query that prefers none.
+
+Softmax attention gives a key the largest weight if some query has the largest product with it. That is geometry of the
+keys alone: such a key is an exposed point of their convex hull. The rows of a norm lie on a sphere or an ellipsoid,
+where every point is one; a projection to a head's few features can hide keys again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.errors import InputError, ShapeError
+from normkit.geometry.rows import require_floating
+
+# What counts as above 0, in machine epsilons: a float64 margin or spread, and a distance of keys in their own dtype.
+_UNITS, _REPEAT = 16, 4
+
+
+def selecting_query(keys: Tensor, index: int) -> Tensor | None:
+    """A query that prefers one key strictly to all others, if there is one.
+
+    It has q . k_i >= q . k_j + 1 for every j != i, with equality for the next best. The closed candidates q = k_i,
+    q = k_i - mean(k) and q = S^-1 (k_i - mean(k)), S the keys' covariance, are tried first; where none holds, a linear
+    program decides. A key that stands at two positions is preferred at neither. An invertible affine map of all keys
+    changes no answer: rows of a norm may be taken before or after gain and bias.
+
+    Args:
+        keys: Shape (T, d), one key a row; they are looked at in float64.
+        index: i, from 0 to T - 1.
+
+    Returns:
+        The query, shape (d,), in the keys' dtype; None where there is none. For a single key it is zero.
+
+    Raises:
+        ShapeError: If keys is no matrix, or has no such row.
+        DtypeError: If keys is not of a floating dtype.
+        InputError: If a key is not finite, or the linear program is needed and SciPy is not installed.
+
+    Example:
+        >>> from normkit.geometry import selecting_query
+        >>> square = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0], [0.5, 0.5]])
+        >>> selecting_query(square, 0), selecting_query(square, 4)
+        (tensor([1., 1.]), None)
+
+    Source:
+        Brody, Alon and Yahav 2023, arXiv:2305.02582; the closed candidates are derived here.
+    """
+    centred, whitened, back = _coordinates(keys)
+    if not 0 <= index < len(keys):
+        raise ShapeError(f"an index from 0 to {len(keys) - 1} is needed for {len(keys)} keys, got {index}")
+    if len(keys) == 1:
+        return torch.zeros_like(keys[0])
+    if bool(_repeated(keys)[index]):
+        return None
+    for candidates, points, to_query in _candidates(keys, centred, whitened, back):
+        candidate = candidates[index : index + 1]
+        if bool(_prefers(candidate, points, torch.tensor([index]))):
+            return (_unit_margin(candidate[0], points, index) @ to_query).to(keys)
+    direction = _program(whitened, index)
+    return None if direction is None else (_unit_margin(direction, whitened, index) @ back).to(keys)
+
+
+def selectable(keys: Tensor, indices: Tensor | None = None) -> Tensor:
+    """Which keys some query prefers strictly to all others.
+
+    Key i is selectable if a q exists with q . (k_i - k_j) > 0 for every j != i: if k_i is an exposed point of the
+    convex hull of all keys. Repeated keys are not, as no query tells them apart; keys count as repeated up to
+    |k_i - k_j| <= 4 * eps * |k_i|, eps the machine epsilon of their dtype. The closed candidates of `selecting_query`
+    settle most keys in a few matrix products; what they leave costs a linear program each. Returns plain answers: not
+    for `vmap` or autograd.
+
+    Args:
+        keys: Shape (T, d), one key a row; they are looked at in float64.
+        indices: The keys to judge, whole numbers of shape (m,), each among all T; None for all.
+
+    Returns:
+        Tensor of bools, shape (m,) or (T,), on the CPU.
+
+    Raises:
+        ShapeError: If keys is no matrix, or has not all these rows.
+        DtypeError: If keys is not of a floating dtype.
+        InputError: If a key is not finite, or a linear program is needed and SciPy is not installed.
+
+    Example:
+        >>> from normkit.geometry import selectable
+        >>> selectable(torch.tensor([[0.0], [1.0], [2.0], [3.0], [3.0]]))
+        tensor([ True, False, False, False, False])
+
+    Source:
+        Brody, Alon and Yahav 2023, arXiv:2305.02582.
+    """
+    centred, whitened, back = _coordinates(keys)
+    count = len(keys)
+    chosen = torch.arange(count) if indices is None else indices.to("cpu", torch.long)
+    if chosen.dim() != 1 or not bool(((chosen >= 0) & (chosen < count)).all()):
+        raise ShapeError(f"indices of shape (m,) from 0 to {count - 1} are needed, got {chosen.tolist()}")
+    found = torch.zeros(len(chosen), dtype=torch.bool)
+    for candidates, points, _ in _candidates(keys, centred, whitened, back):
+        found |= _prefers(candidates[chosen], points, chosen)
+    repeated = _repeated(keys)[chosen]
+    for place in (~found & ~repeated).nonzero().flatten().tolist():
+        found[place] = _program(whitened, int(chosen[place])) is not None
+    return found & ~repeated
+
+
+def uniform_query(key_weight: Tensor, gain: Tensor | None = None) -> Tensor | None:
+    """The query that attends equally to all outputs of a centred norm, if there is one.
+
+    Outputs y = g * z + b with sum(z) = 0 have keys W y, and q . W y = sum(z * g * W^T q) + q . W b is the same for all
+    of them where g * W^T q is constant: where W^T q is parallel to 1 / g. With the gain folded into W that asks whether
+    1 is in the row space of W. Where entries of g are 0, a W^T q that is 0 everywhere else will do as well. A q with
+    W^T q = 0, which sees nothing of any key, is not counted. The bias adds the same number to all products. For a norm
+    that does not centre, such as RMSNorm, there is no such query unless a gain is 0.
+
+    Args:
+        key_weight: W, shape (d, n): keys of d features are read from rows of n.
+        gain: g, the gain as it acts, shape (n,); None for ones.
+
+    Returns:
+        A query of unit length, shape (d,), in the dtype of `key_weight`, with sum(g * W^T q) >= 0; or None. Whether
+        g * W^T q is constant is judged to the rounding of that dtype.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+        DtypeError: If `key_weight` is not of a floating dtype.
+
+    Example:
+        >>> from normkit.geometry import uniform_query
+        >>> uniform_query(torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]]))
+        tensor([0.7071, 0.7071])
+        >>> uniform_query(torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 2.0]])) is None
+        True
+
+    Source:
+        Brody, Alon and Yahav 2023, arXiv:2305.02582, for g = 1; with a gain derived here.
+    """
+    if key_weight.dim() != 2 or (gain is not None and gain.shape != key_weight.shape[1:]):
+        given = tuple(key_weight.shape), None if gain is None else tuple(gain.shape)
+        raise ShapeError(
+            f"a key weight of shape (d, n) and a gain of shape (n,) are needed, got {given[0]} and {given[1]}"
+        )
+    weight = require_floating(key_weight).detach().double()
+    weighted = weight if gain is None else weight * gain.detach().to(weight)
+    tolerance = max(weight.shape) * torch.finfo(key_weight.dtype).eps
+    queries, sizes, _ = torch.linalg.svd(
+        weighted - weighted.mean(1, keepdim=True), full_matrices=weight.shape[0] > weight.shape[1]
+    )
+    rank = int((sizes > tolerance * torch.linalg.matrix_norm(weighted, 2)).sum())
+    # The queries that see nothing of the centred part: to them all keys are the same.
+    uniform = queries[:, rank:].T
+    if not len(uniform):
+        return None
+    reading = torch.linalg.svd(uniform @ weight, full_matrices=False)
+    if float(reading.S[0]) <= tolerance * float(torch.linalg.matrix_norm(weight, 2)):
+        return None
+    query: Tensor = reading.U[:, 0] @ uniform
+    return (-query if float((query @ weighted).sum()) < 0 else query).to(key_weight)
+
+
+def _coordinates(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys about their mean; in coordinates with covariance 1 / T, and the map from a query there to one here."""
+    if keys.dim() != 2 or not keys.numel():
+        raise ShapeError(f"keys of shape (T, d) are needed, one a row, got shape {tuple(keys.shape)}")
+    points = require_floating(keys).detach().to("cpu", torch.float64)
+    if not bool(points.isfinite().all()):
+        raise InputError("finite keys are needed, got NaN or infinities; leave these positions out")
+    centred = points - points.mean(0)
+    left, sizes, right = torch.linalg.svd(centred, full_matrices=False)
+    # Directions along which the keys differ by no more than their rounding tell nothing.
+    kept = sizes > _UNITS * torch.finfo(torch.float64).eps * torch.linalg.matrix_norm(points, 2)
+    return centred, left[:, kept], right[kept] / sizes[kept, None]
+
+
+def _repeated(keys: Tensor) -> Tensor:
+    """Which keys stand at more than one position, up to the rounding of their dtype."""
+    points = keys.detach().to("cpu", torch.float64)
+    # Through products, near keys would be as far apart as their rounding.
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
+    limit = _REPEAT * torch.finfo(keys.dtype).eps * points.norm(dim=1)
+    is_near: Tensor = distances.amin(1) <= limit
+    return is_near
+
+
+def _candidates(
+    keys: Tensor, centred: Tensor, whitened: Tensor, back: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
+    """Directions (T, r) that may select each key, the points they are tried on, and their way to a query."""
+    same = torch.eye(centred.shape[1], dtype=torch.float64)
+    return (
+        (whitened, whitened, back),
+        (centred, centred, same),
+        (keys.detach().to("cpu", torch.float64), centred, same),
+    )
+
+
+def _prefers(candidates: Tensor, points: Tensor, indices: Tensor) -> Tensor:
+    """Whether candidate m has a strictly larger product with point indices[m] than with every other."""
+    products = candidates @ points.T
+    own = products.gather(1, indices[:, None])
+    others = products.scatter(1, indices[:, None], -torch.inf).amax(1, keepdim=True)
+    rounding = torch.finfo(torch.float64).eps * candidates.norm(dim=1, keepdim=True) * points.norm(dim=1).max()
+    is_larger: Tensor = own - others > _UNITS * rounding
+    return is_larger.squeeze(1)
+
+
+def _unit_margin(query: Tensor, points: Tensor, index: int) -> Tensor:
+    """The query as long as prefers its key by 1 to the next best."""
+    margins = (points[index] - points) @ query
+    margins[index] = torch.inf
+    longer: Tensor = query / margins.min()
+    return longer
+
+
+def _program(points: Tensor, index: int) -> Tensor | None:
+    """A p with p . (u_i - u_j) > 0 for every j != i, by linear programming; None where there is none."""
+    linprog = _linprog()
+    others = torch.cat([points[:index], points[index + 1 :]])
+    differences = points[index] - others
+    lengths = differences.norm(dim=1, keepdim=True)
+    # Keys that differ only along directions without spread.
+    if not bool(lengths.all()):
+        return None
+    # At unit length, so that the solver's absolute tolerance means the same for near and far keys.
+    differences = differences / lengths
+    bound = -torch.ones(len(others), dtype=torch.float64)
+    solution = linprog(
+        torch.zeros(points.shape[1]).numpy(),
+        A_ub=-differences.numpy(),
+        b_ub=bound.numpy(),
+        bounds=(None, None),
+        method="highs",
+    )
+    if solution.status == 2:
+        return None
+    if solution.status != 0:
+        raise InputError(f"the linear program for key {index} was not solved: {solution.message}")
+    direction: Tensor = torch.from_numpy(solution.x)
+    return direction
+
+
+def _linprog() -> Any:
+    """SciPy's solver, where it is installed."""
+    try:
+        from scipy.optimize import linprog
+    except ImportError:
+        raise InputError('selectable keys need SciPy, which is not installed: pip install "normkit[study]"') from None
+    return linprog
