@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers import PRESETS, valid_specs
 from normkit import NormSpec, reference
 from normkit.errors import DtypeError, ShapeError, SpecError
-from normkit.geometry.rows import require_floating, require_row, sphere_radius
+from normkit.geometry.rows import require_features, require_floating, require_row, sphere_radius
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -77,3 +77,10 @@ def test_the_radius_is_the_length_of_a_normalized_row(spec, n, seed):
 )
 def test_radii_of_nine_features(spec, radius):
     assert sphere_radius(spec, 9) == pytest.approx(radius, rel=1e-15)
+
+
+def test_rows_of_another_length_are_refused():
+    with pytest.raises(ShapeError, match=r"rows of 3 features are needed, got shape \(2, 4\)"):
+        require_features(torch.zeros(2, 4), 3)
+    x = torch.zeros(2, 3)
+    assert require_features(x, 3) is x

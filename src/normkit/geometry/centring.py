@@ -165,7 +165,8 @@ def angle_to_ones(x: Tensor) -> Tensor:
 def angle_between(x: Tensor, y: Tensor) -> Tensor:
     """Angle between rows of x and rows of y.
 
-    2 * atan2(|u - v|, |u + v|) with u = x / |x| and v = y / |y|: good to the last digits near 0 and pi too.
+    2 * atan2(|u - v|, |u + v|) with u = x / |x| and v = y / |y|: good to a few machine epsilons of a radian, near 0 and
+    pi too, where an arc cosine loses half its digits.
 
     Args:
         x: Rows of shape (..., n).

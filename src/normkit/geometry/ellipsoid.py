@@ -12,7 +12,7 @@ from torch import Tensor
 from normkit.errors import ShapeError
 from normkit.geometry.axes import downdate_eigenvalues, downdate_eigenvectors
 from normkit.geometry.centring import centre, project_out
-from normkit.geometry.rows import require_floating
+from normkit.geometry.rows import require_features, require_floating
 from normkit.geometry.scaling import length
 
 _HALVINGS = 12
@@ -172,7 +172,7 @@ class Ellipsoid:
             Eberly 2013, "Distance from a point to an ellipse, an ellipsoid, or a hyperellipsoid"; More and Sorensen
             1983 for Newton's method on the reciprocal length.
         """
-        self._require_rows(y)
+        require_features(y, self.ambient)
         filled = self.is_filled if filled is None else filled
         middle = self.centre.to(y.dtype)
         if not self.rank:
@@ -255,16 +255,12 @@ class Ellipsoid:
 
     def _pull_back(self, y: Tensor) -> Tensor:
         """The shortest z with g * z + b = y, once y is in the flat."""
-        self._require_rows(y)
+        require_features(y, self.ambient)
         is_zero, divisor = self._safe_gain(y)
         z = self._in_flat(y - self.centre.to(y.dtype)) / divisor
         if self.is_centred and self.zero_gains:
             z = torch.where(is_zero, -z.sum(-1, keepdim=True) / self.zero_gains, z)
         return z
-
-    def _require_rows(self, y: Tensor) -> None:
-        if require_floating(y).shape[-1] != self.ambient:
-            raise ShapeError(f"rows of {self.ambient} features are needed, got shape {tuple(y.shape)}")
 
 
 def _nearest_point(coordinates: Tensor, axes: Tensor) -> Tensor:

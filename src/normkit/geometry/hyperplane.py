@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normkit.errors import InputError, ShapeError
 from normkit.geometry.centring import project_out
-from normkit.geometry.rows import require_floating
+from normkit.geometry.rows import require_features, require_floating
 from normkit.geometry.scaling import length
 
 
@@ -94,9 +94,7 @@ class Hyperplane:
         return torch.zeros_like(self.normal, dtype=y.dtype) if self.point is None else self.point.to(y.dtype)
 
     def _from_point(self, y: Tensor) -> Tensor:
-        if require_floating(y).shape[-1] != self.ambient:
-            raise ShapeError(f"rows of {self.ambient} features are needed, got shape {tuple(y.shape)}")
-        return y - self._point(y)
+        return require_features(y, self.ambient) - self._point(y)
 
     def _unit(self, y: Tensor) -> Tensor:
         # Before its dtype is changed: a short normal could vanish.

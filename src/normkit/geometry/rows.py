@@ -37,6 +37,18 @@ def require_floating(x: Tensor) -> Tensor:
     return x
 
 
+def require_features(x: Tensor, n: int) -> Tensor:
+    """x itself.
+
+    Raises:
+        DtypeError: If x is not of a floating dtype.
+        ShapeError: If its rows are not n features long.
+    """
+    if require_floating(x).shape[-1] != n:
+        raise ShapeError(f"rows of {n} features are needed, got shape {tuple(x.shape)}")
+    return x
+
+
 def sphere_radius(spec: NormSpec, n: int) -> float:
     """The length of every normalized row of n features at eps = 0, before gain and bias.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normkit.errors import ShapeError
 from normkit.geometry.centring import centre, project_out
-from normkit.geometry.rows import require_floating
+from normkit.geometry.rows import require_features, require_floating
 from normkit.geometry.scaling import length
 
 
@@ -55,15 +55,15 @@ class Sphere:
 
     def depth(self, y: Tensor) -> Tensor:
         """1 - |y| / radius, of shape (...): 1 at the centre, 0 on the sphere, negative outside."""
-        return 1.0 - length(_rows_of(y, self.n)) / _radius(self)
+        return 1.0 - length(require_features(y, self.n)) / _radius(self)
 
     def project(self, y: Tensor) -> Tensor:
         """The nearest point, y * radius / |y|; for y = 0, where all are as near, radius along the first feature."""
-        return _radius(self) * _direction(_rows_of(y, self.n), _first(y))
+        return _radius(self) * _direction(require_features(y, self.n), _first(y))
 
     def distance(self, y: Tensor) -> Tensor:
         """| |y| - radius |, of shape (...)."""
-        return (length(_rows_of(y, self.n)) - _radius(self)).abs()
+        return (length(require_features(y, self.n)) - _radius(self)).abs()
 
     def contains(self, y: Tensor, tolerance: float | None = None) -> Tensor:
         """Whether distance(y) <= tolerance (16 sqrt(n) radius machine epsilons of y's dtype, unless given)."""
@@ -71,7 +71,7 @@ class Sphere:
 
     def tangent(self, y: Tensor, v: Tensor) -> Tensor:
         """v less its part along y, of the broadcast shape and in y's dtype; all of v for y = 0."""
-        return project_out(require_floating(v).to(y.dtype), _rows_of(y, self.n))
+        return project_out(require_floating(v).to(y.dtype), require_features(y, self.n))
 
     def sample(
         self, count: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64
@@ -123,7 +123,7 @@ class CentredSphere:
 
     def depth(self, y: Tensor) -> Tensor:
         """1 - |centre(y)| / radius, of shape (...): 1 on the line of constant rows, 0 on the sphere."""
-        return 1.0 - length(centre(_rows_of(y, self.n))) / _radius(self)
+        return 1.0 - length(centre(require_features(y, self.n))) / _radius(self)
 
     def project(self, y: Tensor) -> Tensor:
         """The nearest point, centre(y) * radius / |centre(y)|.
@@ -134,11 +134,11 @@ class CentredSphere:
         along = (_first(y) - _first(y).roll(1, -1)) / math.sqrt(2.0)
         if self.n == 1:
             along = along * torch.nan
-        return _radius(self) * _direction(centre(_rows_of(y, self.n)), along)
+        return _radius(self) * _direction(centre(require_features(y, self.n)), along)
 
     def distance(self, y: Tensor) -> Tensor:
         """hypot(|centre(y)| - radius, sqrt(n) * mean(y)), of shape (...); the derivative is taken as 0 where it is."""
-        across = length(centre(_rows_of(y, self.n))) - _radius(self)
+        across = length(centre(require_features(y, self.n))) - _radius(self)
         along = y.mean(-1) * math.sqrt(self.n)
         return length(torch.stack([across, along], -1)) * (torch.nan if self.n == 1 else 1.0)
 
@@ -148,7 +148,7 @@ class CentredSphere:
 
     def tangent(self, y: Tensor, v: Tensor) -> Tensor:
         """v less its parts along 1 and along centre(y), of the broadcast shape and in y's dtype."""
-        return project_out(centre(require_floating(v).to(y.dtype)), centre(_rows_of(y, self.n)))
+        return project_out(centre(require_floating(v).to(y.dtype)), centre(require_features(y, self.n)))
 
     def sample(
         self, count: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64
@@ -170,12 +170,6 @@ def _radius(sphere: Sphere | CentredSphere) -> float:
 
 def _tolerance(sphere: Sphere | CentredSphere, y: Tensor) -> float:
     return 16 * math.sqrt(sphere.n) * torch.finfo(y.dtype).eps * _radius(sphere)
-
-
-def _rows_of(y: Tensor, n: int) -> Tensor:
-    if require_floating(y).shape[-1] != n:
-        raise ShapeError(f"rows of {n} features are needed, got shape {tuple(y.shape)}")
-    return y
 
 
 def _first(y: Tensor) -> Tensor:
