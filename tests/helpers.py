@@ -147,3 +147,10 @@ def exact(
                 normalized = [g * value for g, value in zip(gain, normalized, strict=True)]
             out.append([float(value + b) for value, b in zip(normalized, shift, strict=True)])
     return torch.tensor(out, dtype=torch.float64).reshape(x.shape)
+
+
+def below(error: Tensor | float, bound: float) -> str:
+    """Assert that the largest magnitude is below a bound, and say so: words that are the same on every machine."""
+    largest = float(torch.as_tensor(error).abs().max())
+    assert largest < bound, f"{largest:.3g} is not below {bound:g}"
+    return f"< {bound:.0e}".replace("e-0", "e-")

@@ -168,3 +168,12 @@ def test_what_is_no_gain_is_refused(function):
         function(torch.ones(3, dtype=torch.int64))
     with pytest.raises(InputError, match="finite gains are needed"):
         function(torch.tensor([1.0, torch.inf]))
+
+
+@pytest.mark.parametrize(
+    "gain", [torch.linspace(0.5, 2, 33).double(), torch.tensor([0.0, 0.0, 1.0, 1.0, -2.0, 3.0]).double()]
+)
+def test_a_few_eigenvalues_are_those_of_all(gain):
+    n = len(gain)
+    places = torch.tensor([n - 1, 0, n // 2, 1])
+    assert torch.equal(downdate_eigenvalues(gain, places), downdate_eigenvalues(gain)[places])

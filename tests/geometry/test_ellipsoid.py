@@ -192,3 +192,10 @@ def test_what_is_no_ellipsoid_is_refused():
         Ellipsoid(torch.ones(2, 3), is_centred=True)
     with pytest.raises(DtypeError):
         Ellipsoid(torch.ones(3, dtype=torch.int64), is_centred=False)
+
+
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_a_few_semi_axes_are_those_of_all(is_centred):
+    ellipsoid = Ellipsoid(torch.tensor([0.0, 0.5, -1.0, 1.0, 2.0, 3.0], dtype=torch.float64), is_centred=is_centred)
+    places = torch.tensor([ellipsoid.rank - 1, 0, 2])
+    assert torch.equal(ellipsoid.semi_axes(places), ellipsoid.semi_axes()[places])

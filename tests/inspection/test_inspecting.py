@@ -75,6 +75,64 @@ def test_a_removed_final_norm_is_found(name: str) -> None:
     assert len(inspection.sites) == 12
 
 
+@pytest.mark.parametrize(("name", "dimension"), [("layernorm", 62), ("rmsnorm", 63)])
+def test_a_twin_has_a_geometry(name: str, dimension: int) -> None:
+    model = demo_model(name)
+    inspection = nk.inspect(model, text_batch())
+
+    for site in inspection.sites:
+        shape, gain = site.geometry, model.get_submodule(site.path).weight.detach().double().abs()
+        assert shape is not None
+        assert shape.semi_axes is not None
+        assert (shape.rows, shape.dimension, shape.vanishing_gains) == (64, dimension, 0)
+        assert 0 < shape.rotation[0] < shape.rotation[1] < shape.rotation[2] < 45
+        # Rows of one length come out; what enters differs more at the end of the model.
+        assert 1 < shape.spread_out < 1.5
+        low, high = gain.sort().values[:2].tolist(), gain.sort().values[-2:].tolist()
+        if name == "rmsnorm":
+            assert (shape.semi_axes[0], shape.semi_axes[2]) == pytest.approx((low[0], high[1]))
+            assert shape.rotation_without_affine == (0.0, 0.0, 0.0)
+        else:
+            # The axes lie between the gains.
+            assert low[0] <= shape.semi_axes[0] <= low[1]
+            assert high[0] <= shape.semi_axes[2] <= high[1]
+            # cos**2 of the angle to 1 is the energy along it, which centring takes away.
+            turned = torch.tensor(shape.rotation_without_affine[1]).deg2rad().sin() ** 2
+            assert turned == pytest.approx(site.input.mean_energy, rel=0.7)
+    last = inspection.sites[-1].geometry
+    assert last is not None
+    assert last.spread_in > 1.7 * last.spread_out
+
+
+def test_the_keys_of_a_twin_can_all_be_selected() -> None:
+    inspection = nk.inspect(demo_model("layernorm"), text_batch())
+
+    assert [one.path for one in inspection.selections] == [one.path for one in inspection.attentions]
+    for one in inspection.selections:
+        assert (one.keys, one.sampled, one.key_heads) == (128, 16, 4)
+        assert (one.before, one.heads) == (1.0, tuple((head, 1.0) for head in range(4)))
+
+
+def test_the_first_text_that_has_a_token_tells_which_keys_can_be_selected() -> None:
+    model, batch = demo_model("rmsnorm"), text_batch(rows=2, length=48)
+    batch["attention_mask"][0] = 0
+    batch["attention_mask"][1, :8] = 0
+    alone = {key: value[1:, 8:] for key, value in batch.items()}
+
+    found, expected = nk.inspect(model, batch).selections, nk.inspect(model, alone).selections
+
+    assert [one.keys for one in found] == [40] * 6
+    assert found == expected
+
+
+def test_the_stages_are_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    nk.inspect(demo_model("rmsnorm"), text_batch(rows=1), progress=lambda *stage: told.append(stage))
+
+    assert [stage for stage, _, _ in told] == ["structure", "norms", "placement", "text", *["selectable keys"] * 6]
+    assert told[-1] == ("selectable keys", 5, 6)
+
+
 def test_padding_changes_no_statistic() -> None:
     model = demo_model("layernorm")
     plain = text_batch(rows=2, length=96)
@@ -202,4 +260,10 @@ def test_json_and_html_are_the_same_bytes_on_a_second_run(tmp_path: Path) -> Non
         pages.add(inspection.write_html(tmp_path / f"{name}.html").read_bytes())
         documents.add(json.dumps(inspection.to_json(), allow_nan=False))
     assert len(pages) == len(documents) == 1
-    assert json.loads(documents.pop())["schema_version"] == 1
+    document = json.loads(documents.pop())
+    assert document["schema_version"] == 1
+    assert set(document["sites"][0]["geometry"]) == {
+        "rows", "rotation", "rotation_without_affine", "spread_in", "spread_out", "dimension", "semi_axes",
+        "vanishing_gains",
+    }  # fmt: skip
+    assert document["selections"][0]["heads"] == [[0, 1.0], [1, 1.0], [2, 1.0], [3, 1.0]]

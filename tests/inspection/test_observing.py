@@ -91,6 +91,20 @@ def test_every_call_is_told_in_order():
     ]
 
 
+def test_what_a_module_is_given_that_calls_functions_is_told():
+    class Given(Diary):
+        def before_parent(self, path, args, kwargs, /):
+            self.lines.append((path, args, kwargs))
+
+    model, x, diary = Model(), torch.randn(2, 5, 8), Given()
+    with watched(diary, model, x):
+        model.layers[1](x=x)
+    path, args, kwargs = diary.lines[0]
+    assert (path, args, list(kwargs)) == ("layers.1", (), ["x"])
+    assert kwargs["x"] is x
+    assert diary.lines[1] == "> layers.1"
+
+
 @pytest.mark.parametrize("replaced", ["layers.1:rms_norm#2", "layers.1.norm"])
 def test_an_output_is_replaced(replaced):
     model, x = Model(), torch.randn(2, 5, 8)

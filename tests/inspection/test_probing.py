@@ -137,6 +137,7 @@ def test_a_mask_that_is_all_true_is_no_mask():
     with plain:
         model(x)
     assert [masked.site(site) for site in sites.values()] == [plain.site(site) for site in same.values()]
+    assert [masked.geometry(site) for site in sites.values()] == [plain.geometry(site) for site in same.values()]
 
 
 @torch.no_grad()

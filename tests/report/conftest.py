@@ -13,9 +13,11 @@ from normkit.inspection.result import (
     Check,
     Finding,
     Inspection,
+    KeySelection,
     ModelFacts,
     RowStatistics,
     Site,
+    SiteGeometry,
     Spectrum,
     Walk,
     WalkStep,
@@ -74,6 +76,22 @@ def spectrum(centre, width, *, size=64, outliers=()):
     )
 
 
+def geometry(spec, *, turn, features=64):
+    """A sample of rows that a norm turns by about so many degrees."""
+    low = 0.5 if spec.has_weight else 1.0
+    centring = 1.4 if spec.centre_numerator else 0.0
+    return SiteGeometry(
+        rows=64,
+        rotation=(turn * 0.8, turn, turn * 1.5),
+        rotation_without_affine=(centring / 2, centring, centring * 2),
+        spread_in=1 + turn / 10,
+        spread_out=1.15,
+        dimension=features - (2 if spec.centre_numerator else 1),
+        semi_axes=(low, 1.0, 1.0 + turn / 40),
+        vanishing_gains=0,
+    )
+
+
 def site(path, order, *, block, role, rms, spec=specs.TORCH_LAYER_NORM, energy=0.004, gain=None, features=64):
     eps = spec.eps or 2.0**-23
     kept = rms / math.sqrt(rms**2 + eps)
@@ -97,6 +115,7 @@ def site(path, order, *, block, role, rms, spec=specs.TORCH_LAYER_NORM, energy=0
         dtype="float32",
         headroom_bits=124.0 - math.log2(1 + rms),
         statistics_headroom_bits=None,
+        geometry=geometry(spec, turn=8.0 + order % 20, features=features),
     )
 
 
@@ -127,6 +146,20 @@ def attention(path, index, bound):
         entropy=2.6 - 0.1 * index % 1.0,
         entropy_min=1.4 - 0.1 * index % 0.9,
         uniform_entropy=4.08,
+    )
+
+
+def selection(path, index):
+    """Keys that the projection hides in part, in the first of four heads most."""
+    lowest = 1.0 - index % 4 / 8
+    return KeySelection(
+        path=path,
+        block=index,
+        keys=128,
+        sampled=16,
+        before=1.0,
+        key_heads=4,
+        heads=((0, lowest), (1, 1.0), (2, 1.0), (3, 1.0)),
     )
 
 
@@ -179,7 +212,7 @@ def facts(name="demo layernorm", **changes):
 
 def model(name, layers, *, spec=specs.TORCH_LAYER_NORM, width=64):
     """A pre-norm model of 2 * layers + 1 norms."""
-    sites, blocks, attentions = [], [], []
+    sites, blocks, attentions, selections = [], [], [], []
     for index in range(layers):
         rms = 0.12 * (1 + index) ** 0.8
         path = f"transformer.h.{index}"
@@ -190,6 +223,7 @@ def model(name, layers, *, spec=specs.TORCH_LAYER_NORM, width=64):
                               spec=spec, energy=0.02 / (1 + index), gain=gain, features=width))  # fmt: skip
         blocks.append(block(path, index, rms, 0.12 * (2 + index) ** 0.8))
         attentions.append(attention(f"{path}.attn", index, 4.0 + 1.5 * index))
+        selections.append(selection(f"{path}.attn", index))
     sites.append(site("transformer.ln_f", len(sites), block=None, role="final", rms=0.12 * (1 + layers) ** 0.8,
                       spec=spec, energy=0.003, gain=spectrum(1.4, 0.2, size=width), features=width))  # fmt: skip
     recurring = ((11, tuple(f"transformer.h.{index}.ln_1" for index in range(2, layers))),) if layers > 3 else ()
@@ -204,6 +238,7 @@ def model(name, layers, *, spec=specs.TORCH_LAYER_NORM, width=64):
         findings=(),
         checks=checks(),
         unrecognised=(),
+        selections=tuple(selections),
     )
 
 
@@ -285,6 +320,7 @@ def hostile():
         sites=tuple(dataclasses.replace(s, path=HOSTILE + "a" * 400, class_name=HOSTILE) for s in base.sites),
         blocks=tuple(dataclasses.replace(b, path=HOSTILE) for b in base.blocks),
         attentions=tuple(dataclasses.replace(a, path=HOSTILE) for a in base.attentions),
+        selections=tuple(dataclasses.replace(s, path=HOSTILE) for s in base.selections),
         final_norm=HOSTILE,
         walk=walk(HOSTILE, token=HOSTILE),
         findings=(finding,),

@@ -34,6 +34,9 @@ def test_a_glance_tells_the_extremes(healthy):
         "input rows": "median rms 0.120 to 0.579; 0.30 to 2.0 % of their energy along all-ones",
         "eps": "shortens median rows by up to 0.035 %, no row by over 1 %",
         "attention": "logits reach 6.05, bound 11.5",
+        "geometry": "median rows turn 8.0 to 20.0°; lengths differ 1.80 to 3.00-fold in, 1.15 out",
+        "images": "2.40 to 3.00 times as long as thick",
+        "keys": "62.5 to 100 % of 16 sampled in each of 24 heads can be selected",
         "gain outliers": "feature 11 at 4 norms",
     }
 

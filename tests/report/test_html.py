@@ -92,7 +92,7 @@ def test_headings_go_down_one_level_at_a_time(page):
 
 def test_every_figure_can_be_read_without_being_seen(page):
     figures = [attrs for attrs in page.named("svg") if attrs.get("role") == "img"]
-    assert len(figures) == 5
+    assert len(figures) == 6
     assert all(attrs["aria-label"].endswith(".") for attrs in figures)
     others = [attrs for attrs in page.named("svg") if attrs.get("role") != "img"]
     assert all(attrs["aria-hidden"] == "true" for attrs in others)
@@ -159,11 +159,22 @@ def test_the_page_says_what_the_description_says(page):
     assert page.text("dd").count("Set eps") == 0
     assert "Set eps to 1e-5 where the norms are built." in page.text("li")
     assert "eps 1e-3 at 3 norms" in page.text("dd")
-    assert page.text("code").count("transformer.h.0.ln_1") == 2
+    assert page.text("code").count("transformer.h.0.ln_1") == 3
     checked = page.text("span")
     assert "eps differs from the config's: found" in checked
     assert "eps outside the root: not found" in checked
     assert "little headroom: not checked (no 16-bit tensors seen)" in checked
+
+
+def test_the_geometry_of_norms_and_keys_has_a_section(page):
+    assert {"href": "#geometry"} in page.named("a")
+    assert {"id": "geometry", "aria-labelledby": "geometry-heading"} in page.named("section")
+    assert "What the norms do to vectors" in page.text("h3")
+    assert "Which keys can be selected" in page.text("h3")
+    cells = page.content["td"]
+    assert "6.4 to 12.0°" in cells
+    assert "16 of 128" in cells
+    assert "62.5 %" in cells
 
 
 def test_numbers_in_tables_can_be_sorted_by_value(page):
@@ -182,7 +193,7 @@ def test_a_page_of_twelve_layers_is_under_300_kb_and_of_a_hundred_under_2_mb(twe
 
 def test_a_long_model_is_folded_and_its_rows_are_kept(long):
     page = Page(rendered(long))
-    assert page.text("summary") == "All 201 rowsAll 100 rowsAll 100 rows"
+    assert page.text("summary") == "All 201 rowsAll 201 rows" + "All 100 rows" * 3
     assert "transformer.h.{0-99}.ln_1" in page.text("code")
     assert "transformer.h.57.ln_2" in page.text("code")
 
@@ -192,6 +203,8 @@ def test_a_model_without_norms_has_a_page(empty):
     page = Page(text)
     assert "This model has no normalization layer that a spec describes." in page.text("p")
     assert "No attention call was seen." in page.text("p")
+    assert "No row of a norm was sampled." in page.text("p")
+    assert "No key was tried: that takes SciPy" in page.text("p")
     assert "No repeated block was found" in page.text("p")
     assert page.named("figure") == []
     assert 'id="walk"' not in text
@@ -202,7 +215,7 @@ def test_without_matplotlib_the_page_says_so_and_is_whole(faulty, monkeypatch):
     page = Page(html.render(faulty))
     assert 'No figures: figures need Matplotlib, which is not installed: pip install "normkit[plot]"' in page.text("p")
     assert page.named("figure") == []
-    assert len(page.named("table")) == 3
+    assert len(page.named("table")) == 5
 
 
 def test_a_written_page_is_the_rendered_one(faulty, tmp_path):

@@ -64,7 +64,7 @@ def test_the_page_reads_without_scripts(opened, faulty):
     assert page.locator("h1").is_visible()
     assert page.locator("section#norms tbody tr").count() == 13
     assert page.locator("article.finding").first.is_visible()
-    assert page.locator("figure svg").count() == 5
+    assert page.locator("figure svg").count() == 6
     assert page.locator("th button").count() == 0
 
 

@@ -17,7 +17,7 @@ _CHUNK = 2**16
 _MOST_STEPS = 200
 
 
-def downdate_eigenvalues(gain: Tensor) -> Tensor:
+def downdate_eigenvalues(gain: Tensor, places: Tensor | None = None) -> Tensor:
     """Eigenvalues of diag(g) (I - 11^T/n) diag(g) = diag(g**2) - g g^T / n, ascending.
 
     They are the squared semi-axes, over the squared radius, of {g * z : |z| = radius, sum(z) = 0}, and the roots t of
@@ -35,10 +35,11 @@ def downdate_eigenvalues(gain: Tensor) -> Tensor:
 
     Args:
         gain: g, as it acts, shape (n,). Only g**2 counts, so signs do not.
+        places: Which of them are wanted, as indices from 0 to n - 1, of shape (m,); all by default. A few take O(n).
 
     Returns:
-        Tensor of shape (n,), ascending, computed in float64 and returned in the gain's dtype. A table of numbers: not
-        for `vmap` or autograd.
+        Tensor of shape (n,) or (m,), in the order of the places, computed in float64 and returned in the gain's dtype.
+        A table of numbers: not for `vmap` or autograd.
 
     Raises:
         DtypeError: If the gain is not of a floating dtype.
@@ -54,8 +55,9 @@ def downdate_eigenvalues(gain: Tensor) -> Tensor:
         Golub 1973, "Some modified matrix eigenvalue problems", SIAM Review 15, section 5, for the first equation; the
         second one, and its solution from the nearest pole as in Gu and Eisenstat 1994, derived here for this matrix.
     """
-    table = _solve(gain)
-    return (table.values * table.unit).mul(table.unit).to(gain.dtype)
+    table = _solve(gain, places)
+    values = table.values if places is None else table.values[places]
+    return (values * table.unit).mul(table.unit).to(gain.dtype)
 
 
 def downdate_eigenvectors(gain: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ class _Table(NamedTuple):
         free: The other intervals.
         poles: The index of the size nearest to the root of each interval, shape (n - 1,).
         offsets: That root less that size squared, shape (n - 1,).
-        values: All eigenvalues over unit**2, ascending, shape (n,).
+        values: The eigenvalues over unit**2, ascending, shape (n,); those not asked for are not solved.
     """
 
     unit: float
@@ -130,7 +132,7 @@ class _Table(NamedTuple):
     values: Tensor
 
 
-def _solve(gain: Tensor) -> _Table:
+def _solve(gain: Tensor, places: Tensor | None = None) -> _Table:
     if require_floating(gain).dim() != 1:
         raise ShapeError(f"a gain of shape (n,) is needed, got shape {tuple(gain.shape)}")
     wide = gain.detach().double().abs()
@@ -140,6 +142,8 @@ def _solve(gain: Tensor) -> _Table:
     sizes, order = (wide / unit).sort(stable=True)
     widths = _gaps(sizes[1:], sizes[:-1])
     ties, free = (widths == 0).nonzero().flatten(), (widths > 0).nonzero().flatten()
+    if places is not None:
+        free = free[torch.isin(free + 1, places)]
     poles = torch.arange(len(widths), device=gain.device)
     offsets = torch.zeros_like(widths)
     if len(free):

@@ -110,12 +110,23 @@ class Ellipsoid:
         reciprocal = self.gain.abs().amin() / self.gain
         return reciprocal / length(reciprocal)
 
-    def semi_axes(self) -> Tensor:
-        """Lengths of the semi-axes, ascending, shape (rank,): radius |g_i| or, if centred, radius sqrt(eigenvalue).
+    def semi_axes(self, places: Tensor | None = None) -> Tensor:
+        """Lengths of the semi-axes, ascending: radius |g_i| or, if centred, radius sqrt(eigenvalue).
 
         The eigenvalues are those of `downdate_eigenvalues` that are not 0. In float64, rounded to the gain's dtype.
+
+        Args:
+            places: Indices of those wanted, from 0 to rank - 1, which take O(n) each; all by default, in O(n**2).
+
+        Returns:
+            Tensor of shape (rank,), or that of the places.
         """
-        return self._wide_semi_axes.to(self.gain.dtype)
+        if places is None:
+            return self._wide_semi_axes.to(self.gain.dtype)
+        gain = self.gain.detach().double()
+        from_last = places + self.ambient - self.rank
+        sizes = downdate_eigenvalues(gain, from_last).sqrt() if self.is_centred else gain.abs().sort().values[from_last]
+        return (self._radius * sizes).to(self.gain.dtype)
 
     def axes(self) -> tuple[Tensor, Tensor]:
         """The semi-axes, ascending, shape (rank,), and their unit directions, shape (n, rank), one a column."""

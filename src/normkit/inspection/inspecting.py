@@ -6,6 +6,7 @@ import inspect as signatures
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 
 import torch
@@ -20,6 +21,7 @@ from normkit.inspection.fingerprint import BlockSweep
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Role, Site, Spectrum, Walk
+from normkit.inspection.selecting import key_selections
 from normkit.inspection.spectrum import recurring_outliers, spectrum
 from normkit.inspection.walk import capture, walk
 
@@ -43,7 +45,8 @@ def inspect(
     """Find every norm of a model, measure it on real input, and check it against the rules.
 
     The model runs in evaluation mode without gradients and is left as it was, also after an exception.
-    Statistics are streamed: nothing of the size of an activation is kept.
+    Statistics are streamed: nothing of the size of an activation is kept. Which keys are selectable is judged on the
+    first text alone.
 
     Args:
         model: A transformer, on any device.
@@ -95,6 +98,10 @@ def inspect(
                 counted, left_out = _tokens(batch, mask)
                 tokens, padding = tokens + counted, padding + left_out
         sites = _sites(probe, found, blocks, roles)
+        text, valid = _first_text(first)
+        selections = key_selections(
+            model, called, blocks, _runner(model, text), valid, partial(report, "selectable keys")
+        )
         walked = _walk(model, found, sites, first, decode, site)
     measured = _blocks(probe, blocks, sweeps)
     facts = rules.Facts(
@@ -117,6 +124,7 @@ def inspect(
         findings=findings,
         checks=checks,
         unrecognised=unrecognised,
+        selections=selections,
     )
 
 
@@ -153,6 +161,14 @@ def _mask(batch: Batch) -> Tensor | None:
     return None if mask is None or bool(mask.all()) else mask.bool()
 
 
+def _first_text(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The batch's first row that has a token, and its token mask (T,) or None where all of them count."""
+    mask = _mask(batch)
+    index = 0 if mask is None else int(mask.any(-1).byte().argmax())
+    text = {key: value[index : index + 1] if value.dim() > 1 else value for key, value in batch.items()}
+    return text, None if mask is None or bool(mask[index].all()) else mask[index]
+
+
 def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
     """Tokens that count, and tokens that are padding."""
     if mask is not None:
@@ -187,6 +203,7 @@ def _sites(
                 dtype=measured.dtype,
                 headroom_bits=measured.headroom_bits,
                 statistics_headroom_bits=measured.statistics_headroom_bits,
+                geometry=probe.geometry(norm),
             )
         )
     return tuple(sites)

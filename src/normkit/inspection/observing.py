@@ -36,6 +36,9 @@ class Listener:
     def after_block(self, block: BlockCall, y: Tensor, /) -> None:
         """A block returned the stream y."""
 
+    def before_parent(self, path: str, args: tuple[object, ...], kwargs: dict[str, object], /) -> None:
+        """One of the modules that call norms or attention as functions is about to be called."""
+
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> None:
         """The module at the path `parent` calls scaled_dot_product_attention ("sdpa") or a softmax."""
 
@@ -82,13 +85,14 @@ class _Observer(TorchFunctionMode):
         self._stack: list[tuple[str, Counter[str]]] = [("", Counter())]
 
     def hook_parent(self, path: str, module: nn.Module) -> Iterator[RemovableHandle]:
-        def before(_module: nn.Module, _args: object) -> None:
+        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             self._stack.append((path, Counter()))
+            self._listener.before_parent(path, args, kwargs)
 
         def after(_module: nn.Module, _args: object, _output: object) -> None:
             self._stack.pop()
 
-        yield module.register_forward_pre_hook(before)
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
         yield module.register_forward_hook(after)
 
     def __torch_function__(

@@ -27,7 +27,8 @@ from normkit.inspection.blocks import BlockCall
 from normkit.inspection.gauges import SiteGauge, SiteMeasurement, spec_moments
 from normkit.inspection.moments import RowAccumulator, RowMoments
 from normkit.inspection.observing import Listener, observed
-from normkit.inspection.result import Attention, RowStatistics
+from normkit.inspection.result import Attention, RowStatistics, SiteGeometry
+from normkit.inspection.sampling import RowPicker, RowSample
 from normkit.spec import NormSpec
 
 P = ParamSpec("P")
@@ -37,7 +38,7 @@ _STREAM = NormSpec()
 
 
 class Probe:
-    """Streams statistics of every forward pass inside its context; nothing is kept but counts and sums.
+    """Streams statistics of every forward pass inside its context; nothing is kept but counts, sums and angles.
 
     Hooks and mode are gone when the context is left, also by an exception.
 
@@ -97,6 +98,10 @@ class Probe:
         """What was measured at one norm so far."""
         return self._gauges.sites[site.path].result()
 
+    def geometry(self, site: NormSite) -> SiteGeometry | None:
+        """What one norm did so far to a sample of its rows; None if there is none."""
+        return self._gauges.samples[site.path].result(site.gain)
+
     def block(self, block: BlockCall) -> tuple[RowStatistics, RowStatistics]:
         """Statistics of the residual stream entering and leaving one block so far."""
         entering, leaving = self._gauges.blocks[block.path]
@@ -123,10 +128,12 @@ class _Gauges(Listener):
 
     def __init__(self, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
         self.sites = {site.path: SiteGauge(site.spec, site.gain) for site in sites}
+        self.samples = {site.path: RowSample(site.spec) for site in sites}
         self.blocks = {block.path: (RowAccumulator(), RowAccumulator()) for block in blocks}
         self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
         self._block_index = {block.path: block.index for block in blocks}
         self._sdpa_parents = {call.parent for call in trace.functions if call.function == "sdpa"}
+        self._batches = 0
         self.restart(None)
 
     def restart(self, mask: Tensor | None) -> None:
@@ -135,14 +142,18 @@ class _Gauges(Listener):
         self._tokens = None if mask is None else (mask.shape[0], mask.shape[1])
         self._last_moments: _Last[RowMoments | None] = _Last()
         self._last_selection: _Last[Selection] = _Last()
+        self._picker = RowPicker(self._batches, self._mask)
+        self._batches += 1
 
     @_unseen
     def before_site(self, site: NormSite, x: Tensor) -> None:
         self.sites[site.path].enter(x, self._moments(x, site.spec), self._mask)
+        self.samples[site.path].enter(x, self._picker)
 
     @_unseen
     def after_site(self, site: NormSite, y: Tensor) -> None:
         self.sites[site.path].leave(self._moments(y, site.spec))
+        self.samples[site.path].leave(y, self._picker)
 
     @_unseen
     def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -147,14 +147,17 @@ class SiteGeometry:
     """What one norm does to the vectors of a sample of its rows, and the shape that its gain gives their image.
 
     Attributes:
-        rows: Rows sampled, spread evenly over each batch; those of padding never enter.
+        rows: Rows sampled, spread evenly over each batch; those of padding and those without a direction (zero or
+            not finite, before or after) never enter.
         rotation: 5 %, 50 % and 95 % quantile of the angle between what enters and what leaves, in degrees.
         rotation_without_affine: The same for the normalized row before gain and bias: what centring alone turns.
         spread_in: Longest over shortest row (95 % over 5 % quantile) of what enters.
         spread_out: The same of what leaves.
-        dimension: Of the surface that the image fills at eps = 0; None where the norm has none.
-        semi_axes: Smallest, median and largest semi-axis of the image over sqrt(n); None likewise.
-        zero_gains: Entries of the gain that are exactly 0.
+        dimension: Of the image at eps = 0, with vanishing gains as 0; None where it is no single ellipsoid (rows in
+            groups, heads with gains of their own, a mean that counts on one side of the fraction bar only).
+        semi_axes: Smallest, median and largest semi-axis of that image over sqrt(n); None likewise.
+        vanishing_gains: Entries of the gain that are 0 or as good as (2**-24 of the largest, or less): their features
+            leave as the bias alone.
     """
 
     rows: int
@@ -164,31 +167,32 @@ class SiteGeometry:
     spread_out: float
     dimension: int | None
     semi_axes: tuple[float, float, float] | None
-    zero_gains: int
+    vanishing_gains: int
 
     @property
     def elongation(self) -> float:
-        """Longest over shortest semi-axis of the image; infinite where one is 0, NaN where there is no image."""
-        if self.semi_axes is None:
-            return math.nan
-        low, _, high = self.semi_axes
-        return high / low if low > 0 else math.inf
+        """Longest over shortest semi-axis of the image; NaN where there is no image."""
+        return math.nan if self.semi_axes is None else self.semi_axes[2] / self.semi_axes[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeySelection:
     """Which keys of one attention call some query could prefer to all others, for sampled keys of one text.
 
-    A key is selectable if it is an exposed point of the convex hull of all keys. Normalized rows always are (at
-    eps = 0 and without repeats); a projection to a head's few features can hide them.
+    A key is selectable if it is an exposed point of the convex hull of all keys of the text, whatever a causal mask
+    would hide; one that recurs is counted once. Normalized rows always are selectable (at eps = 0); a projection to a
+    head's few features can hide them.
 
     Attributes:
         path: Path of the module that made the call.
         block: Index of its block, or None.
-        keys: Keys of the text, T.
-        sampled: Keys tried a head.
-        before: Share of the sampled rows that are selectable where the key projection reads them; None if unseen.
-        heads: Share of the sampled keys that are selectable after it, a key head each.
+        keys: Keys of the text, T, padding left out; of a long text the first 256.
+        sampled: Keys tried a head, spread evenly.
+        before: Share of the sampled rows that are selectable as they enter the module that made the call; None if
+            they were not seen there.
+        key_heads: Key heads of the call.
+        heads: Pairs (key head, share of the sampled keys that are selectable); all heads, or some spread evenly
+            where all of a large model's would take long.
     """
 
     path: str
@@ -196,4 +200,10 @@ class KeySelection:
     keys: int
     sampled: int
     before: float | None
-    heads: tuple[float, ...]
+    key_heads: int
+    heads: tuple[tuple[int, float], ...]
+
+    @property
+    def after(self) -> float:
+        """Mean share over the heads tried; NaN where none was."""
+        return sum(share for _, share in self.heads) / len(self.heads) if self.heads else math.nan

@@ -7,6 +7,7 @@ from collections import Counter
 
 from normkit.inspection.result import Attention, Block, Inspection, Walk, WalkStep
 from normkit.plots.numerals import counted, degrees, percent, percent_spread, significant, spread
+from normkit.report.geometry import folded_geometry_table, geometry_facts, geometry_table, selection_table
 from normkit.report.parts import Cell, Column, Fact, Formula, Passage, Report, Stage, Table, Verdict
 from normkit.report.sites import folded_table, formulas, site_table
 from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable, shortened
@@ -17,6 +18,10 @@ _METHOD = (
     "Statistics are over the rows (one token, one head) that entered each norm while the text ran through the model; "
     "padding was left out. Quantiles are read off a histogram of eight bins an octave.",
     "A block's placement was read from how its output grows when its input is scaled, not from its code.",
+    "Geometry is that of up to 64 rows a call, spread evenly over the tokens, and of at most 16 batches. "
+    "A norm's image is where its rows land with its real gain, were eps 0: an ellipsoid around its bias.",
+    "A key can be selected if some query, whichever, has a larger product with it than with every other key of the "
+    "text, those that a causal mask would hide included. 16 keys a head were tried, spread evenly over the first text.",
     "The bound on attention logits is the largest |query| times the largest |key| times the softmax scale; sampled "
     "logits are exact. Neither sees what the kernel does inside.",
     "One text on one machine: other inputs can be larger, and what never ran was not seen.",
@@ -43,6 +48,9 @@ def describe(inspection: Inspection) -> Report:
         sites=site_table(inspection),
         folded=folded_table(inspection),
         formulas=formulas(inspection.sites),
+        geometry=geometry_table(inspection),
+        folded_geometry=folded_geometry_table(inspection),
+        selections=selection_table(inspection.selections),
         blocks=_block_table(inspection.blocks),
         attention=_attention_table(inspection.attentions),
         checks=inspection.checks,
@@ -114,6 +122,7 @@ def _glance(inspection: Inspection) -> tuple[Fact, ...]:
         bound = max(attention.bound for attention in inspection.attentions)
         sampled = max(attention.sampled_max for attention in inspection.attentions)
         facts.append(Fact(label="attention", value=f"logits reach {significant(sampled)}, bound {significant(bound)}"))
+    facts += geometry_facts(inspection)
     if inspection.recurring_outliers:
         indices = [f"feature {index} at {counted(len(p), 'norm')}" for index, p in inspection.recurring_outliers]
         facts.append(Fact(label="gain outliers", value=shortened(indices)))

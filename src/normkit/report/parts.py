@@ -178,6 +178,9 @@ class Report:
         sites: One row a norm.
         folded: The same with alike neighbours in one row, for long models.
         formulas: Each formula once.
+        geometry: One row a norm of which rows were sampled.
+        folded_geometry: The same with alike neighbours in one row.
+        selections: One row an attention call whose keys were tried.
         blocks: One row a block.
         attention: One row an attention call.
         checks: One a rule.
@@ -195,6 +198,9 @@ class Report:
     sites: Table
     folded: Table
     formulas: tuple[Formula, ...]
+    geometry: Table
+    folded_geometry: Table
+    selections: Table
     blocks: Table
     attention: Table
     checks: tuple[Check, ...]

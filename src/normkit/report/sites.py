@@ -59,8 +59,21 @@ def site_table(inspection: Inspection) -> Table:
 def folded_table(inspection: Inspection) -> Table:
     """One row for each norm of a stretch of blocks that are built alike; numbers become ranges."""
     names = {formula.spec: formula.name for formula in formulas(inspection.sites)}
-    rows = tuple(_row(sites, path, names) for path, sites in _folded(inspection))
+    rows = tuple(_row(sites, path, names) for path, sites in folded_sites(inspection))
     return Table(title="Norms", columns=_COLUMNS, rows=rows, empty=_EMPTY)
+
+
+def folded_sites(inspection: Inspection) -> list[tuple[str, tuple[Site, ...]]]:
+    """Rows of the folded table: a path, with the blocks it stands for in braces, and its sites."""
+    blocks = {block.index: block for block in inspection.blocks}
+    stretches: list[list[list[Site]]] = []
+    for run in _runs(inspection.sites):
+        signature = _signature(run, blocks)
+        if signature is not None and stretches and signature == _signature(stretches[-1][-1], blocks):
+            stretches[-1].append(run)
+        else:
+            stretches.append([run])
+    return [(_braced(sites, blocks), sites) for stretch in stretches for sites in zip(*stretch, strict=True)]
 
 
 def _row(sites: Sequence[Site], path: str, names: Mapping[NormSpec, str]) -> tuple[Cell, ...]:
@@ -88,19 +101,6 @@ def _row(sites: Sequence[Site], path: str, names: Mapping[NormSpec, str]) -> tup
 def _angle(angles: Sequence[float]) -> str:
     low, high = degrees(min(angles)), degrees(max(angles))
     return low if low == high else f"{low} to {high}"
-
-
-def _folded(inspection: Inspection) -> list[tuple[str, tuple[Site, ...]]]:
-    """Rows of the folded table: a path, with the blocks it stands for in braces, and its sites."""
-    blocks = {block.index: block for block in inspection.blocks}
-    stretches: list[list[list[Site]]] = []
-    for run in _runs(inspection.sites):
-        signature = _signature(run, blocks)
-        if signature is not None and stretches and signature == _signature(stretches[-1][-1], blocks):
-            stretches[-1].append(run)
-        else:
-            stretches.append([run])
-    return [(_braced(sites, blocks), sites) for stretch in stretches for sites in zip(*stretch, strict=True)]
 
 
 def _runs(sites: Sequence[Site]) -> list[list[Site]]:

@@ -37,8 +37,9 @@ def summary(inspection: Inspection) -> RenderableType:
     report = describe(inspection)
     head = Text.assemble((report.title, "bold"), "  ", report.subtitle, "\n", (report.source, "dim"))
     parts: list[RenderableType] = [head, "", _verdict(report.verdict), *map(finding, report.findings)]
-    # The table says the rest of what stands at a glance.
-    if glance := [fact for fact in report.glance if fact.label not in ("norms", "input rows", "eps")]:
+    # The table says the rest of what stands at a glance; what is wrong needs the room of what is merely so.
+    left_out = {"norms", "input rows", "eps", *(("geometry", "images", "keys") if report.findings else ())}
+    if glance := [fact for fact in report.glance if fact.label not in left_out]:
         parts += ["", _facts(glance)]
     if report.sites.rows:
         table = report.sites if len(report.sites.rows) <= _MOST_ROWS else report.folded

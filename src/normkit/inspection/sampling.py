@@ -1,0 +1,174 @@
+"""What one norm does to a sample of its rows: how far it turns them, how their lengths differ, the shape of the image.
+
+The sample is up to 64 rows a call, spread evenly over those that count, of at most 16 batches, spread evenly too. Four
+numbers a row are kept; the rows themselves live from a norm's call to its return.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from normkit import reference
+from normkit.errors import InputError, ShapeError, SpecError
+from normkit.geometry.image import image_of
+from normkit.inspection.moments import token_rows
+from normkit.inspection.result import SiteGeometry
+from normkit.spec import NormSpec
+
+_ROWS = 64
+_BATCHES = 16
+# A gain this much smaller than the largest is as good as 0: its feature is lost in the rounding of any float32 sum.
+_VANISHING = 2.0**-24
+
+
+class RowPicker:
+    """Picks rows of one batch's tensors: the same ones of what enters a norm and of what leaves it.
+
+    Args:
+        batch: Number of the batch, from 0.
+        mask: Token mask (B, T), or None where all rows count.
+    """
+
+    def __init__(self, batch: int, mask: Tensor | None) -> None:
+        self.batch = batch
+        self._mask = mask
+        self._places: dict[torch.Size, tuple[Tensor, ...] | None] = {}
+
+    def rows(self, x: Tensor, spec: NormSpec) -> Tensor | None:
+        """A copy of up to 64 of what are rows to a spec, on the CPU; None where the mask does not tell them.
+
+        Args:
+            x: Input or output of the norm.
+            spec: What it computes.
+
+        Returns:
+            Shape (rows, m), in float32 or in x's dtype if that is wider.
+        """
+        if self._mask is not None and spec.axes == "all_but_batch":
+            return None
+        # Of several groups the axis stays.
+        rows = reference.to_rows(x.detach(), spec).squeeze(-2)
+        leading = rows.shape[:-1]
+        if leading not in self._places:
+            self._places[leading] = _spread(leading, self._mask)
+        places = self._places[leading]
+        if places is None:
+            return None
+        picked = rows[places].cpu()
+        return picked if picked.dtype == torch.float64 else picked.float()
+
+
+class RowSample:
+    """The sampled rows of one norm.
+
+    Args:
+        spec: What the norm computes.
+    """
+
+    def __init__(self, spec: NormSpec) -> None:
+        self._spec = spec
+        self._entered: Tensor | None = None
+        self._kept: dict[int, list[Tensor]] = {}
+        self._every = 1
+        self._features = 0
+
+    def enter(self, x: Tensor, picker: RowPicker) -> None:
+        """Pick from what a call is given, before it can overwrite that."""
+        self._entered = None if picker.batch % self._every else picker.rows(x, self._spec)
+
+    def leave(self, y: Tensor, picker: RowPicker) -> None:
+        """Pick the same rows of what the call returned, and compare."""
+        x, self._entered = self._entered, None
+        left = None if x is None else picker.rows(y, self._spec)
+        if x is None or left is None or left.shape != x.shape:
+            return
+        self._features = x.shape[-1]
+        self._kept.setdefault(picker.batch, []).append(_compared(x, left, self._spec))
+        if len(self._kept) > _BATCHES:
+            self._every *= 2
+            self._kept = {batch: kept for batch, kept in self._kept.items() if batch % self._every == 0}
+
+    def result(self, gain: Tensor | None) -> SiteGeometry | None:
+        """The geometry of what was sampled so far; None without a row.
+
+        Args:
+            gain: The effective gain, of shape (n,) or (heads, n), or None.
+        """
+        kept = [numbers.double() for batch in self._kept.values() for numbers in batch]
+        numbers = torch.cat([torch.empty(4, 0, dtype=torch.float64), *kept], 1)
+        # A row that is zero or not finite has no direction, and neither has its angle.
+        numbers = numbers[:, numbers.isfinite().all(0)]
+        if not numbers.numel():
+            return None
+        rotation, by_centring, entering, leaving = numbers
+        vanishing = torch.zeros(0) if gain is None else gain.abs() <= _VANISHING * gain.abs().max()
+        standing = None if gain is None else gain.masked_fill(vanishing, 0.0)
+        dimension, semi_axes = _image(self._spec, self._features, standing)
+        return SiteGeometry(
+            rows=len(rotation),
+            rotation=_quantiles(rotation.rad2deg(), 0.05, 0.5, 0.95),
+            rotation_without_affine=_quantiles(by_centring.rad2deg(), 0.05, 0.5, 0.95),
+            spread_in=_spread_of(entering),
+            spread_out=_spread_of(leaving),
+            dimension=dimension,
+            semi_axes=semi_axes,
+            vanishing_gains=int(vanishing.sum()),
+        )
+
+
+def _spread(leading: torch.Size, mask: Tensor | None) -> tuple[Tensor, ...] | None:
+    """Up to 64 places along the leading axes, spread evenly over those that a token mask selects."""
+    valid = token_rows(torch.arange(math.prod(leading)).reshape(*leading, 1), mask)
+    if valid is None:
+        return None
+    valid = valid.flatten()
+    wanted = min(_ROWS, len(valid))
+    chosen = valid[torch.linspace(0, max(len(valid) - 1, 0), wanted, dtype=torch.float64).round().long()]
+    return torch.unravel_index(chosen, leading)
+
+
+def _compared(x: Tensor, y: Tensor, spec: NormSpec) -> Tensor:
+    """Four numbers for each row: its angle to what left and to its own centred part, its length, that of what left.
+
+    The angle is that of `normkit.geometry.angle_between`, in a few passes over the rows: this runs beside the model.
+    """
+    length, left = torch.linalg.vector_norm(x, dim=-1), torch.linalg.vector_norm(y, dim=-1)
+    u, v = x / length[:, None], y / left[:, None]
+    rotation = 2 * torch.atan2(torch.linalg.vector_norm(u - v, dim=-1), torch.linalg.vector_norm(u + v, dim=-1))
+    by_centring = torch.zeros_like(rotation)
+    if spec.centre_numerator:
+        mean = u.mean(-1, keepdim=True)
+        across = torch.linalg.vector_norm(u - mean, dim=-1)
+        by_centring = torch.atan2(mean.abs().squeeze(-1) * math.sqrt(x.shape[-1]), across)
+    return torch.stack([rotation, by_centring, length, left])
+
+
+def _image(spec: NormSpec, features: int, gain: Tensor | None) -> tuple[int | None, tuple[float, float, float] | None]:
+    """Dimension of a norm's image at eps = 0; its smallest, median and largest semi-axis over sqrt(n).
+
+    None where the image is no single ellipsoid, or only a point.
+    """
+    # The gain is as it acts, so that the spec's offset is in it; where a row lies in x does not matter here.
+    row = spec.replace(axes=(-1,), weight_offset=0.0, has_weight=gain is not None)
+    try:
+        surface = image_of(row, features, gain).surface
+    except (InputError, ShapeError, SpecError):
+        return None, None
+    rank = surface.rank
+    if not rank or not bool(surface.gain.isfinite().all()):
+        return None, None
+    ends_and_middle = surface.semi_axes(torch.tensor([0, (rank - 1) // 2, rank // 2, rank - 1]))
+    return surface.dimension, _quantiles(ends_and_middle.double() / math.sqrt(features), 0.0, 0.5, 1.0)
+
+
+def _quantiles(values: Tensor, *shares: float) -> tuple[float, float, float]:
+    low, median, high = values.quantile(torch.tensor(shares, dtype=values.dtype)).tolist()
+    return low, median, high
+
+
+def _spread_of(lengths: Tensor) -> float:
+    short, _, long = _quantiles(lengths, 0.05, 0.5, 0.95)
+    return long / short
