@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from normkit.report.description import describe
+from normkit.report.description import describe, describe_walk
 
 
 def test_a_healthy_model_is_said_to_be_so_and_what_was_not_checked_is_counted(healthy):
@@ -94,6 +94,8 @@ def test_the_walk_tells_its_defects(healthy):
     assert (passage.lowest, passage.highest) == pytest.approx((-1.5857, 1.8105), abs=1e-4)
     uncentred = dataclasses.replace(healthy.walk, plane_defect=None)
     assert len(describe(dataclasses.replace(healthy, walk=uncentred)).passage.facts) == 2
+    one_sided = dataclasses.replace(uncentred, ellipsoid_depth=None)
+    assert [fact.value for fact in describe_walk(one_sided).facts] == ["2.4e-7"]
 
 
 def test_a_walk_without_finite_entries_is_told(healthy):

@@ -125,8 +125,9 @@ class Walk:
         position: Its position in the first text.
         features: n.
         steps: raw, centred (where the norm centres), scaled, gain and bias (where it has any).
-        ellipsoid_depth: 1 - |(y - b) / g| / sqrt(n): 0 on the ellipsoid's surface, above 0 inside, because of eps;
-            over the entries with a gain of 0 left out.
+        ellipsoid_depth: 1 - |(y - b) / g| over the sphere's radius: 0 on the ellipsoid's surface, above 0 inside,
+            because of eps. Where a gain is 0 the scaled vector's entry stands in. None where there is no ellipsoid, as
+            the norm centres only above the fraction bar or only below it.
         plane_defect: |sum((y - b) / g)| / n: 0 in the ellipsoid's hyperplane; None where the norm does not centre.
         module_error: Largest difference between the last step and what the module itself returned.
     """
@@ -137,7 +138,7 @@ class Walk:
     position: int
     features: int
     steps: tuple[WalkStep, ...]
-    ellipsoid_depth: float
+    ellipsoid_depth: float | None
     plane_defect: float | None
     module_error: float
 

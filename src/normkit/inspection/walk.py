@@ -42,7 +42,8 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
     taken = decompose(row, acting, gain, bias)
     if spec.weight_placement == "before":
         gain = None
-    radius = sphere_radius(spec, n) if spec.centre_numerator == spec.centre_statistics else math.nan
+    has_sphere = spec.centre_numerator == spec.centre_statistics
+    radius = sphere_radius(spec, n) if has_sphere else math.nan
     scaled = next(step for step in taken.steps if step.name == "scaled")
     inside = 1.0 - float(scaled.norm) / radius
     pulled = pulled_back(taken.output, scaled.value, gain, bias)
@@ -53,7 +54,7 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
         position=position,
         features=n,
         steps=tuple(_in_words(step, order, spec, gain, bias, inside) for order, step in enumerate(taken.steps)),
-        ellipsoid_depth=1.0 - float(pulled.norm()) / radius,
+        ellipsoid_depth=1.0 - float(pulled.norm()) / radius if has_sphere else None,
         plane_defect=abs(float(pulled.sum())) / n if spec.centre_numerator else None,
         module_error=float((y.detach().to("cpu", torch.float64) - taken.output).abs().max()),
     )

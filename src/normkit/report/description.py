@@ -62,9 +62,10 @@ def describe(inspection: Inspection) -> Report:
 
 def describe_walk(walk: Walk) -> Passage:
     """One token's way through a norm, worded and safe to print."""
-    facts = [
-        Fact(label="depth below the ellipsoid's surface", value=f"{significant(walk.ellipsoid_depth)} of its size")
-    ]
+    facts = []
+    if walk.ellipsoid_depth is not None:
+        depth = f"{significant(walk.ellipsoid_depth)} of its size"
+        facts.append(Fact(label="depth below the ellipsoid's surface", value=depth))
     if walk.plane_defect is not None:
         facts.append(Fact(label="distance from its hyperplane", value=significant(walk.plane_defect)))
     facts.append(Fact(label="difference from the module's own output", value=significant(walk.module_error)))
