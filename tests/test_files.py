@@ -37,6 +37,13 @@ def test_json_refuses_what_json_has_no_word_for(value):
         files.json_text({"value": value})
 
 
+def test_bytes_are_written_as_they_are(tmp_path):
+    content = bytes(range(256)) + b"\r\n"
+    path = files.write_bytes(tmp_path / "figure.png", content)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_text_is_written_byte_for_byte(tmp_path):
     path = files.write_text(tmp_path / "new" / "folder" / "report.html", "a\nnaïve\n")
     assert path == tmp_path / "new" / "folder" / "report.html"

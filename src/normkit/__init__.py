@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from normkit import errors, reference, specs
+    from normkit import errors, geometry, plots, reference, specs
     from normkit.functional import layer_norm, normalize, rms_norm
     from normkit.identification.behaviour import Passport, identify
     from normkit.inspection.inspecting import inspect
@@ -29,10 +29,12 @@ _HOME = {
     "Passport": "normkit.identification.behaviour",
     "RMSNorm": "normkit.layers",
     "errors": "normkit.errors",
+    "geometry": "normkit.geometry",
     "identify": "normkit.identification.behaviour",
     "inspect": "normkit.inspection.inspecting",
     "layer_norm": "normkit.functional",
     "normalize": "normkit.functional",
+    "plots": "normkit.plots",
     "reference": "normkit.reference",
     "rms_norm": "normkit.functional",
     "specs": "normkit.specs",
@@ -46,10 +48,12 @@ __all__ = [
     "Passport",
     "RMSNorm",
     "errors",
+    "geometry",
     "identify",
     "inspect",
     "layer_norm",
     "normalize",
+    "plots",
     "reference",
     "rms_norm",
     "specs",

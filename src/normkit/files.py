@@ -18,7 +18,16 @@ def json_text(document: Mapping[str, Any]) -> str:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file under a temporary name, flush it to disk, rename it last.
+    """Write a text file in UTF-8, as `write_bytes` writes any.
+
+    Raises:
+        InputError: If the folder cannot be made or written to; nothing is left behind.
+    """
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Write a file under a temporary name, flush it to disk, rename it last.
 
     Raises:
         InputError: If the folder cannot be made or written to; nothing is left behind.
@@ -30,8 +39,8 @@ def write_text(path: Path, text: str) -> Path:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another folder with --out") from None
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files private; a report is as readable as any other file of the user.

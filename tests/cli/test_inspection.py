@@ -303,7 +303,7 @@ def test_a_terminal_gets_colour_and_progress(gpt2: Path) -> None:
     assert code == 0
     assert "\x1b[1m" in out
     assert "loading" in err
-    assert "tiny: text" in err
+    assert "tiny: selectable keys" in err
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from normkit.cli.reports import report_folder
+from normkit.cli.reports import report_folder, require_writable
 from normkit.errors import InputError
 
 
@@ -30,6 +30,14 @@ def test_a_file_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file is a file; choose another folder with --out"):
         report_folder(tmp_path / "file" / "deeper", "name", tmp_path / "model")
+
+
+def test_any_folder_can_be_tried(tmp_path: Path) -> None:
+    require_writable(tmp_path / "new" / "deeper")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is a file"):
+        require_writable(tmp_path / "file")
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def line(drawing, label):
 def test_each_figure_says_what_it_shows_and_has_units_on_its_axes(healthy):
     made = drawings(healthy)
     assert [drawing.name for drawing in made] == [
-        "input-scale", "mean-direction", "gain-spectrum", "attention-logits", "attention-entropy",
+        "input-scale", "mean-direction", "gain-spectrum", "ellipsoid-depth", "attention-logits", "attention-entropy",
     ]  # fmt: skip
     for drawing in made:
         assert axes_of(drawing).get_xlabel().startswith("block (")
@@ -145,7 +145,7 @@ def test_numbers_that_are_not_finite_leave_gaps(healthy):
 
 def test_an_svg_of_twelve_layers_weighs_at_most_40_kb(twelve):
     sizes = {drawing.name: len(drawing.svg().encode()) for drawing in drawings(twelve)}
-    assert len(sizes) == 5
+    assert len(sizes) == 6
     assert max(sizes.values()) <= 40_000, sizes
 
 

@@ -53,6 +53,37 @@ def test_every_colour_of_a_figure_for_a_page_is_a_variable(faulty):
         assert "font-family" not in svg
 
 
+def test_a_scheme_holds_inside_its_style_and_inner_styles_keep_it():
+    assert (theme.scheme(), theme.colour("accent")) == ("light", theme.LIGHT["accent"])
+    with theme.style("dark"):
+        assert theme.colour("accent") == theme.DARK["accent"]
+        with theme.style():
+            assert theme.scheme() == "dark"
+        with theme.style("light"):
+            assert theme.scheme() == "light"
+        assert theme.scheme() == "dark"
+    assert theme.scheme() == "light"
+
+
+def test_every_figure_of_an_inspection_can_be_dark(faulty):
+    with theme.style("dark"):
+        dark = drawings(faulty)
+    for drawing in dark:
+        assert drawing.scheme == "dark"
+        svg = drawing.file("svg").decode().lower()
+        assert {colour for colour in theme.LIGHT.values() if colour in svg} == set(), drawing.name
+        assert re.findall(r"#[0-9a-fA-F]{6}\b", drawing.svg()) == []
+
+
+def test_numbers_that_a_reader_reads_keep_their_digits():
+    with theme.style():
+        ax = theme.new_axes()
+        ax.text(0.123456, 0.5, "0.00123 of 0.0625")
+    svg = theme.svg(ax.figure, "digits")
+    assert ">0.00123 of 0.0625<" in svg
+    assert re.findall(r"<[^>]*\d\.\d{3,}[^>]*>", svg) == []
+
+
 def test_figures_leave_the_settings_of_matplotlib_alone(healthy):
     from matplotlib import rcParams
 

@@ -58,7 +58,7 @@ def run(*, out: Path | None, report: bool, as_json: bool, shown: bool) -> None:
         shown: Show progress.
     """
     twins = [load_model(str(demo.directory(name))) for name in ("layernorm", "rmsnorm")]
-    batches = {twin.name: _demo_batches(twin) for twin in twins}
+    batches = {twin.name: demo_batches(twin) for twin in twins}
     folders = [report_folder((out or DEFAULT) / twin.name, twin.name, twin.path) for twin in twins] if report else []
     with progress(shown=shown) as told:
         inspections = [measure(twin, batches[twin.name], progress=told) for twin in twins]
@@ -76,7 +76,8 @@ def run(*, out: Path | None, report: bool, as_json: bool, shown: bool) -> None:
     _print_reports(console, pages)
 
 
-def _demo_batches(twin: LoadedModel) -> Batches:
+def demo_batches(twin: LoadedModel) -> Batches:
+    """The text that ships, in batches for one of the models that ship."""
     return from_text(
         demo.text(),
         "demo text",

@@ -31,12 +31,21 @@ def report_folder(out: Path | None, name: str, source: Path) -> Path:
         raise InputError(
             f"the report would be written to {folder}, inside the model's own folder; choose --out elsewhere"
         )
+    require_writable(folder)
+    return folder
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to.
+
+    Raises:
+        InputError: If a file is in its place or above it, or what it would lie in is read-only.
+    """
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
         raise InputError(f"cannot write to {folder}: {existing} is a file; choose another folder with --out")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"cannot write to {folder}: {existing} is read-only; choose another folder with --out")
-    return folder
 
 
 def write_report(inspection: Inspection, folder: Path) -> Path:

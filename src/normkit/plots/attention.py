@@ -10,7 +10,7 @@ from normkit.plots import theme
 from normkit.plots.depth import block_axis, figure_of, legend, log_axis, marker_size, positive, present
 from normkit.plots.drawing import Drawing
 from normkit.plots.numerals import spread
-from normkit.plots.theme import LIGHT
+from normkit.plots.theme import colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,17 +34,17 @@ def attention_logits(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         ax.plot(
             places,
             positive(bounds),
-            color=LIGHT["accent"],
+            color=colour("accent"),
             linestyle=(0, (4, 2)),
             marker="v",
             markersize=1.1 * marker_size(len(attentions)),
-            markerfacecolor=LIGHT["paper"],
+            markerfacecolor=colour("paper"),
             label="bound: no logit exceeds it",
         )
         ax.plot(
             places,
             positive(sampled),
-            color=LIGHT["accent"],
+            color=colour("accent"),
             marker="o",
             markersize=marker_size(len(attentions)),
             label="largest sampled",
@@ -52,10 +52,10 @@ def attention_logits(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         reached = max((value for value in (*bounds, *sampled) if math.isfinite(value)), default=0.0)
         lines = [(level, name) for level, name in LOGIT_LINES if level <= max(100.0, 10 * reached)]
         for level, name in lines:
-            ax.axhline(level, color=LIGHT["error"], linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=1)
+            ax.axhline(level, color=colour("error"), linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=1)
             beside = (1, level)
             ax.annotate(
-                name, beside, (3, 0), ("axes fraction", "data"), "offset points", color=LIGHT["error"], va="center"
+                name, beside, (3, 0), ("axes fraction", "data"), "offset points", color=colour("error"), va="center"
             )
         log_axis(ax, [*bounds, *sampled, *(level for level, _ in lines)])
         ax.set_ylabel("|logit| before softmax")
@@ -80,7 +80,7 @@ def attention_entropy(inspection: Inspection, ax: Axes | None = None) -> Drawing
     places = range(len(attentions))
     with theme.style():
         ax = ax or theme.new_axes()
-        for values, colour, dash, marker, label in (
+        for values, name, dash, marker, label in (
             ([a.uniform_entropy for a in attentions], "muted", (0, (4, 2)), "", "uniform attention"),
             ([a.entropy for a in attentions], "accent", "solid", "o", "mean over heads"),
             ([a.entropy_min for a in attentions], "contrast", "solid", "v", "sharpest head"),
@@ -88,7 +88,7 @@ def attention_entropy(inspection: Inspection, ax: Axes | None = None) -> Drawing
             ax.plot(
                 places,
                 values,
-                color=LIGHT[colour],
+                color=colour(name),
                 linestyle=dash,
                 marker=marker,
                 markersize=marker_size(len(attentions)),

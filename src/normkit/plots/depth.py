@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from normkit.errors import InputError
 from normkit.inspection.result import Role, Site
 from normkit.plots.numerals import significant
-from normkit.plots.theme import LIGHT
+from normkit.plots.theme import colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def block_axis(ax: Axes, blocks: Sequence[int | None], what: str, outside: Seque
         else:
             name = str(block) if block % step == 0 else ""
             if block % 2 and last > first and last_block < _MOST_SHADED:
-                ax.axvspan(first - 0.5, last + 0.5, color=LIGHT["surface"], linewidth=0, zorder=0)
+                ax.axvspan(first - 0.5, last + 0.5, color=colour("surface"), linewidth=0, zorder=0)
         ticks.append(((first + last) / 2, name))
     ax.set_xticks(*_apart(ticks, len(blocks) / 24))
     ax.set_xlabel(f"block ({what} in forward order)")

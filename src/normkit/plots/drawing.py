@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from normkit.plots import theme
@@ -21,6 +21,7 @@ class Drawing:
         title: What it shows, in a few words.
         caption: One sentence that says how to read it.
         description: What is to be seen in it, for those who cannot see it.
+        scheme: The colours that it was drawn in.
     """
 
     name: str
@@ -28,7 +29,16 @@ class Drawing:
     title: str
     caption: str
     description: str
+    scheme: theme.Scheme = field(default_factory=theme.scheme)
 
     def svg(self) -> str:
         """The figure as an SVG element to stand in a page, in the page's colours and font."""
-        return theme.svg(self.figure, self.name)
+        return theme.svg(self.figure, self.name, self.scheme)
+
+    def file(self, kind: theme.Format) -> bytes:
+        """The figure with its title and caption as the bytes of a file, the same for the same figure.
+
+        Args:
+            kind: "svg", "png" or "pdf".
+        """
+        return theme.sheet(self.figure, kind, self.scheme, self.title, self.caption)

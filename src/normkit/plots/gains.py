@@ -12,7 +12,7 @@ from normkit.plots import theme
 from normkit.plots.depth import figure_of, legend, log_axis, marker_size, site_axis
 from normkit.plots.drawing import Drawing
 from normkit.plots.numerals import spread
-from normkit.plots.theme import LIGHT
+from normkit.plots.theme import colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,9 @@ def gain_spectrum(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         raise InputError("a gain spectrum needs a norm with a finite gain; this inspection has none")
     with theme.style():
         ax = ax or theme.new_axes()
-        ax.axhline(1.0, color=LIGHT["muted"], linewidth=1.0, linestyle=(0, (4, 2)), label="1: as initialised", zorder=1)
+        ax.axhline(
+            1.0, color=colour("muted"), linewidth=1.0, linestyle=(0, (4, 2)), label="1: as initialised", zorder=1
+        )
         _strips(ax, quantiles)
         for (feature, _), marker in zip(inspection.recurring_outliers, "ovs", strict=False):
             _recurring(ax, sites, feature, marker)
@@ -72,22 +74,22 @@ def _strips(ax: Axes, quantiles: Sequence[tuple[float, ...]]) -> None:
                 columns[low],
                 columns[high],
                 step="mid",
-                color=LIGHT["accent"],
+                color=colour("accent"),
                 alpha=opacity,
                 linewidth=0,
                 label=label,
             )
-        ax.plot(places, columns[3], color=LIGHT["paper"], linewidth=1.2, drawstyle="steps-mid")
+        ax.plot(places, columns[3], color=colour("paper"), linewidth=1.2, drawstyle="steps-mid")
         return
-    ax.vlines(places, columns[0], columns[6], colors=LIGHT["accent"], linewidth=1.2, label="all entries")
+    ax.vlines(places, columns[0], columns[6], colors=colour("accent"), linewidth=1.2, label="all entries")
     for low, high, opacity, label in strips:
         heights = [q[high] - q[low] for q in quantiles]
-        ax.bar(places, heights, 0.56, columns[low], color=LIGHT["accent"], alpha=opacity, linewidth=0, label=label)
+        ax.bar(places, heights, 0.56, columns[low], color=colour("accent"), alpha=opacity, linewidth=0, label=label)
     ax.hlines(
         columns[3],
         [place - 0.28 for place in places],
         [place + 0.28 for place in places],
-        colors=LIGHT["paper"],
+        colors=colour("paper"),
         linewidth=1.6,
     )
 
@@ -110,7 +112,7 @@ def _recurring(ax: Axes, sites: Sequence[Site], feature: int, marker: str) -> No
             marker=marker,
             markersize=1.1 * marker_size(len(sites)),
             markerfacecolor="none",
-            markeredgecolor=LIGHT["contrast"],
+            markeredgecolor=colour("contrast"),
             label=f"feature {feature}",
             zorder=4,
         )

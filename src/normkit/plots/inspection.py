@@ -15,9 +15,10 @@ from normkit.plots import theme
 from normkit.plots.attention import attention_entropy, attention_logits
 from normkit.plots.depth import figure_of, legend, log_axis, marker_size, positive, present, site_axis
 from normkit.plots.drawing import Drawing
+from normkit.plots.ellipsoid import ellipsoid_depth, has_axes
 from normkit.plots.gains import gain_spectrum, has_finite_gain
 from normkit.plots.numerals import percent_spread, significant, spread
-from normkit.plots.theme import LIGHT
+from normkit.plots.theme import colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +47,8 @@ def drawings(inspection: Inspection) -> tuple[Drawing, ...]:
             figures += [input_scale, mean_direction]
         if any(map(has_finite_gain, inspection.sites)):
             figures.append(gain_spectrum)
+        if any(map(has_axes, inspection.sites)):
+            figures.append(ellipsoid_depth)
         if inspection.attentions:
             figures += [attention_logits, attention_entropy]
         return tuple(draw(inspection) for draw in figures)
@@ -66,7 +69,7 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         if stream:
             ax.plot(
                 *zip(*stream, strict=True),
-                color=LIGHT["muted"],
+                color=colour("muted"),
                 linestyle=(0, (4, 2)),
                 linewidth=1.2,
                 label="residual stream",
@@ -79,13 +82,13 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
             ax.plot(
                 range(len(sites)),
                 in_reach,
-                color=LIGHT["error"],
+                color=colour("error"),
                 linestyle=(0, (1, 1.5)),
                 drawstyle="steps-mid",
                 zorder=2,
             )
             at = (reached[0], in_reach[reached[0]])
-            ax.annotate("eps", at, (-4, 4), textcoords="offset points", color=LIGHT["error"])
+            ax.annotate("eps", at, (-4, 4), textcoords="offset points", color=colour("error"))
         shown = [value for site in sites for value in site.input.rms_quantiles]
         log_axis(ax, [*shown, *in_reach, *(value for _, value in stream)])
         ax.set_ylabel("rms of a row (5 %, median, 95 %)")
@@ -97,7 +100,8 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         name="input-scale",
         figure=figure_of(ax),
         title="How large the rows are that enter each norm",
-        caption="A norm divides by this scale, so only direction gets through; near the eps line, rows come out short.",
+        caption="A norm divides by this scale, so only direction gets through"
+        + ("; near the eps line, rows come out short." if reached else "."),
         description=f"The median rms is {significant(medians[0])} at the first norm, {significant(medians[-1])} at the "
         f"last, and {spread(medians)} over all {len(sites)}; eps acts at {spread(levels)}{below}.",
     )
@@ -112,7 +116,7 @@ def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:
     sites = present(inspection.sites, "mean direction", "norm")
     with theme.style():
         ax = ax or theme.new_axes()
-        for centres, colour, label in (
+        for centres, name, label in (
             (True, "accent", "removed by centring"),
             (False, "contrast", "kept: no centring"),
         ):
@@ -123,10 +127,10 @@ def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:
                     places,
                     energy,
                     0.62,
-                    color=LIGHT[colour],
+                    color=colour(name),
                     hatch=None if centres else "///",
                     fill=centres,
-                    edgecolor=LIGHT[colour],
+                    edgecolor=colour(name),
                     linewidth=0.8,
                     label=label,
                 )
@@ -134,7 +138,7 @@ def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         ax.plot(
             range(len(sites)),
             chance,
-            color=LIGHT["muted"],
+            color=colour("muted"),
             linestyle=(0, (4, 2)),
             linewidth=1.2,
             drawstyle="steps-mid",
@@ -165,7 +169,7 @@ def eps_level(site: Site) -> float:
 
 
 def _role_series(ax: Axes, sites: Sequence[Site], role: Role) -> None:
-    label, colour, marker = _ROLES[role]
+    label, name, marker = _ROLES[role]
     places = [place for place, site in enumerate(sites) if site.role == role]
     if not places:
         return
@@ -174,7 +178,7 @@ def _role_series(ax: Axes, sites: Sequence[Site], role: Role) -> None:
         places,
         positive(low),
         positive(high),
-        colors=LIGHT[colour],
+        colors=colour(name),
         alpha=0.3,
         zorder=2,
         linewidth=max(1.0, min(7.0, 200 / len(sites))),
@@ -182,7 +186,7 @@ def _role_series(ax: Axes, sites: Sequence[Site], role: Role) -> None:
     ax.plot(
         places,
         positive(median),
-        color=LIGHT[colour],
+        color=colour(name),
         marker=marker,
         linewidth=1.0,
         zorder=3,

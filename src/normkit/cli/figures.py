@@ -1,0 +1,127 @@
+"""`normkit figures`: every figure of the gallery as a file, and one page with them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from normkit.cli.terminal import progress, results, shows_progress
+
+if TYPE_CHECKING:
+    from normkit.cli.terminal import Progress
+    from normkit.plots.drawing import Drawing
+    from normkit.plots.gallery import Twin
+    from normkit.plots.theme import Format, Scheme
+
+DEFAULT = Path("normkit-figures")
+
+
+@click.command("figures", short_help="The geometry of normalization as figures, for lessons and papers.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=DEFAULT,
+    show_default=True,
+    help="Folder for the figures and index.html.",
+)
+@click.option(
+    "--format", "kind", type=click.Choice(["svg", "png", "pdf"]), default="svg", show_default=True, help="Of the files."
+)
+@click.option(
+    "--scheme",
+    type=click.Choice(["light", "dark", "both"]),
+    default="light",
+    show_default=True,
+    help="Colours on white, on a dark page, or a file for each.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def make_figures(out: Path, kind: Format, scheme: str, as_json: bool, quiet: bool) -> None:
+    """Draw what a norm does to vectors: its three steps in space, invariances, epsilons, and the gains of real models.
+
+    Each figure is a file with its title and caption; index.html shows them all. The same version of normkit
+    writes the same bytes.
+    """
+    from normkit.cli.reports import require_writable
+    from normkit.plots import theme
+
+    require_writable(out)
+    with theme.style():
+        schemes: tuple[Scheme, ...] = (
+            ("light", "dark") if scheme == "both" else ("light" if scheme == "light" else "dark",)
+        )
+    with progress(shown=shows_progress(quiet=quiet or as_json)) as told:
+        figures = list(_written(out, kind, schemes, told))
+    index = _write_index(out, figures)
+    _print(out, index, figures, as_json=as_json)
+
+
+def _written(
+    out: Path, kind: Format, schemes: tuple[Scheme, ...], told: Progress
+) -> Iterator[tuple[Drawing, list[str]]]:
+    """Each figure in the first scheme, and the names of its files."""
+    from normkit import files
+    from normkit.plots import theme
+    from normkit.plots.gallery import gallery
+
+    drawers = gallery({name: _twin(name, told) for name in ("layernorm", "rmsnorm")})
+    for done, draw in enumerate(drawers):
+        told("figures", done, len(drawers))
+        drawings, names = [], []
+        for scheme in schemes:
+            with theme.style(scheme):
+                drawing = draw()
+            name = f"{drawing.name}{'-dark' if scheme == 'dark' else ''}.{kind}"
+            files.write_bytes(out / name, drawing.file(kind))
+            drawings.append(drawing)
+            names.append(name)
+        yield drawings[0], names
+
+
+def _twin(name: str, told: Progress) -> Twin:
+    from normkit import demo
+    from normkit.checkpoint.loading import load_model
+    from normkit.cli.demonstration import demo_batches
+    from normkit.cli.measurement import measure
+    from normkit.plots.gallery import Twin
+
+    loaded = load_model(str(demo.directory(name)))
+    inspection = measure(loaded, demo_batches(loaded), progress=told)
+    gains = {site.path: loaded.model.get_submodule(site.path).weight.detach() for site in inspection.sites}
+    return Twin(inspection=inspection, gains=gains)
+
+
+def _write_index(out: Path, figures: list[tuple[Drawing, list[str]]]) -> Path:
+    from normkit import files
+    from normkit.plots.page import page
+
+    drawings, names = zip(*figures, strict=True)
+    return files.write_text(out / "index.html", page("The geometry of normalization", drawings, names))
+
+
+def _print(out: Path, index: Path, figures: list[tuple[Drawing, list[str]]], *, as_json: bool) -> None:
+    if as_json:
+        from normkit.files import json_text
+
+        listed: list[dict[str, Any]] = [
+            {
+                "name": drawing.name,
+                "title": drawing.title,
+                "caption": drawing.caption,
+                "description": drawing.description,
+                "files": names,
+            }
+            for drawing, names in figures
+        ]
+        document = {"schema_version": 1, "folder": str(out), "index": index.name, "figures": listed}
+        click.echo(json_text(document), nl=False)
+        return
+    console = results()
+    width = max(len(name) for _, names in figures for name in names)
+    for drawing, names in figures:
+        console.print(f"{names[0]:{width}}  {drawing.title}", overflow="ellipsis", no_wrap=True)
+    console.print(f"\nall on one page: {index}", soft_wrap=True)

@@ -1,0 +1,158 @@
+"""What figures in three dimensions are made of: sheets, curves, balls, points and arrows, nearer things on top.
+
+Everything is given in the camera's three coordinates. What lies behind a sheet, or on the far side of a ball,
+is drawn lighter and under it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from normkit.plots.camera import Camera, Points
+from normkit.plots.theme import colour
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GROUPS = ("accent", "contrast", "third")
+"""Colours of groups of points, in their order."""
+
+BEHIND, SHEET, ON_SHEET, FRONT, LABEL = 1.0, 2.0, 3.0, 4.0, 6.0
+"""Layers, from the farthest to the nearest."""
+
+_TURN = np.linspace(0.0, 2.0 * math.pi, 121)
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A sphere or ellipsoid: its centre (3,), semi-axes (3,) and orthonormal directions as columns (3, 3)."""
+
+    centre: Points
+    semi_axes: Points
+    directions: Points
+
+    def section(self, first: int, second: int) -> Points:
+        """The ellipse in the plane of two of its axes, as a closed polygon."""
+        return ellipse(self.centre, self.directions[:, [first, second]] * self.semi_axes[[first, second]])
+
+    def faces(self, camera: Camera, points: Points) -> NDArrayBool:
+        """Which points of the surface lie on the side of the reader."""
+        normals = ((points - self.centre) @ self.directions / self.semi_axes**2) @ self.directions.T
+        return np.asarray(camera.nearness(normals) >= -1e-9)
+
+
+NDArrayBool = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def ellipse(centre: Points, axes: Points) -> Points:
+    """centre + axes @ (cos, sin): a closed polygon (121, 3) for two semi-axes as columns (3, 2)."""
+    return np.asarray(centre + np.stack([np.cos(_TURN), np.sin(_TURN)], axis=1) @ axes.T)
+
+
+class Scene:
+    """One view of three-dimensional things in a pair of axes."""
+
+    def __init__(self, ax: Axes, camera: Camera) -> None:
+        self.ax = ax
+        self.camera = camera
+        ax.set_axis_off()
+        ax.set_aspect("equal")
+
+    def sheet(self, corners: Points, layer: float = SHEET) -> None:
+        """A translucent plane with its border."""
+        from matplotlib.patches import Polygon
+
+        place = self.camera.paper(corners)
+        self.ax.add_patch(Polygon(place, facecolor=colour("paper"), edgecolor="none", alpha=0.6, zorder=layer - 0.02))
+        self.ax.add_patch(Polygon(place, facecolor=colour("muted"), edgecolor="none", alpha=0.1, zorder=layer - 0.01))
+        self.ax.add_patch(Polygon(place, fill=False, edgecolor=colour("muted"), linewidth=0.7, zorder=layer))
+
+    def ball(self, ball: Ball, name: str = "muted") -> None:
+        """A translucent sphere or ellipsoid: outline, and the sections through its axes, their far half dashed."""
+        axes = self.camera.paper((ball.directions * ball.semi_axes).T).T
+        left, sizes, _ = np.linalg.svd(axes)
+        outline = self.camera.paper(ball.centre) + np.stack([np.cos(_TURN), np.sin(_TURN)], axis=1) @ (left * sizes).T
+        self.ax.fill(*outline.T, color=colour(name), alpha=0.1, linewidth=0, zorder=SHEET)
+        self.ax.plot(*outline.T, color=colour("muted"), linewidth=0.8, zorder=SHEET)
+        for first, second in ((0, 1), (1, 2), (0, 2)):
+            self.curve_on(ball, ball.section(first, second), name, width=0.6)
+
+    def curve_on(self, ball: Ball, points: Points, name: str, width: float = 1.4) -> None:
+        """A curve on a ball's surface: solid on the near side, faint on the far one."""
+        near = ball.faces(self.camera, points)
+        for is_near, opacity, layer in ((True, 0.9, ON_SHEET), (False, 0.35, BEHIND)):
+            visible = np.where((near == is_near)[:, None], self.camera.paper(points), math.nan)
+            self.ax.plot(*visible.T, color=colour(name), alpha=opacity, linewidth=width, zorder=layer)
+
+    def curve(self, points: Points, name: str = "ink", layer: float = ON_SHEET, **options: Any) -> None:
+        """A line through points."""
+        place = self.camera.paper(points)
+        self.ax.plot(*place.T, **{"color": colour(name), "linewidth": 1.2, "zorder": layer, **options})
+
+    def points(
+        self, points: Points, groups: Sequence[int], behind: NDArrayBool | None = None, size: float = 16
+    ) -> None:
+        """Dots in the colour of their group; those behind something lighter and under it."""
+        hidden = np.zeros(len(points), dtype=bool) if behind is None else behind
+        order = np.argsort(self.camera.nearness(points), kind="stable")
+        place = self.camera.paper(points)
+        for is_hidden, opacity, layer in ((True, 0.6, BEHIND + 0.5), (False, 1.0, FRONT)):
+            shown = [k for k in order if hidden[k] == is_hidden]
+            if shown:
+                self.ax.scatter(
+                    place[shown, 0],
+                    place[shown, 1],
+                    s=size,
+                    color=[colour(GROUPS[groups[k]]) for k in shown],
+                    alpha=opacity,
+                    edgecolor=colour("paper"),
+                    linewidth=0.5,
+                    zorder=layer,
+                    label="points",
+                )
+
+    def trails(self, start: Points, end: Points, groups: Sequence[int], layer: float = ON_SHEET) -> None:
+        """Thin lines from where points were to where they are."""
+        from matplotlib.collections import LineCollection
+
+        lines = np.stack([self.camera.paper(start), self.camera.paper(end)], axis=1)
+        colours = [colour(GROUPS[group]) for group in groups]
+        self.ax.add_collection(LineCollection(list(lines), colors=colours, linewidth=0.7, alpha=0.45, zorder=layer))
+
+    def ghosts(self, points: Points, groups: Sequence[int], size: float = 9) -> None:
+        """Where points were, as small rings."""
+        colours = [colour(GROUPS[group]) for group in groups]
+        place = self.camera.paper(points)
+        rings: Any = {"facecolor": "none", "edgecolor": colours, "linewidth": 0.6, "alpha": 0.7, "zorder": FRONT}
+        self.ax.scatter(place[:, 0], place[:, 1], s=size, **rings)
+
+    def arrow(self, tip: Points, label: str = "", *, name: str = "muted", gap: float = 9.0, **options: Any) -> None:
+        """An arrow from the origin, its label some points of the paper beyond the tip."""
+        tail, head = self.camera.paper(np.zeros(3)), self.camera.paper(tip)
+        style = {"arrowstyle": "-|>,head_length=0.35,head_width=0.14", "color": colour(name), "linewidth": 0.9}
+        style |= {"shrinkA": 0, "shrinkB": 0}
+        layer = options.pop("layer", ON_SHEET)
+        self.ax.annotate("", (head[0], head[1]), (tail[0], tail[1]), arrowprops={**style, **options}, zorder=layer)
+        if label:
+            away = (head - tail) / max(float(np.hypot(*(head - tail))), 1e-9)
+            self.label(tip, label, shift=(gap * away[0], gap * away[1]), name=name)
+
+    def label(
+        self, point: Points, text: str, *, shift: tuple[float, float] = (0, 0), name: str = "muted", **options: Any
+    ) -> None:
+        """Words at a point, moved by some points of the paper."""
+        right, up = self.camera.paper(point)
+        placed: Any = {
+            "ha": "center",
+            "va": "center",
+            "fontsize": 8.5,
+            "color": colour(name),
+            "zorder": LABEL,
+            **options,
+        }
+        self.ax.annotate(text, (right, up), shift, textcoords="offset points", **placed)

@@ -1,0 +1,137 @@
+"""`normkit figures`: files, the page, what is printed, and one line for every bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+
+from normkit.cli import figures
+from normkit.plots import gallery
+from normkit.plots.epsilons import two_epsilons
+from normkit.plots.spectrum import jacobian_spectra
+
+Run = Callable[..., Result]
+
+NAMES = ("two-epsilons", "jacobian-spectrum")
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gallery of two figures that needs no model."""
+    row = torch.tensor([1.0, 2.0, 4.0, 8.0], dtype=torch.float64)
+    monkeypatch.setattr(figures, "_twin", lambda _name, _told: None)
+    monkeypatch.setattr(gallery, "gallery", lambda _twins: (two_epsilons, lambda: jacobian_spectra(row, 0.5)))
+
+
+def written(folder: str | Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def refused(result: Result) -> str:
+    """The one line on stderr of a run that ended with 2."""
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("normkit: ").strip()
+
+
+@pytest.mark.usefixtures("few")
+def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
+    done = run("figures")
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("two-epsilons.svg       One epsilon, two places")
+    assert lines[1].startswith("jacobian-spectrum.svg  What a norm lets through")
+    assert lines[2:] == ["", "all on one page: normkit-figures/index.html"]
+    assert max(map(len, lines)) <= 100
+    assert list(written("normkit-figures")) == ["index.html", "jacobian-spectrum.svg", "two-epsilons.svg"]
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("kind", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_formats_and_schemes(run: Run, kind: str, magic: bytes) -> None:
+    done = run("figures", "--out", "a", "--format", kind, "--scheme", "both")
+    assert (done.exit_code, done.stderr) == (0, "")
+    files = written("a")
+    assert set(files) == {"index.html", *(f"{name}{dark}.{kind}" for name in NAMES for dark in ("", "-dark"))}
+    assert all(content.startswith(magic) for name, content in files.items() if name != "index.html")
+    page = files["index.html"].decode()
+    assert all(f'href="{name}"' in page for name in files if name != "index.html")
+    assert run("figures", "--out", "b", "--format", kind, "--scheme", "both").exit_code == 0
+    assert written("b") == files
+
+
+@pytest.mark.usefixtures("few")
+def test_dark_alone_is_named_dark_and_makes_the_same_page(run: Run) -> None:
+    assert run("figures", "--out", "dark", "--scheme", "dark").exit_code == 0
+    assert list(written("dark")) == ["index.html", "jacobian-spectrum-dark.svg", "two-epsilons-dark.svg"]
+    assert b"var(--accent)" in written("dark")["index.html"]
+    assert b"#56b4e9" in written("dark")["two-epsilons-dark.svg"]
+
+
+@pytest.mark.usefixtures("few")
+def test_json_lists_the_files(run: Run) -> None:
+    done = run("figures", "--json", "--out", "here", "--scheme", "both")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert (document["schema_version"], document["folder"], document["index"]) == (1, "here", "index.html")
+    assert [figure["name"] for figure in document["figures"]] == list(NAMES)
+    for figure in document["figures"]:
+        assert all((Path("here") / name).exists() for name in figure["files"])
+        assert len(figure["files"]) == 2
+        assert figure["title"]
+        assert figure["caption"].endswith(".")
+        assert figure["description"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--format", "gif"), "'gif' is not one of 'svg', 'png', 'pdf'"),
+        (("--scheme", "sepia"), "'sepia' is not one of 'light', 'dark', 'both'"),
+        (("extra",), "unexpected extra argument"),
+    ],
+)
+def test_wrong_options(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    done = run("figures", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert not Path("normkit-figures").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_drawn(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("file").touch()
+    assert "file is a file; choose another folder with --out" in refused(run("figures", "--out", "file/deeper"))
+    # Permissions do not bind root, who runs tests in containers.
+    monkeypatch.setattr("os.access", lambda _path, _mode: False)
+    assert "is read-only; choose another folder with --out" in refused(run("figures"))
+
+
+def test_without_matplotlib_one_line_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert refused(run("figures")) == 'figures need Matplotlib, which is not installed: pip install "normkit[plot]"'
+    assert not Path("normkit-figures").exists()
+
+
+@pytest.mark.slow
+def test_the_whole_command_twice(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        command = [sys.executable, "-m", "normkit", "figures", "--out", str(folder), "--scheme", "both"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        assert max(map(len, done.stdout.splitlines()[:-1])) <= 100
+        assert "…" not in done.stdout
+    assert len(written(folders[0])) == 2 * 15 + 1
+    assert written(folders[0]) == written(folders[1])
+    page = written(folders[0])["index.html"]
+    # A page to be sent by mail.
+    assert len(page) < 1_000_000

@@ -1,0 +1,78 @@
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from normkit import specs
+from normkit.plots import theme
+from normkit.plots.gallery import Twin, gallery
+
+
+@pytest.fixture
+def twins(healthy):
+    gains = {site.path: torch.linspace(0.5, 1.5, 64) for site in healthy.sites}
+    layer = Twin(inspection=healthy, gains=gains)
+    sites = tuple(dataclasses.replace(site, spec=specs.LLAMA) for site in healthy.sites)
+    return {"layernorm": layer, "rmsnorm": Twin(inspection=dataclasses.replace(healthy, sites=sites), gains=gains)}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_draws_with_words_and_a_name_of_its_own(twins, scheme):
+    with theme.style(scheme):
+        drawings = [draw() for draw in gallery(twins)]
+    assert len({drawing.name for drawing in drawings}) == len(drawings) == 15
+    for drawing in drawings:
+        assert drawing.scheme == scheme
+        assert len(drawing.title) < 66, "one line of a terminal and of a file"
+        assert drawing.caption.endswith(".")
+        assert drawing.description.endswith(".")
+        assert len(drawing.svg().encode()) < 100_000
+        assert re.findall(r"#[0-9a-fA-F]{6}\b", drawing.svg()) == []
+
+
+def test_figures_of_the_two_models_say_which(twins):
+    drawings = {draw().name: draw() for draw in gallery(twins)}
+    for kind, word in (("layernorm", "LayerNorm"), ("rmsnorm", "RMSNorm")):
+        for name in ("ellipsoid-depth", "mean-direction", "input-scale"):
+            drawing = drawings[f"{name}-{kind}"]
+            assert drawing.title.endswith(f": {word}")
+            assert drawing.caption.endswith(f"small {word} model that ships with normkit.")
+    middle = twins["layernorm"].inspection.sites[len(twins["layernorm"].inspection.sites) // 2]
+    assert middle.path in drawings["interlacing"].caption
+
+
+def test_the_data_are_fixed(twins):
+    for first, second in zip(gallery(twins), gallery(twins), strict=True):
+        torch.manual_seed(1)
+        assert first().svg() == second().svg()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "scheme"), [("svg", "light"), ("png", "dark"), ("pdf", "light")])
+def test_files_of_a_second_run_have_the_same_bytes(twins, kind, scheme):
+    with theme.style(scheme):
+        for first, second in zip(gallery(twins), gallery(twins), strict=True):
+            assert first().file(kind) == second().file(kind)
+
+
+def overlaps(ax):
+    """Pairs of words in one panel that run into each other."""
+    renderer = ax.figure.canvas.get_renderer()
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in ax.texts if text.get_text()]
+    return [(a, b) for k, (a, one) in enumerate(boxes) for b, other in boxes[:k] if one.overlaps(other)]
+
+
+def test_words_do_not_run_into_each_other_nor_out_of_the_figure(twins):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    for draw in gallery(twins):
+        drawing = draw()
+        FigureCanvasAgg(drawing.figure).draw()
+        renderer = drawing.figure.canvas.get_renderer()
+        for ax in drawing.figure.axes:
+            assert overlaps(ax) == [], drawing.name
+            for text in ax.texts:
+                box = text.get_window_extent(renderer)
+                assert box.x0 >= -1, (drawing.name, text.get_text())
+                assert box.x1 <= drawing.figure.bbox.width + 1, (drawing.name, text.get_text())
