@@ -33,6 +33,8 @@ check: lint types $(STAMP)  ## lint, types and the quick tests, in parallel (und
 
 bench: $(STAMP)  ## measure what the README states
 	$(BIN)/python benchmarks/probe_overhead.py
+	$(BIN)/python benchmarks/geometry_scaling.py
+	$(BIN)/python benchmarks/rms_against_layer.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
