@@ -28,5 +28,5 @@ def test_an_example_prints_what_it_says(block: str) -> None:
 
 
 def test_every_file_that_the_readme_shows_exists() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+    for target in re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r'src(?:set)?="([^":]+)"', README):
         assert (ROOT / target).exists(), target

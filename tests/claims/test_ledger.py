@@ -66,3 +66,12 @@ def test_every_row_names_its_notes(claims):
         assert named <= NOTES, number
     for note in NOTES:
         assert re.search(rf"`{note}_[0-9a-f]{{16}}\.txt`", legend)
+
+
+def test_the_readme_counts_the_verdicts(claims):
+    verdicts = [re.match(r"\*\*(.+?)\*\*", row["verdict"])[1] for row in claims.values()]
+    kinds = ("true", "true if", "false as written", "open")
+    words = "{} are true, {} true under a condition, {} false as written, {} wait for training or a count."
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert words.format(*map(verdicts.count, kinds)) in readme
+    assert f"takes {len(claims)} statements" in readme
