@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIDE = Camera(azimuth=-40.0, elevation=13.0)
+_ALONG = Camera(azimuth=-40.0, elevation=0.0)
 _ABOVE = Camera(azimuth=-90.0, elevation=90.0)
 
 
 def centred_clusters(x: Tensor, groups: Sequence[int] | None = None, axes: Sequence[Axes] | None = None) -> Drawing:
-    """A cloud of three features raw, less its mean over the cloud, and less each point's own mean; from two sides.
+    """A cloud of three features raw, less its mean over the cloud, and less each point's own mean; from three sides.
 
     Args:
         x: Points of shape (N, 3).
         groups: For each point 0, 1 or 2: its colour.
-        axes: Six axes to draw into, the views from the side first; None for a new figure.
+        axes: Nine axes to draw into: views from the side, along the plane, from above; None for a new figure.
 
     Raises:
         ShapeError: If the points are not of three features.
@@ -50,8 +51,11 @@ def centred_clusters(x: Tensor, groups: Sequence[int] | None = None, axes: Seque
     reach = 1.1 * max(float(np.abs(cloud[:, :2]).max()) for cloud in clouds)
     plane = square(np.zeros(3), np.eye(3)[:, :2] * reach)
     with theme.style():
-        given = theme.panels(2, 3, 4.6, given=axes)
-        side, above = [Scene(ax, _SIDE) for ax in given[:3]], [Scene(ax, _ABOVE) for ax in given[3:]]
+        given = theme.panels(3, 3, 6.2, given=axes)
+        side, along, above = (
+            [Scene(ax, camera) for ax in given[3 * row : 3 * row + 3]]
+            for row, camera in enumerate((_SIDE, _ALONG, _ABOVE))
+        )
         for scene, cloud, (title, words) in zip(side, clouds, names, strict=True):
             heading(scene, title, words)
             scene.sheet(plane)
@@ -62,15 +66,19 @@ def centred_clusters(x: Tensor, groups: Sequence[int] | None = None, axes: Seque
                 scene.trails(clouds[0], cloud, colours)
             scene.points(cloud, colours, cloud[:, 2] < -1e-9, size=12)
             _middle(scene, cloud)
-        for scene, cloud in zip(above, clouds, strict=True):
+        for scene, cloud in zip([*along, *above], clouds * 2, strict=True):
             scene.sheet(plane)
             scene.points(cloud, colours, size=12)
             _middle(scene, cloud)
         side[0].label(np.array([0.0, 0.0, height]), "all-ones", shift=(5, 0), ha="left")
+        heading(along[0], "", "the same along the plane,\nwhich is a line now")
+        heading(along[1], "", "above it and below")
+        heading(along[2], "", "every point on it")
         heading(above[0], "", "the same from above,\nalong all-ones")
         heading(above[1], "", "the mean of the cloud\nis the origin")
         heading(above[2], "", "flat now, yet the cloud\nstays off the origin")
         frame(side, np.concatenate([*clouds, plane, [[0.0, 0.0, height]]]))
+        frame(along, np.concatenate([*clouds, plane]))
         frame(above, np.concatenate([*clouds, plane]))
     return Drawing(
         name="centred-clusters",
@@ -78,8 +86,8 @@ def centred_clusters(x: Tensor, groups: Sequence[int] | None = None, axes: Seque
         title="Two ways to centre: over the batch, or within each vector",
         caption="BatchNorm moves the whole cloud until its mean (cross) is the origin (ring); LayerNorm moves every "
         "point on its own along all-ones onto a plane, where the cloud stays off the origin.",
-        description="Six views of three clusters: raw off a plane; moved so that their common mean is the origin, not "
-        "flat; pressed onto the plane, their common mean off the origin.",
+        description="Three clusters from the side, along a plane and from above: raw off it; moved so that their "
+        "common mean is the origin, not flat; pressed onto the plane, their common mean off the origin.",
     )
 
 

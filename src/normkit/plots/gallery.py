@@ -28,7 +28,7 @@ from normkit.plots.steps import three_steps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_COUNT = 12
+_COUNT = 11
 _GROUPS = tuple(group for group in range(3) for _ in range(_COUNT))
 _KINDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
