@@ -30,3 +30,15 @@ def test_an_example_prints_what_it_says(block: str) -> None:
 def test_every_file_that_the_readme_shows_exists() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r'src(?:set)?="([^":]+)"', README):
         assert (ROOT / target).exists(), target
+
+
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_what_a_page_of_the_docs_names_exists(page) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), target
+    for target in re.findall(r"`((?:src|tests|benchmarks|examples)/[\w/.]+\.py)`", text):
+        assert (ROOT / target).exists(), target
