@@ -73,7 +73,7 @@ class Scene:
         self.ax.add_patch(Polygon(place, fill=False, edgecolor=colour("muted"), linewidth=0.7, zorder=layer))
 
     def ball(self, ball: Ball, name: str = "muted") -> None:
-        """A translucent sphere or ellipsoid: outline, and the sections through its axes, their far half dashed."""
+        """A translucent sphere or ellipsoid: outline, and the sections through its axes, their far half faint."""
         axes = self.camera.paper((ball.directions * ball.semi_axes).T).T
         left, sizes, _ = np.linalg.svd(axes)
         outline = self.camera.paper(ball.centre) + np.stack([np.cos(_TURN), np.sin(_TURN)], axis=1) @ (left * sizes).T
