@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -50,6 +51,11 @@ def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
     shortest = min(2, max(lengths, default=1))
     kept = [path for path, length in zip(outermost, lengths, strict=True) if length >= shortest]
     return tuple(BlockCall(path=path, index=index, module=candidates[path].module) for index, path in enumerate(kept))
+
+
+def block_of(path: str, blocks: Iterable[BlockCall]) -> int | None:
+    """The index of the block that a module's path lies in, or None outside the blocks."""
+    return next((block.index for block in blocks if f"{path}.".startswith(f"{block.path}.")), None)
 
 
 def _is_stream(call: ModuleCall) -> bool:

@@ -16,7 +16,7 @@ from normkit.errors import InputError
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import trace
 from normkit.inspection import placement, rules
-from normkit.inspection.blocks import BlockCall, find_blocks
+from normkit.inspection.blocks import BlockCall, block_of, find_blocks
 from normkit.inspection.fingerprint import BlockSweep
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.probing import Probe
@@ -190,7 +190,7 @@ def _sites(
                 class_name=norm.class_name,
                 order=order,
                 calls=measured.calls,
-                block=_block_of(norm.parent, blocks),
+                block=block_of(norm.parent, blocks),
                 role=roles.get(norm.path, "unknown"),
                 spec=norm.spec,
                 confidence=norm.passport.confidence,
@@ -230,10 +230,6 @@ def _blocks(probe: Probe, blocks: tuple[BlockCall, ...], sweeps: tuple[BlockSwee
 
 def _spectrum(values: Tensor | None, neutral: float) -> Spectrum | None:
     return None if values is None else spectrum(values, neutral)
-
-
-def _block_of(path: str, blocks: tuple[BlockCall, ...]) -> int | None:
-    return next((block.index for block in blocks if f"{path}.".startswith(f"{block.path}.")), None)
 
 
 def _walk(

@@ -23,7 +23,7 @@ from normkit.inspection.attention import (
     select,
     softmax_logits,
 )
-from normkit.inspection.blocks import BlockCall
+from normkit.inspection.blocks import BlockCall, block_of
 from normkit.inspection.gauges import SiteGauge, SiteMeasurement, spec_moments
 from normkit.inspection.moments import RowAccumulator, RowMoments
 from normkit.inspection.observing import Listener, observed
@@ -131,7 +131,7 @@ class _Gauges(Listener):
         self.samples = {site.path: RowSample(site.spec) for site in sites}
         self.blocks = {block.path: (RowAccumulator(), RowAccumulator()) for block in blocks}
         self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
-        self._block_index = {block.path: block.index for block in blocks}
+        self._blocks = blocks
         self._sdpa_parents = {call.parent for call in trace.functions if call.function == "sdpa"}
         self._batches = 0
         self.restart(None)
@@ -186,9 +186,7 @@ class _Gauges(Listener):
     def _attention(self, parent: str, source: Literal["sdpa", "softmax"], scores: Tensor) -> AttentionAccumulator:
         key = (parent, source, scores.shape[1])
         if key not in self.attentions:
-            block = next(
-                (index for path, index in self._block_index.items() if f"{parent}.".startswith(f"{path}.")), None
-            )
+            block = block_of(parent, self._blocks)
             self.attentions[key] = AttentionAccumulator(parent, block, source, scores.shape[1])
         return self.attentions[key]
 

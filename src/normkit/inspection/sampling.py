@@ -119,15 +119,18 @@ class RowSample:
         )
 
 
+def evenly(count: int, most: int) -> Tensor:
+    """So many of the numbers from 0 to count - 1, or all of them, spread evenly from the first to the last."""
+    return torch.linspace(0, max(count - 1, 0), min(count, most), dtype=torch.float64).round().long()
+
+
 def _spread(leading: torch.Size, mask: Tensor | None) -> tuple[Tensor, ...] | None:
     """Up to 64 places along the leading axes, spread evenly over those that a token mask selects."""
     valid = token_rows(torch.arange(math.prod(leading)).reshape(*leading, 1), mask)
     if valid is None:
         return None
     valid = valid.flatten()
-    wanted = min(_ROWS, len(valid))
-    chosen = valid[torch.linspace(0, max(len(valid) - 1, 0), wanted, dtype=torch.float64).round().long()]
-    return torch.unravel_index(chosen, leading)
+    return torch.unravel_index(valid[evenly(len(valid), _ROWS)], leading)
 
 
 def _compared(x: Tensor, y: Tensor, spec: NormSpec) -> Tensor:

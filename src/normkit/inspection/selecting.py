@@ -13,9 +13,10 @@ from normkit.errors import InputError
 from normkit.geometry.selection import selectable
 from normkit.identification.tracing import Trace
 from normkit.inspection.attention import queries_and_keys
-from normkit.inspection.blocks import BlockCall
+from normkit.inspection.blocks import BlockCall, block_of
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.result import KeySelection
+from normkit.inspection.sampling import evenly
 
 _KEYS = 256
 _SAMPLED = 16
@@ -88,14 +89,14 @@ class _Judge(Listener):
         count, features = keys.shape[1:]
         path, rows = self._entered
         fits = path == parent and rows is not None and rows.shape[1] == count
-        chosen = _evenly(len(keys), min(len(keys), self._quota(place, count * features)))
+        chosen = evenly(len(keys), self._quota(place, count * features))
         shares = [(head, _share(keys[head])) for head in chosen.tolist()]
         if not shares:
             return
         self.judged.append(
             KeySelection(
                 path=parent,
-                block=next((block.index for block in self._blocks if f"{parent}.".startswith(f"{block.path}.")), None),
+                block=block_of(parent, self._blocks),
                 keys=count,
                 sampled=min(_SAMPLED, count),
                 before=_share(rows[0]) if fits and rows is not None else None,
@@ -125,12 +126,7 @@ def _share(keys: Tensor) -> float | None:
         # Coordinates in the span of the keys are fewer than features, and all products stay as they are.
         distinct = torch.linalg.qr(distinct.T, mode="r").R.T
     try:
-        found = selectable(distinct, places[_evenly(len(keys), min(_SAMPLED, len(keys)))])
+        found = selectable(distinct, places[evenly(len(keys), _SAMPLED)])
     except InputError:
         return None
     return float(found.double().mean())
-
-
-def _evenly(count: int, wanted: int) -> Tensor:
-    """So many of the numbers from 0 to count - 1, spread evenly from the first to the last."""
-    return torch.linspace(0, count - 1, wanted, dtype=torch.float64).round().long()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from normkit.errors import ShapeError
 from normkit.geometry.batches import centre_over_batch
 from normkit.geometry.centring import centre
 from normkit.plots import theme
@@ -16,7 +15,7 @@ from normkit.plots.camera import Camera, Points, array, upright
 from normkit.plots.depth import figure_of
 from normkit.plots.drawing import Drawing
 from normkit.plots.scene import BEHIND, LABEL, Scene
-from normkit.plots.steps import frame, heading, square
+from normkit.plots.steps import frame, groups_of, heading, level
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,9 +37,7 @@ def centred_clusters(x: Tensor, groups: Sequence[int] | None = None, axes: Seque
         ShapeError: If the points are not of three features.
         InputError: If Matplotlib is not installed.
     """
-    if x.dim() != 2 or x.shape[-1] != 3:
-        raise ShapeError(f"points of shape (N, 3) are needed, got {tuple(x.shape)}")
-    colours = [0] * len(x) if groups is None else list(groups)
+    colours = groups_of(x, 3, groups)
     basis = upright()
     clouds = [array(cloud.double() @ basis) for cloud in (x, centre_over_batch(x), centre(x))]
     names = (
@@ -49,7 +46,7 @@ def centred_clusters(x: Tensor, groups: Sequence[int] | None = None, axes: Seque
         ("Centred as by LayerNorm", "less its own mean,\npoint by point"),
     )
     reach = 1.1 * max(float(np.abs(cloud[:, :2]).max()) for cloud in clouds)
-    plane = square(np.zeros(3), np.eye(3)[:, :2] * reach)
+    plane = level(reach)
     with theme.style():
         given = theme.panels(3, 3, 6.2, given=axes)
         side, along, above = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from normkit.errors import InputError, ShapeError
+from normkit.errors import InputError
 from normkit.geometry.decomposition import decompose
 from normkit.geometry.ellipsoid import Ellipsoid
 from normkit.geometry.image import image_of
@@ -17,7 +17,7 @@ from normkit.plots.camera import Camera, Points, array, helmert, nearest_basis, 
 from normkit.plots.depth import figure_of
 from normkit.plots.drawing import Drawing
 from normkit.plots.scene import BEHIND, Ball, Scene, ellipse
-from normkit.plots.steps import frame, heading
+from normkit.plots.steps import frame, groups_of, heading
 from normkit.spec import NormSpec
 
 if TYPE_CHECKING:
@@ -51,11 +51,9 @@ def hyperplane_steps(
         ShapeError: If the points are not of four features.
         InputError: If the norm does not centre, or Matplotlib is not installed.
     """
-    if x.dim() != 2 or x.shape[-1] != 4:
-        raise ShapeError(f"points of shape (N, 4) are needed, got {tuple(x.shape)}; see three_steps for n = 3")
+    colours = groups_of(x, 4, groups, "; see three_steps for n = 3")
     if not (spec.centre_numerator and spec.centre_statistics):
         raise InputError("inside the hyperplane lie only rows of a norm that centres; see rms_sphere for others")
-    colours = [0] * len(x) if groups is None else list(groups)
     level = helmert(4)
     values = {step.name: step.value.double() for step in decompose(x, spec, weight, bias).steps}
     surface, plain = image_of(spec, 4, weight, bias).surface, image_of(spec, 4).surface
@@ -108,11 +106,9 @@ def rms_sphere(
         ShapeError: If the points are not of three features.
         InputError: If the norm centres, or Matplotlib is not installed.
     """
-    if x.dim() != 2 or x.shape[-1] != 3:
-        raise ShapeError(f"points of shape (N, 3) are needed, got {tuple(x.shape)}")
+    colours = groups_of(x, 3, groups)
     if spec.centre_numerator or spec.centre_statistics:
         raise InputError("this sphere is that of a norm that does not centre; see three_steps for one that does")
-    colours = [0] * len(x) if groups is None else list(groups)
     basis = upright()
     values = {step.name: array(step.value.double() @ basis) for step in decompose(x, spec, weight).steps}
     raw, scaled, final = (values[name] for name in ("raw", "scaled", "gain and bias"))

@@ -49,11 +49,9 @@ def three_steps(
         ShapeError: If the points are not of three features.
         InputError: If the norm does not centre, or Matplotlib is not installed.
     """
-    if x.dim() != 2 or x.shape[-1] != 3:
-        raise ShapeError(f"points of shape (N, 3) are needed, got {tuple(x.shape)}; see hyperplane_steps for n = 4")
+    colours = groups_of(x, 3, groups, "; see hyperplane_steps for n = 4")
     if not (spec.centre_numerator and spec.centre_statistics):
         raise InputError("the three steps are those of a norm that centres; see rms_sphere for one that does not")
-    colours = [0] * len(x) if groups is None else list(groups)
     basis = upright()
     values = {step.name: array(step.value.double() @ basis) for step in decompose(x, spec, weight, bias).steps}
     raw, centred, scaled, final = (values[name] for name in ("raw", "centred", "scaled", "gain and bias"))
@@ -67,8 +65,7 @@ def three_steps(
         _draw_centred(scenes[1], raw, centred, colours, reach)
         _draw_scaled(scenes[2], centred, scaled, colours, reach, circle)
         _draw_affine(scenes[3], scaled, final, colours, circle, oval, square(middle, tilted), middle)
-        plane, sheet = square(np.zeros(3), np.eye(3)[:, :2] * reach), square(middle, tilted)
-        frame(scenes, np.concatenate([raw, centred, plane, sheet, _TOP * _AXIS[None]]))
+        frame(scenes, np.concatenate([raw, centred, level(reach), square(middle, tilted), _TOP * _AXIS[None]]))
     return Drawing(
         name="three-steps",
         figure=figure_of(scenes[0].ax),
@@ -114,6 +111,22 @@ def square(middle: Points, sides: Points) -> Points:
     return np.stack([middle + one + other, middle + one - other, middle - one - other, middle - one + other])
 
 
+def level(reach: float) -> Points:
+    """Corners of the sheet of points with mean 0 about the origin, all-ones being upwards."""
+    return square(np.zeros(3), np.eye(3)[:, :2] * reach)
+
+
+def groups_of(x: Tensor, features: int, groups: Sequence[int] | None, advice: str = "") -> list[int]:
+    """The group of each point, 0 for all where none is given.
+
+    Raises:
+        ShapeError: If x is not of shape (N, features); the advice ends the message.
+    """
+    if x.dim() != 2 or x.shape[-1] != features:
+        raise ShapeError(f"points of shape (N, {features}) are needed, got {tuple(x.shape)}{advice}")
+    return [0] * len(x) if groups is None else list(groups)
+
+
 def _axis(scene: Scene, low: float, high: float = _TOP) -> None:
     """The all-ones axis, with what lies below the plane under it."""
     scene.curve(np.array([low * _AXIS, 0 * _AXIS]), "muted", layer=BEHIND, linewidth=0.9)
@@ -121,13 +134,9 @@ def _axis(scene: Scene, low: float, high: float = _TOP) -> None:
     scene.label(high * _AXIS, "all-ones (1, 1, 1)", shift=(6, -2), ha="left")
 
 
-def _plane(scene: Scene, reach: float) -> None:
-    scene.sheet(square(np.zeros(3), np.eye(3)[:, :2] * reach))
-
-
 def _draw_raw(scene: Scene, raw: Points, groups: list[int], reach: float, basis: Tensor) -> None:
     heading(scene, "1  Raw", "three features a point")
-    _plane(scene, reach)
+    scene.sheet(level(reach))
     _axis(scene, float(raw[:, 2].min()))
     for k, direction in enumerate(1.6 * array(basis)):
         scene.arrow(direction, f"x{'₁₂₃'[k]}", layer=ON_SHEET)
@@ -136,7 +145,7 @@ def _draw_raw(scene: Scene, raw: Points, groups: list[int], reach: float, basis:
 
 def _draw_centred(scene: Scene, raw: Points, centred: Points, groups: list[int], reach: float) -> None:
     heading(scene, "2  Centred", "less its mean: x₁ + x₂ + x₃ = 0, a plane")
-    _plane(scene, reach)
+    scene.sheet(level(reach))
     _axis(scene, float(raw[:, 2].min()))
     for below, layer in ((True, BEHIND), (False, ON_SHEET)):
         chosen = [k for k in range(len(raw)) if (raw[k, 2] < 0) == below]
@@ -150,7 +159,7 @@ def _draw_scaled(
     scene: Scene, centred: Points, scaled: Points, groups: list[int], reach: float, circle: Points
 ) -> None:
     heading(scene, "3  Scaled", "divided by its spread: length √3, a circle")
-    _plane(scene, reach)
+    scene.sheet(level(reach))
     _axis(scene, 0.0)
     scene.curve(circle)
     # The radius goes where no point is near.
