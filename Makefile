@@ -13,8 +13,9 @@ JOBS ?= 2
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
 
-# torch comes first and from the constraints file: the package's own extras would take any newer build.
-$(STAMP): pyproject.toml constraints.txt
+# torch comes first and from the constraints file: the package's own extras would take any newer build, and the C++
+# kernels are compiled against the torch that is there. Without a C++ compiler the package installs without them.
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/normkit/kernels/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet -r constraints.txt
@@ -31,7 +32,12 @@ test: lint types $(STAMP)  ## every check (under 10 minutes on 2 cores)
 check: lint types $(STAMP)  ## lint, types and the quick tests, in parallel (under 3 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not browser"
 
-bench: $(STAMP)  ## measure what the README states
+bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minutes)
+	@mkdir -p benchmarks/results
+	$(BIN)/normkit bench --pass forward --pass forward-out --pass forward+backward --seconds 0.5 --json > benchmarks/results/norms.json
+	$(BIN)/python benchmarks/llama.py --json > benchmarks/results/llama.json
+	$(BIN)/python benchmarks/bars.py
+	$(BIN)/python benchmarks/readme_table.py
 	$(BIN)/python benchmarks/probe_overhead.py
 	$(BIN)/python benchmarks/geometry_scaling.py
 	$(BIN)/python benchmarks/rms_against_layer.py
@@ -44,4 +50,4 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info
+	rm -rf $(VENV) build src/*.egg-info src/normkit/kernels/_cpu.*

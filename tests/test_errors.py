@@ -15,7 +15,7 @@ CLASSES = [value for _, value in inspect.getmembers(errors, inspect.isclass) if 
 def test_the_tree_is_the_one_that_the_docstring_draws():
     drawn = {word for word in (errors.__doc__ or "").replace("`--", "|--").split() if word.endswith("Error")}
     assert drawn >= {error.__name__ for error in CLASSES}
-    assert len(CLASSES) == 7
+    assert len(CLASSES) == 8
 
 
 @pytest.mark.parametrize("error", CLASSES)
@@ -27,7 +27,12 @@ def test_one_base_catches_everything(error):
 
 @pytest.mark.parametrize(
     ("error", "builtin"),
-    [(errors.ShapeError, RuntimeError), (errors.DtypeError, RuntimeError), (errors.KindError, TypeError)],
+    [
+        (errors.ShapeError, RuntimeError),
+        (errors.DtypeError, RuntimeError),
+        (errors.UseError, RuntimeError),
+        (errors.KindError, TypeError),
+    ],
 )
 def test_what_torch_raises_catches_ours_too(error, builtin):
     with pytest.raises(builtin, match="a message"):

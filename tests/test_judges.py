@@ -1,6 +1,7 @@
 """Other people's tests of these norms: PyTorch's OpInfo and ModuleInfo, and ONNX's node cases.
 
-Each test states how many cases its judge holds, so that none of them can quietly become an empty loop.
+Each test states how many cases its judge holds, so that none of them can quietly become an empty loop, and where the
+kernels are built, that these compute all of them.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from contract import Calls
 from helpers import assert_close
 from normkit import functional, layers, reference, specs
+from normkit.kernels import cpu
 
 # Importing PyTorch's table of operations takes five seconds.
 pytestmark = pytest.mark.slow
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+# Units of the last place that an output may be off by.
+UNITS = {torch.float64: 8, torch.float32: 4, torch.bfloat16: 1, torch.float16: 1}
 SAMPLES = {"nn.functional.layer_norm": 6, "nn.functional.rms_norm": 6, "native_layer_norm": 20}
 ERRORS = {"nn.functional.rms_norm": 3, "native_layer_norm": 4}
 MODULES = {"nn.LayerNorm": (layers.LayerNorm, 14), "nn.RMSNorm": (layers.RMSNorm, 12)}
@@ -49,21 +53,33 @@ def first(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+def widened(name, sample, dtype):
+    """The arguments of a sample in float64, with the eps that a narrower input has."""
+    args, keywords = mapped(sample, lambda tensor: tensor.detach().double().requires_grad_(tensor.requires_grad))
+    if name == "nn.functional.rms_norm":
+        # Without eps it is the machine epsilon of the dtype's own arithmetic.
+        keywords.setdefault("eps", 2.0**-52 if dtype == torch.float64 else 2.0**-23)
+    return args, keywords
+
+
+def assert_kernels_ran(calls, expected):
+    """The expected operators and no others, where there are kernels."""
+    assert calls.names == ([] if cpu.load() else expected)
+
+
+@pytest.mark.parametrize("dtype", UNITS)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_opinfo_samples(name, dtype):
     op = operation(name)
     samples = list(op.sample_inputs("cpu", dtype))
     assert len(samples) == SAMPLES[name]
-    for sample in samples:
-        args, keywords = mapped(sample, lambda tensor: tensor)
-        wide_args, wide_keywords = mapped(sample, lambda tensor: tensor.double())
-        if name == "nn.functional.rms_norm":
-            # Without eps it is the machine epsilon of the dtype's own arithmetic.
-            wide_keywords.setdefault("eps", 2.0**-52 if dtype == torch.float64 else 2.0**-23)
-        truth = first(op.op(*wide_args, **wide_keywords))
+    with Calls() as calls:
+        results = [OURS[name](sample.input, *sample.args, **sample.kwargs) for sample in samples]
+    assert_kernels_ran(calls, ["normalize_rows"] * len(samples))
+    for sample, ours in zip(samples, results, strict=True):
+        args, keywords = widened(name, sample, dtype)
         # The result is rounded once; one eps in -0.5 makes some rows NaN, in both.
-        assert_close(OURS[name](*args, **keywords), truth, dtype=dtype, units=8 if dtype == torch.float64 else 1)
+        assert_close(ours, first(op.op(*args, **keywords)), dtype=dtype, units=UNITS[dtype])
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -79,23 +95,33 @@ def test_opinfo_numpy_reference(name):
         assert_close(ours, torch.from_numpy(np.asarray(expected)))
 
 
+@pytest.mark.parametrize("dtype", UNITS)
 @pytest.mark.parametrize("name", SAMPLES)
-def test_opinfo_gradients(name):
+def test_opinfo_gradients(name, dtype):
+    """Against torch's own in float64, whatever the dtype."""
     op = operation(name)
-    samples = list(op.sample_inputs("cpu", torch.float64, requires_grad=True))
+    samples = list(op.sample_inputs("cpu", dtype, requires_grad=True))
     assert len(samples) == SAMPLES[name]
-    for sample in samples:
-        tensors = [value for value in (sample.input, *sample.args) if isinstance(value, torch.Tensor)]
-        assert all(tensor.requires_grad for tensor in tensors)
-        ours = OURS[name](sample.input, *sample.args, **sample.kwargs)
-        theirs = first(op.op(sample.input, *sample.args, **sample.kwargs))
-        dy = torch.randn_like(ours)
-        for mine, other in zip(
-            torch.autograd.grad(ours, tensors, dy), torch.autograd.grad(theirs, tensors, dy), strict=True
-        ):
-            # Rows of one or two features have a gradient that is all cancellation. Its terms are gain * dy / s: the
-            # gains of these samples lie below 9, and s above sqrt(1e-5).
-            assert_close(mine, other, terms=other.nan_to_num().abs() + 9 * 1e-5**-0.5 * dy.norm())
+    with Calls() as calls:
+        for sample in samples:
+            tensors = [value for value in (sample.input, *sample.args) if isinstance(value, torch.Tensor)]
+            tensors += [value for value in sample.kwargs.values() if isinstance(value, torch.Tensor)]
+            assert all(tensor.requires_grad for tensor in tensors)
+            ours = OURS[name](sample.input, *sample.args, **sample.kwargs)
+            dy = torch.randn_like(ours)
+            args, keywords = widened(name, sample, dtype)
+            theirs = first(op.op(*args, **keywords))
+            wide = [value for value in (*args, *keywords.values()) if isinstance(value, torch.Tensor)]
+            for mine, other in zip(
+                torch.autograd.grad(ours, tensors, dy), torch.autograd.grad(theirs, wide, dy.double()), strict=True
+            ):
+                # Rows of one or two features have a gradient that is all cancellation. Its terms are gain * dy / s:
+                # the gains of these samples lie below 9, and s above sqrt(1e-5). 16 bits are rounded at the end.
+                terms = 9 * 1e-5**-0.5 * dy.double().norm()
+                arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
+                size = other.nan_to_num().abs() + terms * torch.finfo(arithmetic).eps / torch.finfo(dtype).eps
+                assert_close(mine, other, dtype=dtype, terms=size)
+    assert_kernels_ran(calls, ["normalize_forward", "normalize_backward"] * len(samples))
 
 
 def test_opinfo_mean_and_reciprocal_scale():
@@ -122,7 +148,7 @@ def test_opinfo_error_inputs(name):
             OURS[name](sample.input, *sample.args, **sample.kwargs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", UNITS)
 @pytest.mark.parametrize("name", MODULES)
 def test_moduleinfo_inputs(name, dtype):
     table = import_module("torch.testing._internal.common_modules").module_db
@@ -138,16 +164,23 @@ def test_moduleinfo_inputs(name, dtype):
             mine = ours(*args, **keywords, dtype=dtype).train(training)
             mine.load_state_dict(theirs.state_dict())
             (x,) = given.forward_input.args
-            y, expected = mine(x), theirs(x)
-            assert_close(y, expected)
+            wide, input = theirs.to(torch.float64), x.detach().double().requires_grad_()
+            if wide.eps is None and dtype != torch.float64:
+                wide.eps = 2.0**-23
+            with Calls() as calls:
+                y = mine(x)
+                dy, inputs = torch.randn_like(y), [x, *mine.parameters()]
+                mine_of = torch.autograd.grad(y, inputs, dy)
+            assert_kernels_ran(calls, ["normalize_forward", "normalize_backward"])
+            expected = wide(input)
+            assert_close(y, expected, dtype=dtype)
             if given.reference_fn is not None:
                 # Its statistics are float32 whatever the input.
-                assert_close(given.reference_fn(theirs, x).float(), y, dtype=torch.float32)
-            dy, inputs = torch.randn_like(y), [x, *mine.parameters()]
-            gradients = torch.autograd.grad(expected, [x, *theirs.parameters()], dy)
-            for actual, other in zip(torch.autograd.grad(y, inputs, dy), gradients, strict=True):
-                # Sums of up to 640 float32 terms on torch's side.
-                assert_close(actual, other, units=16, length=max(1, x.numel() // x.shape[-1]))
+                assert_close(given.reference_fn(wide, input).float(), expected, dtype=torch.float32)
+            gradients = torch.autograd.grad(expected, [input, *wide.parameters()], dy.double())
+            for actual, other in zip(mine_of, gradients, strict=True):
+                # Two float64 sums meet, of up to 640 terms.
+                assert_close(actual, other, dtype=dtype, units=16 if dtype == torch.float64 else 8)
             seen += 1
     assert seen == cases
 
@@ -174,7 +207,9 @@ def test_onnx_node_cases(operator):
         shape = x.shape[axis:]
         function = functional.layer_norm if operator == "LayerNormalization" else functional.rms_norm
         eps = attributes.get("epsilon", 1e-5)
-        y = function(x, shape, *parameters, eps=eps)
+        with Calls() as calls:
+            y = function(x, shape, *parameters, eps=eps)
+        assert_kernels_ran(calls, ["normalize_rows"])
         # Their reference sums in float32, over up to 120 features.
         assert_close(y, torch.from_numpy(outputs[0]), units=4)
         if operator == "LayerNormalization":

@@ -151,7 +151,8 @@ def test_export_leaves_the_number_of_rows_open(name):
     module = random_parameters(MODULES[name]())
     program = torch.export.export(module, (torch.randn(3, 8),), dynamic_shapes=({0: Dim("rows")},))
     x = torch.randn(5, 8)
-    assert torch.equal(program.module()(x), module(x))
+    # An export holds the reference's operations, which round once more or less than the kernels.
+    assert_close(program.module()(x), module(x))
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -163,7 +164,7 @@ def test_export_leaves_the_number_of_features_open(strict):
     sizes = {0: Dim("rows"), 1: Dim("features", min=2)}
     program = torch.export.export(Normalize(), (torch.randn(3, 8),), dynamic_shapes=(sizes,), strict=strict)
     x = torch.randn(5, 12)
-    assert torch.equal(program.module()(x), functional.layer_norm(x, (12,)))
+    assert_close(program.module()(x), functional.layer_norm(x, (12,)))
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -21,7 +21,7 @@ ROWS = [
     ["errors", "files", "spec", "specs"],
     ["reference", "kernels"],
     ["ops", "geometry"],
-    ["functional"],
+    ["arguments", "functional"],
     ["layers"],
     ["identification", "models"],
     ["conversion", "testing"],
@@ -53,6 +53,7 @@ EXTRA_TESTS = {
     "test_judges.py": "tests of PyTorch and ONNX",
     "test_readme.py": "the README",
     "test_examples.py": "the scripts of examples/",
+    "test_setup.py": "setup.py",
     "test_structure.py": "this file",
     "test_public_api.py": "what `import normkit` offers",
     **{
@@ -60,6 +61,13 @@ EXTRA_TESTS = {
         for name in ("ledger", "definition", "centring", "shape", "gradient", "scores", "batch", "practice")
     },
     "demo/test_shipped_models.py": "the weights that ship",
+    **{
+        f"kernels/test_{name}.py": "the numbers contract, whatever computes"
+        for name in (
+            *("forward_numbers", "backward_numbers", "added_numbers", "degenerate_rows", "layouts"),
+            *("odd_arguments", "paths", "conventions", "row_groups", "subnormal_numbers"),
+        )
+    },
     "inspection/rules/test_families.py": "all rules together, on untrained models of many families",
 }
 

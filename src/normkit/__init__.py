@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from normkit import errors, geometry, plots, reference, specs
-    from normkit.functional import layer_norm, normalize, rms_norm
+    from normkit.functional import add_layer_norm, add_normalize, add_rms_norm, layer_norm, normalize, rms_norm
     from normkit.identification.behaviour import Passport, identify
     from normkit.inspection.inspecting import inspect
     from normkit.inspection.result import Inspection
@@ -28,6 +28,9 @@ _HOME = {
     "NormSpec": "normkit.spec",
     "Passport": "normkit.identification.behaviour",
     "RMSNorm": "normkit.layers",
+    "add_layer_norm": "normkit.functional",
+    "add_normalize": "normkit.functional",
+    "add_rms_norm": "normkit.functional",
     "errors": "normkit.errors",
     "geometry": "normkit.geometry",
     "identify": "normkit.identification.behaviour",
@@ -47,6 +50,9 @@ __all__ = [
     "NormSpec",
     "Passport",
     "RMSNorm",
+    "add_layer_norm",
+    "add_normalize",
+    "add_rms_norm",
     "errors",
     "geometry",
     "identify",

@@ -4,6 +4,7 @@
     |-- SpecError                  a NormSpec that contradicts itself, or an unknown convention
     |-- ShapeError (RuntimeError)  sizes do not fit; torch raises RuntimeError here, so this is one too
     |-- DtypeError (RuntimeError)  a dtype that cannot be normalized; RuntimeError for the same reason
+    |-- UseError (RuntimeError)    tensors that cannot be used so; RuntimeError for the same reason
     |-- KindError (TypeError)      an argument that is no tensor, number or shape; torch raises TypeError
     |-- ModelError                 a model or checkpoint that cannot be loaded or run
     `-- InputError                 a text, an option or a file that cannot be used
@@ -28,6 +29,10 @@ class ShapeError(NormkitError, RuntimeError):
 
 class DtypeError(NormkitError, RuntimeError):
     """A dtype that a norm cannot work in; the message lists what can."""
+
+
+class UseError(NormkitError, RuntimeError):
+    """Tensors cannot be used together, or not in this way: two devices, or `out` where a gradient is wanted."""
 
 
 class KindError(NormkitError, TypeError):

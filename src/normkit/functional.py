@@ -1,6 +1,7 @@
 """Normalization as functions: arguments checked once, here, then computed.
 
-`layer_norm` and `rms_norm` have the signatures of `torch.nn.functional`; `normalize` takes any spec.
+`layer_norm` and `rms_norm` have the signatures of `torch.nn.functional`; `normalize` takes any spec. Each has a form
+that first adds its input to a residual stream, in one pass.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normkit import reference, specs
-from normkit.errors import DtypeError, KindError, ShapeError
+from normkit import arguments, reference, specs
+from normkit.errors import KindError, ShapeError
+from normkit.ops import calls
+from normkit.ops.plans import Plan, plan
 from normkit.spec import NormSpec
-
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def layer_norm(
@@ -42,6 +43,7 @@ def layer_norm(
     Raises:
         ShapeError: If the shapes do not fit (a RuntimeError, as in torch).
         DtypeError: If a tensor is not floating point (likewise).
+        UseError: If the tensors are on different devices (likewise).
         KindError: If an argument is no tensor, shape or number at all (a TypeError, as in torch).
         SpecError: If eps is not finite.
 
@@ -52,15 +54,12 @@ def layer_norm(
     Source:
         Ba, Kiros and Hinton 2016, arXiv:1607.06450, eq. 3.
     """
-    _check_number("layer_norm", eps)
-    _check_torch_arguments("layer_norm", input, normalized_shape, weight, bias)
-    spec = specs.TORCH_LAYER_NORM.replace(
-        eps=eps,
-        axes=tuple(range(-len(normalized_shape), 0)),
-        has_weight=weight is not None,
-        has_bias=bias is not None,
-    )
-    return reference.forward(input, spec, weight, bias)
+    y = _plain("layer_norm", input, normalized_shape, weight, bias, eps)
+    if y is not None:
+        return y
+    arguments.check_torch_arguments("layer_norm", input, normalized_shape, weight, bias)
+    found = _torch_plan("layer_norm", eps, len(normalized_shape), weight is not None, bias is not None)
+    return calls.normalize(input, found, weight, bias)
 
 
 def rms_norm(
@@ -85,6 +84,7 @@ def rms_norm(
     Raises:
         ShapeError: If the shapes do not fit (a RuntimeError, as in torch).
         DtypeError: If a tensor is not floating point (likewise).
+        UseError: If the tensors are on different devices (likewise).
         KindError: If an argument is no tensor, shape or number at all (a TypeError, as in torch).
         SpecError: If eps is not finite.
 
@@ -95,13 +95,75 @@ def rms_norm(
     Source:
         Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4.
     """
-    if eps is not None:
-        _check_number("rms_norm", eps)
-    _check_torch_arguments("rms_norm", input, normalized_shape, weight, None)
-    spec = specs.TORCH_RMS_NORM.replace(
-        eps=eps, axes=tuple(range(-len(normalized_shape), 0)), has_weight=weight is not None
-    )
-    return reference.forward(input, spec, weight)
+    y = _plain("rms_norm", input, normalized_shape, weight, None, eps)
+    if y is not None:
+        return y
+    arguments.check_torch_arguments("rms_norm", input, normalized_shape, weight, None)
+    found = _torch_plan("rms_norm", eps, len(normalized_shape), weight is not None, has_bias=False)
+    return calls.normalize(input, found, weight, None)
+
+
+def add_layer_norm(
+    input: Tensor,  # named as in `layer_norm`
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """Add the input to the residual stream, and `layer_norm` what the stream then holds.
+
+    new = input + residual; y = weight * (new - mean(new)) / sqrt(var(new) + eps) + bias. The sum is taken in float32
+    (float64 if one is), rounded to the residual's dtype, and normalized as rounded.
+
+    Args:
+        input: What a block adds, of shape (..., *normalized_shape), any floating dtype.
+        residual: The stream, of the same shape; its dtype may differ, for instance be float32.
+        normalized_shape: The trailing sizes that make up one row.
+        weight: Gain of shape `normalized_shape`, or None.
+        bias: Bias of shape `normalized_shape`, or None.
+        eps: Added to the variance, in units of the residual squared.
+
+    Returns:
+        y in the input's dtype, and new in the residual's.
+
+    Raises:
+        ShapeError: If the shapes do not fit (a RuntimeError, as in torch).
+        DtypeError: If a tensor is not floating point (likewise).
+        UseError: If the tensors are on different devices (likewise).
+        KindError: If an argument is no tensor, shape or number at all (a TypeError, as in torch).
+        SpecError: If eps is not finite.
+
+    Example:
+        >>> add_layer_norm(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 2.0]), (2,))
+        (tensor([-1.0000,  1.0000]), tensor([1., 3.]))
+    """
+    arguments.check_torch_arguments("add_layer_norm", input, normalized_shape, weight, bias)
+    arguments.check_residual("add_layer_norm", "input", input, residual)
+    found = _torch_plan("add_layer_norm", eps, len(normalized_shape), weight is not None, bias is not None)
+    return calls.add_normalize(input, residual, found, weight, bias)
+
+
+def add_rms_norm(
+    input: Tensor,  # named as in `rms_norm`
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Add the input to the residual stream, and `rms_norm` what the stream then holds.
+
+    new = input + residual; y = weight * new / sqrt(mean(new**2) + eps). Arguments, results and errors are those of
+    `add_layer_norm`, but that there is no bias and eps may be None, as in `rms_norm`.
+
+    Example:
+        >>> add_rms_norm(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), (2,), eps=0.0)
+        (tensor([0.8485, 1.1314]), tensor([3., 4.]))
+    """
+    arguments.check_torch_arguments("add_rms_norm", input, normalized_shape, weight, None)
+    arguments.check_residual("add_rms_norm", "input", input, residual)
+    found = _torch_plan("add_rms_norm", eps, len(normalized_shape), weight is not None, has_bias=False)
+    return calls.add_normalize(input, residual, found, weight, None)
 
 
 def normalize(
@@ -126,6 +188,7 @@ def normalize(
     Raises:
         ShapeError: If sizes do not fit, or a parameter is missing or superfluous.
         DtypeError: If a tensor is not floating point, or out is not of the result's dtype.
+        UseError: If the tensors are on different devices, or out is given where a gradient is wanted.
         KindError: If x, weight or bias is no tensor, or spec no NormSpec.
 
     Example:
@@ -133,77 +196,131 @@ def normalize(
         >>> normalize(torch.tensor([3.0, 4.0]), specs.L2_NORM)
         tensor([0.6000, 0.8000])
     """
-    _check_floating("normalize", "x", x)
-    if not isinstance(spec, NormSpec):
-        raise KindError(f"normalize: spec must be a NormSpec such as normkit.specs.LLAMA, got {spec!r}")
-    _check_axes(x, spec)
-    for name, given, wanted in (("weight", weight, spec.has_weight), ("bias", bias, spec.has_bias)):
-        if (given is not None) != wanted:
-            problem = "got none" if given is None else "got one"
-            raise ShapeError(f"normalize: the spec says has_{name}={wanted}, {problem}; change the spec or the call")
-        if given is not None:
-            _check_floating("normalize", name, given)
-            _check_fits(name, given, x, spec)
-    y = reference.forward(x, spec, weight, bias)
     if out is None:
-        return y
-    if out.shape != y.shape:
-        raise ShapeError(f"normalize: out must have the result's shape {tuple(y.shape)}, got {tuple(out.shape)}")
-    if out.dtype != y.dtype:
-        raise DtypeError(f"normalize: out must have the result's dtype {y.dtype}, got {out.dtype}")
-    return out.copy_(y)
+        y = _plain_spec(x, spec, weight, bias)
+        if y is not None:
+            return y
+    arguments.check_spec_arguments("normalize", x, spec, weight, bias)
+    if out is None:
+        return calls.normalize(x, plan(spec), weight, bias)
+    arguments.check_out(
+        "normalize", "out", out, x, reference.output_dtype(x.dtype, spec, weight, bias), (x, weight, bias)
+    )
+    return calls.normalize_into(out, x, plan(spec), weight, bias)
 
 
-def _check_torch_arguments(
-    name: str, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
-) -> None:
-    _check_floating(name, "input", x)
-    is_sequence = isinstance(normalized_shape, (tuple, list))
-    if not is_sequence or not all(isinstance(size, (int, torch.SymInt)) for size in normalized_shape):
-        raise KindError(f"{name}: normalized_shape must be a tuple of whole numbers, got {normalized_shape!r}")
-    shape = tuple(normalized_shape)
-    if not shape:
-        raise ShapeError(f"{name}: normalized_shape must name at least one size, got an empty one")
-    if tuple(x.shape[-len(shape) :]) != shape:
-        raise ShapeError(f"{name}: the input must end in normalized_shape {shape}, got shape {tuple(x.shape)}")
-    for label, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is None:
-            continue
-        _check_floating(name, label, parameter)
-        if tuple(parameter.shape) != shape:
-            raise ShapeError(f"{name}: {label} must have normalized_shape {shape}, got shape {tuple(parameter.shape)}")
+def add_normalize(
+    x: Tensor,
+    residual: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Add x to the residual stream, and normalize what the stream then holds by any convention.
+
+    new = x + residual, taken in float32 (float64 if one is) and rounded to the residual's dtype;
+    y = `normalize` of new. What the spec calls the input's dtype is that of x.
+
+    Args:
+        x: What a block adds, of shape (..., n); (N, C, ...) if the spec's axes are the channels.
+        residual: The stream, of the same shape; its dtype may differ, for instance be float32.
+        spec: The conventions.
+        weight: Gain, as in `normalize`.
+        bias: Bias, as in `normalize`.
+        out: Two tensors, for y and for new, which are written to and returned, if given. They may be x and the
+            residual themselves.
+
+    Returns:
+        y in the spec's output dtype, and new in the residual's.
+
+    Raises:
+        ShapeError: If sizes do not fit, or a parameter is missing or superfluous.
+        DtypeError: If a tensor is not floating point, or one of out is not of the result's dtype.
+        UseError: If the tensors are on different devices, or out is given where a gradient is wanted.
+        KindError: If x, residual, weight or bias is no tensor, or spec no NormSpec.
+
+    Example:
+        >>> from normkit import specs
+        >>> add_normalize(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 2.0]), specs.L2_NORM)
+        (tensor([0.6000, 0.8000]), tensor([3., 4.]))
+    """
+    arguments.check_spec_arguments("add_normalize", x, spec, weight, bias)
+    arguments.check_residual("add_normalize", "x", x, residual)
+    if out is None:
+        return calls.add_normalize(x, residual, plan(spec), weight, bias)
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise KindError(f"add_normalize: out must be two tensors, for y and the new residual, got {out!r}")
+    inputs = (x, residual, weight, bias)
+    y, new_residual = out
+    arguments.check_out("add_normalize", "out[0]", y, x, reference.output_dtype(x.dtype, spec, weight, bias), inputs)
+    arguments.check_out("add_normalize", "out[1]", new_residual, x, residual.dtype, (*inputs, y))
+    if arguments.share_memory(y, new_residual):
+        raise ShapeError("add_normalize: the two tensors of out must not share memory; give each its own")
+    return calls.add_normalize_into((y, new_residual), x, residual, plan(spec), weight, bias)
 
 
-def _check_number(name: str, eps: object) -> None:
-    if not isinstance(eps, numbers.Real):
+def _plain(
+    name: str,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float | None,
+) -> Tensor | None:
+    """What nearly every call wants, with the fewest checks; None for what is to be looked at more closely.
+
+    A gain has the sizes of a row, so it is compared in their place; the operator compares it with the input.
+    """
+    if not calls.is_plain(x, weight, bias):
+        return None
+    shape = x.shape[-1:] if weight is None else weight.shape
+    if shape != normalized_shape or len(shape) != 1 or type(normalized_shape[0]) is not int:
+        return None
+    if bias is not None and bias.shape != shape:
+        return None
+    try:
+        return calls.normalize_plain(x, _torch_plan(name, eps, 1, weight is not None, bias is not None), weight, bias)
+    except RuntimeError:
+        # The operator found something that does not fit, or that only the reference computes.
+        return None
+
+
+def _plain_spec(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Likewise for any spec."""
+    if type(spec) is not NormSpec or not calls.is_plain(x, weight, bias):
+        return None
+    found = plan(spec)
+    if not found.is_plain or (weight is not None) != spec.has_weight or (bias is not None) != spec.has_bias:
+        return None
+    if (weight is not None and weight.ndim != 1) or (bias is not None and bias.ndim != 1):
+        return None
+    try:
+        return calls.normalize_plain(x, found, weight, bias)
+    except RuntimeError:
+        return None
+
+
+# (name, eps, number of axes, has_weight, has_bias) -> the plan of torch's norm with these.
+_torch_plans: dict[tuple[str, object, int, bool, bool], Plan] = {}
+
+
+def _torch_plan(name: str, eps: float | None, axes: int, has_weight: bool, has_bias: bool) -> Plan:
+    if torch.compiler.is_compiling():
+        return _make_torch_plan(name, eps, axes, has_weight, has_bias)
+    if type(eps) is not float and eps is not None:
+        return _make_torch_plan(name, eps, axes, has_weight, has_bias)
+    key = (name, eps, axes, has_weight, has_bias)
+    found = _torch_plans.get(key)
+    if found is None:
+        found = _torch_plans[key] = _make_torch_plan(*key)
+    return found
+
+
+def _make_torch_plan(name: str, eps: float | None, axes: int, has_weight: bool, has_bias: bool) -> Plan:
+    is_rms = name.endswith("rms_norm")
+    if not (isinstance(eps, numbers.Real) or (is_rms and eps is None)):
         raise KindError(f"{name}: eps must be a number, got {eps!r}")
-
-
-def _check_floating(name: str, label: str, given: Tensor) -> None:
-    if not isinstance(given, Tensor):
-        raise KindError(f"{name}: {label} must be a tensor, got {type(given).__name__}")
-    if given.dtype not in _FLOATING:
-        raise DtypeError(
-            f"{name}: {label} must be float16, bfloat16, float32 or float64, got {given.dtype}; convert it first"
-        )
-
-
-def _check_axes(x: Tensor, spec: NormSpec) -> None:
-    needed = 2 if spec.axes in ((1,), "all_but_batch") else len(spec.axes)
-    if x.dim() < needed:
-        raise ShapeError(f"normalize: axes {spec.axes} need at least {needed} dimensions, got shape {tuple(x.shape)}")
-    features = x.shape[1] if spec.axes == "all_but_batch" else x.shape[-1]
-    if features % spec.groups:
-        raise ShapeError(f"normalize: {features} features do not divide into {spec.groups} groups")
-
-
-def _check_fits(name: str, parameter: Tensor, x: Tensor, spec: NormSpec) -> None:
-    if spec.axes in ((1,), "all_but_batch"):
-        fits = parameter.dim() == 1 and x.dim() > 1 and parameter.shape[0] == x.shape[1]
-    else:
-        sizes = zip(reversed(parameter.shape), reversed(x.shape), strict=False)
-        fits = parameter.dim() <= x.dim() and all(size in (1, wanted) for size, wanted in sizes)
-    if not fits:
-        raise ShapeError(
-            f"normalize: {name} of shape {tuple(parameter.shape)} does not fit an input of shape {tuple(x.shape)}"
-        )
+    known = specs.TORCH_RMS_NORM if is_rms else specs.TORCH_LAYER_NORM
+    return plan(known.replace(eps=eps, axes=tuple(range(-axes, 0)), has_weight=has_weight, has_bias=has_bias))

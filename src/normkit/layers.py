@@ -35,7 +35,7 @@ class RMSNorm(nn.RMSNorm):
 
     Example:
         >>> RMSNorm(2, eps=0.0)(torch.tensor([3.0, 4.0]))
-        tensor([0.8485, 1.1314], grad_fn=<ToCopyBackward0>)
+        tensor([0.8485, 1.1314], grad_fn=<_NormalizeBackward>)
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -125,7 +125,14 @@ def effective_weight(weight: Tensor, spec: NormSpec, dtype: torch.dtype) -> Tens
     return weight.to(dtype) + spec.weight_offset
 
 
-def forward(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def forward(
+    x: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    input_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Normalize x as the spec says, rounding exactly where the spec rounds.
 
     y = multiplier * (x - m) / s * (weight + weight_offset) + bias; see `NormSpec` for m and s.
@@ -135,28 +142,46 @@ def forward(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tenso
         spec: The conventions.
         weight: Gain, broadcast on the right against x (along axis 1 for channel axes).
         bias: Bias, likewise.
+        input_dtype: What the spec's casts take for the input's dtype; x's own unless given.
 
     Returns:
         Tensor of x's shape, in the spec's output dtype.
     """
     wide = arithmetic_dtype(x, spec)
+    dtype = input_dtype or x.dtype
     gain = None if weight is None else _along_channels(weight, x, spec)
     shift = None if bias is None else _along_channels(bias, x, spec)
     if gain is not None and spec.weight_placement == "before":
         # Such code rounds the scaled row to the input's dtype before it normalizes.
         x = (x.to(wide) * effective_weight(gain, spec, wide).to(wide)).to(x.dtype)
         gain = None
-    return _round_and_scale(_normalize(x, spec, wide), x, spec, gain, shift)
+    return _round_and_scale(_normalize(x, spec, wide, dtype), dtype, spec, gain, shift)
 
 
-def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype) -> Tensor:
+def add_forward(
+    x: Tensor, residual: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Add x to a residual stream, and normalize what the stream now holds.
+
+    new = x + residual, added in float32 (or wider) and rounded to the residual's dtype; y = `forward` of new, with
+    casts to the input's dtype that go to the dtype of x.
+
+    Returns:
+        y and new, of x's shape.
+    """
+    wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
+    new_residual = (x.to(wide) + residual.to(wide)).to(residual.dtype)
+    return forward(new_residual, spec, weight, bias, input_dtype=x.dtype), new_residual
+
+
+def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype, dtype: torch.dtype) -> Tensor:
     """multiplier * (x - m) / s, in the wide dtype."""
     # Contiguous, so that sums are taken in the same order whatever the strides of x.
     rows = to_rows(x.to(wide).contiguous(), spec)
     numerator, deviation = _centred(rows, spec)
     scale = _scale(rows, deviation, spec, machine_eps(x, spec))
-    if spec.round_rstd and x.dtype in _HALF:
-        normalized = (numerator.to(x.dtype) * scale.reciprocal().to(x.dtype)).to(wide)
+    if spec.round_rstd and dtype in _HALF:
+        normalized = (numerator.to(dtype) * scale.reciprocal().to(dtype)).to(wide)
     else:
         normalized = numerator / scale
     if spec.multiplier == "sqrt_n":
@@ -165,10 +190,10 @@ def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype) -> Tensor:
 
 
 def _round_and_scale(
-    normalized: Tensor, x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None
+    normalized: Tensor, dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """The affine part and the spec's casts."""
-    early = {"early": x.dtype, "none": x.dtype, "late": None, "weight": None}[spec.cast]
+    early = {"early": dtype, "none": dtype, "late": None, "weight": None}[spec.cast]
     if spec.cast == "weight" and weight is not None and weight.dtype in _HALF:
         early = weight.dtype
     y = normalized if early is None else normalized.to(early)
@@ -180,7 +205,7 @@ def _round_and_scale(
         y = (gain if work is None else gain.to(work)) * y
     if bias is not None:
         y = y + (bias if work is None else bias.to(work))
-    return y.to(output_dtype(x.dtype, spec, weight, bias))
+    return y.to(output_dtype(dtype, spec, weight, bias))
 
 
 def output_dtype(input_dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
@@ -210,7 +235,13 @@ class Gradients(NamedTuple):
 
 
 def backward(
-    dy: Tensor, x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor | None = None
+    dy: Tensor,
+    x: Tensor,
+    spec: NormSpec,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    addend: Tensor | None = None,
 ) -> Gradients:
     """The gradients of `forward` in closed form, every cast taken as the identity.
 
@@ -225,6 +256,7 @@ def backward(
         spec: The conventions.
         weight: Gain, as in `forward`.
         bias: Bias, as in `forward`; only its shape and dtype matter.
+        addend: What reaches x from elsewhere, added to dx before dx is rounded; of x's shape.
     """
     wide = torch.float32 if x.device.type == "mps" else torch.float64
     dy_wide, x_wide = dy.to(wide).contiguous(), x.to(wide).contiguous()
@@ -235,6 +267,8 @@ def backward(
     inner, upstream = (x_wide * gain, dy_wide) if before else (x_wide, dy_wide * gain)
     normalized, d_inner = _backward_rows(upstream, inner, spec, machine_eps(x, spec))
     dx, dgain = (d_inner * gain, d_inner * x_wide) if before else (d_inner, dy_wide * normalized)
+    if addend is not None:
+        dx = dx + addend.to(wide)
     return Gradients(
         dx.to(x.dtype),
         None if weight is None else _sum_to(dgain, weight, x, spec),

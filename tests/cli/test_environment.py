@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import pytest
@@ -11,6 +14,11 @@ from click.testing import CliRunner
 
 from normkit.cli import environment
 from normkit.cli.entry import verbs
+from normkit.kernels import cpu
+
+
+def shown_text() -> str:
+    return CliRunner().invoke(verbs, ["env"]).output
 
 
 def test_text() -> None:
@@ -27,7 +35,27 @@ def test_json_is_one_document() -> None:
     shown = CliRunner().invoke(verbs, ["env", "--json"])
     document = json.loads(shown.output)
     assert (document["schema_version"], document["torch"]) == (1, torch.__version__)
+    assert set(document["norms"]["cpu"]) == {"float32", "bfloat16", "float16", "float64"}
+    assert set(document["norms"]["cpu"]["float32"]) == {"implementation", "why"}
     assert document["extras"]["hf"] == {"transformers": version("transformers")}
+
+
+def test_what_computes_norms_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "load", lambda: None)
+    monkeypatch.setattr(cpu, "instructions", lambda: "avx2")
+    monkeypatch.setenv("NORMKIT_CPU", "auto")
+    assert "cpu bfloat16  C++ kernels, avx2 (the best this CPU has)" in shown_text()
+    monkeypatch.setenv("NORMKIT_CPU", "avx2")
+    assert "cpu float64   C++ kernels, avx2 (NORMKIT_CPU=avx2)" in shown_text()
+    monkeypatch.setattr(cpu, "load", lambda: "NORMKIT_CPU=off")
+    assert "cpu float32   plain torch (C++ kernels: NORMKIT_CPU=off)" in shown_text()
+
+
+def test_an_unknown_choice_of_kernels_is_one_line() -> None:
+    program = [sys.executable, "-m", "normkit", "env"]
+    shown = subprocess.run(program, capture_output=True, text=True, env={**os.environ, "NORMKIT_CPU": "x"}, check=False)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr == "normkit: NORMKIT_CPU must be auto, avx512, avx2, portable or off, got 'x'\n"
 
 
 def test_a_missing_extra_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`normkit env`: what is installed here, for a report of a problem."""
+"""`normkit env`: what is installed here and what computes, for a report of a problem."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ EXTRAS = {"hf": ("transformers",), "plot": ("matplotlib",), "study": ("scikit-le
 # Instructions that decide how 16-bit and fused arithmetic are done.
 _FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16", "sve")
 
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-@click.command("env", short_help="Versions, threads and CPU of this machine.")
+
+@click.command("env", short_help="Versions, CPU and kernels of this machine.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 def show_environment(as_json: bool) -> None:
-    """Show the versions of everything that decides a result, the threads, the CPU and the extras."""
+    """Show what decides a result: versions, threads, the CPU, what computes norms, the extras."""
     facts = _environment()
     if as_json:
         click.echo(json_text(facts), nl=False)
         return
     for label, value in facts.items():
-        if label not in ("schema_version", "extras"):
+        if label not in ("schema_version", "norms", "extras"):
             click.echo(f"{label:<14}{_words(value)}")
+    for device, dtypes in facts["norms"].items():
+        for dtype, found in dtypes.items():
+            click.echo(f"{f'{device} {dtype}':<14}{found['implementation']} ({found['why']})")
     for extra, packages in facts["extras"].items():
         absent = [name for name, found in packages.items() if found is None]
         state = f'missing {", ".join(absent)}: pip install "normkit[{extra}]"' if absent else "installed"
@@ -49,8 +54,23 @@ def _environment() -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cpu_flags": _cpu_flags(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "norms": {"cpu": _cpu_norms()},
         "extras": {extra: {name: _version(name) for name in packages} for extra, packages in EXTRAS.items()},
     }
+
+
+def _cpu_norms() -> dict[str, dict[str, str]]:
+    """What computes a norm over trailing axes, by dtype of its input, and why."""
+    from normkit.kernels import cpu
+
+    reason = cpu.load()
+    if reason is None:
+        chosen = cpu.choice()
+        why = "the best this CPU has" if chosen == "auto" else f"NORMKIT_CPU={chosen}"
+        found = {"implementation": f"C++ kernels, {cpu.instructions()}", "why": why}
+    else:
+        found = {"implementation": "plain torch", "why": f"C++ kernels: {reason}"}
+    return dict.fromkeys(_DTYPES, found)
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,11 @@
+"""How fast norms are here, beside what else computes them; every answer is checked before it is timed.
+
+allocation.py  the memory allocator's settings
+cases.py       Case: an operation, a shape, a dtype and a pass; the tensors of one
+peers.py       who takes part, and how each is called
+checking.py    how far an answer is from float64
+timing.py      medians and spreads of interleaved rounds; bytes kept for backward
+results.py     what was measured, as frozen values
+running.py     cases -> Benchmark
+table.py       Benchmark -> tables
+"""

@@ -1,0 +1,347 @@
+// Sixteen numbers at a time, in the registers that the including file's instruction set has.
+//
+//   Lanes<float>, Lanes<double>   16 numbers; + - * and fused act lane by lane
+//   load, store                   any dtype <-> Lanes, 16 or fewer
+//   rounded<T>(lanes)             rounded to T and back
+//
+// Included by portable.cpp, avx2.cpp and avx512.cpp only, after `Instructions`, which says how wide a register is and
+// how float16 is converted. Everything is in an unnamed namespace: the linker must never share code between the sets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "kernels.h"
+
+namespace normkit {
+namespace {
+
+struct bfloat16 {
+    uint16_t bits;
+};
+struct float16 {
+    uint16_t bits;
+};
+
+constexpr int lanes = 16;
+
+template <class T>
+struct Native;
+template <>
+struct Native<float> {
+    typedef float type __attribute__((vector_size(Instructions::bytes)));
+};
+template <>
+struct Native<double> {
+    typedef double type __attribute__((vector_size(Instructions::bytes)));
+};
+
+template <class T>
+struct Lanes {
+    using Register = typename Native<T>::type;
+    static constexpr int in_register = Instructions::bytes / sizeof(T);
+    static constexpr int registers = lanes / in_register;
+    Register part[registers];
+
+    [[gnu::always_inline]] static Lanes all(T value) {
+        Lanes result;
+        for (int i = 0; i < registers; ++i) result.part[i] = value - Register{};
+        return result;
+    }
+};
+
+template <class T>
+[[gnu::always_inline]] inline Lanes<T> operator+(Lanes<T> a, const Lanes<T>& b) {
+    for (int i = 0; i < Lanes<T>::registers; ++i) a.part[i] += b.part[i];
+    return a;
+}
+
+template <class T>
+[[gnu::always_inline]] inline Lanes<T> operator-(Lanes<T> a, const Lanes<T>& b) {
+    for (int i = 0; i < Lanes<T>::registers; ++i) a.part[i] -= b.part[i];
+    return a;
+}
+
+template <class T>
+[[gnu::always_inline]] inline Lanes<T> operator*(Lanes<T> a, const Lanes<T>& b) {
+    for (int i = 0; i < Lanes<T>::registers; ++i) a.part[i] *= b.part[i];
+    return a;
+}
+
+// a * b + c, rounded once. Asked for where it is wanted: the build forbids the compiler to fuse by itself, so that every
+// instruction set gives the same bits.
+template <class T>
+[[gnu::always_inline]] inline Lanes<T> fused(const Lanes<T>& a, const Lanes<T>& b, Lanes<T> c) {
+    for (int i = 0; i < Lanes<T>::registers; ++i) c.part[i] = Instructions::fused(a.part[i], b.part[i], c.part[i]);
+    return c;
+}
+
+template <class To, class From>
+[[gnu::always_inline]] inline To same_bits(const From& from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    __builtin_memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+// The bits of one register of floats.
+typedef uint32_t Words __attribute__((vector_size(Instructions::bytes)));
+
+// To the nearest bfloat16, ties to even, in the upper half of each word; a NaN stays one. In integers because the
+// instruction made for it flushes subnormal numbers to zero.
+[[gnu::always_inline]] inline Words rounded_words(Native<float>::type value) {
+    Words words = same_bits<Words>(value);
+    Words up = words + (0x7fff + ((words >> 16) & 1));
+    auto is_nan = value != value;
+    return is_nan ? (words | 0x400000) : up;
+}
+
+[[gnu::always_inline]] inline void load_register(const bfloat16* from, Native<float>::type& to) {
+    Words words;
+    Instructions::load_words(&from->bits, words);
+    to = same_bits<Native<float>::type>(words << 16);
+}
+
+[[gnu::always_inline]] inline void load_register(const float16* from, Native<float>::type& to) {
+    Instructions::load(&from->bits, to);
+}
+
+template <class T>
+[[gnu::always_inline]] inline void load_register(const T* from, typename Native<T>::type& to) {
+    __builtin_memcpy(&to, from, sizeof to);
+}
+
+template <class Set = Instructions>
+[[gnu::always_inline]] inline void store_register(bfloat16* to, Native<float>::type from) {
+    if constexpr (Set::converts_bfloat16) {
+        if (Set::store_bfloat16(&to->bits, from)) return;
+    }
+    Instructions::store_words(&to->bits, rounded_words(from) >> 16);
+}
+
+[[gnu::always_inline]] inline void store_register(float16* to, Native<float>::type from) {
+    Instructions::store(&to->bits, from);
+}
+
+template <class T>
+[[gnu::always_inline]] inline void store_register(T* to, typename Native<T>::type from) {
+    __builtin_memcpy(to, &from, sizeof from);
+}
+
+// Half a register of floats and a register of doubles hold as many numbers.
+typedef float HalfRegister __attribute__((vector_size(Instructions::bytes / 2)));
+
+[[gnu::always_inline]] inline void load_register(const float* from, Native<double>::type& to) {
+    HalfRegister half;
+    __builtin_memcpy(&half, from, sizeof half);
+    to = Instructions::widen(half);
+}
+
+[[gnu::always_inline]] inline void store_register(float* to, Native<double>::type from) {
+    HalfRegister half = Instructions::narrow(from);
+    __builtin_memcpy(to, &half, sizeof half);
+}
+
+template <size_t... i>
+[[gnu::always_inline]] inline HalfRegister half_of(Native<float>::type from, int which, std::index_sequence<i...>) {
+    constexpr size_t count = sizeof...(i);
+    return which ? __builtin_shufflevector(from, from, (count + i)...) : __builtin_shufflevector(from, from, i...);
+}
+
+template <size_t... i>
+[[gnu::always_inline]] inline Native<float>::type joined(HalfRegister low, HalfRegister high, std::index_sequence<i...>) {
+    return __builtin_shufflevector(low, high, i...);
+}
+
+[[gnu::always_inline]] inline Lanes<float> narrowed(const Lanes<double>& from) {
+    constexpr auto all = std::make_index_sequence<Lanes<float>::in_register>();
+    Lanes<float> to;
+    for (int i = 0; i < Lanes<float>::registers; ++i) {
+        to.part[i] = joined(Instructions::narrow(from.part[2 * i]), Instructions::narrow(from.part[2 * i + 1]), all);
+    }
+    return to;
+}
+
+[[gnu::always_inline]] inline Lanes<double> widened(const Lanes<float>& from) {
+    constexpr auto half = std::make_index_sequence<Lanes<double>::in_register>();
+    Lanes<double> to;
+    for (int i = 0; i < Lanes<double>::registers; ++i) {
+        to.part[i] = Instructions::widen(half_of(from.part[i / 2], i % 2, half));
+    }
+    return to;
+}
+
+[[gnu::always_inline]] inline Lanes<double> widened(const Lanes<double>& from) { return from; }
+
+// Sixteen elements as A, the arithmetic type.
+template <class A, class T>
+[[gnu::always_inline]] inline Lanes<A> load(const T* from) {
+    if constexpr (sizeof(A) == 8 && sizeof(T) < 4) {
+        return widened(load<float>(from));
+    } else {
+        Lanes<A> to;
+        for (int i = 0; i < Lanes<A>::registers; ++i) load_register(from + i * Lanes<A>::in_register, to.part[i]);
+        return to;
+    }
+}
+
+template <class A, class T>
+[[gnu::always_inline]] inline void store(T* to, const Lanes<A>& from) {
+    if constexpr (sizeof(A) == 8 && sizeof(T) < 8) {
+        store(to, narrowed(from));
+    } else {
+        for (int i = 0; i < Lanes<A>::registers; ++i) store_register(to + i * Lanes<A>::in_register, from.part[i]);
+    }
+}
+
+// The first `count` elements; the other lanes hold `filler`.
+template <class A, class T>
+[[gnu::noinline]] Lanes<A> load(const T* from, int64_t count, A filler) {
+    T some[lanes] = {};
+    __builtin_memcpy(some, from, count * sizeof(T));
+    A wide[lanes];
+    store(wide, load<A>(some));
+    for (int64_t i = count; i < lanes; ++i) wide[i] = filler;
+    return load<A>(wide);
+}
+
+template <class A, class T>
+[[gnu::noinline]] void store(T* to, const Lanes<A>& from, int64_t count) {
+    T some[lanes];
+    store(some, from);
+    __builtin_memcpy(to, some, count * sizeof(T));
+}
+
+template <class T, class A>
+[[gnu::always_inline]] inline Lanes<A> rounded(const Lanes<A>& value) {
+    if constexpr (sizeof(T) >= sizeof(A)) {
+        return value;
+    } else if constexpr (sizeof(A) == 8) {
+        return widened(rounded<T>(narrowed(value)));
+    } else {
+        T some[lanes];
+        store(some, value);
+        return load<A>(some);
+    }
+}
+
+template <>
+[[gnu::always_inline]] inline Lanes<float> rounded<bfloat16, float>(const Lanes<float>& value) {
+    Lanes<float> result;
+    for (int i = 0; i < Lanes<float>::registers; ++i) {
+        result.part[i] = same_bits<Native<float>::type>(rounded_words(value.part[i]) & 0xffff0000u);
+    }
+    return result;
+}
+
+template <>
+[[gnu::always_inline]] inline Lanes<float> rounded<float16, float>(const Lanes<float>& value) {
+    Lanes<float> result;
+    for (int i = 0; i < Lanes<float>::registers; ++i) result.part[i] = Instructions::rounded_float16(value.part[i]);
+    return result;
+}
+
+// The same of numbers that are no NaN.
+template <class T>
+[[gnu::always_inline]] inline Lanes<float> rounded_number(const Lanes<float>& value) {
+    if constexpr (!std::is_same_v<T, bfloat16>) return rounded<T>(value);
+    Lanes<float> result;
+    for (int i = 0; i < Lanes<float>::registers; ++i) {
+        Words words = same_bits<Words>(value.part[i]);
+        words += 0x7fff + ((words >> 16) & 1);
+        result.part[i] = same_bits<Native<float>::type>(words & 0xffff0000u);
+    }
+    return result;
+}
+
+// Every second of 32 numbers, from the first or the second on: half of the work of taking them in their order.
+template <class A>
+[[gnu::always_inline]] inline Lanes<A> alternate(const bfloat16* from, bool second) {
+    Lanes<A> to;
+    for (int i = 0; i < Lanes<A>::registers; ++i) {
+        Words words;
+        __builtin_memcpy(&words, from + i * (2 * Lanes<A>::in_register), sizeof words);
+        to.part[i] = same_bits<typename Native<A>::type>(second ? words & 0xffff0000u : words << 16);
+    }
+    return to;
+}
+
+// Two neighbouring sixteens.
+template <class T, class A, class Set = Instructions>
+[[gnu::always_inline]] inline void store_two(T* to, const Lanes<A>& first, const Lanes<A>& second) {
+    if constexpr (std::is_same_v<T, bfloat16> && Set::converts_bfloat16) {
+        if (Set::store_two(&to->bits, first.part[0], second.part[0])) return;
+    }
+    store(to, first);
+    store(to + lanes, second);
+}
+
+// How 16 positions are read and written: all of them, or the first few of a row's end.
+struct Whole {
+    static constexpr int turn = 0;
+
+    template <class A, class T>
+    [[gnu::always_inline]] Lanes<A> get(const T* from, A = 0) const {
+        return load<A>(from);
+    }
+    template <class A, class T>
+    [[gnu::always_inline]] Lanes<A> any(const T* from, A = 0) const {
+        return load<A>(from);
+    }
+    template <class A, class T>
+    [[gnu::always_inline]] void put(T* to, const Lanes<A>& value) const {
+        store(to, value);
+    }
+};
+
+// All of them, one sixteen of four that a loop takes in one turn.
+struct Turn : Whole {
+    int turn;
+
+    explicit Turn(int number) : turn(number) {}
+    // 16 numbers of the turn, each of the 64 once, in the order that is quickest.
+    template <class A, class T>
+    [[gnu::always_inline]] Lanes<A> any(const T* from, A = 0) const {
+        if constexpr (std::is_same_v<T, bfloat16>) return alternate<A>(from - turn % 2 * lanes, turn % 2);
+        else return load<A>(from);
+    }
+};
+
+struct Part {
+    static constexpr int turn = 0;
+    int64_t count;
+
+    template <class A, class T>
+    [[gnu::always_inline]] Lanes<A> get(const T* from, A filler = 0) const {
+        return load<A>(from, count, filler);
+    }
+    template <class A, class T>
+    [[gnu::always_inline]] Lanes<A> any(const T* from, A filler = 0) const {
+        return load<A>(from, count, filler);
+    }
+    template <class A, class T>
+    [[gnu::always_inline]] void put(T* to, const Lanes<A>& value) const {
+        store(to, value, count);
+    }
+};
+
+// The type that rows of T are computed in.
+template <class T>
+using Arithmetic = std::conditional_t<sizeof(T) == 8, double, float>;
+
+// function.template operator()<T>() for the C++ type of a dtype.
+template <class Function>
+void with_type(Type type, const Function& function) {
+    switch (type) {
+        case Type::float32: return function.template operator()<float>();
+        case Type::bfloat16: return function.template operator()<bfloat16>();
+        case Type::float16: return function.template operator()<float16>();
+        case Type::float64: return function.template operator()<double>();
+    }
+}
+
+}  // namespace
+}  // namespace normkit

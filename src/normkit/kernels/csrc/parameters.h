@@ -1,0 +1,51 @@
+// Gain and bias in the arithmetic type, with their offset.
+//
+// Each thread makes its own: numbers that another core has just written come slower than they are computed.
+#pragma once
+
+#include <memory>
+
+#include "kernels.h"
+#include "lanes.h"
+
+namespace normkit {
+namespace {
+
+template <class T, class A>
+void expand(const Parameter& parameter, int64_t n, A* result) {
+    const T* values = static_cast<const T*>(parameter.values);
+    const Lanes<A> offset = Lanes<A>::all(parameter.offset);
+    auto columns = [&](int64_t i, auto read) {
+        Lanes<A> value = read.template get<A>(values + i) + offset;
+        read.put(result + i, parameter.offset_in_own_type ? rounded<T>(value) : value);
+    };
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) columns(i, Whole{});
+    if (i < n) columns(i, Part{n - i});
+}
+
+// The parameter itself where it is in the arithmetic type already.
+template <class A>
+class Expanded {
+   public:
+    Expanded(const Parameter& parameter, int64_t n) {
+        constexpr Type type = sizeof(A) == 8 ? Type::float64 : Type::float32;
+        if (!parameter.values || (parameter.type == type && parameter.offset == 0)) {
+            values_ = static_cast<const A*>(parameter.values);
+            return;
+        }
+        buffer_.reset(new A[n]);
+        with_type(parameter.type, [&]<class T>() {
+            if constexpr (sizeof(T) <= sizeof(A)) expand<T>(parameter, n, buffer_.get());
+        });
+        values_ = buffer_.get();
+    }
+    const A* values() const { return values_; }
+
+   private:
+    std::unique_ptr<A[]> buffer_;
+    const A* values_;
+};
+
+}  // namespace
+}  // namespace normkit

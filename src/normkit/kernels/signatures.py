@@ -1,0 +1,80 @@
+"""What the Python files and the library must agree on: the operators, and conventions as one number.
+
+ops/schemas.py defines these operators with torch, csrc/operators.cpp implements them. `version` is a number of all
+this; the library names the one it was written for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+
+class Conventions(NamedTuple):
+    """The conventions of a spec as small whole numbers, which an operator takes packed into one.
+
+    Attributes:
+        centre: 1 if the mean is subtracted.
+        eps_placement: 0 inside, 1 outside, 2 as a clamp.
+        divisor: 0 n, 1 n - 1, 2 one.
+        sqrt_n: 1 if the multiplier is sqrt(n).
+        cast: 0 late, 1 early, 2 to the weight's dtype.
+        round_rstd: 1 if 1/s is rounded to the input's dtype.
+        offset_in_parameter_dtype: 1 if the gain's offset is added there.
+        machine_eps: 1 if eps is the machine epsilon of the arithmetic, whatever the operator's eps.
+        output: dtype of y: 0 the input's, 1 promoted with the parameters', 2 the weight's.
+        axes: How many trailing axes are a row.
+    """
+
+    centre: int
+    eps_placement: int
+    divisor: int
+    sqrt_n: int
+    cast: int
+    round_rstd: int
+    offset_in_parameter_dtype: int
+    machine_eps: int
+    output: int
+    axes: int
+
+    def packed(self) -> int:
+        """All of them in one number, the first in the lowest bits."""
+        number, shift = 0, 0
+        for value, bits in zip(self, BITS, strict=True):
+            number |= value << shift
+            shift += bits
+        return number
+
+
+BITS = Conventions(1, 2, 2, 1, 2, 1, 1, 1, 2, 4)
+"""How many bits each has."""
+
+
+def unpacked(number: int) -> Conventions:
+    """The conventions that `Conventions.packed` made a number of."""
+    values = []
+    for bits in BITS:
+        values.append(number & ((1 << bits) - 1))
+        number >>= bits
+    return Conventions(*values)
+
+
+_FORWARD = "Tensor? weight, Tensor? bias, int conventions, float eps, float weight_offset"
+SIGNATURES = {
+    "normalize_rows": f"(Tensor x, {_FORWARD}) -> Tensor",
+    "normalize_rows_out": f"(Tensor x, {_FORWARD}, Tensor(a!) out) -> ()",
+    "normalize_forward": f"(Tensor x, {_FORWARD}) -> (Tensor y, Tensor statistics)",
+    "add_normalize_forward": f"(Tensor x, Tensor residual, {_FORWARD})"
+    " -> (Tensor y, Tensor new_residual, Tensor statistics)",
+    "add_normalize_rows_out": f"(Tensor x, Tensor residual, {_FORWARD}, Tensor(a!) out, Tensor(b!) new_residual) -> ()",
+    "normalize_backward": f"(Tensor dy, Tensor x, Tensor statistics, {_FORWARD}, Tensor? addend,"
+    " bool needs_x, bool needs_weight, bool needs_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+}
+"""The operators by name. `statistics` are one line a row, in the kernels' own terms; `addend` is added to dx before dx
+is rounded. Gradients have shape and dtype of what they belong to; one that is not needed is empty."""
+
+
+def version() -> int:
+    """The checksum of the signatures and of how conventions are packed."""
+    layout = [f"{name}:{bits}" for name, bits in zip(Conventions._fields, BITS, strict=True)]
+    return zlib.crc32(repr((SIGNATURES, layout)).encode()) & 0x7FFFFFFF

@@ -1,0 +1,239 @@
+"""Which implementation computes a call, and its gradient.
+
+The kernels compute what they support; `reference.py` computes the rest, and whatever is differentiated by a
+transform, forward, or twice. `normalize_plain` is the short way of what nearly all calls are: of one row of 4096, what
+stands between the caller and the kernel takes longer than the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from normkit import reference
+from normkit.kernels import cpu
+from normkit.ops import schemas
+from normkit.ops.plans import Plan
+
+# Why the kernels are not there, or None. Here, once: torch.compile cannot trace the loading of a library.
+_kernels_missing = cpu.load()
+
+# What the operators' own __call__ passes its arguments on to, in a third of a microsecond. The compiler knows only the
+# operators.
+_rows_eagerly: Any = schemas.normalize_rows._op
+_forward_eagerly: Any = schemas.normalize_forward._op
+_backward_eagerly: Any = schemas.normalize_backward._op
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func, forward-mode differentiation or an export looks at the calls."""
+    return (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting()
+    )
+
+
+class Road(NamedTuple):
+    """How a call is computed: by the kernels or the reference, inside an autograd node of ours or not."""
+
+    uses_kernel: bool
+    is_node: bool
+
+
+_PLAIN_REFERENCE = Road(uses_kernel=False, is_node=False)
+
+
+def choose(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None) -> Road:
+    """Which implementation computes a call.
+
+    A transform, forward-mode differentiation or an export sees the reference's own operations: an autograd node there
+    fails, or is silently wrong. Else the kernels compute what they support, and one node holds the gradient where one
+    is wanted; the node around the reference has the same gradient, every cast taken as the identity.
+    """
+    if _is_transformed():
+        return _PLAIN_REFERENCE
+    uses_kernel = (
+        _kernels_missing is None
+        and plan.unsupported is None
+        and cpu.supports_tensors(plan.spec, x, weight, bias, residual) is None
+    )
+    given = (x, weight, bias, residual)
+    is_node = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
+    return Road(uses_kernel, is_node)
+
+
+def is_plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether `normalize_plain` may be tried: eager, no transform, nothing but tensors of torch's own on the CPU."""
+    kind = type(x)
+    return (
+        (kind is Tensor or kind is Parameter)
+        and x.is_cpu
+        and (weight is None or (((kind := type(weight)) is Parameter or kind is Tensor) and weight.is_cpu))
+        and (bias is None or (((kind := type(bias)) is Parameter or kind is Tensor) and bias.is_cpu))
+        and _kernels_missing is None
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and not torch.compiler.is_compiling()
+    )
+
+
+def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`normalize` where `is_plain`, for a plan that is supported, with statistics in float32.
+
+    Raises:
+        RuntimeError: If the kernels do not support the dtypes, or sizes do not fit: what `normalize` is for.
+    """
+    y: Tensor
+    if torch.is_grad_enabled() and (
+        x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
+    ):
+        y = _apply_eagerly(x, weight, bias, plan, True)
+    else:
+        y = _rows_eagerly(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+    return y
+
+
+def normalize(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """What `reference.forward` defines, by the best implementation there is."""
+    road = choose(plan, x, weight, bias)
+    if road.is_node:
+        node: Any = _Normalize
+        y: Tensor = node.apply(x, weight, bias, plan, road.uses_kernel)
+        return y
+    if not road.uses_kernel:
+        return reference.forward(x, plan.spec, weight, bias)
+    rows: Tensor = schemas.normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+    return rows
+
+
+def normalize_into(out: Tensor, x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The same, written to `out`, which has the result's shape and dtype."""
+    road = choose(plan, x, weight, bias)
+    if road.is_node or not road.uses_kernel or not _has_whole_rows(out, plan):
+        return out.copy_(normalize(x, plan, weight, bias))
+    schemas.normalize_rows_out(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset, out)
+    return out
+
+
+def add_normalize(
+    x: Tensor, residual: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What `reference.add_forward` defines: the normalized sum, and the sum."""
+    road = choose(plan, x, weight, bias, residual)
+    if road.is_node:
+        node: Any = _AddNormalize
+        pair: tuple[Tensor, Tensor] = node.apply(x, residual, weight, bias, plan, road.uses_kernel)
+        return pair
+    if not road.uses_kernel:
+        return reference.add_forward(x, residual, plan.spec, weight, bias)
+    y, new_residual, _ = schemas.add_normalize_forward(
+        x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset
+    )
+    return y, new_residual
+
+
+def add_normalize_into(
+    out: tuple[Tensor, Tensor], x: Tensor, residual: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same, written to the two tensors of `out`."""
+    road = choose(plan, x, weight, bias, residual)
+    if road.is_node or not road.uses_kernel or not all(_has_whole_rows(target, plan) for target in out):
+        for target, value in zip(out, add_normalize(x, residual, plan, weight, bias), strict=True):
+            target.copy_(value)
+        return out
+    schemas.add_normalize_rows_out(x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset, *out)
+    return out
+
+
+def _has_whole_rows(out: Tensor, plan: Plan) -> bool:
+    """Whether the kernels can write to it: each row lies in one piece."""
+    return out.is_contiguous() or (len(plan.spec.axes) == 1 and out.stride(-1) == 1)
+
+
+def _backward(ctx: Any, needs: tuple[bool, bool, bool], dy: Tensor, addend: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of what was normalized (plus `addend`), of the gain and of the bias."""
+    x, weight, bias, statistics = ctx.saved_tensors
+    plan: Plan = ctx.plan
+    if statistics is None or torch.is_grad_enabled() or _is_transformed():
+        # Plain operations, so that what differentiates this once more sees all of it.
+        return reference.backward(dy, x, plan.spec, weight, bias, addend=addend)
+    operator: Any = schemas.normalize_backward if torch.compiler.is_compiling() else _backward_eagerly
+    dx, dweight, dbias = operator(
+        dy, x, statistics, weight, bias, plan.conventions, plan.eps, plan.weight_offset, addend, *needs
+    )
+    return dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None
+
+
+class _Normalize(torch.autograd.Function):
+    """`normalize` where a gradient is wanted. Keeps the input and, of each row, its statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, uses_kernel: bool
+    ) -> Tensor:
+        y: Tensor
+        statistics = None
+        if uses_kernel:
+            operator: Any = schemas.normalize_forward if torch.compiler.is_compiling() else _forward_eagerly
+            y, statistics = operator(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+        else:
+            y = reference.forward(x, plan.spec, weight, bias)
+        ctx.save_for_backward(x, weight, bias, statistics)
+        ctx.plan = plan
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return *_backward(ctx, ctx.needs_input_grad[:3], dy, None), None, None
+
+
+# `apply` as torch's C++ has it. Python's looks for transforms first, which are known to be absent where this is used.
+_apply_eagerly: Any = super(torch.autograd.Function, _Normalize).apply
+
+
+class _AddNormalize(torch.autograd.Function):
+    """`add_normalize` where a gradient is wanted. Keeps the new residual and, of each row, its statistics."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        plan: Plan,
+        uses_kernel: bool,
+    ) -> tuple[Tensor, Tensor]:
+        statistics = None
+        if uses_kernel:
+            y, new_residual, statistics = schemas.add_normalize_forward(
+                x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset
+            )
+        else:
+            y, new_residual = reference.add_forward(x, residual, plan.spec, weight, bias)
+        ctx.save_for_backward(new_residual, weight, bias, statistics)
+        ctx.plan = plan
+        ctx.dtypes = x.dtype, residual.dtype
+        ctx.set_materialize_grads(False)
+        return y, new_residual
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, d_new_residual: Tensor | None) -> tuple[Tensor | None, ...]:
+        needs_x, needs_residual, needs_weight, needs_bias = ctx.needs_input_grad[:4]
+        if dy is None:
+            d_sum, dweight, dbias = d_new_residual, None, None
+        else:
+            needs = needs_x or needs_residual, needs_weight, needs_bias
+            d_sum, dweight, dbias = _backward(ctx, needs, dy, d_new_residual)
+        x_dtype, residual_dtype = ctx.dtypes
+        return (
+            d_sum.to(x_dtype) if needs_x and d_sum is not None else None,
+            d_sum.to(residual_dtype) if needs_residual and d_sum is not None else None,
+            dweight,
+            dbias,
+            None,
+            None,
+        )

@@ -1,0 +1,69 @@
+"""A spec in the terms of the operators."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from normkit.kernels import cpu
+from normkit.kernels.signatures import Conventions
+from normkit.spec import NormSpec
+
+
+class Plan(NamedTuple):
+    """A spec as the operators take it.
+
+    Attributes:
+        spec: The conventions in words.
+        conventions: The same in one number.
+        eps: As in the spec; 0.0 for None, which is one of the conventions.
+        weight_offset: As in the spec.
+        unsupported: Why no kernel computes this spec, or None.
+        is_plain: Whether one row is the last axis, and the kernels compute it of nearly every tensor.
+    """
+
+    spec: NormSpec
+    conventions: int
+    eps: float
+    weight_offset: float
+    unsupported: str | None
+    is_plain: bool
+
+
+_plans: dict[NormSpec, Plan] = {}
+
+
+def plan(spec: NormSpec) -> Plan:
+    """The plan of a spec, made once."""
+    if torch.compiler.is_compiling():
+        return _plan(spec)
+    found = _plans.get(spec)
+    if found is None:
+        found = _plans[spec] = _plan(spec)
+    return found
+
+
+def _plan(spec: NormSpec) -> Plan:
+    unsupported = cpu.supports_spec(spec)
+    conventions = Conventions(
+        centre=int(spec.centre_statistics),
+        eps_placement={"inside": 0, "outside": 1, "clamp": 2}[spec.eps_placement],
+        divisor=2 if spec.reduction == "sum" else spec.correction,
+        sqrt_n=int(spec.multiplier == "sqrt_n"),
+        cast={"late": 0, "early": 1, "weight": 2, "none": 1}[spec.cast],
+        round_rstd=int(spec.round_rstd),
+        offset_in_parameter_dtype=int(spec.offset_dtype == "parameter"),
+        machine_eps=int(spec.eps is None),
+        output={"input": 0, "promote": 1, "weight": 2}[spec.output_dtype],
+        # Other axes have no number: they are not supported.
+        axes=len(spec.axes) if unsupported is None else 0,
+    )
+    return Plan(
+        spec=spec,
+        conventions=conventions.packed(),
+        eps=0.0 if spec.eps is None else spec.eps,
+        weight_offset=spec.weight_offset,
+        unsupported=unsupported,
+        is_plain=unsupported is None and spec.axes == (-1,) and spec.statistics_dtype == "float32",
+    )

@@ -1,0 +1,87 @@
+"""The operators of normkit: definitions and fakes. The only file that touches `torch.library`.
+
+The compiled library registers implementations of these; there are no others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.kernels.signatures import SIGNATURES, unpacked
+
+_library = torch.library.Library("normkit", "DEF")  # type: ignore[no-untyped-call]
+for _name, _signature in SIGNATURES.items():
+    _library.define(_name + _signature, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    # ops/calls.py holds the gradient. Torch would look through the arguments of each call for one to warn of.
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
+
+normalize_rows = torch.ops.normkit.normalize_rows.default
+normalize_rows_out = torch.ops.normkit.normalize_rows_out.default
+normalize_forward = torch.ops.normkit.normalize_forward.default
+add_normalize_forward = torch.ops.normkit.add_normalize_forward.default
+add_normalize_rows_out = torch.ops.normkit.add_normalize_rows_out.default
+normalize_backward = torch.ops.normkit.normalize_backward.default
+
+
+def _output(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int) -> Tensor:
+    """An empty y."""
+    output, dtype = unpacked(conventions).output, x.dtype
+    if output == 1:
+        for parameter in (weight, bias):
+            dtype = dtype if parameter is None else torch.promote_types(dtype, parameter.dtype)
+    elif output == 2 and weight is not None:
+        dtype = weight.dtype
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+def _statistics(x: Tensor, conventions: int) -> Tensor:
+    rows = math.prod(x.shape[: -unpacked(conventions).axes])
+    return x.new_empty((rows, 3 if x.dtype == torch.float64 else 2), dtype=torch.float64)
+
+
+def _fake_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int, *_: float) -> Tensor:
+    return _output(x, weight, bias, conventions)
+
+
+def _fake_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int, *_: float
+) -> tuple[Tensor, Tensor]:
+    return _output(x, weight, bias, conventions), _statistics(x, conventions)
+
+
+def _fake_add_forward(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int, *_: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = _output(x, weight, bias, conventions)
+    return y, residual.new_empty(residual.shape), _statistics(residual, conventions)
+
+
+def _fake_out(*arguments: Any) -> None:
+    """Nothing is returned, and what is written to keeps its shape."""
+
+
+def _fake_backward(
+    _dy: Tensor, x: Tensor, _statistics: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
+) -> tuple[Tensor, ...]:
+    needed = zip((x, weight, bias), rest[-3:], strict=True)
+    return tuple(
+        given.new_empty(given.shape) if is_needed and given is not None else x.new_empty(0)
+        for given, is_needed in needed
+    )
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "normalize_rows": _fake_rows,
+    "normalize_rows_out": _fake_out,
+    "normalize_forward": _fake_forward,
+    "add_normalize_forward": _fake_add_forward,
+    "add_normalize_rows_out": _fake_out,
+    "normalize_backward": _fake_backward,
+}
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"normkit::{_name}", _fake, lib=_library)

@@ -1,0 +1,65 @@
+"""Right answers pass, wrong ones are seen wherever they are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from normkit.bench import checking
+from normkit.bench.cases import DTYPES, OPS, Case, arguments
+from normkit.bench.peers import PEERS
+
+BY_NAME = {peer.name: peer for peer in PEERS}
+
+
+def answer(case, name="torch"):
+    given = arguments(case)
+    with torch.set_grad_enabled(case.is_differentiated):
+        outputs = BY_NAME[name].prepare(case, given)()
+        gradients = torch.autograd.grad(outputs, given.leaves, given.gradients) if case.is_differentiated else ()
+    return given, tuple(tensor.detach().clone() for tensor in (*outputs, *gradients))
+
+
+@pytest.mark.parametrize("name", ["torch", "normkit"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_right_answers(op, dtype, name, monkeypatch):
+    # Three parts, the last of them smaller.
+    monkeypatch.setattr(checking, "_ELEMENTS", 3 * 32)
+    case = Case(op, (8, 32), dtype, "forward+backward")
+    given, found = answer(case, name)
+    errors = checking.errors(case, given, {"it": found})["it"]
+    assert len(errors) == len(case.answers)
+    assert 0 < max(errors) < checking.bound(case)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "add_layer_norm"])
+def test_an_error_in_any_output_is_seen(op):
+    case = Case(op, (8, 32), "float32", "backward")
+    given, found = answer(case)
+    for position in range(len(found)):
+        wrong = tuple(t * 1.01 if p == position else t for p, t in enumerate(found))
+        errors = checking.errors(case, given, {"it": wrong})["it"]
+        assert errors.index(max(errors)) == position
+        assert max(errors) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("rows", [512, 4096])
+def test_a_bias_gradient_summed_in_16_bits_is_wrong(rows):
+    # What torch's own LayerNorm does on the CPU, in each of its threads.
+    case = Case("layer_norm", (rows, 16), "bfloat16", "backward")
+    given, found = answer(case, "normkit")
+    total = torch.zeros(16, dtype=torch.bfloat16)
+    for row in given.gradients[0]:
+        total += row
+    errors = checking.errors(case, given, {"right": found, "wrong": (*found[:-1], total)})
+    assert max(errors["right"]) < checking.bound(case) < errors["wrong"][-1]
+
+
+def test_nan_is_the_largest_error():
+    case = Case("rms_norm", (4, 8), "float32", "forward")
+    given, (y,) = answer(case)
+    y[2, 3] = math.nan
+    assert checking.errors(case, given, {"it": (y,)}) == {"it": (math.inf,)}

@@ -1,0 +1,69 @@
+"""Every instruction set of this machine, and plain torch, keep the numbers contract; no argument crashes one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normkit.errors import InputError
+from normkit.kernels import cpu
+
+FOLDER = Path(__file__).parent
+CONTRACT = ["forward_numbers", "backward_numbers", "added_numbers", "subnormal_numbers"]
+CONTRACT += ["degenerate_rows", "row_groups", "layouts", "conventions"]
+
+
+def has(name):
+    """Whether the kernels can run on this instruction set here."""
+    before = cpu.instructions()
+    try:
+        cpu.select(name)
+    except InputError:
+        return False
+    cpu.select(before)
+    return True
+
+
+PATHS = ["off", *(name for name in ("portable", "avx2", "avx512") if cpu.load() is None and has(name))]
+
+
+def run(path, *arguments):
+    """A Python program of its own on one path; a crash is a negative return code."""
+    environment = {
+        **os.environ,
+        "NORMKIT_CPU": path,
+        "OMP_NUM_THREADS": "2",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    return subprocess.run(
+        [sys.executable, "-X", "faulthandler", *arguments], env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+def test_the_contract_holds_on_every_path(path):
+    files = [str(FOLDER / f"test_{name}.py") for name in CONTRACT]
+    result = run(path, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_arguments_crash_or_are_computed_wrong(path):
+    result = run(path, str(FOLDER / "argument_fuzz.py"), "300")
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+def test_no_arguments_of_many_crash_or_are_computed_wrong(path):
+    result = run(path, str(FOLDER / "argument_fuzz.py"), "5000")
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+
+
+def test_a_crash_would_be_seen():
+    assert run("auto", "-c", "import ctypes; ctypes.string_at(0)").returncode < 0
