@@ -7,6 +7,7 @@ import io
 import re
 
 import pytest
+import torch
 
 from helpers import ROOT
 
@@ -20,11 +21,18 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=[f"block {number}" for number in range(len(BLOCKS))])
 def test_an_example_prints_what_it_says(block: str) -> None:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(block, "README.md", "exec"), {})
+    printed, threads = io.StringIO(), torch.get_num_threads()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "README.md", "exec"), {})
+    finally:
+        torch.set_num_threads(threads)
     expected = [line.removeprefix("# ") for line in block.splitlines() if line.startswith("# ")]
     assert printed.getvalue().splitlines() == expected
+
+
+def test_the_measured_table_has_its_place() -> None:
+    assert len(re.findall(r"^<!-- bench -->\n(?:.*\n)*?<!-- /bench -->$", README, flags=re.MULTILINE)) == 1
 
 
 def test_every_file_that_the_readme_shows_exists() -> None:

@@ -20,7 +20,7 @@ namespace {
 struct Instructions {
     static constexpr int bytes = 32;
 
-    static constexpr bool converts_bfloat16 = false;
+    static constexpr bool converts_bfloat16 = false, is_for_bfloat16 = false;
 
     typedef uint32_t Words __attribute__((vector_size(bytes)));
 

@@ -20,7 +20,7 @@ namespace normkit {
 namespace {
 
 struct Instructions : Avx512 {
-    static constexpr bool converts_bfloat16 = true;
+    static constexpr bool converts_bfloat16 = true, is_for_bfloat16 = true;
 
     // False if there are subnormal numbers, which the instruction would flush to zero.
     [[gnu::always_inline]] static bool store_bfloat16(uint16_t* to, const __m512& from) {
@@ -44,12 +44,40 @@ struct Instructions : Avx512 {
 #include "table.h"
 
 namespace normkit {
+namespace {
+
+// The other dtypes are computed as without these instructions.
+bool is_bfloat16(Type a, Type b) { return a == Type::bfloat16 || b == Type::bfloat16; }
+
+void forward(const Forward& task, int64_t begin, int64_t end) {
+    auto run = is_bfloat16(task.x_type, task.y_type) ? any_forward : avx512_kernels()->forward;
+    run(task, begin, end);
+}
+
+void backward(const Backward& task, int64_t first, int64_t last) {
+    auto run = is_bfloat16(task.x_type, task.dy_type) ? any_backward : avx512_kernels()->backward;
+    run(task, first, last);
+}
+
+void measure(const Backward& task, int64_t begin, int64_t end, RowTerms* terms) {
+    auto run = is_bfloat16(task.x_type, task.dy_type) ? any_measure : avx512_kernels()->measure;
+    run(task, begin, end, terms);
+}
+
+void backward_columns(const Backward& task, const RowTerms* terms, Columns columns) {
+    auto run = is_bfloat16(task.x_type, task.dy_type) ? any_columns : avx512_kernels()->backward_columns;
+    run(task, terms, columns);
+}
+
+constexpr Kernels table_of_all{forward, backward, measure, backward_columns, any_reduce};
+
+}  // namespace
 
 const Kernels* avx512_bfloat16_kernels() {
     bool is_here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                    __builtin_cpu_supports("avx512bf16");
-    return is_here ? &table : nullptr;
+    return is_here ? &table_of_all : nullptr;
 }
 
 }  // namespace normkit

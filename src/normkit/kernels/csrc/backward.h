@@ -111,94 +111,110 @@ struct BlockSums {
     bool is_first;
 };
 
-// S is the type in which the rows of a tile are added up.
-template <bool centred, int count, class S, class T, class D>
-[[gnu::noinline]] void tile_columns(const Tile<T, D>& tile, const Arithmetic<T>* gains, const BlockSums& sums,
-                                    Columns columns) {
+// `width` sixteens of columns of `count` rows from row `first` on. S is the type in which rows are added up.
+template <class S, int width, class T, class D, class Read>
+[[gnu::always_inline]] inline void tile_columns(const Tile<T, D>& tile, bool centred, int first, int count,
+                                                const Arithmetic<T>* gains, const BlockSums& sums, int64_t start,
+                                                Read read) {
     using A = Arithmetic<T>;
     const bool wants_sums = sums.dgain || sums.dbias;
-    // `width` sixteens of columns.
-    auto step = [&]<int width>(int64_t start, auto read, std::integral_constant<int, width>)
-                    __attribute__((always_inline)) {
-        Lanes<A> gain[width], dx[count][width];
-        Lanes<S> of_gain[width], of_bias[width];
+    Lanes<A> gain[width], dx[rows_at_once][width] = {};
+    Lanes<S> of_gain[width], of_bias[width];
 #pragma GCC unroll 2
-        for (int w = 0; w < width; ++w) {
-            const int64_t i = start + w * lanes;
-            gain[w] = gains ? read.template get<A>(gains + i) : Lanes<A>::all(1);
-            of_gain[w] = of_bias[w] = Lanes<S>::all(0);
-#pragma GCC unroll 4
-            for (int r = 0; r < count; ++r) {
-                const RowGradient<A>& row = tile.row[r];
-                const Lanes<A> dy = read.template get<A>(tile.dy[r] + i);
-                Lanes<A> d = read.template get<A>(tile.x[r] + i);
-                if (wants_sums) {
-                    if constexpr (std::is_same_v<S, A> && sizeof(A) == 4) {
-                        Lanes<A> z = centred ? d - Lanes<A>::all(row.mean) : d;
-                        of_gain[w] = fused(dy, z * Lanes<A>::all(row.inverse), of_gain[w]);
-                        if (centred) of_bias[w] = of_bias[w] + dy;
-                    } else {
-                        const Lanes<S> wide = read.template get<S>(tile.dy[r] + i);
-                        Lanes<S> z = read.template get<S>(tile.x[r] + i);
-                        if (centred) z = z - Lanes<S>::all(row.whole_mean);
-                        if (centred && sizeof(A) == 8) z = z - Lanes<S>::all(row.remainder);
-                        of_gain[w] = fused(wide, z * Lanes<S>::all(row.whole_inverse), of_gain[w]);
-                        if (centred) of_bias[w] = of_bias[w] + wide;
-                    }
-                }
-                Lanes<A> whole;
-                if constexpr (centred) {
-                    // Not fused with the product: h less its own mean is 0 where it should be.
-                    d = d - Lanes<A>::all(row.mean);
-                    whole = dy * gain[w] - fused(d, Lanes<A>::all(row.slope), Lanes<A>::all(row.centre));
+    for (int w = 0; w < width; ++w) {
+        const int64_t i = start + w * lanes;
+        gain[w] = gains ? read.template get<A>(gains + i) : Lanes<A>::all(1);
+        of_gain[w] = of_bias[w] = Lanes<S>::all(0);
+#pragma GCC unroll unrolled_rows
+        for (int r = first; r < first + count; ++r) {
+            const RowGradient<A>& row = tile.row[r];
+            const Lanes<A> dy = read.template get<A>(tile.dy[r] + i);
+            Lanes<A> d = read.template get<A>(tile.x[r] + i);
+            if (wants_sums) {
+                if constexpr (std::is_same_v<S, A> && sizeof(A) == 4) {
+                    Lanes<A> z = centred ? d - Lanes<A>::all(row.mean) : d;
+                    of_gain[w] = fused(dy, z * Lanes<A>::all(row.inverse), of_gain[w]);
+                    if (centred) of_bias[w] = of_bias[w] + dy;
                 } else {
-                    whole = fused(dy, gain[w], d * Lanes<A>::all(-row.slope));
+                    const Lanes<S> wide = read.template get<S>(tile.dy[r] + i);
+                    Lanes<S> z = read.template get<S>(tile.x[r] + i);
+                    if (centred) z = z - Lanes<S>::all(row.whole_mean);
+                    if (centred && sizeof(A) == 8) z = z - Lanes<S>::all(row.remainder);
+                    of_gain[w] = fused(wide, z * Lanes<S>::all(row.whole_inverse), of_gain[w]);
+                    if (centred) of_bias[w] = of_bias[w] + wide;
                 }
-                if constexpr (sizeof(T) == 4) {
-                    dx[r][w] = fused(whole, Lanes<A>::all(row.scale), whole * Lanes<A>::all(row.scale_rest));
-                } else {
-                    dx[r][w] = whole * Lanes<A>::all(row.scale);
-                }
-                if (tile.addend[r]) dx[r][w] = dx[r][w] + read.template get<A>(tile.addend[r] + i);
             }
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < count; ++r) {
-            if (tile.next_x[r]) {
-                __builtin_prefetch(tile.next_x[r] + start, 0, 2);
-                __builtin_prefetch(tile.next_dy[r] + start, 0, 2);
+            Lanes<A> whole;
+            if (centred) {
+                // Not fused with the product: h less its own mean is 0 where it should be.
+                d = d - Lanes<A>::all(row.mean);
+                whole = dy * gain[w] - fused(d, Lanes<A>::all(row.slope), Lanes<A>::all(row.centre));
+            } else {
+                whole = fused(dy, gain[w], d * Lanes<A>::all(-row.slope));
             }
-            if (!tile.dx[r]) continue;
-            if constexpr (width == 2) store_two(tile.dx[r] + start, dx[r][0], dx[r][1]);
-            else read.put(tile.dx[r] + start, dx[r][0]);
+            Lanes<A>& result = dx[r - first][w];
+            if constexpr (sizeof(T) == 4) {
+                result = fused(whole, Lanes<A>::all(row.scale), whole * Lanes<A>::all(row.scale_rest));
+            } else {
+                result = whole * Lanes<A>::all(row.scale);
+            }
+            if (tile.addend[r]) result = result + read.template get<A>(tile.addend[r] + i);
         }
-        auto keep = [&](double* sum, const Lanes<S>& term) __attribute__((always_inline)) {
-            const Lanes<double> wide = widened(term);
-            read.put(sum, sums.is_first ? wide : read.template get<double>(sum) + wide);
-        };
-        for (int w = 0; w < width; ++w) {
-            if (sums.dgain) keep(sums.dgain + start + w * lanes, of_gain[w]);
-            if (sums.dbias) keep(sums.dbias + start + w * lanes, of_bias[w]);
+    }
+#pragma GCC unroll unrolled_rows
+    for (int r = first; r < first + count; ++r) {
+        if (tile.next_x[r]) {
+            __builtin_prefetch(tile.next_x[r] + start, 0, 2);
+            __builtin_prefetch(tile.next_dy[r] + start, 0, 2);
         }
+        if (!tile.dx[r]) continue;
+        if constexpr (width == 2) store_two(tile.dx[r] + start, dx[r - first][0], dx[r - first][1]);
+        else read.put(tile.dx[r] + start, dx[r - first][0]);
+    }
+    auto keep = [&](double* sum, const Lanes<S>& term) __attribute__((always_inline)) {
+        const Lanes<double> wide = widened(term);
+        read.put(sum, sums.is_first && first == 0 ? wide : read.template get<double>(sum) + wide);
     };
-    constexpr int width = sizeof(T) == 2 ? 2 : 1;
-    int64_t i = columns.begin;
-    for (; i + width * lanes <= columns.end; i += width * lanes) step(i, Whole{}, std::integral_constant<int, width>());
-    for (; i + lanes <= columns.end; i += lanes) step(i, Whole{}, std::integral_constant<int, 1>());
-    if (i < columns.end) step(i, Part{columns.end - i}, std::integral_constant<int, 1>());
+    for (int w = 0; w < width; ++w) {
+        if (sums.dgain) keep(sums.dgain + start + w * lanes, of_gain[w]);
+        if (sums.dbias) keep(sums.dbias + start + w * lanes, of_bias[w]);
+    }
 }
 
-template <int count, class T, class D>
-void tile_of(const Tile<T, D>& tile, const Backward& task, const Arithmetic<T>* gains, const BlockSums& sums,
-             Columns columns) {
-    auto run = [&]<class S>(S) {
-        if (task.norm.centred || sums.dbias) tile_columns<true, count, S>(tile, gains, sums, columns);
-        else tile_columns<false, count, S>(tile, gains, sums, columns);
-    };
-    if constexpr (sizeof(T) == 2) {
-        if (task.sums_in_float32) return run(float());
+// As many columns of four rows as whole registers take; where they end.
+template <bool centred, class S, class T, class D>
+[[gnu::noinline]] int64_t tile_most(const Tile<T, D>& tile, const Arithmetic<T>* gains, const BlockSums& sums,
+                                    Columns columns) {
+    constexpr int width = sizeof(T) == 2 ? 2 : 1;
+    int64_t i = columns.begin;
+    for (; i + width * lanes <= columns.end; i += width * lanes) {
+        tile_columns<S, width>(tile, centred, 0, rows_at_once, gains, sums, i, Whole{});
     }
-    run(double());
+    return i;
+}
+
+// Any number of rows, one by one, or of all four what `tile_most` leaves.
+template <class S, class T, class D>
+[[gnu::noinline]] void tile_rest(const Tile<T, D>& tile, bool centred, int count, const Arithmetic<T>* gains,
+                                 const BlockSums& sums, Columns columns) {
+    for (int64_t i = columns.begin; i < columns.end; i += lanes) {
+        const int64_t left = columns.end - i;
+        const int together = count == rows_at_once ? rows_at_once : 1;
+        for (int r = 0; r < count; r += together) {
+            if (left >= lanes) tile_columns<S, 1>(tile, centred, r, together, gains, sums, i, Whole{});
+            else tile_columns<S, 1>(tile, centred, r, together, gains, sums, i, Part{left});
+        }
+    }
+}
+
+template <class S, class T, class D>
+void tile_by(const Tile<T, D>& tile, bool centred, int count, const Arithmetic<T>* gains, const BlockSums& sums,
+             Columns columns) {
+    if (count == rows_at_once) {
+        columns.begin = centred ? tile_most<true, S>(tile, gains, sums, columns)
+                                : tile_most<false, S>(tile, gains, sums, columns);
+    }
+    tile_rest<S>(tile, centred, count, gains, sums, columns);
 }
 
 // Short rows are fetched by the CPU itself, and long ones must leave the second cache room for those in work.
@@ -234,14 +250,12 @@ void tile_rows(const Backward& task, const Arithmetic<T>* gains, const BlockSums
                        static_cast<A>(row.inverse), scale, static_cast<A>(row.scale - scale), row.mean, row.remainder,
                        row.inverse};
     }
-    if (last - first == rows_at_once) {
-        tile_of<rows_at_once>(tile, task, gains, sums, columns);
-    } else {
-        for (int64_t k = 0; k < last - first; ++k) {
-            Tile<T, D> one{{tile.x[k]}, {tile.dy[k]}, {tile.dx[k]}, {tile.addend[k]}, {tile.row[k]}, {}, {}};
-            tile_of<1>(one, task, gains, {sums.dgain, sums.dbias, sums.is_first && k == 0}, columns);
-        }
+    const bool centred = task.norm.centred || sums.dbias;
+    const int count = last - first;
+    if constexpr (sizeof(T) == 2 && std::is_same_v<T, D>) {
+        if (task.sums_in_float32) return tile_by<float>(tile, centred, count, gains, sums, columns);
     }
+    tile_by<double>(tile, centred, count, gains, sums, columns);
 }
 
 inline BlockSums block_sums(const Backward& task, int64_t block, bool is_first) {

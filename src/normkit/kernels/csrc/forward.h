@@ -52,60 +52,81 @@ struct Affine {
     const A* bias;
 };
 
-template <Program program, class T, class A>
-[[gnu::always_inline]] inline Lanes<A> normalized(Lanes<A> value, const RowProgram<A>& row, const Casts& casts,
-                                                  const Lanes<A>& gain, const Lanes<A>& bias) {
-    if constexpr (program == Program::scaled) {
-        return value * Lanes<A>::all(row.scale) * gain;
-    } else if constexpr (program == Program::early) {
-        return rounded_number<T>(value * Lanes<A>::all(row.scale)) * gain;
-    } else if constexpr (program == Program::shifted) {
-        value = value - Lanes<A>::all(row.mean);
-        return fused(fused(value, Lanes<A>::all(row.scale), Lanes<A>::all(row.shift)), gain, bias);
-    } else {
-        value = (value - Lanes<A>::all(row.mean)) - Lanes<A>::all(row.remainder);
-        value = rounded_to(casts.rstd_type, value) * Lanes<A>::all(row.scale);
-        value = rounded_to(casts.rstd_type, value) * Lanes<A>::all(row.late_multiplier);
-        if (casts.rounds >= 1) value = rounded_to(casts.type, value);
-        value = value * gain;
-        if (casts.rounds >= 2) value = rounded_to(casts.type, value);
-        value = value + bias;
-        return casts.rounds >= 3 ? rounded_to(casts.type, value) : value;
+// Without a mean and a bias these are `scaled`, bit by bit: a missing gain is 1 and a missing bias -0, which change no
+// number and no sign.
+template <class T, class A>
+[[gnu::always_inline]] inline Lanes<A> normalized(Program program, Lanes<A> value, const RowProgram<A>& row,
+                                                  const Casts& casts, const Lanes<A>& gain, const Lanes<A>& bias) {
+    const Lanes<A> scale = Lanes<A>::all(row.scale);
+    if (program == Program::scaled) return value * scale * gain;
+    if constexpr (sizeof(T) == 2) {
+        if (program == Program::early) return rounded_number<T>(value * scale) * gain;
+    }
+    value = value - Lanes<A>::all(row.mean);
+    if (program == Program::shifted) return fused(fused(value, scale, Lanes<A>::all(row.shift)), gain, bias);
+    value = rounded_to(casts.rstd_type, value - Lanes<A>::all(row.remainder)) * scale;
+    value = rounded_to(casts.rstd_type, value) * Lanes<A>::all(row.late_multiplier);
+    if (casts.rounds >= 1) value = rounded_to(casts.type, value);
+    value = value * gain;
+    if (casts.rounds >= 2) value = rounded_to(casts.type, value);
+    value = value + bias;
+    return casts.rounds >= 3 ? rounded_to(casts.type, value) : value;
+}
+
+// Some rows that are measured.
+template <class T, class Out>
+struct MeasuredRows {
+    int count = 0;
+    const T* x[rows_at_once];
+    Out* y[rows_at_once];
+    RowProgram<Arithmetic<T>> program[rows_at_once];
+};
+
+// `width` sixteens of columns of `count` rows from row `first` on.
+template <int width, class T, class Out, class Read>
+[[gnu::always_inline]] inline void normalize_columns(Program program, const MeasuredRows<T, Out>& rows, int first,
+                                                     int count, const Affine<Arithmetic<T>>& affine,
+                                                     const Casts& casts, int64_t i, Read read) {
+    using A = Arithmetic<T>;
+    Lanes<A> gain[width], bias[width];
+    for (int w = 0; w < width; ++w) {
+        gain[w] = affine.gain ? read.template get<A>(affine.gain + i + w * lanes) : Lanes<A>::all(1);
+        bias[w] = affine.bias ? read.template get<A>(affine.bias + i + w * lanes) : Lanes<A>::all(-0.0);
+    }
+#pragma GCC unroll unrolled_rows
+    for (int r = first; r < first + count; ++r) {
+        Lanes<A> value[width];
+        for (int w = 0; w < width; ++w) {
+            value[w] = read.template get<A>(rows.x[r] + i + w * lanes);
+            value[w] = normalized<T>(program, value[w], rows.program[r], casts, gain[w], bias[w]);
+        }
+        if constexpr (width == 2) store_two(rows.y[r] + i, value[0], value[1]);
+        else read.put(rows.y[r] + i, value[0]);
     }
 }
 
-// `count` rows. A missing gain is 1 and a missing bias -0, which change no number and no sign.
+// As many columns as two registers each take; the number of them.
 template <Program program, int count, class T, class Out>
-[[gnu::noinline]] void normalize_rows(const T* const* x, Out* const* y, const RowProgram<Arithmetic<T>>* rows,
-                                      const Affine<Arithmetic<T>>& affine, const Casts& casts) {
-    using A = Arithmetic<T>;
-    const A* gains = affine.gain;
-    const A* biases = affine.bias;
-    // `width` sixteens of columns.
-    auto columns = [&]<int width>(int64_t i, auto read, std::integral_constant<int, width>)
-                       __attribute__((always_inline)) {
-        Lanes<A> gain[width], bias[width];
-        for (int w = 0; w < width; ++w) {
-            gain[w] = gains ? read.template get<A>(gains + i + w * lanes) : Lanes<A>::all(1);
-            bias[w] = biases ? read.template get<A>(biases + i + w * lanes) : Lanes<A>::all(-0.0);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < count; ++r) {
-            Lanes<A> value[width];
-            for (int w = 0; w < width; ++w) {
-                value[w] = read.template get<A>(x[r] + i + w * lanes);
-                value[w] = normalized<program, T>(value[w], rows[r], casts, gain[w], bias[w]);
-            }
-            if constexpr (width == 2) store_two(y[r] + i, value[0], value[1]);
-            else read.put(y[r] + i, value[0]);
-        }
-    };
-    const int64_t n = affine.n;
+[[gnu::noinline]] int64_t normalize_most(const MeasuredRows<T, Out>& rows, int first,
+                                         const Affine<Arithmetic<T>>& affine, const Casts& casts) {
     int64_t i = 0;
-    constexpr int width = 2;
-    for (; i + width * lanes <= n; i += width * lanes) columns(i, Whole{}, std::integral_constant<int, width>());
-    for (; i + lanes <= n; i += lanes) columns(i, Whole{}, std::integral_constant<int, 1>());
-    if (i < n) columns(i, Part{n - i}, std::integral_constant<int, 1>());
+    for (; i + 2 * lanes <= affine.n; i += 2 * lanes) {
+        normalize_columns<2>(program, rows, first, count, affine, casts, i, Whole{});
+    }
+    return i;
+}
+
+// Any rows by any program, from column i on.
+template <class T, class Out>
+[[gnu::noinline]] void normalize_rest(Program program, const MeasuredRows<T, Out>& rows,
+                                      const Affine<Arithmetic<T>>& affine, const Casts& casts, int64_t i) {
+    for (; i < affine.n; i += lanes) {
+        const int64_t left = affine.n - i;
+        for (int r = 0; r < rows.count; ++r) {
+            if (left >= lanes) normalize_columns<1>(program, rows, r, 1, affine, casts, i, Whole{});
+            else normalize_columns<1>(program, rows, r, 1, affine, casts, i, Part{left});
+        }
+    }
 }
 
 // The program of a call.
@@ -120,19 +141,28 @@ Program program_of(const Norm& norm, const Casts& casts, Type type) {
 }
 
 template <int count, class T, class Out>
-void normalize_by(Program program, const T* const* x, Out* const* y, const RowProgram<Arithmetic<T>>* rows,
-                  const Affine<Arithmetic<T>>& affine, const Casts& casts) {
-    switch (program) {
-        case Program::scaled: return normalize_rows<Program::scaled, count>(x, y, rows, affine, casts);
-        case Program::shifted: return normalize_rows<Program::shifted, count>(x, y, rows, affine, casts);
-        case Program::early:
-            if constexpr (sizeof(T) == 2 && std::is_same_v<T, Out>) {
-                return normalize_rows<Program::early, count>(x, y, rows, affine, casts);
-            }
-            [[fallthrough]];
-        case Program::any:
-            for (int r = 0; r < count; ++r) normalize_rows<Program::any, 1>(x + r, y + r, rows + r, affine, casts);
+int64_t normalize_most_by(Program program, const MeasuredRows<T, Out>& rows, int first,
+                          const Affine<Arithmetic<T>>& affine, const Casts& casts) {
+    if constexpr (std::is_same_v<T, Out>) {
+        if (program == Program::scaled) return normalize_most<Program::scaled, count>(rows, first, affine, casts);
+        if constexpr (sizeof(T) == 2) {
+            if (program == Program::early) return normalize_most<Program::early, count>(rows, first, affine, casts);
+        }
     }
+    if (program == Program::any) return 0;
+    return normalize_most<Program::shifted, count>(rows, first, affine, casts);
+}
+
+template <class T, class Out>
+void normalize_rows(Program program, const MeasuredRows<T, Out>& rows, const Affine<Arithmetic<T>>& affine,
+                    const Casts& casts) {
+    int64_t done = 0;
+    if (rows.count == rows_at_once) {
+        done = normalize_most_by<rows_at_once>(program, rows, 0, affine, casts);
+    } else {
+        for (int r = 0; r < rows.count; ++r) done = normalize_most_by<1>(program, rows, r, affine, casts);
+    }
+    if (done < affine.n) normalize_rest(program, rows, affine, casts, done);
 }
 
 template <class T, class Out>
@@ -143,19 +173,14 @@ void forward_rows(const Forward& task, int64_t begin, int64_t end, void (*add_ro
     const int64_t width = statistics_width(task.x_type);
     const Expanded<A> gain(norm.gain, norm.n), bias(norm.bias, norm.n);
     const Affine<A> affine{norm.n, gain.values(), bias.values()};
-    auto x_at = [&](int64_t r) { return static_cast<const T*>(task.x) + task.x_rows.offset(r); };
-    auto y_at = [&](int64_t r) { return static_cast<Out*>(task.y) + task.y_rows.offset(r); };
     for (int64_t first = begin; first < end; first += rows_at_once) {
         const int64_t last = first + rows_at_once < end ? first + rows_at_once : end;
-        const T* x[rows_at_once];
-        Out* y[rows_at_once];
-        RowProgram<A> rows[rows_at_once];
-        int count = 0;
+        MeasuredRows<T, Out> rows;
         for (int64_t r = first; r < last; ++r) {
             if (task.addition) add_row(*task.addition, norm.n, r);
-            x[count] = x_at(r);
-            y[count] = y_at(r);
-            RowScale scale = row_scale(x[count], task.x_type, norm);
+            const T* x = static_cast<const T*>(task.x) + task.x_rows.offset(r);
+            Out* y = static_cast<Out*>(task.y) + task.y_rows.offset(r);
+            RowScale scale = row_scale(x, task.x_type, norm);
             if (task.statistics) {
                 double* kept = task.statistics + r * width;
                 kept[0] = width == 2 ? scale.mean + scale.remainder : scale.mean;
@@ -163,16 +188,14 @@ void forward_rows(const Forward& task, int64_t begin, int64_t end, void (*add_ro
                 kept[width - 1] = scale.inverse;
             }
             if (scale.is_extreme) {
-                normalize_extreme_row(x[count], task.x_type, y[count], task.y_type, scale, affine.gain, affine.bias, norm, task.casts);
-            } else {
-                rows[count++] = row_program<A>(scale, norm, task.casts);
+                normalize_extreme_row(x, task.x_type, y, task.y_type, scale, affine.gain, affine.bias, norm, task.casts);
+                continue;
             }
+            rows.x[rows.count] = x;
+            rows.y[rows.count] = y;
+            rows.program[rows.count++] = row_program<A>(scale, norm, task.casts);
         }
-        if (count == rows_at_once) {
-            normalize_by<rows_at_once>(program, x, y, rows, affine, task.casts);
-        } else {
-            for (int r = 0; r < count; ++r) normalize_by<1>(program, x + r, y + r, rows + r, affine, task.casts);
-        }
+        normalize_rows(program, rows, affine, task.casts);
     }
 }
 

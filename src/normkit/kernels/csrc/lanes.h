@@ -27,6 +27,8 @@ struct float16 {
 };
 
 constexpr int lanes = 16;
+// Where sixteen numbers take many registers, rows side by side would only make the code long.
+constexpr int unrolled_rows = Instructions::bytes >= 32 ? 4 : 1;
 
 template <class T>
 struct Native;

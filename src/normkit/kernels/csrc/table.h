@@ -7,15 +7,18 @@
 namespace normkit {
 namespace {
 
-// Dtypes of a row and of what it becomes. operators.cpp refuses the others.
+// Dtypes of a row and of what it becomes: equal, or float32 and one of 16 bits. operators.cpp refuses the others.
 template <class T, class Out>
-constexpr bool is_pair = std::is_same_v<T, Out> || std::is_same_v<T, float> ? sizeof(Out) < 8 || sizeof(T) == 8
-                                                                           : std::is_same_v<Out, float> && sizeof(T) == 2;
+constexpr bool is_mixed = (std::is_same_v<T, float> && sizeof(Out) == 2) || (sizeof(T) == 2 && std::is_same_v<Out, float>);
+template <class T, class Out>
+constexpr bool is_pair =
+    (std::is_same_v<T, Out> || is_mixed<T, Out>) &&
+    (!Instructions::is_for_bfloat16 || std::is_same_v<T, bfloat16> || std::is_same_v<Out, bfloat16>);
 
 void any_add(const Addition& task, int64_t n, int64_t row) {
     with_type(task.x_type, [&]<class T>() {
         with_type(task.residual_type, [&]<class R>() {
-            if constexpr (is_pair<T, R> || is_pair<R, T>) add<T, R>(task, n, row);
+            if constexpr (std::is_same_v<T, R> || is_mixed<T, R>) add<T, R>(task, n, row);
         });
     });
 }
@@ -53,7 +56,7 @@ void any_reduce(const Reduction& task, Columns columns) {
     with_type(task.type, [&]<class P>() { add_blocks<P>(task, columns); });
 }
 
-constexpr Kernels table{any_forward, any_backward, any_measure, any_columns, any_reduce};
+[[maybe_unused]] constexpr Kernels table{any_forward, any_backward, any_measure, any_columns, any_reduce};
 
 }  // namespace
 }  // namespace normkit
