@@ -28,7 +28,7 @@ def test_text() -> None:
     assert lines["torch"] == torch.__version__
     assert lines["normkit"] == version("normkit")
     assert lines["threads"] == str(torch.get_num_threads())
-    assert "extra hf      installed" in shown.output
+    assert "extra hf        installed" in shown.output
 
 
 def test_json_is_one_document() -> None:
@@ -44,11 +44,11 @@ def test_what_computes_norms_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "load", lambda: None)
     monkeypatch.setattr(cpu, "instructions", lambda: "avx2")
     monkeypatch.setenv("NORMKIT_CPU", "auto")
-    assert "cpu bfloat16  C++ kernels, avx2 (the best this CPU has)" in shown_text()
+    assert "bfloat16 norms  C++ kernels, avx2 on cpu (the best this CPU has)" in shown_text()
     monkeypatch.setenv("NORMKIT_CPU", "avx2")
-    assert "cpu float64   C++ kernels, avx2 (NORMKIT_CPU=avx2)" in shown_text()
+    assert "float64 norms   C++ kernels, avx2 on cpu (NORMKIT_CPU=avx2)" in shown_text()
     monkeypatch.setattr(cpu, "load", lambda: "NORMKIT_CPU=off")
-    assert "cpu float32   plain torch (C++ kernels: NORMKIT_CPU=off)" in shown_text()
+    assert "float32 norms   plain torch on cpu (no C++ kernels: NORMKIT_CPU=off)" in shown_text()
 
 
 def test_an_unknown_choice_of_kernels_is_one_line() -> None:
@@ -66,7 +66,7 @@ def test_a_missing_extra_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(environment, "version", without_matplotlib)
     shown = CliRunner().invoke(verbs, ["env"])
-    assert 'extra plot    missing matplotlib: pip install "normkit[plot]"' in shown.output
+    assert 'extra plot      missing matplotlib: pip install "normkit[plot]"' in shown.output
 
 
 def test_the_extras_are_those_of_the_package() -> None:

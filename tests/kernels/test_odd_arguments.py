@@ -90,6 +90,8 @@ def test_out_may_have_any_strides_but_not_overlap_itself(spec):
     for out in (torch.empty(16, 6).T, torch.empty(12, 16)[::2], torch.empty(6, 20)[:, :16], torch.empty(6, 32)[:, ::2]):
         assert normkit.normalize(X, spec, out=out) is out
         assert torch.equal(out, expected)
+    empty = torch.empty(16, 0).T
+    assert normkit.normalize(X[:0], spec, out=empty) is empty
     around = torch.full((8, 20), 7.0)
     normkit.normalize(X, spec, out=around[1:7, 2:18])
     around[1:7, 2:18] = 7.0

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from contract import Calls, draw, outcome
+from normkit import specs
 from normkit.errors import InputError
 from normkit.kernels import cpu
 
@@ -42,6 +45,28 @@ def run(path, *arguments):
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", *arguments], env=environment, capture_output=True, text=True
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["TORCH_LAYER_NORM", "TORCH_RMS_NORM", "LLAMA", "GEMMA", "DEBERTA"])
+def test_every_instruction_set_gives_the_same_bits(name, dtype):
+    spec = getattr(specs, name)
+    found = []
+    before = cpu.instructions() if len(PATHS) > 1 else None
+    for path in PATHS[1:]:
+        cpu.select(path)
+        for rows, n in ((1, 1), (5, 33), (17, 100), (9, 1025)):
+            torch.manual_seed(n)
+            with Calls() as calls:
+                results = outcome(spec, draw(spec, rows, n, dtype=dtype, mean=1.0))
+            assert calls.names == ["normalize_forward", "normalize_backward"]
+            found.append((path, rows, results))
+    if before is not None:
+        cpu.select(before)
+    for path, rows, results in found:
+        first = next(others for _, same, others in found if same == rows)
+        for ours, theirs in zip(results, first, strict=True):
+            assert ours is theirs is None or torch.equal(ours, theirs), path
 
 
 @pytest.mark.slow

@@ -30,14 +30,14 @@ def show_environment(as_json: bool) -> None:
         return
     for label, value in facts.items():
         if label not in ("schema_version", "norms", "extras"):
-            click.echo(f"{label:<14}{_words(value)}")
+            click.echo(f"{label:<16}{_words(value)}")
     for device, dtypes in facts["norms"].items():
         for dtype, found in dtypes.items():
-            click.echo(f"{f'{device} {dtype}':<14}{found['implementation']} ({found['why']})")
+            click.echo(f"{f'{dtype} norms':<16}{found['implementation']} on {device} ({found['why']})")
     for extra, packages in facts["extras"].items():
         absent = [name for name, found in packages.items() if found is None]
         state = f'missing {", ".join(absent)}: pip install "normkit[{extra}]"' if absent else "installed"
-        click.echo(f"{f'extra {extra}':<14}{state}")
+        click.echo(f"{f'extra {extra}':<16}{state}")
 
 
 def _environment() -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _cpu_norms() -> dict[str, dict[str, str]]:
         why = "the best this CPU has" if chosen == "auto" else f"NORMKIT_CPU={chosen}"
         found = {"implementation": f"C++ kernels, {cpu.instructions()}", "why": why}
     else:
-        found = {"implementation": "plain torch", "why": f"C++ kernels: {reason}"}
+        found = {"implementation": "plain torch", "why": f"no C++ kernels: {reason}"}
     return dict.fromkeys(_DTYPES, found)
 
 

@@ -2,9 +2,9 @@
 //
 //   y = multiplier * (x - m) / s * gain + bias, rounded to 16 bits where the casts say so
 //
-// One table of functions for each instruction set; instructions.h chooses the table. Every table gives the same bits:
-// all count in 16 lanes,
-// and -ffp-contract=off keeps the compiler from fusing a multiplication with an addition where a CPU could.
+// One table of functions for each instruction set; instructions.h chooses the table. Every table gives the same bits: all
+// count in 16 lanes, and a multiplication is fused with an addition where the source says so, nowhere else: the build
+// forbids it to the compiler (-ffp-contract=off).
 #pragma once
 
 #include <cstdint>

@@ -127,7 +127,8 @@ struct Output {
     Output(const Tensor& tensor, const Input& like, int64_t row_axes) : type(type_of(tensor)) {
         Shape shape(tensor);
         STD_TORCH_CHECK(shape == like.shape, "normkit: expected tensors of one shape");
-        std::optional<Rows> found = rows_of(tensor, shape, row_axes);
+        // Strides of an empty tensor say nothing.
+        std::optional<Rows> found = like.count == 0 ? Rows() : rows_of(tensor, shape, row_axes);
         STD_TORCH_CHECK(found.has_value(), "normkit: expected out with contiguous rows");
         rows = *found;
         data = tensor.mutable_data_ptr();
