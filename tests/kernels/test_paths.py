@@ -34,12 +34,16 @@ def has(name):
 PATHS = ["off", *(name for name in ("portable", "avx2", "avx512") if cpu.load() is None and has(name))]
 
 
+OTHERS = [path for path in PATHS if path != ("off" if cpu.load() else cpu.instructions())]
+
+
 def run(path, *arguments):
     """A Python program of its own on one path; a crash is a negative return code."""
     environment = {
         **os.environ,
         "NORMKIT_CPU": path,
-        "OMP_NUM_THREADS": "2",
+        # Beside other test processes a second thread would wait for a core more than it works.
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     return subprocess.run(
@@ -70,9 +74,11 @@ def test_every_instruction_set_gives_the_same_bits(name, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", OTHERS)
 def test_the_contract_holds_on_every_path(path):
-    files = [str(FOLDER / f"test_{name}.py") for name in CONTRACT]
+    """The one in use is what the files themselves run on; what gives its bits need not be asked everything again."""
+    names = CONTRACT if path == "off" else ["forward_numbers", "degenerate_rows", "subnormal_numbers"]
+    files = [str(FOLDER / f"test_{name}.py") for name in names]
     result = run(path, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
@@ -86,7 +92,7 @@ def test_no_arguments_crash_or_are_computed_wrong(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_no_arguments_of_many_crash_or_are_computed_wrong(path):
-    result = run(path, str(FOLDER / "argument_fuzz.py"), "5000")
+    result = run(path, str(FOLDER / "argument_fuzz.py"), "1500")
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
