@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import normkit as nk
-from normkit import NormSpec, specs
+from normkit import NormSpec, reference, specs
 from normkit.identification import program
 from normkit.identification.affine import Affine
 from normkit.identification.specimen import Specimen, undisturbed
@@ -36,9 +36,15 @@ def recovered(norm, spec, affine, n=64, seed=0):
     ],
 )
 def test_every_program_is_told_from_the_others(casts, output_dtype):
+    class Exact(nk.Norm):
+        """By the reference: kernels differ from it in the last bit of a float32, as two of these programs do."""
+
+        def forward(self, x):
+            return reference.forward(x, self.spec, self.weight, self.bias)
+
     spec = NormSpec(weight_offset=1.0, output_dtype=output_dtype, **casts)
     plain = NormSpec(weight_offset=1.0)
-    found = recovered(nk.Norm(spec, 64), plain, BOTH)
+    found = recovered(Exact(spec, 64), plain, BOTH)
     assert found.spec == spec
     assert found.rate == 1.0
     assert found.doubts == ()
