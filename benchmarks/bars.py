@@ -12,11 +12,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from normkit.bench.table import BUSY, NOISY
+
 RESULTS = Path(__file__).parent / "results"
 NORMS = {"LN": "layer_norm", "RMS": "rms_norm"}
 DTYPES = ("float32", "bfloat16")
 MANY_ROWS = ("64x4096", "512x768", "2048x4096", "16384x128", "8192x8192")
-NOISY, BUSY = 0.15, 0.1
 
 
 class Bar:

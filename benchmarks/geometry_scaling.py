@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import math
-import os
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,14 +20,13 @@ from functools import partial
 import torch
 
 from normkit import NormSpec
+from normkit.bench import allocation
 from normkit.geometry import centre, decompose, euler_defect, fiber, jvp, tangent_projection, to_sphere, vjp
 
 SIZES = (1_000, 10_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 FITTED_FROM = 100_000
 CALLS = (3, 200)
 SPEC = NormSpec()
-# Outputs above glibc's threshold would be mapped anew at every call, and their page faults timed.
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
 def functions(n: int) -> dict[str, Callable[[], object]]:
@@ -74,8 +71,7 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="leave out longer rows")
     parser.add_argument("--seconds", type=float, default=0.15, help="time spent on one cell, at least 3 calls")
     options = parser.parse_args()
-    if not ALLOCATOR.items() <= os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
+    allocation.settle()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     sizes = [n for n in SIZES if n <= options.largest]

@@ -8,7 +8,7 @@ The environment variable NORMKIT_CPU chooses the instruction set; it is read whe
 
     auto      the best that this CPU has (default)
     avx512    AVX-512 (F, BW, VL, DQ)
-    avx2      AVX2 and F16C
+    avx2      AVX2, FMA and F16C
     portable  what the compiler makes for every CPU
     off       no kernels: plain torch
 """
