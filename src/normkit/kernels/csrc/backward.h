@@ -197,14 +197,12 @@ template <bool centred, class S, class T, class D>
 template <class S, class T, class D>
 [[gnu::noinline]] void tile_rest(const Tile<T, D>& tile, bool centred, int count, const Arithmetic<T>* gains,
                                  const BlockSums& sums, Columns columns) {
-    for (int64_t i = columns.begin; i < columns.end; i += lanes) {
-        const int64_t left = columns.end - i;
-        const int together = count == rows_at_once ? rows_at_once : 1;
+    const int together = count == rows_at_once ? rows_at_once : 1;
+    by_sixteens(columns.begin, columns.end, [&](int64_t i, auto read) {
         for (int r = 0; r < count; r += together) {
-            if (left >= lanes) tile_columns<S, 1>(tile, centred, r, together, gains, sums, i, Whole{});
-            else tile_columns<S, 1>(tile, centred, r, together, gains, sums, i, Part{left});
+            tile_columns<S, 1>(tile, centred, r, together, gains, sums, i, read);
         }
-    }
+    });
 }
 
 template <class S, class T, class D>
@@ -301,16 +299,13 @@ void backward_columns(const Backward& task, const RowTerms* terms, Columns colum
 template <class P>
 void add_blocks(const Reduction& task, Columns columns) {
     P* to = static_cast<P*>(task.result);
-    auto step = [&](int64_t i, auto read) __attribute__((always_inline)) {
+    by_sixteens(columns.begin, columns.end, [&](int64_t i, auto read) {
         Lanes<double> sum = Lanes<double>::all(0);
         for (int64_t block = 0; block < task.count; ++block) {
             sum = sum + read.template get<double>(task.blocks + block * task.n + i);
         }
         read.put(to + i, sum * Lanes<double>::all(task.multiplier));
-    };
-    int64_t i = columns.begin;
-    for (; i + lanes <= columns.end; i += lanes) step(i, Whole{});
-    if (i < columns.end) step(i, Part{columns.end - i});
+    });
 }
 
 }  // namespace

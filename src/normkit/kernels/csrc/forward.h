@@ -116,17 +116,13 @@ template <Program program, int count, class T, class Out>
     return i;
 }
 
-// Any rows by any program, from column i on.
+// Any rows by any program, from column `begin` on.
 template <class T, class Out>
 [[gnu::noinline]] void normalize_rest(Program program, const MeasuredRows<T, Out>& rows,
-                                      const Affine<Arithmetic<T>>& affine, const Casts& casts, int64_t i) {
-    for (; i < affine.n; i += lanes) {
-        const int64_t left = affine.n - i;
-        for (int r = 0; r < rows.count; ++r) {
-            if (left >= lanes) normalize_columns<1>(program, rows, r, 1, affine, casts, i, Whole{});
-            else normalize_columns<1>(program, rows, r, 1, affine, casts, i, Part{left});
-        }
-    }
+                                      const Affine<Arithmetic<T>>& affine, const Casts& casts, int64_t begin) {
+    by_sixteens(begin, affine.n, [&](int64_t i, auto read) {
+        for (int r = 0; r < rows.count; ++r) normalize_columns<1>(program, rows, r, 1, affine, casts, i, read);
+    });
 }
 
 // The program of a call.
@@ -201,11 +197,10 @@ void forward_rows(const Forward& task, int64_t begin, int64_t end, void (*add_ro
 
 template <class T, class R>
 inline void add_row(const T* x, const R* residual, R* sum, int64_t n) {
-    using A = std::conditional_t<sizeof(T) == 8 || sizeof(R) == 8, double, float>;
-    int64_t i = 0;
-#pragma GCC unroll 4
-    for (; i + lanes <= n; i += lanes) store(sum + i, load<A>(x + i) + load<A>(residual + i));
-    if (i < n) store(sum + i, load<A>(x + i, n - i, A(0)) + load<A>(residual + i, n - i, A(0)), n - i);
+    using A = Arithmetic<R>;
+    by_sixteens(0, n, [&](int64_t i, auto read) {
+        read.put(sum + i, read.template get<A>(x + i) + read.template get<A>(residual + i));
+    });
 }
 
 template <class T, class R>

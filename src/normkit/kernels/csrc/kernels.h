@@ -124,6 +124,8 @@ constexpr int64_t rows_per_block(int64_t rows) {
     return (together > 0 ? together : 1) * least_block;
 }
 
+constexpr int64_t block_count(int64_t rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
+
 struct Kernels {
     // Rows begin <= r < end.
     void (*forward)(const Forward&, int64_t begin, int64_t end);

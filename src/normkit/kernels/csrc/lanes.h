@@ -4,7 +4,7 @@
 //   load, store                   any dtype <-> Lanes, 16 or fewer
 //   rounded<T>(lanes)             rounded to T and back
 //
-// Included by portable.cpp, avx2.cpp and avx512.cpp only, after `Instructions`, which says how wide a register is and
+// Included by the four files of one instruction set each, after `Instructions`, which says how wide a register is and
 // how float16 is converted. Everything is in an unnamed namespace: the linker must never share code between the sets.
 #pragma once
 
@@ -329,6 +329,14 @@ struct Part {
         store(to, value, count);
     }
 };
+
+// step(position, read) over columns begin .. end, sixteen at a time, the last time perhaps fewer.
+template <class Step>
+[[gnu::always_inline]] inline void by_sixteens(int64_t begin, int64_t end, const Step& step) {
+    int64_t i = begin;
+    for (; i + lanes <= end; i += lanes) step(i, Whole{});
+    if (i < end) step(i, Part{end - i});
+}
 
 // The type that rows of T are computed in.
 template <class T>

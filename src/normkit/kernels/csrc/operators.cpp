@@ -28,7 +28,7 @@ constexpr int32_t signatures_version = 0x2549fe3d;
 // Elements that are worth a thread of their own.
 constexpr int64_t grain = 32768;
 
-// From what is normalized to what is written, and likewise from x to dy.
+// What is normalized and what is written, x and dy, x and what it is added to.
 void check_pair(Type x, Type y) {
     bool is_paired = x == y || (x == Type::float32 && is_half(y)) || (is_half(x) && y == Type::float32);
     STD_TORCH_CHECK(is_paired, "normkit: expected two equal dtypes, or float32 with one of 16 bits");
@@ -92,9 +92,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& given, const MaybeTensor& weigh
 // residual + x row by row, each row normalized while it is in the cache.
 void add_and_normalize(const Call& call, const Input& x, const Input& residual, const Output& sum, const Output& y,
                        double* statistics) {
-    bool is_summed = x.type == residual.type || promoted(x.type, residual.type) == Type::float32;
-    STD_TORCH_CHECK(is_summed && !(is_half(x.type) && is_half(residual.type) && x.type != residual.type),
-                    "normkit: expected an input and a residual of equal dtypes, or float32 with one of 16 bits");
+    check_pair(x.type, residual.type);
     STD_TORCH_CHECK(sum.type == residual.type, "normkit: expected a new residual of the residual's dtype");
     check_pair(residual.type, y.type);
     if (x.count == 0) return;
@@ -146,9 +144,9 @@ struct ParameterGradient {
     }
 };
 
-void run_backward(const Backward& task, int64_t blocks, int64_t in_block) {
+void run_backward(const Backward& task) {
     const Kernels& table = kernels();
-    const int64_t n = task.norm.n;
+    const int64_t n = task.norm.n, blocks = block_count(task.rows);
     if (blocks == 1 && task.rows * n > grain) {
         // Few rows, and long: threads share out their columns.
         RowTerms terms[least_block];
@@ -157,7 +155,7 @@ void run_backward(const Backward& task, int64_t blocks, int64_t in_block) {
             return over_columns(n, task.rows, [&](Columns columns) { table.backward_columns(task, terms, columns); });
         }
     }
-    over_rows(blocks, std::max<int64_t>(in_block * n, 1),
+    over_rows(blocks, std::max<int64_t>(rows_per_block(task.rows) * n, 1),
               [&](int64_t first, int64_t last) { table.backward(task, first, last); });
 }
 
@@ -176,7 +174,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dy_given, const Tensor
                         ask(aoti_torch_get_numel, statistics) == x.count * statistics_width(x.type),
                     "normkit: expected the statistics of the forward pass");
     STD_TORCH_CHECK((weight || !needs_weight) && (bias || !needs_bias), "normkit: expected the parameters");
-    int64_t n = x.n, in_block = rows_per_block(x.count), blocks = (x.count + in_block - 1) / in_block;
+    int64_t n = x.n, blocks = block_count(x.count);
     // The bias has no part in its gradient; its size must fit all the same.
     STD_TORCH_CHECK(!needs_bias || ask(aoti_torch_get_numel, *bias) == n, "normkit: expected a bias of ", n, " numbers");
     Call call(conventions, n, x.type, x.type, weight, std::nullopt, eps, offset);
@@ -188,7 +186,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dy_given, const Tensor
                   needs_x ? dx.mutable_data_ptr() : nullptr, Rows::contiguous(n),
                   added ? added->data() : nullptr, added ? added->rows : Rows(), dweight.blocks.get(),
                   dbias.blocks.get(), is_narrow};
-    run_backward(task, blocks, in_block);
+    run_backward(task);
     dweight.add_up(blocks, n, call.norm.multiplier);
     dbias.add_up(blocks, n, 1);
     return {std::move(dx), std::move(dweight.total), std::move(dbias.total)};

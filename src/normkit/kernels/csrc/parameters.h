@@ -15,13 +15,10 @@ template <class T, class A>
 void expand(const Parameter& parameter, int64_t n, A* result) {
     const T* values = static_cast<const T*>(parameter.values);
     const Lanes<A> offset = Lanes<A>::all(parameter.offset);
-    auto columns = [&](int64_t i, auto read) {
+    by_sixteens(0, n, [&](int64_t i, auto read) {
         Lanes<A> value = read.template get<A>(values + i) + offset;
         read.put(result + i, parameter.offset_in_own_type ? rounded<T>(value) : value);
-    };
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) columns(i, Whole{});
-    if (i < n) columns(i, Part{n - i});
+    });
 }
 
 // The parameter itself where it is in the arithmetic type already.
