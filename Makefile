@@ -15,12 +15,14 @@ help:  ## what can be made
 
 # torch comes first and from the constraints file: the package's own extras would take any newer build, and the C++
 # kernels are compiled against the torch that is there. Without a C++ compiler the package installs without them.
+# timm comes alone: of it only the files of its norms are tested, and it asks for a torchvision built for CUDA.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/normkit/kernels/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet -r constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation -e ".[all]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
+	$(BIN)/python -m pip install --quiet --no-deps timm==1.0.31
 	@touch $@
 
 demo: $(STAMP)  ## inspect the two models that ship: healthy, then with a planted fault

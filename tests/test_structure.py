@@ -24,7 +24,7 @@ ROWS = [
     ["arguments", "functional"],
     ["layers"],
     ["identification", "models"],
-    ["conversion", "testing"],
+    ["conversion", "testing", "hub_kernels"],
     ["checkpoint", "inspection"],
     ["study", "bench"],
     ["demo", "plots"],
@@ -48,6 +48,9 @@ LINES = 400
 
 # Tests that mirror no file, and what they are about.
 EXTRA_TESTS = {
+    "conversion/test_models.py": "whole models of transformers and PyTorch",
+    "testing/test_page.py": "docs/testing.md",
+    "identification/test_faults.py": "tests/faulty_norms.py",
     "test_helpers.py": "tests/helpers.py",
     "test_notes.py": "the five notes that the product grew from",
     "test_judges.py": "tests of PyTorch and ONNX",

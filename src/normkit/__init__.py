@@ -12,9 +12,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from normkit import errors, geometry, plots, reference, specs
+    from normkit import errors, geometry, plots, reference, specs, testing
+    from normkit.conversion.result import ConversionReport
+    from normkit.conversion.swapping import convert, revert
     from normkit.functional import add_layer_norm, add_normalize, add_rms_norm, layer_norm, normalize, rms_norm
-    from normkit.identification.behaviour import Passport, identify
+    from normkit.identification.behaviour import identify
+    from normkit.identification.passport import Passport
     from normkit.inspection.inspecting import inspect
     from normkit.inspection.result import Inspection
     from normkit.layers import LayerNorm, Norm, RMSNorm
@@ -22,15 +25,17 @@ if TYPE_CHECKING:
 
 # name -> the module that defines it; a name that is itself a module maps to that module.
 _HOME = {
+    "ConversionReport": "normkit.conversion.result",
     "Inspection": "normkit.inspection.result",
     "LayerNorm": "normkit.layers",
     "Norm": "normkit.layers",
     "NormSpec": "normkit.spec",
-    "Passport": "normkit.identification.behaviour",
+    "Passport": "normkit.identification.passport",
     "RMSNorm": "normkit.layers",
     "add_layer_norm": "normkit.functional",
     "add_normalize": "normkit.functional",
     "add_rms_norm": "normkit.functional",
+    "convert": "normkit.conversion.swapping",
     "errors": "normkit.errors",
     "geometry": "normkit.geometry",
     "identify": "normkit.identification.behaviour",
@@ -39,11 +44,14 @@ _HOME = {
     "normalize": "normkit.functional",
     "plots": "normkit.plots",
     "reference": "normkit.reference",
+    "revert": "normkit.conversion.swapping",
     "rms_norm": "normkit.functional",
     "specs": "normkit.specs",
+    "testing": "normkit.testing",
 }
 
 __all__ = [
+    "ConversionReport",
     "Inspection",
     "LayerNorm",
     "Norm",
@@ -53,6 +61,7 @@ __all__ = [
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",
+    "convert",
     "errors",
     "geometry",
     "identify",
@@ -61,8 +70,10 @@ __all__ = [
     "normalize",
     "plots",
     "reference",
+    "revert",
     "rms_norm",
     "specs",
+    "testing",
 ]
 
 

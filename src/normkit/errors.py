@@ -6,6 +6,7 @@
     |-- DtypeError (RuntimeError)  a dtype that cannot be normalized; RuntimeError for the same reason
     |-- UseError (RuntimeError)    tensors that cannot be used so; RuntimeError for the same reason
     |-- KindError (TypeError)      an argument that is no tensor, number or shape; torch raises TypeError
+    |-- IdentificationError        a norm that cannot be called, or a passport that cannot be used
     |-- ModelError                 a model or checkpoint that cannot be loaded or run
     `-- InputError                 a text, an option or a file that cannot be used
 
@@ -37,6 +38,10 @@ class UseError(NormkitError, RuntimeError):
 
 class KindError(NormkitError, TypeError):
     """An argument of the wrong Python type: no tensor, no number, no shape."""
+
+
+class IdentificationError(NormkitError):
+    """A norm cannot be called as it must be to identify it, or a passport cannot be used."""
 
 
 class ModelError(NormkitError):

@@ -64,21 +64,15 @@ def test_a_row_without_a_batch_asks_for_one():
 
 
 @pytest.mark.parametrize(
-    ("module", "shape", "couples"),
+    ("norm", "shape", "reach"),
     [
-        (nn.BatchNorm1d(6), (2, 6), True),
-        (nn.BatchNorm2d(3), (2, 3, 4, 4), True),
-        (nn.Sequential(nn.BatchNorm1d(6)), (2, 6), True),
-        # In training mode one sample's noise is not another's.
-        (nn.Dropout(0.5), (2, 6), False),
-        # A block that holds a batch norm is not one.
-        (nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), (2, 6), False),
+        (nn.LayerNorm(6), (2, 3, 6), (1, 1, 6)),
+        (nn.BatchNorm2d(3).train(), (2, 3, 4, 5), (1, 1, 1, 1)),
+        (lambda x: x - x.mean(0), (2, 6), (2, 1)),
+        (lambda x: x.cumsum(1), (2, 4, 6), (1, 4, 1)),
+        (torch.zeros_like, (2, 6), None),
     ],
 )
-def test_batch_norms_in_training_mode(module, shape, couples):
-    module.eval()
+def test_how_far_one_element_reaches(norm, shape, reach):
     with undisturbed():
-        found = coupling.couples_samples_in_training(Specimen(module), shape, torch.Generator().manual_seed(0))
-    assert found is couples
-    assert not module.training
-    assert all(int(b) == 0 for name, b in module.named_buffers() if "num_batches" in name)
+        assert coupling.reach(Specimen(norm), shape, torch.Generator().manual_seed(0)) == reach

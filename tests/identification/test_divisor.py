@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from normkit.identification import divisor
 from normkit.identification.divisor import Divisor, choose, roundness
@@ -12,8 +13,12 @@ from normkit.identification.response import RollOff
 from normkit.identification.specimen import UnrecognisedError
 
 
-def felt(eps, placement="inside", spread=1e-7):
-    return RollOff(placement=placement, eps=eps, spread=spread, evidence="")
+def felt(eps, placement="inside", error=1e-6):
+    return RollOff(placement=placement, eps=eps, error=error, evidence="")
+
+
+def opened(choice):
+    return {name: reading.undecidable for name, reading in choice.readings.items() if reading.undecidable}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_a_known_length_settles_the_divisor(n, placement, eps):
         found = choose(n, math.sqrt(over_n), felt(seen, placement))
         assert found.divisor == wanted
         assert found.eps == eps
-        assert found.doubts == ()
+        assert opened(found) == {}
 
 
 def test_the_round_eps_tells_l2_times_sqrt_n_from_the_mean():
@@ -60,18 +65,82 @@ def test_the_round_eps_tells_l2_times_sqrt_n_from_the_mean():
 
 def test_with_an_unknown_gain_only_a_round_eps_tells():
     bessel = choose(768, None, felt(1e-5 * 767 / 768))
-    assert (bessel.divisor, bessel.eps, bessel.doubts) == (Divisor(correction=1), 1e-5, ())
+    assert (bessel.divisor, bessel.eps, opened(bessel)) == (Divisor(correction=1), 1e-5, {})
     plain = choose(768, None, felt(1e-5))
-    assert (plain.divisor, plain.eps, plain.doubts) == (Divisor(), 1e-5, ())
+    assert (plain.divisor, plain.eps, opened(plain)) == (Divisor(), 1e-5, {})
     clamp = choose(64, None, felt(1e-12 / 8, "clamp"))
     assert (clamp.divisor, clamp.eps) == (Divisor(reduction="sum"), 1e-12)
-    assert "may as well be divided by n" in clamp.doubts[0]  # by n, eps would be 1.25e-13
+    assert "may as well be divided by n" in opened(clamp)["divisor"]  # by n, eps would be 1.25e-13
     for nothing in (0.0, 1.234567e-5):
-        assert "eps tells no difference" in choose(768, None, felt(nothing)).doubts[0]
+        assert "eps tells no difference" in choose(768, None, felt(nothing)).readings["divisor"].undecidable
 
 
-def test_a_machine_epsilon_may_be_none():
-    assert "eps=None" in choose(64, 1.0, felt(2.0**-23)).doubts[0]
+def settled(in_other, dtype=torch.float32, found=2.0**-23):
+    """The choice for a norm with eps `found` in this dtype, and these in others (absent: it does not run there)."""
+
+    def felt_in(other):
+        if other not in in_other:
+            raise UnrecognisedError("norm", "refused")
+        return felt(in_other[other])
+
+    return divisor.settle_machine_eps(choose(64, 1.0, felt(found)), 64, dtype, felt_in)
+
+
+def test_a_machine_epsilon_is_told_from_none_in_other_dtypes():
+    wide, half = torch.float64, torch.bfloat16
+    none = settled({wide: 2.0**-52, half: 2.0**-23})
+    assert (none.eps, opened(none)) == (None, {})
+    assert none.readings["eps"].value == {"eps": None, "eps_placement": "inside"}
+    assert settled({wide: 2.0**-52}).eps is None
+    constant = settled({wide: 2.0**-23, half: 2.0**-23})
+    assert (constant.eps, opened(constant)) == (2.0**-23, {})
+    found_wide = settled({torch.float32: 2.0**-23, half: 2.0**-23}, wide, 2.0**-52)
+    assert (found_wide.eps, opened(found_wide)) == (None, {})
+
+
+def test_a_machine_epsilon_that_stays_open():
+    wide, half = torch.float64, torch.bfloat16
+    assert "does not run in float64" in opened(settled({}))["eps"]
+    of_the_input = settled({wide: 2.0**-52, half: 2.0**-7})
+    assert of_the_input.eps == 2.0**-23
+    assert "in bfloat16 0.0078125" in opened(of_the_input)["eps"]
+
+
+def test_other_eps_are_not_asked_for_in_other_dtypes():
+    plain = choose(64, 1.0, felt(1e-5))
+    assert divisor.settle_machine_eps(plain, 64, torch.float32, None) is plain
+
+
+def test_what_a_coarse_eps_says():
+    assert choose(64, 1.0, felt(1.003e-5, error=5e-3)).eps == 1e-5
+    read = choose(64, 1.0, felt(1.003e-5, error=5e-3)).readings["eps"]
+    assert read.confidence == 0.95
+    assert "good to 0.5%" in read.evidence[1]
+    assert "measured to 4% only" in opened(choose(64, 1.0, felt(1.003e-5, error=0.04)))["eps"]
+    # Of two round numbers the nearer: float16's machine epsilon is 9.77e-4.
+    assert choose(64, 1.0, felt(0.99e-3, error=0.02)).eps == 1e-3
+
+
+def test_a_coarse_length_leaves_two_divisors_of_a_long_row():
+    found = choose(768, 1.0005, felt(1.001e-5, error=5e-3), tolerance=2e-3)
+    assert found.rival == Divisor(correction=1)
+    assert "may as well be divided by n - 1" in opened(found)["divisor"]
+    decided = found.with_rival("bits")
+    assert (decided.divisor, opened(decided)) == (Divisor(correction=1), {})
+    assert opened(found.confirmed("bits")) == {}
+    # Only a mean costs a degree of freedom.
+    assert opened(choose(768, 1.0005, felt(1.001e-5, error=5e-3), tolerance=2e-3, centred=False)) == {}
+    assert opened(choose(64, 1.0005, felt(1.001e-5, error=5e-3), tolerance=2e-3)) == {}
+
+
+def test_two_ways_to_say_the_same_are_both_told():
+    # rms clamped at 1e-6 is, at n = 100, the L2 norm clamped at 1e-5.
+    found = choose(100, 1.0, felt(1e-6, "clamp"))
+    assert set(opened(found)) == {"divisor", "eps"}
+    assert "not divided (L2), the row multiplied by sqrt(n), eps = 1e-05" in opened(found)["eps"]
+    assert opened(choose(96, 1.0, felt(1e-6, "clamp"))) == {}
+    assert opened(choose(100, 1.0, felt(0.0))) == {}
+    assert opened(choose(100, 1.0, felt(1e-5))) == {}
 
 
 def test_a_length_that_no_spec_has():

@@ -41,6 +41,41 @@ def test_what_is_not_of_degree_zero_and_odd(norm, verdict, reason, generator):
     assert refusal.value.verdict == verdict
 
 
+@pytest.mark.parametrize(("power", "degree"), [(1.0, "-1.00"), (2.0, "-3.00")])
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_a_wrong_power_is_named(bias, power, degree, generator):
+    def slip(x):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5) ** power + bias
+
+    reason = f"to the power {degree}, as where the mean square or variance to the power {power:g} divides"
+    with undisturbed(), pytest.raises(UnrecognisedError, match=reason) as refusal:
+        formula.check_kind(Specimen(slip), SHAPE, generator)
+    assert refusal.value.verdict == "not a norm"
+
+
+def test_squares_that_overflow_float16_are_undecidable(generator):
+    def norm(x):
+        return x / x.square().sum(-1, keepdim=True).sqrt()
+
+    with (
+        undisturbed(),
+        pytest.raises(UnrecognisedError, match="in float16 the squares of its rows may overflow") as error,
+    ):
+        formula.check_kind(Specimen(norm, dtype=torch.float16), (2, 4096), generator)
+    assert error.value.verdict == "undecidable"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_show_the_kind_and_the_centring(dtype, generator):
+    spec = NormSpec(centre_numerator=False, statistics_dtype="input", cast="none")
+    with undisturbed():
+        specimen = Specimen(nk.Norm(spec, 12), dtype=dtype)
+        assert "degree" in formula.check_kind(specimen, SHAPE, generator)
+        found = formula.fit(formula.respond(specimen, SHAPE, generator), (-1,), 1)
+    assert formula.explains(found)
+    assert (found.spec.centre_numerator, found.spec.centre_statistics) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("norm", "saturates"),
     [

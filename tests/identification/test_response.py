@@ -30,7 +30,7 @@ def test_every_placement_and_size(placement, eps, centred):
     assert found.placement == placement
     # r is good to a few float32 epsilons, and eps to about four times that near the middle of the window.
     assert found.eps == pytest.approx(eps, rel=1e-6)
-    assert found.spread < 1e-5
+    assert found.error < 5e-5
 
 
 @pytest.mark.parametrize("n", [6, 768])

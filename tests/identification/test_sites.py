@@ -234,7 +234,7 @@ def test_like_modules_are_verified_one_by_one():
     sites, _ = sites_of(model, torch.randn(2, 5, 8))
     assert [site.spec.eps for site in sites] == [1e-5, 1e-5, 1e-5, 1e-6, 1e-5, 1e-5]
     assert [site.spec.weight_offset for site in sites] == [0, 0, 0, 0, 1, 0]
-    assert sites[1].passport.evidence[-1].startswith("found on 0, a like module")
+    assert sites[1].passport.readings["kind"].evidence[-1].startswith("found on 0, a like module")
     assert not any("like module" in line for index in (0, 3, 4) for line in sites[index].passport.evidence)
 
 

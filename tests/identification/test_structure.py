@@ -23,7 +23,8 @@ def test_the_offset_is_the_intercept(offset):
     assert found.spec == NormSpec(weight_offset=offset, eps=0.0)
     assert (found.gain.name, found.bias.name) == ("weight", "bias")
     assert found.length == pytest.approx(1.0, rel=1e-6)
-    assert found.doubts == ()
+    assert all(reading.undecidable is None for reading in found.readings.values())
+    assert found.readings["gain"].value["weight_offset"] == offset
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,45 @@ def test_a_gain_for_each_head():
 
     found = recovered(PerHead(), (2, 3, 4, 12))
     assert found.gain.name == "weight"
+    assert found.readings["gain"].value["kind"] == "per head"
     assert found.spec == NormSpec(eps=0.0, has_bias=False)
+
+
+class HeadByHead(nn.Module):
+    """A norm for each head, as StableLM has it, or one number for each, along another axis than the features."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(12, bias=not numbers) for _ in range(4))
+        self.scale = nn.Parameter(torch.ones(4)) if numbers else None
+
+    def forward(self, x):
+        if self.scale is not None:
+            return nn.functional.layer_norm(x, (12,)) * self.scale[None, :, None, None]
+        return torch.cat([norm(head) for norm, head in zip(self.norms, x.split(1, dim=1), strict=True)], dim=1)
+
+
+def test_rows_that_a_shorter_axis_would_hide():
+    # On 4 channels, 4 groups are 4 rows; on the 16 of the call each is a block of 4.
+    found = recovered(nn.GroupNorm(4, 16, affine=False), (2, 4, 5, 5), (2, 16, 5, 5))
+    assert (found.spec.axes, found.spec.groups, found.n) == ("all_but_batch", 4, 100)
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_gain_whose_entries_stand_in_several_parameters(numbers):
+    found = recovered(HeadByHead(numbers), (2, 4, 3, 12))
+    assert found.spec == NormSpec(eps=0.0, has_bias=not numbers)
+    assert found.gain.name is None
+    assert found.gain.names == (("scale",) if numbers else tuple(f"norms.{head}.weight" for head in range(4)))
+    assert found.gain.gathered.index.shape == ((4, 1, 1) if numbers else (4, 1, 12))
+    assert found.readings["gain"].value["kind"] == "per head"
+    assert found.length == pytest.approx(1.0, rel=1e-6)
+    module = HeadByHead(numbers)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_(0.5, 1.5)
+    x = torch.randn(2, 4, 3, 12)
+    torch.testing.assert_close(nk.identify(module, x.shape)(x), module(x), rtol=1e-5, atol=1e-5)
 
 
 def test_one_number_as_the_gain():
@@ -76,13 +115,14 @@ def test_one_number_as_the_gain():
 
     found = recovered(ScaleNorm(), (2, 12))
     assert found.gain.name == "scale"
+    assert found.readings["gain"].value["kind"] == "scalar"
     assert found.length == pytest.approx(12**-0.5, rel=1e-6)
 
 
 def test_a_function_is_taken_at_its_word():
     plain = recovered(lambda x: nn.functional.layer_norm(x, (12,)), (2, 12))
     assert not plain.spec.has_weight
-    assert "a gain of 1 is assumed" in plain.doubts[0]
+    assert "a gain of 1 and none are the same" in plain.readings["gain"].undecidable
     weight, bias = torch.linspace(0.5, 2, 12), torch.linspace(-1, 1, 12)
     scaled = recovered(lambda x: nn.functional.layer_norm(x, (12,), weight, bias), (2, 12))
     assert scaled.spec.has_weight
@@ -90,7 +130,7 @@ def test_a_function_is_taken_at_its_word():
     assert scaled.length is None
     torch.testing.assert_close(scaled.gain.values, weight.double(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scaled.bias.values, bias.double(), rtol=1e-5, atol=1e-5)
-    assert "the length of a normalized row" in scaled.doubts[0]
+    assert "the length of a row" in scaled.readings["gain"].undecidable
 
 
 class Unlike(nn.Module):
@@ -106,7 +146,7 @@ class Unlike(nn.Module):
 
 @pytest.mark.parametrize("gain", [torch.abs, torch.exp, torch.square, lambda weight: weight.clamp_min(0.1)])
 def test_a_gain_that_is_no_straight_line_of_its_parameter_is_not_passed_off_as_one(gain):
-    with pytest.raises(UnrecognisedError, match="not one parameter each"):
+    with pytest.raises(UnrecognisedError, match="not entries of parameters"):
         recovered(Unlike(gain), (2, 12))
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from helpers import PRESETS, arguments
 from normkit import reference
-from normkit.identification.behaviour import Passport
+from normkit.identification.passport import Passport
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import trace
 from normkit.inspection.walk import capture, walk
@@ -23,7 +23,7 @@ ROW_PRESETS = {name: spec for name, spec in PRESETS.items() if spec.axes == (-1,
 def site(spec, weight=None, bias=None):
     """A site that computes `spec`; the stored weight becomes the gain that acts."""
     gain = None if weight is None else reference.effective_weight(weight, spec, torch.float64)
-    passport = Passport(spec=spec, verdict="norm", confidence=1.0, evidence=())
+    passport = Passport(spec=spec, verdict="norm", readings={})
     n = next((value.numel() for value in (weight, bias) if value is not None), 1)
     place = {"path": "norm", "parent": "norm", "function": None, "ordinal": 0, "module": None}
     return NormSite(**place, class_name="", order=0, shape=(n,), spec=spec, passport=passport, gain=gain, bias=bias)

@@ -9,6 +9,14 @@ structure.py   the three above in one: everything but eps, the divisor and the c
 response.py    small inputs: where eps enters
 divisor.py     n, n - 1 or none, and which eps was meant
 program.py     16 bits: where it rounds
+calling.py     how it can be called, and one clear line where it cannot
+conduct.py     what a call does beside its result: to the input, to a state, in training mode
+causality.py   over time: which positions reach which
+kinds.py       what no spec describes, named in a second look by the following
+maps.py        identity, affine, linear, softmax; elementwise.py: the other maps of each input alone
+batch.py       batch norms: over which axes, in which mode
+gating.py      norms of two inputs: gated, adaptive, of a sum; second_input.py: how that is measured
+direction.py   norms that subtract another direction than all-ones
 behaviour.py   `identify`: all of it, in order -> Passport
 sites.py       every norm of a model, in forward order: the only finder of norms
 """

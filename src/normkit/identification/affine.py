@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-_FITS = 1e-4
 _ABSENT = 1e-5
+_GATHERED = 4096
+"""Entries of a gain up to which each is compared with each entry of the parameters."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gathered:
+    """A weight whose entries stand in several parameters, or in one along another axis than the features.
+
+    Attributes:
+        names: The parameters.
+        index: For each entry of the weight, its position among all entries of these parameters, in order.
+    """
+
+    names: tuple[str, ...]
+    index: Tensor
+
+    def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The weight."""
+        return torch.cat([parameters[name].flatten() for name in self.names])[self.index]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,44 +36,50 @@ class Part:
 
     Attributes:
         name: The parameter that it follows, or None.
+        gathered: Where it follows several, their entries; or None.
         slope: Of the acting value over the parameter.
         intercept: The acting value where the parameter is 0.
-        values: What acts where no parameter does, in float64; None if `name` is given.
+        values: What acts where no parameter does, in float64; None if one does.
+        fits: Values that differ by less, relatively, are the same.
     """
 
     name: str | None = None
+    gathered: Gathered | None = None
     slope: float = 1.0
     intercept: float = 0.0
     values: Tensor | None = None
+    fits: float = 1e-4
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that it follows."""
+        return self.gathered.names if self.gathered is not None else () if self.name is None else (self.name,)
 
     @property
     def constant(self) -> float | None:
         """The one value of a gain that is no parameter and the same for all features, else None."""
-        if self.values is None or not _same(self.values, self.values.mean()):
+        if self.values is None or not _same(self.values, self.values.mean(), self.fits):
             return None
         return float(self.values.mean())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Affine:
-    """Gain and bias of a norm, as a spec's `weight` and `bias` arguments: parameter names or fixed values."""
+    """Gain and bias of a norm, as a spec's `weight` and `bias`: parameters, entries of them, or fixed values."""
 
-    weight: str | Tensor | None = None
-    bias: str | Tensor | None = None
+    weight: str | Gathered | Tensor | None = None
+    bias: str | Gathered | Tensor | None = None
 
     def of(self, module: nn.Module | None) -> tuple[Tensor | None, Tensor | None]:
         """The weight and bias to give to `reference.forward` for this module, as they are now."""
         parameters = {} if module is None else dict(module.named_parameters())
-        weight, bias = (
-            parameters[part] if isinstance(part, str) else None if part is None else part.float()
-            for part in (self.weight, self.bias)
-        )
-        return weight, bias
+        return _taken(self.weight, parameters), _taken(self.bias, parameters)
 
     @property
     def names(self) -> set[str]:
         """The parameters that act."""
-        return {part for part in (self.weight, self.bias) if isinstance(part, str)}
+        names = {part for part in (self.weight, self.bias) if isinstance(part, str)}
+        return names.union(*(part.names for part in (self.weight, self.bias) if isinstance(part, Gathered)))
 
     @property
     def parameters_reached(self) -> bool:
@@ -64,25 +87,40 @@ class Affine:
         return not isinstance(self.weight, Tensor) and not isinstance(self.bias, Tensor)
 
 
-def gain_of(gains: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool) -> Part | None:
+def _taken(part: str | Gathered | Tensor | None, parameters: Mapping[str, Tensor]) -> Tensor | None:
+    if isinstance(part, Tensor):
+        return part.float()
+    if isinstance(part, Gathered):
+        return part.of(parameters)
+    return None if part is None else parameters[part]
+
+
+def gain_of(
+    gains: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool, fits: float = 1e-4
+) -> Part | None:
     """What a gain is, from its acting values (of a sample's shape) under several draws of the parameters.
 
     Args:
         gains: The acting gain under each draw.
         parameters: The parameters of each draw.
         channels: Parameters lie along axis 1 of the input, not along its trailing axes.
+        fits: What a straight line may leave of the values, relatively.
 
     Returns:
         Its part, or None if nothing so aligned explains it.
     """
-    if all(_same(gain, gains[0]) for gain in gains):
-        values = _compressed(gains[0], channels)
-        return None if values is None else Part(values=values)
-    return _followed(gains, parameters, channels)
+    if all(_same(gain, gains[0], fits) for gain in gains):
+        values = _compressed(gains[0], channels, fits)
+        return None if values is None else Part(values=values, fits=fits)
+    return _followed(gains, parameters, channels, fits)
 
 
 def bias_of(
-    biases: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool, scale: float
+    biases: Sequence[Tensor],
+    parameters: Sequence[Mapping[str, Tensor]],
+    channels: bool,
+    scale: float,
+    fits: float = 1e-4,
 ) -> Part | None:
     """What a bias is, likewise; a part with neither name nor values if there is none.
 
@@ -91,18 +129,21 @@ def bias_of(
         parameters: The parameters of each draw.
         channels: Parameters lie along axis 1 of the input, not along its trailing axes.
         scale: Root mean square of the normalized part, against which a bias is zero or not.
+        fits: What a straight line may leave of the values, relatively.
     """
     if all(float(bias.abs().max()) <= _ABSENT * scale for bias in biases):
         return Part()
-    part = gain_of(biases, parameters, channels)
-    if part is not None and part.name is not None and not (_near(part.slope, 1.0) and abs(part.intercept) < _FITS):
+    part = gain_of(biases, parameters, channels, fits)
+    if part is not None and part.name is not None and max(abs(part.slope - 1.0), abs(part.intercept)) >= fits:
         return None
     return part
 
 
-def _followed(acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool) -> Part | None:
+def _followed(
+    acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool, fits: float
+) -> Part | None:
     """The parameter that the acting values are a straight line of, over all features and draws."""
-    best, best_residual = None, _FITS
+    best, best_residual = None, fits
     measured = torch.cat([values.flatten() for values in acting])
     for name in parameters[0]:
         aligned = [_aligned(draw[name], values, channels) for draw, values in zip(parameters, acting, strict=True)]
@@ -118,6 +159,54 @@ def _followed(acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor
     return best
 
 
+def gathered_of(
+    acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], slopes: Sequence[float], fits: float
+) -> Part | None:
+    """What a gain or bias is whose every entry is slope * (entry of a parameter + offset), for one slope and offset.
+
+    Args:
+        acting: The acting values under each draw, of a sample's shape.
+        parameters: The parameters of each draw.
+        slopes: Those that may be.
+        fits: How near an entry must come.
+
+    Returns:
+        Its part, or None if there is none such, or more entries than can be compared.
+    """
+    names = tuple(name for name, parameter in parameters[0].items() if parameter.numel() <= acting[0].numel())
+    for axis in range(acting[0].dim()):
+        firsts = [values.narrow(axis, 0, 1) for values in acting]
+        if all(_same(values, first, fits) for values, first in zip(acting, firsts, strict=True)):
+            acting = [values.mean(axis, keepdim=True) for values in acting]
+    if not names or acting[0].numel() > _GATHERED:
+        return None
+    sizes = acting[0].shape[next((axis for axis, size in enumerate(acting[0].shape) if size > 1), 0) :]
+    entries = torch.stack([torch.cat([draw[name].flatten() for name in names]).double() for draw in parameters], -1)
+    measured = torch.stack([values.flatten() for values in acting], -1)
+    for slope in slopes:
+        for offset in (0.0, 1.0, 2.0):
+            distances = torch.cdist(measured / slope - offset, entries)
+            nearest = distances.min(-1)
+            if float(nearest.values.max()) < 10 * fits:
+                index = nearest.indices.reshape(sizes)
+                return Part(gathered=_trimmed(names, parameters[0], index), slope=slope, intercept=slope * offset)
+    return None
+
+
+def _trimmed(names: Sequence[str], parameters: Mapping[str, Tensor], index: Tensor) -> Gathered:
+    """Only the parameters that are there at all."""
+    kept, start, shift = [], 0, index.clone()
+    for name in names:
+        size = parameters[name].numel()
+        inside = (index >= start) & (index < start + size)
+        if bool(inside.any()):
+            kept.append(name)
+        else:
+            shift -= size * (index >= start + size)
+        start += size
+    return Gathered(names=tuple(kept), index=shift)
+
+
 def _aligned(parameter: Tensor, sample: Tensor, channels: bool) -> Tensor | None:
     """The parameter spread over a sample, or None if it does not fit."""
     if channels:
@@ -130,22 +219,18 @@ def _aligned(parameter: Tensor, sample: Tensor, channels: bool) -> Tensor | None
     return parameter.expand(sample.shape)
 
 
-def _compressed(values: Tensor, channels: bool) -> Tensor | None:
+def _compressed(values: Tensor, channels: bool, fits: float) -> Tensor | None:
     """Values of a sample's shape without the axes along which they do not change; None if that fails."""
     if channels:
         along = values.flatten(1).mean(1)
-        return along if _same(values, along.reshape(-1, *(1,) * (values.dim() - 1))) else None
-    while values.dim() > 1 and _same(values, values[:1]):
+        return along if _same(values, along.reshape(-1, *(1,) * (values.dim() - 1)), fits) else None
+    while values.dim() > 1 and _same(values, values[:1], fits):
         values = values.mean(0)
     return values
 
 
-def _same(values: Tensor, other: Tensor) -> bool:
-    return _relative(values - other, values) < _FITS
-
-
-def _near(value: float, wanted: float) -> bool:
-    return math.isclose(value, wanted, rel_tol=_FITS)
+def _same(values: Tensor, other: Tensor, fits: float) -> bool:
+    return _relative(values - other, values) < fits
 
 
 def _relative(difference: Tensor, values: Tensor) -> float:

@@ -3,57 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from normkit import reference
 from normkit.errors import NormkitError, ShapeError
-from normkit.identification import coupling, divisor, formula, program, structure
-from normkit.identification.affine import Affine
+from normkit.identification import calling, causality, conditioning, conduct, divisor, gating, kinds, program, structure
+from normkit.identification.affine import Affine, Gathered
 from normkit.identification.divisor import Choice
+from normkit.identification.passport import Passport, Reading
+from normkit.identification.precision import precision_of
+from normkit.identification.program import Program
 from normkit.identification.response import roll_off
-from normkit.identification.specimen import NormLike, Specimen, UnrecognisedError, Verdict, undisturbed
+from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError, undisturbed
 from normkit.identification.structure import Structure
-from normkit.spec import NormSpec
+from normkit.spec import EpsPlacement, NormSpec
 
 _SEED = 0
-_AGREES = 3e-5
-"""Relative error of a float32 norm against its own formula in float64 is about 1e-6."""
 _RATE_NOISE = 0.02
-_CERTAINTY = 0.9
-"""What each thing that could not be decided leaves of the confidence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passport:
-    """What a norm was found to compute.
-
-    Attributes:
-        spec: Its conventions, or None if no spec describes it.
-        verdict: "norm" (without a spec: it normalizes in a way that no spec describes); "batch" if it
-            couples samples; "gated" if it needs a second input; else "not a norm".
-        confidence: 1.0 if everything was decided; 0.9 to the number of things that were not.
-        evidence: What was seen, one line each; lines on what was not decided begin with "undecided:".
-    """
-
-    spec: NormSpec | None
-    verdict: Verdict
-    confidence: float
-    evidence: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, ready for `json.dumps`."""
-        return {
-            "verdict": self.verdict,
-            "formula": None if self.spec is None else str(self.spec),
-            "spec": None if self.spec is None else self.spec.to_json(),
-            "confidence": self.confidence,
-            "evidence": list(self.evidence),
-        }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,62 +43,86 @@ class Examination:
     rate: float
 
 
-def identify(norm: nn.Module | Callable[[Tensor], Tensor], shape: int | Sequence[int]) -> Passport:
+def identify(
+    norm: NormLike,
+    shape: int | Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    call: Call | None = None,
+) -> Passport:
     """Find out from forward calls alone which norm something is.
 
-    The module stays as it is, and so does torch's random state: a float32 copy in eval mode is called,
+    A module stays as it is, and so does the state of the random generators: a copy in eval mode is called,
     its parameters set to known values. The formula found is compared with the copy before it is returned.
 
     Args:
         norm: A module, or a function of one tensor.
         shape: Of an example input, the batch first; a number n means (2, n).
+        dtype: In which the formula is sought. A norm that runs only in 16 bits shows less of it.
+        device: Of the inputs; by default that of the module's parameters, or the CPU.
+        call: Called with the norm (or its copy) and x where norm(x) will not do: to give further
+            arguments, or to take one tensor out of several.
 
     Returns:
-        The passport. A spec with eps = 2**-23 may stand for eps=None: float32 cannot tell.
+        The passport; what could not be decided is in its `undecidable`.
 
     Raises:
+        IdentificationError: If it cannot be called with such an input.
         ShapeError: If the norm refuses inputs of this shape.
 
     Example:
         >>> print(identify(nn.LayerNorm(8, eps=1e-6), 8).spec)
         y = weight * (x - mean(x)) / sqrt(var(x) + 1e-06) + bias
         >>> identify(nn.GELU(), 8).verdict
-        'not a norm'
+        'elementwise'
     """
-    return examine(norm, shape).passport
+    return examine(norm, shape, dtype=dtype, device=device, call=call).passport
 
 
-def examine(norm: NormLike, shape: int | Sequence[int]) -> Examination:
+def examine(
+    norm: NormLike,
+    shape: int | Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    call: Call | None = None,
+) -> Examination:
     """`identify`, with what else was learnt."""
+    calling.check_arguments(norm, dtype, device)
     sizes = _checked(shape)
-    with undisturbed():
-        specimen = Specimen(norm)
+    with undisturbed(), conduct.kept(norm):
+        specimen = Specimen(norm, dtype=dtype, device=device, call=call)
         generator = torch.Generator().manual_seed(_SEED)
-        small = _convenient(specimen, sizes)
+        small, beside = sizes, dict[str, Reading]()
         try:
-            return _examined(specimen, small, sizes, generator)
+            small = calling.convenient(specimen, sizes, call)
+            beside = conduct.conduct(specimen, small, generator)
+            found = _found(specimen, Specimen(norm, dtype=dtype, device=device, call=call), small, sizes, generator)
+            beside |= causality.time_reading(specimen, small, generator, found.passport.spec)
+            beside |= gating.optional_gate(specimen, small, generator) if call is None else {}
         except UnrecognisedError as seen:
-            verdict, reasons = _second_look(specimen, small, generator, seen)
-    passport = Passport(spec=None, verdict=verdict, confidence=1.0, evidence=reasons)
-    return Examination(passport=passport, shape=sizes, affine=Affine(), rate=0.0)
-
-
-def _second_look(
-    specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: UnrecognisedError
-) -> tuple[Verdict, tuple[str, ...]]:
-    """What is no norm of one input in eval mode may be one of two, or a batch norm; what seems one may saturate."""
-    if seen.verdict == "gated":
-        try:
-            gated = specimen.gated()
-            lines = formula.check_kind(gated, shape, generator), coupling.rows_of(gated, shape, generator).evidence
-        except (UnrecognisedError, NormkitError):
-            return "not a norm", (seen.reason,)
-        return "gated", (seen.reason, *(f"with a constant second one, {line}" for line in lines))
-    if seen.verdict == "not a norm" and coupling.couples_samples_in_training(specimen, shape, generator):
-        return "batch", (seen.reason, "in training mode, changing one sample moves the others")
-    if seen.verdict == "norm" and formula.saturates(specimen, shape, generator):
-        return "not a norm", (seen.reason, "it is not the same for small and large inputs: it saturates")
-    return seen.verdict, (seen.reason,)
+            # The search has drawn other parameters.
+            fresh = Specimen(norm, dtype=dtype, device=device, call=call)
+            kind = kinds.second_look(fresh, small, generator, seen, _recovered)
+            passport = Passport(
+                verdict=kind.verdict,
+                spec=None,
+                readings={**kind.readings, **beside},
+                shape=sizes,
+                dtype=_name(dtype),
+                weight=kind.weight,
+                bias=kind.bias,
+            )
+            return Examination(passport=passport, shape=sizes, affine=Affine(), rate=0.0)
+    weight, bias = found.affine.of(_owner(norm))
+    passport = replace(
+        found.passport,
+        readings={**found.passport.readings, **beside},
+        weight=None if weight is None else weight.detach().clone(),
+        bias=None if bias is None else bias.detach().clone(),
+    )
+    return replace(found, passport=passport)
 
 
 def agrees(norm: nn.Module, known: Examination) -> bool:
@@ -139,74 +133,163 @@ def agrees(norm: nn.Module, known: Examination) -> bool:
     generator = torch.Generator().manual_seed(_SEED)
     with undisturbed():
         try:
-            specimen = Specimen(norm)
+            specimen = Specimen(norm, dtype=getattr(torch, known.passport.dtype))
             if not known.affine.names <= specimen.parameters.keys():
                 return False
             error = disagreement(specimen, spec, known.affine, known.shape, generator)
             rate = program.rate_of(specimen, spec, known.affine, known.shape, generator)
         except (UnrecognisedError, NormkitError, RuntimeError):
             return False
-    return error <= _AGREES and rate >= known.rate - _RATE_NOISE
+    return error <= precision_of(specimen.dtype).agrees and rate >= known.rate - _RATE_NOISE
 
 
 def disagreement(
-    specimen: Specimen, spec: NormSpec, affine: Affine, shape: Sequence[int], generator: torch.Generator
+    specimen: Specimen,
+    spec: NormSpec,
+    affine: Affine,
+    shape: Sequence[int],
+    generator: torch.Generator,
+    smallest: float | None = None,
 ) -> float:
     """Largest error of a sample against the formula in float64, relative to the sample's length, on random parameters.
 
-    Samples: with a mean, at input scales from 1e-12 to 1e3 and where eps is felt most; and with one large element.
+    Samples: with a mean, at all input scales that the dtype shows, or from the smallest given, and where eps is
+    felt most; and with one large element.
     """
+    precision = precision_of(specimen.dtype)
     specimen.draw(generator)
-    eps = reference.machine_eps(torch.empty(0), spec)
+    eps = reference.machine_eps(torch.empty(0, dtype=specimen.dtype), spec)
     felt = math.sqrt(eps) if spec.eps_placement == "inside" else eps
     # An L2 norm feels its eps in rows whose root mean square is sqrt(n) times smaller.
-    near_eps = felt * torch.logspace(-2, 0.5, 6) if felt > 0 else torch.empty(0)
-    scales = torch.cat([torch.logspace(-12, 3, 16), near_eps])
+    near_eps = felt * torch.logspace(-2, 0.5, 6) if felt > precision.least else torch.empty(0)
+    near_eps = near_eps[near_eps > precision.smallest] if precision.least else near_eps
+    least, largest = smallest or precision.smallest, min(1000.0, precision.far)
+    scales = torch.cat([torch.logspace(math.log10(least), math.log10(largest), 16), near_eps])
     shaped = (-1, *(1,) * (len(shape) - 1))
     rows = torch.randn(len(scales) + 1, *shape[1:], generator=generator)
     x = torch.cat([rows[:-1] + 0.5, rows[-1:]]) * torch.cat([scales, torch.ones(1)]).reshape(shaped)
-    x.flatten()[-1] *= 1000.0
+    x.flatten()[-1] *= precision.spike
     weight, bias = affine.of(specimen.module)
-    x = x.to(specimen.device)
-    expected = reference.forward(x.double(), spec, weight, bias).flatten(1)
+    x = x.to(specimen.device, specimen.dtype)
+    expected = reference.forward(x.double(), spec.replace(eps=eps), weight, bias).flatten(1)
     error = (specimen(x).flatten(1) - expected).square().mean(1).sqrt()
     return float((error / expected.square().mean(1).sqrt()).max())
+
+
+def _found(
+    specimen: Specimen,
+    fresh: Specimen,
+    shape: tuple[int, ...],
+    given: tuple[int, ...],
+    generator: torch.Generator,
+) -> Examination:
+    """What a norm is; where its gain or bias is computed from its parameters, with these as they are."""
+    try:
+        return _examined(specimen, shape, given, generator)
+    except structure.ComputedAffineError as seen:
+        found = _examined(fresh.as_function(), shape, given, generator)
+        names = ", ".join(fresh.parameters)
+        reading = Reading.open(f"it is made of {names} in a way that no spec describes; taken as it acts", seen.reason)
+        readings = {**found.passport.readings, "gain": reading, "bias": reading}
+        return replace(found, passport=replace(found.passport, readings=readings))
 
 
 def _examined(
     specimen: Specimen, shape: tuple[int, ...], given: tuple[int, ...], generator: torch.Generator
 ) -> Examination:
+    precision = precision_of(specimen.dtype)
     found = structure.recover(specimen, shape, given, generator)
     shape = found.shape
     # With gain 1 and no bias, small outputs keep all their digits.
-    specimen.fill(found.gain.name, 1.0 - found.spec.weight_offset)
-    specimen.fill(found.bias.name, 0.0)
+    specimen.fill(found.gain.names, 1.0 - found.spec.weight_offset)
+    specimen.fill(found.bias.names, 0.0)
     felt = roll_off(specimen, found.spec, shape, generator)
-    choice = divisor.choose(found.n, found.length, felt)
+    rescaled = conditioning.rescaled_eps(specimen, found.spec, shape, generator) if felt.eps == 0 else None
+    if rescaled is not None:
+        raise UnrecognisedError(
+            "norm", f"eps is multiplied by the square of a row's largest element: {rescaled:.3g} after a division by it"
+        )
+    choice = divisor.choose(found.n, found.length, felt, precision.length, found.spec.centre_statistics)
+    choice = divisor.settle_machine_eps(
+        choice,
+        found.n,
+        specimen.dtype,
+        lambda dtype: roll_off(specimen.in_dtype(dtype), found.spec, shape, generator),
+    )
     spec = choice.apply(found.spec, felt.placement)
     affine = _affine(found, choice)
-    error = disagreement(specimen, spec, affine, shape, generator)
-    if error > _AGREES:
+    # Where eps stayed open, the rows that feel it are no test.
+    smallest = precision.smallest if felt.undecidable is None else 1.0
+    error = disagreement(specimen, spec, affine, shape, generator, smallest)
+    if error > precision.agrees:
         raise UnrecognisedError("norm", f"the nearest formula, {spec}, is off by {error:.1e}")
     casts = program.recover(specimen, spec, affine, shape, generator)
-    doubts = (*found.doubts, *choice.doubts, *casts.doubts)
-    evidence = (
-        *found.evidence,
-        felt.evidence,
-        *choice.evidence,
-        f"in float32 the formula is matched to {error:.0e}, for inputs from 1e-12 to 1e3",
-        *casts.evidence,
-        *(f"undecided: {doubt}" for doubt in doubts),
+    if choice.rival is not None:
+        choice, casts = _told_by_bits(specimen, found, choice, casts, felt.placement, affine, generator)
+    hard = conditioning.readings(specimen, spec, shape, generator)
+    matched = f"in {_name(specimen.dtype)} the formula is matched to {error:.0e}"
+    matched += f", for inputs from {smallest:.0e} to {min(1000.0, precision.far):.0e}"
+    kind = found.readings["kind"]
+    passport = Passport(
+        verdict="norm",
+        spec=casts.spec,
+        readings={
+            **found.readings,
+            "kind": replace(kind, evidence=(*kind.evidence, matched)),
+            **choice.readings,
+            **casts.readings,
+            **hard,
+        },
+        shape=shape,
+        dtype=_name(specimen.dtype),
+        weight_name=", ".join(found.gain.names) or None,
+        bias_name=", ".join(found.bias.names) or None,
     )
-    passport = Passport(spec=casts.spec, verdict="norm", confidence=_CERTAINTY ** len(doubts), evidence=evidence)
     return Examination(passport=passport, shape=shape, affine=affine, rate=casts.rate)
 
 
+def _told_by_bits(
+    specimen: Specimen,
+    found: Structure,
+    choice: Choice,
+    casts: Program,
+    placement: EpsPlacement,
+    affine: Affine,
+    generator: torch.Generator,
+) -> tuple[Choice, Program]:
+    """Two divisors that are too near for the length of rows to tell: the bits may be those of one only."""
+    rival = choice.with_rival("the bits of its outputs are those of this divisor alone")
+    other = program.recover(specimen, rival.apply(found.spec, placement), affine, found.shape, generator)
+    if casts.is_matched == other.is_matched:
+        return choice, casts
+    if casts.is_matched:
+        return choice.confirmed("the bits of its outputs are those of this divisor alone"), casts
+    return rival, other
+
+
+def _recovered(specimen: Specimen, shape: tuple[int, ...]) -> Passport | None:
+    """The passport of a norm that a second look came upon, or None."""
+    try:
+        return _examined(specimen, shape, shape, torch.Generator().manual_seed(_SEED)).passport
+    except (UnrecognisedError, NormkitError, RuntimeError):
+        return None
+
+
+def _owner(norm: NormLike) -> nn.Module | None:
+    """The module itself, or the one whose method it is."""
+    owner = norm if isinstance(norm, nn.Module) else getattr(norm, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _affine(found: Structure, choice: Choice) -> Affine:
-    weight: str | Tensor | None = found.gain.name
+    weight: str | Gathered | Tensor | None = found.gain.name or found.gain.gathered
     if weight is None and found.spec.has_weight and found.gain.values is not None:
         weight = found.gain.values / choice.divisor.length(found.n)
-    return Affine(weight=weight, bias=found.bias.name or found.bias.values)
+    return Affine(weight=weight, bias=found.bias.name or found.bias.gathered or found.bias.values)
 
 
 def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -217,22 +300,3 @@ def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:
     if math.prod(sizes[1:]) == 1:
         raise ShapeError(f"one feature shows nothing: after the batch, shape needs more, got {sizes}")
     return (max(sizes[0], 2), *sizes[1:])
-
-
-def _convenient(specimen: Specimen, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with 2 to 4 along each axis between batch and features, as far as the norm takes it.
-
-    One row along an axis would hide that rows are coupled along it; many only take time. An axis stays
-    as it is if a parameter spans it.
-    """
-    spanned = {size for parameter in specimen.parameters.values() for size in parameter.shape}
-    fixed = [axis for axis in range(1, len(shape) - 1) if shape[axis] in spanned]
-    for kept in ((), *((axis,) for axis in fixed), fixed):
-        between = (size if axis in kept else min(max(size, 2), 4) for axis, size in enumerate(shape[1:-1], start=1))
-        convenient = (2, *between, max(shape[-1], 2))
-        try:
-            specimen(torch.ones(convenient, device=specimen.device))
-        except (ShapeError, UnrecognisedError):
-            continue
-        return convenient
-    return shape

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ShapeError
-from normkit.identification.specimen import FAR, Specimen, UnrecognisedError
+from normkit.identification.precision import precision_of
+from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import Axes
 
 
@@ -49,15 +50,15 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
         ShapeError: If the whole input is one row.
     """
     moved = _moved(specimen, shape, generator)
-    reach = _extent(moved)
-    if reach is None or math.prod(reach) == 1:
+    extent = _extent(moved)
+    if extent is None or math.prod(extent) == 1:
         raise UnrecognisedError("not a norm", "each output depends on its own input alone: nothing is shared in a row")
-    row = tuple(axis for axis, size in enumerate(reach) if size > 1)
+    row = tuple(axis for axis, size in enumerate(extent) if size > 1)
     if 0 in row:
         _refuse_coupled_samples(specimen, shape, generator)
     sizes = [shape[axis] for axis in row]
-    covered = [reach[axis] for axis in row]
-    if not bool(moved[tuple(slice(size) for size in reach)].all()):
+    covered = [extent[axis] for axis in row]
+    if not bool(moved[tuple(slice(size) for size in extent)].all()):
         raise UnrecognisedError("norm", "its rows are not blocks of adjacent features, which no spec describes")
     evidence = f"changing one element moves {_counted(covered, 'x')} outputs, along {_axes_in_words(row)}"
     trailing = row == tuple(range(row[0], len(shape)))
@@ -78,18 +79,16 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     raise UnrecognisedError("norm", f"{evidence}: no spec describes such rows")
 
 
-def couples_samples_in_training(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
-    """Whether a module, elementwise in eval mode, lets samples move each other in training mode: a batch norm."""
-    if not specimen.has_running_statistics or math.prod(_extent(_moved(specimen, shape, generator)) or ()) != 1:
-        return False
-    extent = _extent(_moved(specimen.in_training_mode(), shape, generator))
-    return extent is not None and extent[0] > 1
+def reach(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> tuple[int, ...] | None:
+    """How far along each axis outputs move when the first input element changes, counted from 1; None if none do."""
+    return _extent(_moved(specimen, shape, generator))
 
 
 def _moved(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Which outputs change when the first input element does."""
-    x = FAR * torch.randn(tuple(shape), generator=generator).to(specimen.device)
-    bump = 4 * FAR * math.sqrt(x.numel())
+    far = precision_of(specimen.dtype).far
+    x = far * torch.randn(tuple(shape), generator=generator).to(specimen.device)
+    bump = 4 * far * math.sqrt(x.numel())
     rest = specimen(x)
     moved = torch.zeros_like(rest, dtype=torch.bool)
     # Up and down: by chance, an output may come back to the same value once.

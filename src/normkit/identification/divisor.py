@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import torch
+
+from normkit.errors import NormkitError
+from normkit.identification.passport import Reading
 from normkit.identification.response import RollOff
 from normkit.identification.specimen import UnrecognisedError
 from normkit.spec import EpsPlacement, Multiplier, NormSpec, Reduction
@@ -14,9 +20,14 @@ _UNROUND = 3
 _RIVAL = 3
 """A way this much less round is no rival: 1e-5 under a mean is 7.68e-3 under a sum of 768 squares."""
 _SAME_LENGTH = 1e-5
-_SAME_EPS = 1e-6
-"""eps is measured to about 1e-7; five digits are 1e-5 to 1e-4 apart."""
-_MACHINE = tuple(2.0**power for power in (-7, -10, -23, -52))
+_COARSE = 1e-4
+"""An eps measured no better than this is told by being near a round number."""
+_TOO_COARSE = 0.02
+"""From here on, a round number near by says nothing."""
+_SINGLE_EPS, _DOUBLE_EPS = 2.0**-23, 2.0**-52
+_BY_ROUNDNESS = 0.95
+"""Confidence in a number that was rounded to the roundest one near by."""
+_MACHINE = (2.0**-7, 2.0**-10, _SINGLE_EPS, _DOUBLE_EPS)
 """Machine epsilons of bfloat16, float16, float32 and float64."""
 
 
@@ -49,6 +60,10 @@ class Divisor:
         """How many degrees of roundness of eps this way is behind: L2 norms rarely have eps inside the root."""
         return 2.5 if self.reduction == "sum" and placement == "inside" else 0.0
 
+    def conventions(self) -> dict[str, Any]:
+        """The conventions of `NormSpec` that it is."""
+        return dataclasses.asdict(self)
+
     def in_words(self) -> str:
         """The divisor and the multiplier."""
         divided = "not divided (L2)" if self.reduction == "sum" else f"divided by n{' - 1' if self.correction else ''}"
@@ -72,33 +87,44 @@ class Choice:
 
     Attributes:
         divisor: What the sum of squares is divided by.
-        eps: In the spec's units, rounded to the number that was meant.
-        evidence: Lines on what decided.
-        doubts: Lines on what could not be decided.
+        eps: In the spec's units, rounded to the number that was meant; or None as in `NormSpec`.
+        readings: "divisor" and "eps".
+        rival: The divisor that it may as well be, or None.
     """
 
     divisor: Divisor
-    eps: float
-    evidence: tuple[str, ...]
-    doubts: tuple[str, ...]
+    eps: float | None
+    readings: dict[str, Reading]
+    rival: Divisor | None = None
+
+    def reread(self, eps: float | None, reading: Reading) -> Choice:
+        """With another eps and its reading."""
+        return replace(self, eps=eps, readings={**self.readings, "eps": reading})
+
+    def with_rival(self, evidence: str) -> Choice:
+        """With the rival in place of the divisor, which this evidence decided."""
+        assert self.rival is not None
+        reading = Reading(value=self.rival.conventions(), evidence=(evidence,))
+        return replace(self, divisor=self.rival, rival=None, readings={**self.readings, "divisor": reading})
+
+    def confirmed(self, evidence: str) -> Choice:
+        """With the divisor that this evidence decided."""
+        reading = Reading(value=self.divisor.conventions(), evidence=(evidence,))
+        return replace(self, rival=None, readings={**self.readings, "divisor": reading})
 
     def apply(self, spec: NormSpec, placement: EpsPlacement) -> NormSpec:
         """The spec with what was found."""
-        return spec.replace(
-            eps=self.eps,
-            eps_placement=placement,
-            correction=self.divisor.correction,
-            reduction=self.divisor.reduction,
-            multiplier=self.divisor.multiplier,
-        )
+        return spec.replace(eps=self.eps, eps_placement=placement, **self.divisor.conventions())
 
 
-def is_length(value: float, n: int) -> bool:
+def is_length(value: float, n: int, tolerance: float = _SAME_LENGTH) -> bool:
     """Some divisor gives normalized rows of this root mean square."""
-    return any(math.isclose(value, divisor.length(n), rel_tol=_SAME_LENGTH) for divisor in DIVISORS)
+    return any(math.isclose(value, divisor.length(n), rel_tol=tolerance) for divisor in DIVISORS)
 
 
-def choose(n: int, length: float | None, felt: RollOff) -> Choice:
+def choose(
+    n: int, length: float | None, felt: RollOff, tolerance: float = _SAME_LENGTH, centred: bool = True
+) -> Choice:
     """The divisor and eps of rows of n features.
 
     A known length leaves at most two divisors; among what is left, the one that makes eps the roundest number.
@@ -107,6 +133,8 @@ def choose(n: int, length: float | None, felt: RollOff) -> Choice:
         n: Features of a row.
         length: Root mean square of a normalized row, or None where an unknown gain hides it.
         felt: How small rows are shortened.
+        tolerance: Relative error of the length.
+        centred: What is squared are deviations from the mean.
 
     Raises:
         UnrecognisedError: If no divisor gives this length.
@@ -115,29 +143,95 @@ def choose(n: int, length: float | None, felt: RollOff) -> Choice:
     possible = [
         divisor
         for divisor in DIVISORS
-        if (math.isclose(length, divisor.length(n), rel_tol=_SAME_LENGTH) if length else divisor.multiplier == "one")
+        if (math.isclose(length, divisor.length(n), rel_tol=tolerance) if length else divisor.multiplier == "one")
     ]
     if not possible:
         raise UnrecognisedError("norm", f"its rows have the root mean square {length:.6g} without gain: no spec has")
-    tolerance = max(_SAME_EPS, 5 * felt.spread)
-    read = [(divisor, *roundness(divisor.eps(felt.eps, n, felt.placement), tolerance)) for divisor in possible]
+    read = [(divisor, *roundness(divisor.eps(felt.eps, n, felt.placement), felt.error)) for divisor in possible]
     surprises = [level + divisor.surprise(felt.placement) for divisor, level, _ in read]
     divisor, level, eps = read[surprises.index(min(surprises))]
-    rivals = [
-        other
+    # With a known length, most others are other words for the same function.
+    others = [
+        (other, other_level, surprise)
         for (other, other_level, _), surprise in zip(read, surprises, strict=True)
-        if other != divisor and other_level < _UNROUND and surprise < min(surprises) + _RIVAL
+        if other != divisor and (length is None or not math.isclose(other.length(n), divisor.length(n), rel_tol=1e-9))
     ]
-    evidence = [f"the sum of squares is {divisor.in_words()}{_because(length, len(possible), n, divisor)}"]
-    evidence.append(_eps_in_words(eps, divisor.eps(felt.eps, n, felt.placement), felt))
-    doubts = []
-    # With a known length the rivals are other words for the same function.
-    if length is None and (level == _UNROUND or rivals):
-        other = rivals[0] if rivals else DIVISORS[1]
-        doubts.append(f"the divisor: the sum of squares may as well be {other.in_words()}, eps tells no difference")
-    if eps in _MACHINE:
-        doubts.append(f"eps = {eps:g} is a machine epsilon: it may be eps=None, which float32 alone cannot tell")
-    return Choice(divisor=divisor, eps=eps, evidence=tuple(evidence), doubts=tuple(doubts))
+    if length is not None and not centred:
+        # n - 1 corrects for a mean: elsewhere it is taken for what it is only where the length is exact enough.
+        others = [each for each in others if not each[0].correction]
+    rivals = [each for each, rounded, surprise in others if rounded < _UNROUND and surprise < min(surprises) + _RIVAL]
+    divided = f"the sum of squares is {divisor.in_words()}{_because(length, len(possible), n, divisor)}"
+    if rivals or (others and level == _UNROUND):
+        rival = rivals[0] if rivals else others[0][0]
+        reading = Reading.open(
+            f"the sum of squares may as well be {rival.in_words()}, eps tells no difference", divided
+        )
+    else:
+        rival = None
+        reading = Reading(value=divisor.conventions(), evidence=(divided,))
+    eps_reading = _eps_reading(eps, divisor.eps(felt.eps, n, felt.placement), felt)
+    twin = _twin(read, surprises, divisor, n) if length is not None and eps and level < _UNROUND else None
+    if twin is not None:
+        reason = f"at n = {n} the same function is: {twin[0].in_words()}, eps = {twin[1]:g}, no less round"
+        reading, eps_reading = (Reading.open(reason, *each.evidence) for each in (reading, eps_reading))
+    return Choice(divisor=divisor, eps=eps, readings={"divisor": reading, "eps": eps_reading}, rival=rival)
+
+
+def _twin(
+    read: Sequence[tuple[Divisor, int, float]], surprises: Sequence[float], divisor: Divisor, n: int
+) -> tuple[Divisor, float] | None:
+    """Other words for the same function that are as likely, and its eps in them."""
+    for (other, _, eps), surprise in zip(read, surprises, strict=True):
+        is_same = math.isclose(other.length(n), divisor.length(n), rel_tol=1e-9)
+        if other != divisor and is_same and surprise == min(surprises):
+            return other, eps
+    return None
+
+
+def settle_machine_eps(choice: Choice, n: int, dtype: torch.dtype, felt_in: Callable[[torch.dtype], RollOff]) -> Choice:
+    """The choice with eps=None told from the machine epsilon that it stands for, by the response in other dtypes.
+
+    Args:
+        choice: As `choose` found it in `dtype`.
+        n: Features of a row.
+        dtype: In which it was found.
+        felt_in: The response of the same norm in another dtype.
+    """
+    wide = dtype == torch.float64
+    own, other = (_DOUBLE_EPS, _SINGLE_EPS) if wide else (_SINGLE_EPS, _DOUBLE_EPS)
+    reading = choice.readings["eps"]
+    if choice.eps != own or reading.undecidable is not None:
+        return choice
+    beside = torch.float32 if wide else torch.float64
+    there = _eps_in(beside, choice, n, felt_in)
+    if there is None:
+        reason = (
+            f"eps = {own:g} is a machine epsilon: it may be eps=None, and it does not run in {_name(beside)} to tell"
+        )
+        return choice.reread(own, Reading.open(reason, *reading.evidence))
+    line = f"in {_name(beside)} eps is {there:g}"
+    if there == own:
+        return choice.reread(own, replace(reading, evidence=(*reading.evidence, f"{line} as well")))
+    half = _eps_in(torch.bfloat16, choice, n, felt_in)
+    if there != other or half not in (None, _SINGLE_EPS):
+        reason = f"eps changes with the input's dtype as no spec does: {line}"
+        reason += "" if half is None else f", in bfloat16 {half:g}"
+        return choice.reread(own, Reading.open(reason, *reading.evidence))
+    evidence = (*reading.evidence, f"{line}: the machine epsilon of the arithmetic (eps=None)")
+    return choice.reread(None, replace(reading, value={**reading.value, "eps": None}, evidence=evidence))
+
+
+def _eps_in(dtype: torch.dtype, choice: Choice, n: int, felt_in: Callable[[torch.dtype], RollOff]) -> float | None:
+    """The eps of the same norm in another dtype, or None where it does not run so."""
+    try:
+        felt = felt_in(dtype)
+    except (UnrecognisedError, NormkitError):
+        return None
+    return None if felt.undecidable else roundness(choice.divisor.eps(felt.eps, n, felt.placement), felt.error)[1]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def roundness(value: float, tolerance: float) -> tuple[int, float]:
@@ -147,14 +241,17 @@ def roundness(value: float, tolerance: float) -> tuple[int, float]:
     """
     if value == 0:
         return 0, 0.0
-    for machine in _MACHINE:
-        if math.isclose(value, machine, rel_tol=tolerance):
-            return 0, machine
+    power = 10.0 ** math.floor(math.log10(value))
+    roundest = (*_MACHINE, *(float(f"{digit * power:.0e}") for digit in (1, 2, 5, 10)))
+    nearest = min(roundest, key=lambda each: abs(each - value))
+    if math.isclose(value, nearest, rel_tol=tolerance):
+        return 0, nearest
     for digits in (1, 2, 3, 4, 5):
+        if tolerance > 10.0**-digits:
+            # So near a number of so many digits is everything.
+            break
         rounded = float(f"{value:.{digits - 1}e}")
         if math.isclose(value, rounded, rel_tol=tolerance):
-            if digits == 1 and f"{rounded:.0e}"[0] in "125":
-                return 0, rounded
             return (1 if digits <= 2 else 2), rounded
     return _UNROUND, value
 
@@ -166,7 +263,15 @@ def _because(length: float | None, possible: int, n: int, divisor: Divisor) -> s
     return told if possible == 1 or divisor == DIVISORS[0] else f"{told}, and this makes eps the roundest number"
 
 
-def _eps_in_words(eps: float, measured: float, felt: RollOff) -> str:
+def _eps_reading(eps: float, measured: float, felt: RollOff) -> Reading:
+    if felt.undecidable is not None:
+        return Reading.open(felt.undecidable, felt.evidence)
+    value = {"eps": eps, "eps_placement": felt.placement}
     if felt.eps == 0:
-        return "eps = 0"
-    return f"eps = {eps:g} (measured {measured:.7g})"
+        return Reading(value=value, evidence=(felt.evidence, "eps = 0"))
+    if felt.error <= _COARSE:
+        return Reading(value=value, evidence=(felt.evidence, f"eps = {eps:g} (measured {measured:.7g})"))
+    line = f"eps = {eps:g} (measured {measured:.3g}, good to {felt.error:.1%})"
+    if felt.error > _TOO_COARSE:
+        return Reading.open(f"eps is measured to {felt.error:.0%} only", felt.evidence, line)
+    return Reading(value=value, confidence=_BY_ROUNDNESS, evidence=(felt.evidence, line))

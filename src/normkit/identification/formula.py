@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from normkit import reference
-from normkit.identification.specimen import FAR, Specimen, UnrecognisedError
+from normkit.identification.precision import precision_of
+from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import Axes, NormSpec
 
 _SAMPLES = 16
-_FITS = 1e-4
-"""A fit's relative residual below this is float32 noise (about 1e-6); a wrong formula leaves more than 1e-2."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,11 +22,13 @@ class Parity:
     """Outputs for inputs x and -x, taken apart.
 
     Attributes:
+        fits: A relative residual below this is rounding.
         x: The input, in float64: rows of different means and lengths, all far from eps.
         odd: (f(x) - f(-x)) / 2: the normalized part.
         bias: (f(x) + f(-x)) / 2, the same for every sample; of a sample's shape.
     """
 
+    fits: float
     x: Tensor
     odd: Tensor
     bias: Tensor
@@ -41,11 +42,13 @@ class Fit:
         spec: Axes, groups, centring; eps 0, neither weight nor bias.
         gain: What multiplies each normalized feature, of a sample's shape, in float64.
         residual: Of the odd part, relative.
+        fits: Below this it is rounding.
     """
 
     spec: NormSpec
     gain: Tensor
     residual: float
+    fits: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,35 +74,60 @@ def check_kind(specimen: Specimen, shape: Sequence[int], generator: torch.Genera
     Raises:
         UnrecognisedError: If not.
     """
+    precision = precision_of(specimen.dtype)
+    growth, scale = precision.growth, precision.far
     x = torch.randn(tuple(shape), generator=generator).to(specimen.device)
-    near, far = specimen(FAR * x), specimen(64 * FAR * x)
-    if not bool(torch.isfinite(near).all() and torch.isfinite(far).all()):
-        raise UnrecognisedError("not a norm", f"its output is not finite for inputs of magnitude {FAR:g}")
-    if _rms(near) == 0 or _rms(far) == 0:
-        raise UnrecognisedError("not a norm", "its output is zero")
-    degree = math.log2(_rms(far) / _rms(near)) / math.log2(64)
-    if not _small(far - near, _rms(near), 1e-3):
-        grows = f"its output grows as the input to the power {degree:.2f}"
+    near, far = specimen(scale * x), specimen(growth * scale * x)
+    finite = bool(torch.isfinite(near).all() and torch.isfinite(far).all())
+    if not finite or _rms(near) == 0 or _rms(far) == 0:
+        seen = "its output is zero" if finite else f"its output is not finite for inputs of magnitude {scale:g}"
+        if specimen.dtype == torch.float16:
+            raise UnrecognisedError("undecidable", f"{seen}: in float16 the squares of its rows may overflow")
+        raise UnrecognisedError("not a norm", seen)
+    degree = math.log2(_rms(far) / _rms(near)) / math.log2(growth)
+    if not _small(far - near, _rms(near), precision.homogeneous):
+        grows = f"its output grows as the input to the power {degree:.2f}{_wrong_power(degree)}"
         turns = "its output changes direction when the input is made larger"
         raise UnrecognisedError("not a norm", grows if abs(degree) > 0.01 else turns)
-    even = near + specimen(-FAR * x)
-    if not _small(even - even[:1], _rms(near), 1e-3):
+    mirrored = specimen(-scale * x)
+    if _small(near - mirrored, _rms(near), 1e-5):
+        _refuse_vanishing(specimen, x)
+    even = near + mirrored
+    if not _small(even - even[:1], _rms(near), precision.homogeneous):
         raise UnrecognisedError("norm", "f(x) + f(-x) depends on x: it is no normalized row times a gain plus a bias")
-    return f"inputs 64 times as large give the same output (degree {degree + 0.0:.4f})"
+    return f"inputs {growth:g} times as large give the same output (degree {degree + 0.0:.4f})"
+
+
+def _refuse_vanishing(specimen: Specimen, x: Tensor) -> None:
+    """Of large rows only a bias is left, if they shrink as they grow."""
+    lengths = [_rms(specimen(scale * x) - specimen(-scale * x)) for scale in (1.0, 4.0)]
+    if min(lengths) > 0 and (degree := math.log2(lengths[1] / lengths[0]) / 2) < -0.1:
+        grows = f"what it adds to a bias grows as the input to the power {degree:.2f}{_wrong_power(degree)}"
+        raise UnrecognisedError("not a norm", grows)
+
+
+def _wrong_power(degree: float) -> str:
+    """What makes a row shrink as it grows: a division by more than a root of its mean square."""
+    if degree > -0.01:
+        return ""
+    return f", as where the mean square or variance to the power {(1 - degree) / 2:.3g} divides, in place of its root"
 
 
 def saturates(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
     """Whether the output turns between inputs of magnitude 1 and large ones: not a norm, but something that clips."""
     x = torch.randn(tuple(shape), generator=generator).to(specimen.device)
-    return bool(torch.cosine_similarity(specimen(x).flatten(), specimen(FAR * x).flatten(), dim=0) < 0.99)
+    far = precision_of(specimen.dtype).far * x
+    return bool(torch.cosine_similarity(specimen(x).flatten().double(), specimen(far).flatten().double(), dim=0) < 0.99)
 
 
 def respond(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Parity:
     """Call the norm far from eps on random rows of different means."""
     shift = torch.linspace(-2, 2, _SAMPLES).reshape(-1, *(1,) * (len(shape) - 1))
-    x = (FAR * (torch.randn(_SAMPLES, *shape[1:], generator=generator) + shift)).to(specimen.device)
+    precision = precision_of(specimen.dtype)
+    rows = precision.far * (torch.randn(_SAMPLES, *shape[1:], generator=generator) + shift)
+    x = rows.to(specimen.device, specimen.dtype)
     plus, minus = specimen(x).double(), specimen(-x).double()
-    return Parity(x=x.double(), odd=(plus - minus) / 2, bias=((plus + minus) / 2).mean(0))
+    return Parity(fits=precision.fits, x=x.double(), odd=(plus - minus) / 2, bias=((plus + minus) / 2).mean(0))
 
 
 def fit(parity: Parity, axes: Axes, groups: int) -> Fit:
@@ -113,7 +141,7 @@ def fit(parity: Parity, axes: Axes, groups: int) -> Fit:
         normalized = reference.forward(parity.x, spec)
         gain = (parity.odd * normalized).sum(0) / normalized.square().sum(0)
         residual = _rms(parity.odd - gain * normalized) / _rms(parity.odd)
-        fits.append(Fit(spec=spec, gain=gain, residual=residual))
+        fits.append(Fit(spec=spec, gain=gain, residual=residual, fits=parity.fits))
     return min(fits, key=lambda candidate: candidate.residual)
 
 
@@ -129,14 +157,14 @@ def fit_before(specimen: Specimen, parity: Parity, axes: Axes, groups: int) -> F
                     continue
                 scale = float((parity.odd * expected).sum() / expected.square().sum())
                 residual = _rms(parity.odd - scale * expected) / _rms(parity.odd)
-                if residual < _FITS:
+                if residual < parity.fits:
                     return FitBefore(spec=before, name=name, scale=scale, residual=residual)
     return None
 
 
 def explains(candidate: Fit) -> bool:
     """The fit leaves nothing but rounding noise."""
-    return candidate.residual < _FITS
+    return candidate.residual < candidate.fits
 
 
 def _centrings(axes: Axes, groups: int) -> Iterator[NormSpec]:
@@ -156,5 +184,5 @@ def _rms(values: Tensor) -> float:
     return float(values.double().square().mean().sqrt())
 
 
-def _small(values: Tensor, scale: float, tolerance: float = _FITS) -> bool:
+def _small(values: Tensor, scale: float, tolerance: float) -> bool:
     return _rms(values) <= tolerance * scale

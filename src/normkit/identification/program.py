@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from normkit import reference
+from normkit.identification import runs as calls
 from normkit.identification.affine import Affine
+from normkit.identification.arithmetic import DEFINITION
+from normkit.identification.passport import Reading, value_of
+from normkit.identification.runs import HALF, Rate, Run
 from normkit.identification.specimen import Specimen
 from normkit.spec import Cast, NormSpec, OutputDtype, StatisticsDtype
 
-_ELEMENTS = 8192
-_ENTRIES = 64
-_TIE = 0.01
-"""Rates this near are never told apart: a wrong cast moves 4 % of the outputs or more."""
+_MATCHED = 0.999
+"""A norm's own program gives this share of its outputs or more; a wrong one misses 4 % or more."""
 _FLIPS = 0.0005
-"""Where a program gives all the bits, no other is as good; float32 in place of float64 flips up to 0.5 %."""
-_MATCHED = 0.98
-"""Below this, no program is the norm's own."""
-_LARGE = 1000.0
-"""Its square overflows float16."""
+"""Rates this near are of programs that do the same here: float32 in place of float64 flips a few in ten thousand."""
 
+_MACHINE_EPS = 2.0**-23
 _SIMPLEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
     ("late", "float32"),
     ("early", "float32"),
@@ -35,149 +31,195 @@ _SIMPLEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Run:
-    """One call in 16 bits.
-
-    Attributes:
-        x: The input.
-        y: The output, or None where the norm does not run so.
-        weight: The weight in the dtype of the run, or None.
-        bias: The bias, likewise.
-    """
-
-    x: Tensor
-    y: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-    def match(self, spec: NormSpec) -> Tensor:
-        """Which outputs are those of the spec: the same 16-bit number, or the same to 8 ulp of float32."""
-        assert self.y is not None
-        expected = reference.forward(self.x, spec, self.weight, self.bias)
-        if self.y.dtype == torch.float32:
-            return (self.y - expected.float()).abs() <= 8 * torch.finfo(torch.float32).eps * self.y.abs()
-        return self.y.float() == expected.float()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """A compute program.
 
     Attributes:
         spec: The spec with the program's casts.
-        rate: Share of the outputs that it gives bit for bit; 1.0 where nothing was compared.
-        evidence: Lines on what decided.
-        doubts: Lines on what could not be decided.
+        rate: Share of the outputs that it gives bit for bit in one run; 1.0 where nothing was compared.
+        readings: "casts" and "output dtype"; "offset dtype" where there is an offset; "eps" where the bits tell
+            another than float32 does.
+        is_matched: It gives the bits of the norm.
     """
 
     spec: NormSpec
     rate: float
-    evidence: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    readings: dict[str, Reading]
+    is_matched: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """A program, and how well it explains the runs in each 16-bit dtype."""
+
+    spec: NormSpec
+    rates: dict[torch.dtype, Rate]
+
+    @property
+    def worst(self) -> float:
+        return min(rate.share for rate in self.rates.values())
+
+    def is_as_good_as(self, shares: dict[torch.dtype, float]) -> bool:
+        return all(self.rates[dtype].share >= share - _FLIPS for dtype, share in shares.items())
+
+    def figures(self) -> str:
+        return " and ".join(f"{_share(rate.share)} in {_name(dtype)}" for dtype, rate in self.rates.items())
 
 
 def recover(
     specimen: Specimen, spec: NormSpec, affine: Affine, shape: Sequence[int], generator: torch.Generator
 ) -> Program:
     """Find the casts of a norm whose formula is known."""
-    overflows = _overflows(specimen, shape, generator)
+    overflows = calls.overflows(specimen, shape, generator)
     if not affine.parameters_reached:
         known = spec.replace(statistics_dtype="input") if overflows else spec
-        return Program(spec=known, rate=1.0, doubts=("its casts: gain or bias is no parameter that can be set",))
-    runs = _runs(specimen, affine, shape, generator)
-    compared = [run for run in runs if run.y is not None and run.x.dtype == torch.bfloat16]
+        return Program(spec=known, rate=1.0, readings=_open(known, "gain or bias is no parameter that can be set"))
+    runs = calls.make_runs(specimen, spec, affine, shape, generator)
+    in_dtypes = {dtype: [run for run in runs if run.y is not None and run.x.dtype == dtype] for dtype in HALF}
+    compared = {dtype: some for dtype, some in in_dtypes.items() if some}
     if not compared:
-        return Program(spec=spec, rate=1.0, doubts=("its casts: it does not run in bfloat16",))
-    output, doubts = _output_dtype(runs, specimen)
-    candidates = [
-        candidate for candidate in _candidates(spec, output) if not overflows or candidate.statistics_dtype == "input"
-    ]
-    rates = [_rate(compared, candidate) for candidate in candidates]
-    noise = min(_TIE, 1 - max(rates) + _FLIPS)
-    best = next(index for index, rate in enumerate(rates) if rate >= max(rates) - noise)
-    if rates[best] < _MATCHED:
-        doubts = (*doubts, f"its casts: no program gives its bits, the nearest {rates[best]:.1%}")
-    # A tie is between programs that do the same here; the runner-up is the best that does not.
-    others = [rate for rate in rates if rate < rates[best] - noise]
-    evidence: tuple[str, ...] = (
-        f"in bfloat16 {rates[best]:.2%} of {sum(run.x.numel() for run in compared)} outputs are bit for bit those of "
-        f"{_in_words(candidates[best])}" + (f" (next best program: {max(others):.1%})" if others else ""),
-    )
+        return Program(spec=spec, rate=1.0, readings=_open(spec, "it does not run in bfloat16 or float16"))
+    first = next(iter(compared))
+    output, reading = _output_dtype([run for run in runs if _half_of(run, first)], first, specimen)
+    programs = [each for each in _candidates(spec, output) if not overflows or each.statistics_dtype == "input"]
+    candidates = _rated(programs, compared)
+    eps: dict[str, Reading] = {}
+    if _best(candidates).worst < _MATCHED and spec.eps in (None, _MACHINE_EPS):
+        of_its_own = _rated(programs, compared, own_eps=True)
+        if _best(of_its_own).worst >= _MATCHED:
+            reason = "eps is the machine epsilon of the input's own dtype, which no spec describes: "
+            reason += " and ".join(f"{torch.finfo(dtype).eps:g} in {_name(dtype)}" for dtype in compared)
+            candidates, eps = of_its_own, {"eps": Reading.open(reason)}
+    shares = {dtype: rate.share for dtype, rate in _best(candidates).rates.items()}
+    # A tie is between programs that do the same here: the simplest stands for them.
+    found = next(candidate for candidate in candidates if candidate.is_as_good_as(shares))
+    readings = {**_readings(found, candidates, sum(run.x.numel() for run in compared[first])), **eps}
     if overflows:
-        evidence = (*evidence, "rows of magnitude 1000 overflow in float16: statistics in the input's dtype")
-    return Program(spec=candidates[best], rate=_rate(compared[:1], candidates[best]), evidence=evidence, doubts=doubts)
+        line = "rows of magnitude 1000 overflow in float16: statistics in the input's dtype"
+        readings["casts"] = replace(readings["casts"], evidence=(*readings["casts"].evidence, line))
+    readings["output dtype"] = reading
+    return Program(
+        spec=found.spec.replace(eps=_MACHINE_EPS) if eps else found.spec,
+        rate=calls.rate(compared[first][:1], found.spec).share,
+        readings=readings,
+        is_matched=found.worst >= _MATCHED,
+    )
 
 
 def rate_of(
     specimen: Specimen, spec: NormSpec, affine: Affine, shape: Sequence[int], generator: torch.Generator
 ) -> float:
-    """Share of the outputs in bfloat16 that are bit for bit the spec's; 1.0 where that cannot be compared."""
+    """Share of the outputs in 16 bits that are bit for bit the spec's; 1.0 where that cannot be compared."""
     if not affine.parameters_reached:
         return 1.0
-    run = _run(specimen, affine, shape, generator, torch.bfloat16, torch.bfloat16)
-    return 1.0 if run.y is None else _rate([run], spec)
+    for dtype in HALF:
+        run = calls.make_run(specimen, spec, affine, shape, generator, dtype, dtype)
+        if run.y is not None:
+            return calls.rate([run], spec).share
+    return 1.0
 
 
-def _runs(specimen: Specimen, affine: Affine, shape: Sequence[int], generator: torch.Generator) -> list[Run]:
-    """Calls with parameters and input in bfloat16, then with one of the two in float32, under several draws."""
-    half, full = torch.bfloat16, torch.float32
-    pairs = [(half, half)]
-    if affine.weight is not None or affine.bias is not None:
-        pairs += [(full, half), (half, full)]
-    # Where an offset is added shows in about one entry of the weight in four: a short weight is drawn again.
-    entries = sum(parameter.numel() for parameter in specimen.parameters.values()) or _ENTRIES
-    runs = []
-    for _ in range(max(1, min(4, _ENTRIES // entries))):
-        specimen.draw(generator)
-        runs += [_run(specimen, affine, shape, generator, parameters, x) for parameters, x in pairs]
-    return runs
+def _half_of(run: Run, dtype: torch.dtype) -> bool:
+    """The run is one of those in this 16-bit dtype."""
+    parameters = run.weight if run.weight is not None else run.bias
+    return run.x.dtype == dtype or (parameters is not None and parameters.dtype == dtype)
 
 
-def _run(
-    specimen: Specimen,
-    affine: Affine,
-    shape: Sequence[int],
-    generator: torch.Generator,
-    parameters: torch.dtype,
-    x: torch.dtype,
-) -> Run:
-    samples = max(2, min(256, _ELEMENTS // math.prod(shape[1:])))
-    rows = torch.randn(samples, *shape[1:], generator=generator).to(specimen.device, x)
-    copies = (None if part is None else part.detach().to(parameters, copy=True) for part in affine.of(specimen.module))
-    weight, bias = copies
-    return Run(x=rows, y=specimen.call_in(parameters, rows), weight=weight, bias=bias)
+def _rated(
+    programs: Sequence[NormSpec], compared: Mapping[torch.dtype, Sequence[Run]], own_eps: bool = False
+) -> list[_Candidate]:
+    """How well each program explains the runs; with the machine epsilon of the run's own dtype, if so wanted."""
+    return [
+        _Candidate(
+            spec=spec,
+            rates={
+                dtype: calls.rate(some, spec.replace(eps=torch.finfo(dtype).eps) if own_eps else spec)
+                for dtype, some in compared.items()
+            },
+        )
+        for spec in programs
+    ]
 
 
-def _overflows(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
-    """In float16, rows of magnitude 1000 come out not finite, or as if they were zero."""
-    samples = (16, *shape[1:])
-    signs = torch.randn(samples, generator=generator).sign()
-    x = (_LARGE * signs * (1 + 0.5 * torch.rand(samples, generator=generator))).to(specimen.device, torch.float16)
-    plus, minus = (specimen.call_in(torch.float16, sign * x) for sign in (1, -1))
-    if plus is None or minus is None:
-        return False
-    # A short row may by chance have one sign only, and then little variance.
-    return bool((~torch.isfinite(plus)).any() or (plus == minus).double().mean() > 0.5)
+def _best(candidates: Sequence[_Candidate]) -> _Candidate:
+    return max(candidates, key=lambda candidate: candidate.worst)
 
 
-def _output_dtype(runs: Sequence[Run], specimen: Specimen) -> tuple[OutputDtype, tuple[str, ...]]:
-    """What the output's dtype follows, and what of it stays open."""
+def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int) -> dict[str, Reading]:
+    """What the rates decide."""
+    shares = {dtype: rate.share for dtype, rate in found.rates.items()}
+    others = [candidate for candidate in candidates if not candidate.is_as_good_as(shares)]
+    seen = f"of {outputs} outputs {found.figures()} are bit for bit those of {_in_words(found.spec)}"
+    orders = sorted({rate.order for rate in found.rates.values()} - {DEFINITION})
+    if orders:
+        seen += f", computed as {' or '.join(orders)}"
+    if others:
+        runner_up = max(others, key=lambda candidate: candidate.worst)
+        seen += f"; next best program: {_in_words(runner_up.spec)}, {runner_up.figures()}"
+    evidence = [seen]
+    if len(found.rates) < len(HALF):
+        (only,) = found.rates
+        evidence.append(f"it runs in {_name(only)} only, of the two")
+    if found.worst < _MATCHED:
+        return _open(found.spec, _reason(found, candidates), *evidence)
+    readings = {"casts": Reading(value=value_of(found.spec, "casts"), evidence=tuple(evidence))}
+    if found.spec.weight_offset:
+        readings["offset dtype"] = _offset_reading(found, candidates)
+    return readings
+
+
+def _reason(found: _Candidate, candidates: Sequence[_Candidate]) -> str:
+    """Why no program is the norm's own."""
+    own = {dtype: max(candidates, key=lambda candidate: candidate.rates[dtype].share) for dtype in found.rates}
+    if all(candidate.rates[dtype].share >= _MATCHED for dtype, candidate in own.items()):
+        words = "; ".join(f"in {_name(dtype)} {_in_words(candidate.spec)}" for dtype, candidate in own.items())
+        return f"its program depends on the input's dtype: {words}"
+    return f"no program gives its bits; the nearest, {_in_words(found.spec)}: {found.figures()}"
+
+
+def _offset_reading(found: _Candidate, candidates: Sequence[_Candidate]) -> Reading:
+    """Where the offset is added, unless that made no difference."""
+    other = {"float32": "parameter", "parameter": "float32"}[found.spec.offset_dtype]
+    twin = next(each for each in candidates if each.spec == found.spec.replace(offset_dtype=other))
+    figures = f"added in {_dtype_in_words(found.spec)}: {found.figures()}; in {_dtype_in_words(twin.spec)}: "
+    figures += twin.figures()
+    if twin.is_as_good_as({dtype: rate.share for dtype, rate in found.rates.items()}):
+        return Reading.open("the offset gives the same bits in either dtype", figures)
+    return Reading(value=value_of(found.spec, "offset dtype"), evidence=(figures,))
+
+
+def _open(spec: NormSpec, reason: str, *evidence: str) -> dict[str, Reading]:
+    """Nothing about the casts could be decided."""
+    names = ("casts", "offset dtype") if spec.weight_offset else ("casts",)
+    return {name: Reading.open(reason, *evidence) for name in (*names, "output dtype")}
+
+
+def _output_dtype(runs: Sequence[Run], half: torch.dtype, specimen: Specimen) -> tuple[OutputDtype, Reading]:
+    """What the output's dtype follows."""
     dtypes = [None if run.y is None else run.y.dtype for run in runs]
+    name = _name(half)
     if runs[0].weight is None and runs[0].bias is None:
-        if dtypes[0] == torch.bfloat16:
-            return "input", ()
-        return ("promote" if specimen.module is None else "input"), (f"its output is {dtypes[0]} for bfloat16 inputs",)
+        if dtypes[0] == half:
+            return "input", _decided("input", f"its output is {name} for {name} inputs")
+        output: OutputDtype = "promote" if specimen.module is None else "input"
+        return output, Reading.open(f"its output is {dtypes[0]} for {name} inputs, and there is no other to vary")
+    seen = f"with float32 parameters and {name} input, then the reverse, the output is "
+    seen += " and ".join(_name(dtype) for dtype in dtypes[1:3])
     match dtypes[1:3]:
-        case [torch.bfloat16, _]:
-            return "input", ()
+        case [torch.bfloat16 | torch.float16, _]:
+            return "input", _decided("input", seen)
         case [torch.float32, torch.float32]:
-            return "promote", ()
-        case [torch.float32, torch.bfloat16]:
-            return "weight", ()
+            return "promote", _decided("promote", seen)
+        case [torch.float32, torch.bfloat16 | torch.float16]:
+            return "weight", _decided("weight", seen)
         case [torch.float32, None]:
-            return "promote", ("whether its output's dtype is the weight's or the wider one",)
-    return "input", ("what its output's dtype follows: it does not run with parameters and input in different dtypes",)
+            return "promote", Reading.open("it may be the weight's or the wider one of all", seen)
+    return "input", Reading.open("it does not run with parameters and input in different dtypes")
+
+
+def _decided(output: OutputDtype, evidence: str) -> Reading:
+    return Reading(value={"output_dtype": output}, evidence=(evidence,))
 
 
 def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
@@ -197,8 +239,17 @@ def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
         )
 
 
-def _rate(runs: Sequence[Run], spec: NormSpec) -> float:
-    return float(torch.cat([run.match(spec).flatten() for run in runs]).double().mean())
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _share(share: float) -> str:
+    """A rate with as many digits as tell it from 100 %."""
+    return "100%" if share == 1 else f"{share:.2%}" if share > 0.99 else f"{share:.1%}"
+
+
+def _dtype_in_words(spec: NormSpec) -> str:
+    return "float32" if spec.offset_dtype == "float32" else "the weight's dtype"
 
 
 def _in_words(spec: NormSpec) -> str:
@@ -212,5 +263,5 @@ def _in_words(spec: NormSpec) -> str:
     if spec.round_rstd:
         words.append("rstd rounded")
     if spec.weight_offset:
-        words.append(f"offset added in {'float32' if spec.offset_dtype == 'float32' else 'the weight dtype'}")
+        words.append(f"offset added in {_dtype_in_words(spec)}")
     return ", ".join(words)

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from normkit import reference
-from normkit.identification.specimen import FAR, Specimen, UnrecognisedError
+from normkit.identification import runs
+from normkit.identification.precision import precision_of
+from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import EpsPlacement, NormSpec
 
-_SCALES = torch.logspace(-16, 3, 58, dtype=torch.float64)
-_WINDOW = (0.03, 0.98)
-"""Between these responses eps can be read off: below, the output drowns; above, eps is not felt."""
-_CONSTANT = 2e-3
-"""The right model's eps is constant over the window to about 1e-6; the wrong ones' change by over 0.28."""
 _CLIPS = 0.1
 """A clamp that rows of ordinary length feel is the purpose, not a guard."""
+_MOST_SAMPLES = 256
 
 MODELS: dict[EpsPlacement, Callable[[Tensor, Tensor], Tensor]] = {
     "inside": lambda k, r: k.square() * (r.reciprocal().square() - 1),
@@ -35,68 +33,117 @@ class RollOff:
     Attributes:
         placement: Where eps enters.
         eps: Its size for rows whose centred mean square is 1; 0.0 if the output does not fall.
-        spread: Relative standard deviation of eps over the scales it was read from.
+        error: Relative error of eps.
         evidence: One line.
+        undecidable: Why neither could be told, or None.
     """
 
     placement: EpsPlacement
     eps: float
-    spread: float
+    error: float
     evidence: str
+    undecidable: str | None = None
 
 
 def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator) -> RollOff:
-    """Call the norm on one sample scaled by k from 1e-16 to 1e3 and fit r(k), the output over that of a large input.
+    """Call the norm on rows scaled to rms k from 2e-19 to 1e3 and fit r(k), the output over that of a large input.
 
     r is k / sqrt(k**2 + eps) for eps inside the root, k / (k + eps) outside, min(1, k / eps) for a clamp.
 
     Args:
         specimen: The norm, with gain 1 and no bias where these are parameters.
-        spec: Axes and groups.
+        spec: Axes, groups and centring.
         shape: Of an input.
-        generator: Source of the sample.
+        generator: Source of the rows.
 
     Raises:
         UnrecognisedError: If none of the three explains r.
     """
-    ks, ratios = _ratios(specimen, spec, shape, generator)
-    if not bool(torch.isfinite(ratios).all()):
+    precision = precision_of(specimen.dtype)
+    low, high = precision.window
+    first, last = precision.scales
+    narrow = specimen.dtype == torch.float16 and runs.overflows(specimen, shape, generator)
+    if narrow:
+        # What overflows for large rows underflows for small ones, and looks like a clamp.
+        first = math.ceil(math.log2(precision.smallest))
+    k, r = _responses(specimen, spec, shape, generator, range(first, last + 1))
+    if not bool(torch.isfinite(r).all()):
         raise UnrecognisedError("norm", "its output is not finite for small inputs that are not zero")
-    felt = (ratios > _WINDOW[0]) & (ratios < _WINDOW[1])
-    if not bool(felt.any()) and bool((ratios > _WINDOW[1]).all()):
+    means = r.mean(1)
+    felt = (means > low) & (means < high)
+    if not bool(felt.any()) and bool((means > low).all()):
+        return _unfelt(specimen, float(k.min()))
+    inside = (r[felt] > low) & (r[felt] < high)
+    found = {name: _constant(model(k[felt], r[felt]), inside) for name, model in MODELS.items()}
+    placement = min(found, key=lambda name: found[name][1])
+    eps, spread = found[placement]
+    scales = int(felt.sum())
+    if scales < 3 and specimen.dtype == torch.float16:
         return RollOff(
-            placement="inside", eps=0.0, spread=0.0, evidence="inputs down to 1e-16 are not shortened: no eps"
+            placement="inside",
+            eps=0.0,
+            error=0.0,
+            evidence=f"inputs of rms {float(k.min()):.0e} are shortened to {float(means.min()):.2f}",
+            undecidable="eps is felt only where float16 has too few digits left to tell where it enters",
         )
-    spreads = {name: _constant(model(ks[felt], ratios[felt])) for name, model in MODELS.items()}
-    placement = min(spreads, key=lambda name: spreads[name][1])
-    eps, spread = spreads[placement]
-    if int(felt.sum()) < 2 or spread > _CONSTANT:
+    if scales < 2 or spread > precision.constant:
         raise UnrecognisedError("norm", "the way it shortens small inputs fits no eps, inside, outside or as a clamp")
     if placement == "clamp" and eps > _CLIPS:
         raise UnrecognisedError("norm", f"it leaves rows shorter than rms {eps:.3g} as they are: a clip")
-    runner_up = min(other for name, (_, other) in spreads.items() if name != placement)
+    runner_up = min(other for name, (_, other) in found.items() if name != placement)
     where = {"inside": "inside the root", "outside": "outside the root", "clamp": "as a lower clamp"}[placement]
     evidence = (
         f"small inputs are shortened as by eps {where}: its value is constant to {spread:.0e} over "
-        f"{int(felt.sum())} input scales (next best model: {runner_up:.2f})"
+        f"{scales} input scales (next best model: {runner_up:.2f})"
     )
-    return RollOff(placement=placement, eps=eps, spread=spread, evidence=evidence)
+    # The mean over the scales is better than each of them.
+    error = max(precision.eps, 5 * spread / math.sqrt(scales)) + (precision.least / 2 / eps if narrow else 0.0)
+    return RollOff(placement=placement, eps=eps, error=error, evidence=evidence)
 
 
-def _ratios(
-    specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator
+def _unfelt(specimen: Specimen, smallest: float) -> RollOff:
+    """No row is shortened: eps is absent, or too small for the dtype's smallest rows."""
+    evidence = f"inputs down to {smallest:.0e} are not shortened"
+    if specimen.dtype != torch.float16:
+        return RollOff(placement="inside", eps=0.0, error=0.0, evidence=f"{evidence}: no eps")
+    return RollOff(
+        placement="inside",
+        eps=0.0,
+        error=0.0,
+        evidence=evidence,
+        undecidable="eps is absent or too small for float16, which has no smaller inputs with digits enough",
+    )
+
+
+def _responses(
+    specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator, exponents: range
 ) -> tuple[Tensor, Tensor]:
-    """The scales k and the responses r(k)."""
-    plain = NormSpec(axes=spec.axes, groups=spec.groups, eps=0.0, has_weight=False, has_bias=False)
-    sample = reference.forward(torch.randn(1, *shape[1:], generator=generator, dtype=torch.float64), plain)
-    ks = torch.cat([_SCALES, torch.tensor([FAR], dtype=torch.float64)])
-    x = (ks.reshape(-1, *(1,) * (sample.dim() - 1)) * sample).float().to(specimen.device)
-    odd = ((specimen(x).double() - specimen(-x).double()) / 2).flatten(1).cpu()
-    projections = odd @ odd[-1]
-    return _SCALES, (projections / projections[-1])[:-1]
+    """The lengths k of rows and the responses r(k), of shape (scales, rows)."""
+    precision = precision_of(specimen.dtype)
+    plain = spec.replace(eps=0.0, has_weight=False, has_bias=False, weight_offset=0.0, weight_placement="after")
+    samples = min(_MOST_SAMPLES, max(1, math.ceil(precision.rows / math.prod(shape[1:]))))
+    centred = plain.replace(centre_numerator=True, centre_statistics=True)
+    sample = reference.forward(torch.randn(samples, *shape[1:], generator=generator, dtype=torch.float64), centred)
+    if samples > 1:
+        # Of different lengths, rows are rounded up as often as down.
+        sample = sample * 2.0 ** torch.rand(samples, *(1,) * (sample.dim() - 1), generator=generator)
+    # Powers of two leave all digits of a row as they are.
+    scales = torch.tensor([*(2.0**exponent for exponent in exponents), precision.far], dtype=torch.float64)
+    x = (scales.reshape(-1, *(1,) * sample.dim()) * sample).flatten(0, 1).to(specimen.dtype)
+    sent = x.to(specimen.device)
+    odd = ((specimen(sent).double() - specimen(-sent).double()) / 2).cpu()
+    normalized = reference.forward(x.double(), plain)
+    lengths = reference.statistics(reference.to_rows(x.double(), plain), plain, 0.0).scale
+    far = slice(len(x) - samples, None)
+    gain = (odd[far] * normalized[far]).sum(0) / normalized[far].square().sum(0)
+    expected = reference.to_rows(gain * normalized, plain)
+    projections = (reference.to_rows(odd, plain) * expected).sum(-1) / expected.square().sum(-1)
+    k, r = lengths.reshape(len(scales), -1), projections.reshape(len(scales), -1)
+    return k[:-1], (r / r[-1:].mean())[:-1]
 
 
-def _constant(values: Tensor) -> tuple[float, float]:
-    """Mean and relative standard deviation of values that ought to be one."""
-    mean = float(values.mean())
-    return mean, float(values.std(correction=0)) / mean if mean > 0 and len(values) else math.inf
+def _constant(values: Tensor, valid: Tensor) -> tuple[float, float]:
+    """Mean and relative standard deviation over the scales of values that ought to be one, as far as they are valid."""
+    over_scales = torch.where(valid, values, 0.0).sum(1) / valid.sum(1).clamp_min(1)
+    mean = float(over_scales.mean())
+    return mean, float(over_scales.std(correction=0)) / mean if mean > 0 else math.inf

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from normkit import reference, specs
 from normkit.errors import NormkitError
-from normkit.identification.behaviour import Examination, Passport, agrees, examine
+from normkit.identification.behaviour import Examination, agrees, examine
+from normkit.identification.passport import Passport, Reading
 from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
 from normkit.spec import NormSpec
 
@@ -113,11 +114,13 @@ class _Search:
             # It takes no other input than the model's own, as no norm does.
             return
         passport = found.passport
-        if passport.verdict == "not a norm":
+        if passport.verdict not in ("norm", "batch", "gated", "adaptive"):
             return
         if passport.spec is None:
             kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
-            self.unrecognised.append((call.path, f"{type(module).__name__}: {kind}{passport.evidence[-1]}"))
+            self.unrecognised.append(
+                (call.path, f"{type(module).__name__}: {kind}{passport.readings['kind'].evidence[0]}")
+            )
         elif call.tensors > 1:
             reason = (
                 f"gated or adaptive norm: called with {call.tensors} tensors; on the first alone it is {passport.spec}"
@@ -131,7 +134,7 @@ class _Search:
         known = self._known[type(module), tuple(shape[1:]), sizes]
         for first, examination in known:
             if agrees(module, examination):
-                return _verified(examination, first)
+                return _verified(examination, module, first)
         # A call without rows, as for a modality that a batch lacks, still tells the features.
         rows = tuple(max(size, 1) for size in (shape if len(shape) > 1 else (2, *shape)))
         found = examine(module, rows)
@@ -140,10 +143,20 @@ class _Search:
         return found
 
 
-def _verified(examination: Examination, path: str) -> Examination:
+def _verified(examination: Examination, module: nn.Module, path: str) -> Examination:
     line = f"found on {path}, a like module; on this one the formula and its casts were verified"
     passport = examination.passport
-    return replace(examination, passport=replace(passport, evidence=(*passport.evidence, line)))
+    kind = passport.readings["kind"]
+    weight, bias = (None if part is None else part.detach().clone() for part in examination.affine.of(module))
+    return replace(
+        examination,
+        passport=replace(
+            passport,
+            readings={**passport.readings, "kind": replace(kind, evidence=(*kind.evidence, line))},
+            weight=weight,
+            bias=bias,
+        ),
+    )
 
 
 def _may_be_norm(call: ModuleCall, module: nn.Module) -> bool:
@@ -207,7 +220,14 @@ def _function_site(call: FunctionCall) -> NormSite | None:
         order=call.order,
         shape=(math.prod(shape),),
         spec=spec,
-        passport=Passport(spec=spec, verdict="norm", confidence=1.0, evidence=evidence),
+        passport=Passport(
+            verdict="norm",
+            spec=spec,
+            readings={"kind": Reading(value="norm", evidence=evidence)},
+            shape=call.input_shape,
+            weight=weight,
+            bias=bias,
+        ),
         gain=None if weight is None else _acting(weight, shape),
         bias=None if bias is None else _acting(bias, shape),
     )

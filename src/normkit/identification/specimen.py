@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import random
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normkit.errors import ModelError, ShapeError
+from normkit.errors import IdentificationError, ModelError, ShapeError
+from normkit.identification.passport import Verdict
 
-Verdict = Literal["norm", "batch", "gated", "not a norm"]
 NormLike = nn.Module | Callable[..., object]
+Call = Callable[[Any, Tensor], object]
+"""How to call a norm with x where norm(x) will not do."""
 
 FAR = 2.0**20
 """An input scale at which no usual eps is felt: 1e-3 outside the root shortens a row by 1e-9. Squares stay finite."""
@@ -43,30 +49,52 @@ class Specimen:
     """A norm that can be called and, where it is a module, given other parameters.
 
     Args:
-        norm: A module, which is copied without its hooks, put in eval mode and in float32 (a module
-            on the meta device gets memory on the CPU); or a function of one tensor.
+        norm: A module, which is copied without its hooks, put in eval mode and in `dtype` (a module
+            on the meta device gets memory on the CPU); a method of a module, of which the same is true;
+            or a function of one tensor.
+        dtype: Of inputs and parameters.
+        device: Where its inputs must be; by default where its parameters are, or the CPU.
+        call: Called with the norm and x, in place of norm(x).
 
     Attributes:
         module: The copy, or None for a function.
+        dtype: Of inputs and parameters.
         device: Where its inputs must be.
     """
 
-    def __init__(self, norm: NormLike) -> None:
-        self._function: Callable[..., object] = norm
+    def __init__(
+        self,
+        norm: NormLike,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        call: Call | None = None,
+    ) -> None:
+        owner = getattr(norm, "__self__", None)
+        # A method changes its module as much as the module itself does.
+        method = getattr(norm, "__func__", None) if isinstance(owner, nn.Module) else None
+        if call is None:
+            call = _directly if method is None else method
+        self._call: Callable[..., object] = call
+        self._function: Any = norm
         self.module: nn.Module | None = None
-        self.device = torch.device("cpu")
-        if isinstance(norm, nn.Module):
+        self.dtype = dtype
+        self.device = torch.device("cpu" if device is None else device)
+        copied = norm if isinstance(norm, nn.Module) else owner
+        if isinstance(copied, nn.Module):
             try:
-                self._function = self.module = _bare_copy(norm).eval().float()
+                self._function = self.module = _bare_copy(copied).eval().to(dtype)
             except Exception as error:  # a foreign module may refuse in any way
                 raise ModelError(
-                    f"a {type(norm).__name__} cannot be copied ({_first_line(error)}); pass its forward"
+                    f"a {type(copied).__name__} cannot be copied ({first_line(error)}); pass its forward"
                 ) from error
             tensors = [*self.module.parameters(), *self.module.buffers()]
             if any(tensor.is_meta for tensor in tensors):
                 _materialise(self.module)
-            elif tensors:
+            elif tensors and device is None:
                 self.device = tensors[0].device
+            if device is not None:
+                self.module.to(self.device)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -76,19 +104,23 @@ class Specimen:
         return {name: value.data for name, value in self.module.named_parameters() if value.is_floating_point()}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The output for x, which is cloned first, as a tensor of x's shape.
+        """The output for x, which is copied and rounded to the specimen's dtype first, as a tensor of x's shape.
 
         Raises:
             UnrecognisedError: If it cannot be called with one tensor, or returns anything else.
             ShapeError: If it refuses the shape of x.
         """
+        return self.overwriting(x.to(self.dtype, copy=True))
+
+    def overwriting(self, x: Tensor) -> Tensor:
+        """The output for x itself, which a norm that works in place changes; errors as for a call."""
         try:
-            y = self._function(x.clone())
+            y = self._call(self._function, x)
         except TypeError as error:
-            raise UnrecognisedError("gated", f"it cannot be called with one tensor ({_first_line(error)})") from error
+            raise UnrecognisedError("gated", f"it cannot be called with one tensor ({first_line(error)})") from error
         except Exception as error:  # a foreign module may refuse in any way
             raise ShapeError(
-                f"the norm refuses an input of shape {tuple(x.shape)} ({_first_line(error)}); "
+                f"the norm refuses an input of shape {tuple(x.shape)} ({first_line(error)}); "
                 "give the shape of an example input"
             ) from error
         return _checked(y, x)
@@ -100,7 +132,7 @@ class Specimen:
         """
         try:
             function = self._function if self.module is None else _bare_copy(self.module).to(dtype)
-            return _checked(function(x.clone()), x)
+            return _checked(self._call(function, x.clone()), x)
         except Exception:  # a foreign module may refuse in any way
             return None
 
@@ -109,23 +141,50 @@ class Specimen:
         for parameter in self.parameters.values():
             parameter.copy_(sign * (torch.rand(parameter.shape, generator=generator) + 0.5))
 
-    def fill(self, name: str | None, value: float) -> None:
-        """Set all entries of a parameter, if there is one of that name."""
-        if name is not None:
+    def fill(self, names: Iterable[str], value: float) -> None:
+        """Set all entries of these parameters."""
+        for name in names:
             self.parameters[name].fill_(value)
+
+    def in_dtype(self, dtype: torch.dtype) -> Specimen:
+        """A copy of it in another dtype."""
+        return Specimen(self._function, dtype=dtype, device=self.device, call=self._call)
 
     def in_training_mode(self) -> Specimen:
         """A copy of it in training mode."""
         assert self.module is not None
-        other = Specimen(self.module)
+        other = Specimen(self.module, dtype=self.dtype, call=self._call)
         assert other.module is not None
         other.module.train()
         return other
 
-    def gated(self) -> Specimen:
-        """It with a constant tensor of the input's shape as its second argument."""
-        function = self._function
-        return Specimen(lambda x: function(x, torch.full_like(x, 0.5)))
+    def with_second(self, second: Callable[[Tensor], Tensor]) -> Specimen:
+        """It with a second argument, which is a function of the first."""
+        return self.adapted(lambda run, x: run(x, second(x)))
+
+    def adapted(self, adapter: Callable[[Callable[..., Any], Tensor], object]) -> Specimen:
+        """It called as adapter(run, x), where run(x) is how it is called now."""
+        call = self._call
+        return Specimen(
+            self._function,
+            dtype=self.dtype,
+            device=self.device,
+            call=lambda norm, x: adapter(partial(call, norm), x),
+        )
+
+    def as_function(self) -> Specimen:
+        """It as a function, whose parameters stay as they are."""
+        return Specimen(lambda x: self._call(self._function, x), dtype=self.dtype, device=self.device)
+
+    @property
+    def further(self) -> tuple[inspect.Parameter, ...]:
+        """What it takes beside the first argument, where that can be seen."""
+        try:
+            signature = inspect.signature(self._function if self.module is None else self.module.forward)
+        except (TypeError, ValueError):
+            return ()
+        further = [*signature.parameters.values()][1:]
+        return tuple(each for each in further if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
 
     @property
     def has_running_statistics(self) -> bool:
@@ -135,12 +194,17 @@ class Specimen:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without gradients, autocast and warnings, in float32, and with torch's state as it was afterwards."""
+    """Without gradients, autocast and warnings, in float32; all random generators and torch's state come back."""
     default = torch.get_default_dtype()
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    is_initialized: Callable[[], bool] = torch.cuda.is_initialized
+    devices = range(torch.cuda.device_count() if is_initialized() else 0)
     with (
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=[]),
+        torch.random.fork_rng(devices=list(devices)),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -149,11 +213,25 @@ def undisturbed() -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(default)
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def _directly(norm: Callable[..., object], x: Tensor, *further: Tensor, **named: Tensor) -> object:
+    return norm(x, *further, **named)
 
 
 def _checked(y: object, x: Tensor) -> Tensor:
     if not isinstance(y, Tensor):
         raise UnrecognisedError("not a norm", f"it returns {type(y).__name__}, not a tensor")
+    if y.layout != torch.strided:
+        raise UnrecognisedError("not a norm", f"it returns a tensor of layout {y.layout}")
+    if y.device != x.device:
+        raise IdentificationError(
+            f"the norm returns a tensor on {y.device} for one on {x.device}"
+            + (": meta tensors have no values to look at" if y.is_meta else "; pass device=")
+        )
     if y.shape != x.shape or not y.is_floating_point():
         raise UnrecognisedError(
             "not a norm", f"it turns shape {tuple(x.shape)} into {y.dtype} of shape {tuple(y.shape)}"
@@ -161,7 +239,15 @@ def _checked(y: object, x: Tensor) -> Tensor:
     return y
 
 
-def _first_line(error: Exception) -> str:
+def one_of(returned: object, index: int = 0) -> object:
+    """One out of several things returned, or the only one."""
+    if not isinstance(returned, (tuple, list)):
+        return returned
+    return returned[index] if index < len(returned) else None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, on one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from normkit.errors import ShapeError
 from normkit.identification import affine, coupling, divisor, formula
 from normkit.identification.affine import Part
 from normkit.identification.coupling import Coupling
-from normkit.identification.formula import Parity
+from normkit.identification.formula import Fit, Parity
+from normkit.identification.passport import Reading, value_of
+from normkit.identification.precision import Precision, precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import NormSpec
 
-_SAME_OFFSET = 1e-5
-"""An offset this near a number of four decimals is that number; it is measured to about 1e-6."""
+
+class ComputedAffineError(UnrecognisedError):
+    """The rows are explained, but gain or bias is computed from its parameters in some other way."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,8 +35,7 @@ class Structure:
         length: Root mean square of a normalized row, or None where an unknown gain hides it.
         gain: What the weight is.
         bias: What the bias is.
-        evidence: Lines on what decided.
-        doubts: Lines on what could not be decided.
+        readings: "kind", "rows", "centring", "gain" and "bias".
     """
 
     spec: NormSpec
@@ -41,8 +44,7 @@ class Structure:
     length: float | None
     gain: Part
     bias: Part
-    evidence: tuple[str, ...]
-    doubts: tuple[str, ...]
+    readings: dict[str, Reading]
 
 
 def recover(
@@ -65,6 +67,10 @@ def recover(
     if any(shape[axis] < given[axis] for axis in rows.row):
         shape = tuple(max(size, given[axis]) if axis in rows.row else size for axis, size in enumerate(shape))
         rows = coupling.rows_of(specimen, shape, generator)
+    for axis in range(1, len(shape) - 1):
+        if shape[axis] < given[axis] and axis not in rows.row and _split_by_count(specimen, shape, axis, rows, given):
+            shape = tuple(size if at != axis else given[axis] for at, size in enumerate(shape))
+            rows = coupling.rows_of(specimen, shape, generator)
     n = math.prod(shape[axis] for axis in rows.row) // rows.groups
     draws, parities = [], []
     # Of both signs: a gain of abs(weight) is no straight line of it.
@@ -73,24 +79,30 @@ def recover(
         draws.append({name: value.clone() for name, value in specimen.parameters.items()})
         parities.append(formula.respond(specimen, shape, generator))
     spec, gain, bias, residual = _settled(specimen, parities, draws, rows)
-    spec, length = _weighted(spec, gain, n)
-    spec = spec.replace(has_bias=bias.name is not None or bias.values is not None)
-    centring = f"rows of different means: {_centring_in_words(spec)} (residual {residual:.0e})"
-    doubts = []
-    if length is None:
-        doubts.append("the length of a normalized row: no parameter sets the gain, which is taken as it acts")
-    elif specimen.module is None:
-        doubts.append("whether there is a gain: a function has no parameter to set, so a gain of 1 is assumed")
-    return Structure(
-        spec=spec,
-        shape=shape,
-        n=n,
-        length=length,
-        gain=gain,
-        bias=bias,
-        evidence=(degree, rows.evidence, centring, *_affine_in_words(spec, gain, bias)),
-        doubts=tuple(doubts),
-    )
+    spec, length = _weighted(spec, gain, n, precision_of(specimen.dtype))
+    spec = spec.replace(has_bias=bool(bias.names) or bias.values is not None)
+    readings = {
+        "kind": Reading(value="norm", evidence=(degree,)),
+        "rows": Reading(value=value_of(spec, "rows"), evidence=(rows.evidence,)),
+        "centring": Reading(
+            value=value_of(spec, "centring"),
+            evidence=(f"rows of different means: {_centring_in_words(spec)} (residual {residual:.0e})",),
+        ),
+        "gain": _gain_reading(specimen, spec, gain, length),
+        "bias": _bias_reading(spec, bias),
+    }
+    return Structure(spec=spec, shape=shape, n=n, length=length, gain=gain, bias=bias, readings=readings)
+
+
+def _split_by_count(
+    specimen: Specimen, shape: tuple[int, ...], axis: int, rows: Coupling, given: tuple[int, ...]
+) -> bool:
+    """Whether rows change with the length of an axis: 4 groups of 4 channels are 4 rows, of 8 channels they pair up."""
+    longer = tuple(min(2 * size, given[axis]) if at == axis else size for at, size in enumerate(shape))
+    try:
+        return coupling.rows_of(specimen, longer, torch.Generator().manual_seed(0)).row != rows.row
+    except (UnrecognisedError, ShapeError):
+        return True
 
 
 def _settled(
@@ -99,13 +111,13 @@ def _settled(
     """Centring, axes, placement of the gain, gain, bias; and what the formula leaves of the rows."""
     fits = [formula.fit(parity, rows.axes, rows.groups) for parity in parities]
     explained = all(formula.explains(fit) for fit in fits)
-    scale = float(parities[0].odd.square().mean().sqrt())
+    scale, tolerance = float(parities[0].odd.square().mean().sqrt()), parities[0].fits
     for axes, groups in rows.choices:
         channels = axes == (1,) or axes == "all_but_batch"
-        bias = affine.bias_of([parity.bias for parity in parities], draws, channels, scale)
+        bias = affine.bias_of([parity.bias for parity in parities], draws, channels, scale, tolerance)
         if explained:
             spec, residual = fits[0].spec.replace(axes=axes, groups=groups), fits[0].residual
-            gain = affine.gain_of([fit.gain for fit in fits], draws, channels)
+            gain = affine.gain_of([fit.gain for fit in fits], draws, channels, tolerance)
         else:
             # The specimen still has the parameters of the last draw.
             before = formula.fit_before(specimen, parities[-1], axes, groups)
@@ -116,7 +128,7 @@ def _settled(
         if gain is not None and bias is not None:
             return spec, gain, bias, residual
     if explained:
-        raise UnrecognisedError("norm", "its gain and bias are not one parameter each, plus a constant in the gain")
+        return _gathered(parities, draws, fits, rows)
     raise UnrecognisedError(
         "norm",
         "it does not grow with its input, but no division by a standard deviation or rms explains its rows "
@@ -124,15 +136,36 @@ def _settled(
     )
 
 
-def _weighted(spec: NormSpec, gain: Part, n: int) -> tuple[NormSpec, float | None]:
+def _gathered(
+    parities: Sequence[Parity], draws: Sequence[Mapping[str, Tensor]], fits: Sequence[Fit], rows: Coupling
+) -> tuple[NormSpec, Part, Part, float]:
+    """Gain and bias whose entries stand in several parameters, or in one that lies along another axis."""
+    axes, groups = rows.choices[0]
+    spec = fits[0].spec.replace(axes=axes, groups=groups)
+    n = math.prod(parities[0].x.shape[axis] for axis in rows.row) // groups
+    slopes = sorted({known.length(n) for known in divisor.DIVISORS}, key=lambda length: abs(length - 1.0))
+    scale, tolerance = float(parities[0].odd.square().mean().sqrt()), parities[0].fits
+    gains, biases = [fit.gain for fit in fits], [parity.bias for parity in parities]
+    gain = affine.gain_of(gains, draws, False, tolerance) or affine.gathered_of(gains, draws, slopes, tolerance)
+    bias = affine.bias_of(biases, draws, False, scale, tolerance)
+    bias = bias or affine.gathered_of(biases, draws, (1.0,), tolerance)
+    # A spec's gain lies along the channels where its rows do, and no entries of parameters change that.
+    if gain is None or bias is None or bias.intercept or not isinstance(axes, tuple) or axes == (1,):
+        raise ComputedAffineError(
+            "norm", "its gain and bias are not entries of parameters, plus a constant in the gain"
+        )
+    return spec, gain, bias, fits[0].residual
+
+
+def _weighted(spec: NormSpec, gain: Part, n: int, precision: Precision) -> tuple[NormSpec, float | None]:
     """The spec with what the gain says, and the length of a normalized row where the gain does not hide it."""
-    if gain.name is not None:
+    if gain.names:
         measured = gain.intercept / gain.slope
         # Adding 0.0 turns -0.0 into 0.0.
-        offset = round(measured, 4) + 0.0
-        offset = offset if abs(measured - offset) < _SAME_OFFSET else measured
+        offset = round(measured, math.floor(-math.log10(9 * precision.offset))) + 0.0
+        offset = offset if abs(measured - offset) < precision.offset else measured
         return spec.replace(has_weight=True, weight_offset=offset), gain.slope
-    if gain.constant is not None and divisor.is_length(gain.constant, n):
+    if gain.constant is not None and divisor.is_length(gain.constant, n, precision.length):
         return spec, gain.constant
     return spec.replace(has_weight=True), None
 
@@ -150,17 +183,46 @@ def _centring_in_words(spec: NormSpec) -> str:
     return words
 
 
-def _affine_in_words(spec: NormSpec, gain: Part, bias: Part) -> Iterator[str]:
-    if gain.name is not None and spec.weight_placement == "before":
-        yield f"{gain.name} multiplies the row before it is normalized, offset {spec.weight_offset:g}"
-    elif gain.name is not None:
-        yield (
-            f"gain = {gain.slope:.7g} * {gain.name} + {gain.intercept:.7g} over two random draws of {gain.name}: "
+def _gain_reading(specimen: Specimen, spec: NormSpec, gain: Part, length: float | None) -> Reading:
+    if not gain.names:
+        evidence = "no parameter changes the gain" + ("" if spec.has_weight else ": there is none")
+        if length is None:
+            return Reading.open("no parameter sets the gain, so it cannot be told from the length of a row", evidence)
+        if specimen.module is None:
+            return Reading.open("a function has no parameter to set: a gain of 1 and none are the same", evidence)
+        return Reading(value={**value_of(spec, "gain"), "kind": "none"}, evidence=(evidence,))
+    names = _listed(gain.names)
+    if spec.weight_placement == "before":
+        evidence = f"{names} multiplies the row before it is normalized, offset {spec.weight_offset:g}"
+    else:
+        followed = names if gain.name is not None else f"(entries of {names})"
+        evidence = (
+            f"gain = {gain.slope:.7g} * {followed} + {gain.intercept:.7g} over two random draws of {names}: "
             f"offset {spec.weight_offset:g}"
         )
-    else:
-        yield "no parameter changes the gain" + ("" if spec.has_weight else ": there is none")
-    if bias.name is not None:
-        yield f"bias = {bias.name}"
-    else:
-        yield "f(x) + f(-x) = 0: no bias" if bias.values is None else "there is a bias, and no parameter changes it"
+    sizes = gain.gathered.index.shape if gain.gathered is not None else specimen.parameters[gain.names[0]].shape
+    value = {**value_of(spec, "gain"), "kind": _kind(sizes, spec), "parameter": names, "shape": list(sizes)}
+    return Reading(value=value, evidence=(evidence,))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]} ({len(names)} parameters)"
+
+
+def _kind(sizes: Sequence[int], spec: NormSpec) -> str:
+    """What a weight of these sizes gives: one number, one a feature, or a row a head."""
+    if math.prod(sizes) == 1:
+        return "scalar"
+    if spec.axes == "all_but_batch" or spec.axes == (1,):
+        return "vector"
+    return "per head" if any(size > 1 for size in sizes[: -len(spec.axes)]) else "vector"
+
+
+def _bias_reading(spec: NormSpec, bias: Part) -> Reading:
+    names = _listed(bias.names)
+    value = {**value_of(spec, "bias"), "parameter": names or None}
+    if names:
+        return Reading(value=value, evidence=(f"bias = {names if bias.name else f'(entries of {names})'}",))
+    if bias.values is None:
+        return Reading(value=value, evidence=("f(x) + f(-x) = 0: no bias",))
+    return Reading(value=value, evidence=("there is a bias, and no parameter changes it",))

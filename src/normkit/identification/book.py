@@ -1,0 +1,190 @@
+"""The passports of one model as one JSON file: one convention a line, so that `diff` of two files reads well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from normkit import files
+from normkit.errors import IdentificationError, InputError, NormkitError
+from normkit.identification.passport import Passport
+from normkit.identification.sites import NormSite, find_sites
+from normkit.identification.tracing import trace
+
+_SCHEMA = 1
+_CONTENT = "passports of the norms of one model"
+"""Tells the file from any other JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Entry:
+    """One norm of a model.
+
+    Attributes:
+        path: Path of the module; for a function call "parent:function".
+        class_name: Class of the module, or name of the function.
+        features: How many features its gain spans.
+        passport: What it computes. Read from a file it holds no values of weight and bias.
+        parameters: "weight" and "bias" -> name, shape, dtype and digest, or None without one.
+    """
+
+    path: str
+    class_name: str
+    features: int
+    passport: Passport
+    parameters: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, site: NormSite) -> Entry:
+        """The entry of a norm that was found in a model."""
+        return cls(
+            path=site.path,
+            class_name=site.class_name,
+            features=site.shape[0],
+            passport=site.passport,
+            parameters=site.passport.to_json()["parameters"],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary: the passport's, between what the model calls the norm and its parameters."""
+        passport = {**self.passport.to_json(), "parameters": dict(self.parameters)}
+        return {"class_name": self.class_name, "features": self.features, **passport}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PassportBook:
+    """The passports of all norms of one model.
+
+    Attributes:
+        model: The model's name.
+        entries: Its norms in forward order.
+        left_out: Path -> reason, for modules that normalize as no spec describes.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+        >>> book = survey(model, lambda: model(torch.randn(2, 4)), name="mine")
+        >>> [(entry.path, str(entry.passport.spec)) for entry in book.entries]
+        [('1', 'y = weight * (x - mean(x)) / sqrt(var(x) + 1e-05) + bias')]
+    """
+
+    model: str
+    entries: tuple[Entry, ...]
+    left_out: Mapping[str, str]
+
+    @classmethod
+    def of(cls, name: str, sites: Sequence[NormSite], left_out: Sequence[tuple[str, str]]) -> PassportBook:
+        """The book of what `find_sites` found."""
+        return cls(model=name, entries=tuple(map(Entry.of, sites)), left_out=dict(left_out))
+
+    def only(self, pattern: str | None) -> PassportBook:
+        """The book of the norms whose paths match a pattern such as "model.layers.*.input_layernorm"; None is all.
+
+        Raises:
+            InputError: If none does.
+        """
+        if pattern is None:
+            return self
+        entries = tuple(entry for entry in self.entries if fnmatchcase(entry.path, pattern))
+        left_out = {path: reason for path, reason in self.left_out.items() if fnmatchcase(path, pattern)}
+        if not entries and not left_out:
+            known = ", ".join(entry.path for entry in self.entries) or "none at all"
+            raise InputError(f"no norm of {self.model} is called {pattern!r}; it has {known}")
+        return PassportBook(model=self.model, entries=entries, left_out=left_out)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary with a `schema_version`."""
+        return {
+            "schema_version": _SCHEMA,
+            "content": _CONTENT,
+            "model": self.model,
+            "sites": {entry.path: entry.to_json() for entry in self.entries},
+            "left_out": dict(self.left_out),
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> PassportBook:
+        """The book that `to_json` wrote, without the values of weights and biases.
+
+        Raises:
+            IdentificationError: If this is no such document, or one of another schema.
+        """
+        if not isinstance(values, dict) or values.get("content") != _CONTENT:
+            raise IdentificationError(f"it holds no {_CONTENT}; `normkit identify MODEL` writes such a file")
+        if values.get("schema_version") != _SCHEMA:
+            raise IdentificationError(
+                f"expected schema_version {_SCHEMA}, got {values.get('schema_version')!r}; write it anew, or update "
+                "normkit"
+            )
+        sites, left_out = values.get("sites"), values.get("left_out", {})
+        if not isinstance(sites, dict) or not isinstance(left_out, dict):
+            raise IdentificationError('"sites" and "left_out" must be objects; the file is damaged, write it anew')
+        return cls(
+            model=str(values.get("model", "")),
+            entries=tuple(_entry(path, entry) for path, entry in sites.items()),
+            left_out={path: str(reason) for path, reason in left_out.items()},
+        )
+
+    def write(self, path: Path) -> Path:
+        """Write the file, whole or not at all, the same bytes for the same passports; returns its path.
+
+        Raises:
+            InputError: If it cannot be written there.
+        """
+        return files.write_text(path, files.json_text(self.to_json()))
+
+    @classmethod
+    def read(cls, path: Path) -> PassportBook:
+        """Read a file of passports.
+
+        Raises:
+            InputError: If it cannot be read.
+            IdentificationError: If it holds anything else; the message names the file.
+        """
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}; give a file of passports") from None
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise IdentificationError(
+                f"expected passports in {path}, found no JSON ({error}); `normkit identify MODEL` writes such a file"
+            ) from None
+        except NormkitError as error:
+            raise IdentificationError(f"cannot use {path} as passports: {error}") from None
+
+
+def survey(model: nn.Module, run: Callable[[], object], *, name: str = "") -> PassportBook:
+    """Find and identify every norm that one forward pass of a model calls.
+
+    Args:
+        model: The model; it is left as it is.
+        run: Calls the model on a small input.
+        name: What to call the model.
+    """
+    with torch.no_grad():
+        sites, left_out = find_sites(model, trace(model, run))
+    return PassportBook.of(name or type(model).__name__, sites, left_out)
+
+
+def _entry(path: str, values: Any) -> Entry:
+    try:
+        passport = Passport.from_json(values)
+        parameters = dict(values["parameters"])
+        features = int(values["features"])
+    except NormkitError as error:
+        raise IdentificationError(f"{path}: {error}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise IdentificationError(f"{path} is damaged ({type(error).__name__}: {error}); write the file anew") from None
+    return Entry(
+        path=path,
+        class_name=str(values.get("class_name", "")),
+        features=features,
+        passport=passport,
+        parameters={role: parameters.get(role) for role in ("weight", "bias")},
+    )

@@ -1,0 +1,121 @@
+"""How a norm can be called: with which shape, with which further tensors; and one clear line where it cannot."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from normkit.errors import DtypeError, IdentificationError, KindError, NormkitError, ShapeError
+from normkit.identification.second_input import second_that_works
+from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError, first_line
+
+_LARGER = (16, 64)
+"""Lengths of the axes between batch and features that are tried where the given ones are refused."""
+
+
+def check_arguments(norm: NormLike, dtype: torch.dtype, device: torch.device | str | None) -> None:
+    """Refuse what can never be called.
+
+    Raises:
+        KindError: If the norm is a class, or not callable.
+        DtypeError: If the dtype is not one of floating point.
+        IdentificationError: If the device is not there, or holds no values.
+    """
+    if isinstance(norm, type):
+        raise KindError(f"norm must be a module or a function, got the class {norm.__name__}; give an instance")
+    if not callable(norm):
+        raise KindError(f"norm must be a module or a function of a tensor, got {type(norm).__name__}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise DtypeError(f"dtype must be one of floating point, got {dtype}")
+    if device is None:
+        return
+    try:
+        where = torch.empty(0, device=device).device
+    except Exception as error:  # a backend that is not there may refuse in any way
+        raise IdentificationError(f"device {str(device)!r} cannot be used ({first_line(error)})") from error
+    if where.type == "meta":
+        raise IdentificationError("tensors on the meta device have no values; leave device out, or give a real one")
+
+
+def convenient(specimen: Specimen, shape: tuple[int, ...], call: Call | None) -> tuple[int, ...]:
+    """The shape with 2 to 4 along each axis between batch and features, as far as the norm takes it.
+
+    One row along an axis would hide that rows are coupled along it; many only take time. An axis stays
+    as it is if a parameter spans it. Where the norm refuses all that, longer axes are tried.
+
+    Raises:
+        UnrecognisedError: If it takes no single tensor, but a second one beside it.
+        IdentificationError: If it wants other arguments, or raises whatever it is given.
+        ShapeError: If it refuses this shape.
+    """
+    refusal: UnrecognisedError | ShapeError | None = None
+    returned: tuple[int, ...] | None = None
+    for sizes in _shapes(specimen, shape):
+        try:
+            specimen(torch.ones(sizes, device=specimen.device, dtype=specimen.dtype))
+        except UnrecognisedError as error:
+            # It ran: what it returned is no tensor like its input.
+            returned = returned or (sizes if error.verdict != "gated" else None)
+            refusal = error
+        except ShapeError as error:
+            refusal = error
+        else:
+            return sizes
+    if returned is not None:
+        return returned
+    assert refusal is not None
+    raise _explained(specimen, shape, call, refusal) from refusal.__cause__
+
+
+def _shapes(specimen: Specimen, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    spanned = {size for parameter in specimen.parameters.values() for size in parameter.shape}
+    fixed = [axis for axis in range(1, len(shape) - 1) if shape[axis] in spanned]
+    kept_axes = list(dict.fromkeys([(), *((axis,) for axis in fixed), tuple(fixed)]))
+    for kept in kept_axes:
+        between = (size if axis in kept else min(max(size, 2), 4) for axis, size in enumerate(shape[1:-1], start=1))
+        yield (2, *between, max(shape[-1], 2))
+    yield shape
+    for larger in _LARGER:
+        for kept in kept_axes if len(shape) > 2 else ():
+            between = (size if axis in kept else max(size, larger) for axis, size in enumerate(shape[1:-1], start=1))
+            yield (2, *between, max(shape[-1], 2))
+
+
+def _explained(
+    specimen: Specimen, shape: tuple[int, ...], call: Call | None, refusal: UnrecognisedError | ShapeError
+) -> UnrecognisedError | NormkitError:
+    """What to raise of a norm that refuses all shapes."""
+    cause = refusal.__cause__
+    said = first_line(cause) if isinstance(cause, Exception) else str(refusal)
+    kind = type(cause).__name__
+    if call is not None and isinstance(cause, TypeError):
+        return IdentificationError(f"call raises {kind} ({said}); it is called with the norm and x")
+    if call is None and specimen.further and second_that_works(specimen, shape) is not None:
+        return UnrecognisedError("gated", f"it cannot be called with one tensor ({said})")
+    required = [each.name for each in specimen.further if each.default is inspect.Parameter.empty]
+    if call is None and (required or isinstance(cause, TypeError)):
+        wants = f"it wants {', '.join(required)} beside x" if required else "one tensor is not what it takes"
+        return IdentificationError(f"the norm cannot be called with one tensor: {wants} ({said}); pass call=")
+    if "device" in said or "CUDA" in said:
+        return IdentificationError(
+            f"the norm refuses an input on {specimen.device} ({said}); pass device=, or move the norm"
+        )
+    if _says_the_same_of_all_shapes(specimen, shape, said):
+        return IdentificationError(f"the norm raises {kind} whatever it is given ({said})")
+    return ShapeError(f"the norm refuses an input of shape {shape} ({said}); give the shape of an example input")
+
+
+def _says_the_same_of_all_shapes(specimen: Specimen, shape: Sequence[int], said: str) -> bool:
+    n = shape[-1]
+    for sizes in ((2, n), (2, 3, n), (2, n, 3, 5), (2, n + 1), (7,)):
+        try:
+            specimen(torch.ones(sizes, device=specimen.device, dtype=specimen.dtype))
+        except (UnrecognisedError, NormkitError) as error:
+            cause = error.__cause__
+            if not isinstance(cause, Exception) or first_line(cause) != said:
+                return False
+        else:
+            return False
+    return True

@@ -1,0 +1,95 @@
+"""What something is that no spec describes: a second look, after the search for a spec has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from normkit.errors import IdentificationError, NormkitError
+from normkit.identification import batch, causality, coupling, direction, formula, gating, maps
+from normkit.identification.batch import Recover
+from normkit.identification.maps import Kind, drawn
+from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
+
+_RETURNED = 3
+"""So many of several outputs are looked at."""
+
+
+def second_look(
+    specimen: Specimen,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    seen: UnrecognisedError,
+    recover: Recover,
+) -> Kind:
+    """Name what was seen.
+
+    Args:
+        specimen: The norm, its parameters as they are.
+        shape: Of inputs that it takes.
+        generator: Source of inputs.
+        seen: What ended the search for a spec.
+        recover: The search, for what is a norm once something is held constant.
+
+    Raises:
+        IdentificationError: If it returns several tensors, the first of them a norm of its input.
+    """
+    match seen.verdict:
+        case "undecidable":
+            return Kind.of("undecidable", seen.reason)
+        case "gated":
+            return gating.two_inputs(specimen, shape, generator, seen.reason, recover)
+    try:
+        found = maps.plain_map(specimen, shape, generator)
+    except UnrecognisedError:
+        _refuse_several(specimen, shape, generator)
+        return Kind.of(seen.verdict, seen.reason)
+    except NormkitError:
+        return Kind.of(seen.verdict, seen.reason)
+    if found is not None and found.verdict in ("identity", "affine"):
+        return batch.running(specimen, shape, generator, recover) or found
+    if found is not None:
+        return found
+    if seen.verdict == "batch":
+        return batch.always(specimen, shape, generator, seen.reason, recover)
+    if seen.verdict == "norm":
+        return _unusual(specimen, shape, generator, seen)
+    return Kind.of(seen.verdict, seen.reason)
+
+
+def _unusual(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: UnrecognisedError) -> Kind:
+    """What does not grow with its input: it saturates, or is a norm of another kind than a spec's."""
+    with drawn(specimen, generator):
+        saturates = formula.saturates(specimen, shape, generator)
+    if saturates:
+        return Kind.of("not a norm", seen.reason, "it is not the same for small and large inputs: it saturates")
+    readings = causality.time_reading(specimen, shape, generator, None)
+    try:
+        rows = coupling.rows_of(specimen, shape, generator)
+    except (UnrecognisedError, NormkitError):
+        rows = None
+    if rows is not None and (rows.axes, rows.groups) == ((-1,), 1):
+        readings |= direction.centring_readings(specimen, shape, generator)
+    return Kind.of("norm", seen.reason, **readings)
+
+
+def _one_of_returned(index: int, run: Callable[..., object], x: Tensor) -> object:
+    return one_of(run(x), index)
+
+
+def _refuse_several(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> None:
+    """Ask for a call where one of several things that are returned is a norm of the input."""
+    for index in range(_RETURNED):
+        one = specimen.adapted(partial(_one_of_returned, index))
+        try:
+            formula.check_kind(one, shape, generator)
+            coupling.rows_of(one, shape, generator)
+        except (UnrecognisedError, NormkitError):
+            continue
+        raise IdentificationError(
+            f"the norm returns several things, and that at {index} is a norm of its input; "
+            f"pass call=lambda norm, x: norm(x)[{index}]"
+        )

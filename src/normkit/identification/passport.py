@@ -1,0 +1,246 @@
+"""A passport: what a norm was found to compute, each convention with what was seen and how sure it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from normkit import reference
+from normkit.errors import IdentificationError
+from normkit.spec import NormSpec
+
+Verdict = Literal[
+    "norm",
+    "batch",
+    "gated",
+    "adaptive",
+    "identity",
+    "affine",
+    "linear",
+    "elementwise",
+    "softmax",
+    "not a norm",
+    "undecidable",
+]
+
+CONVENTIONS: dict[str, tuple[str, ...]] = {
+    "rows": ("axes", "groups"),
+    "centring": ("centre_numerator", "centre_statistics"),
+    "divisor": ("correction", "reduction", "multiplier"),
+    "eps": ("eps", "eps_placement"),
+    "gain": ("has_weight", "weight_offset", "weight_placement"),
+    "bias": ("has_bias",),
+    "offset dtype": ("offset_dtype",),
+    "casts": ("statistics_dtype", "round_rstd", "cast"),
+    "output dtype": ("output_dtype",),
+}
+"""The conventions of `NormSpec` that each reading decides."""
+
+_SCHEMA = 1
+_DOUBT = 0.9
+"""What each thing that could not be decided leaves of the confidence."""
+_ELEMENTWISE = ("identity", "affine", "batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One thing that was found out about a norm.
+
+    Attributes:
+        value: What it is, as plain JSON; None where it could not be decided.
+        confidence: 1.0 where it was measured; less where it rests on a rule of thumb; 0.0 where it is open.
+        evidence: What was seen, one line each.
+        undecidable: Why it could not be decided, or None.
+    """
+
+    value: Any = None
+    confidence: float = 1.0
+    evidence: tuple[str, ...] = ()
+    undecidable: str | None = None
+
+    @classmethod
+    def open(cls, reason: str, *evidence: str) -> Reading:
+        """A reading that could not be decided, for this reason."""
+        return cls(confidence=0.0, evidence=evidence, undecidable=reason)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        plain: dict[str, Any] = {
+            "value": self.value,
+            "confidence": round(self.confidence, 4),
+            "evidence": list(self.evidence),
+        }
+        return plain if self.undecidable is None else {**plain, "undecidable": self.undecidable}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Passport:
+    """What a norm was found to compute; call it to compute that.
+
+    Attributes:
+        verdict: "norm" (without a spec: it normalizes in a way that no spec describes); "batch" if it couples
+            samples; "gated" or "adaptive" if a second input multiplies or steers it; what it is instead
+            ("identity", "affine", "linear", "elementwise", "softmax"); else "not a norm"; or "undecidable".
+        spec: Its conventions, or None if no spec describes it. The conventions of readings that are
+            undecidable make no difference to what was seen: they are placeholders.
+        readings: Name -> what was found. The names in `CONVENTIONS` decide conventions of the spec.
+        shape: Input shape on which it was found.
+        dtype: dtype of input and parameters in which the formula was found, such as "float32".
+        weight: The spec's weight as it was found (of an elementwise map: the slope), or None.
+        bias: Likewise.
+        weight_name: Name of the parameter of the module that is the weight, or None; of several, with commas.
+        bias_name: Likewise.
+
+    Example:
+        >>> import normkit as nk
+        >>> passport = nk.identify(torch.nn.LayerNorm(8), 8)
+        >>> x = torch.randn(2, 8)
+        >>> torch.allclose(passport(x), torch.nn.functional.layer_norm(x, (8,)), atol=1e-6)
+        True
+        >>> passport.readings["eps"].value
+        {'eps': 1e-05, 'eps_placement': 'inside'}
+    """
+
+    verdict: Verdict
+    spec: NormSpec | None
+    readings: Mapping[str, Reading]
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    weight: Tensor | None = field(default=None, repr=False)
+    bias: Tensor | None = field(default=None, repr=False)
+    weight_name: str | None = None
+    bias_name: str | None = None
+
+    @property
+    def undecidable(self) -> dict[str, str]:
+        """The readings that could not be decided, each with its reason."""
+        return {name: reading.undecidable for name, reading in self.readings.items() if reading.undecidable is not None}
+
+    @property
+    def confidence(self) -> float:
+        """1.0 if everything was measured; each open reading leaves 0.9 of it, each rule of thumb its own share."""
+        total = 1.0
+        for reading in self.readings.values():
+            total *= _DOUBT if reading.undecidable is not None else reading.confidence
+        return total
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """All that was seen, one line each; then what was not decided, in lines that begin with "undecided:"."""
+        seen = tuple(line for reading in self.readings.values() for line in reading.evidence)
+        return seen + tuple(f"undecided: {name}: {reason}" for name, reason in self.undecidable.items())
+
+    def __call__(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """What the passport says the norm computes for x.
+
+        Args:
+            x: Input, as the norm takes it.
+            weight: In place of the weight that was found; needed where the passport was read from a file.
+            bias: Likewise.
+
+        Raises:
+            IdentificationError: If nothing was found that could be computed, or a parameter is missing.
+        """
+        weight = self.weight if weight is None else weight
+        bias = self.bias if bias is None else bias
+        if self.spec is not None:
+            for name, given, needed in (
+                ("weight", weight, self.spec.has_weight),
+                ("bias", bias, self.spec.has_bias),
+            ):
+                if needed and given is None:
+                    raise IdentificationError(
+                        f"this passport holds no {name}, as passports from files do; pass {name}="
+                    )
+            return reference.forward(x, self.spec, weight, bias)
+        if self.verdict not in _ELEMENTWISE:
+            raise IdentificationError(
+                f"no formula was found for this norm (verdict {self.verdict!r}), so its passport cannot be called"
+            )
+        if self.verdict != "identity" and weight is None:
+            raise IdentificationError("this passport holds no weight, as passports from files do; pass weight=")
+        y = x.double()
+        y = y if weight is None else y * weight.double()
+        return (y if bias is None else y + bias.double()).to(x.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary, ready for `json.dumps`; "undecidable" names what in "spec" is a placeholder."""
+        return {
+            "schema_version": _SCHEMA,
+            "verdict": self.verdict,
+            "formula": None if self.spec is None else str(self.spec),
+            "spec": None if self.spec is None else self.spec.to_json(),
+            "undecidable": self.undecidable,
+            "confidence": round(self.confidence, 4),
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "parameters": {
+                "weight": _summary(self.weight, self.weight_name),
+                "bias": _summary(self.bias, self.bias_name),
+            },
+            "readings": {name: reading.to_json() for name, reading in self.readings.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Passport:
+        """The passport that `to_json` wrote, without the values of weight and bias.
+
+        Raises:
+            IdentificationError: If this is no passport, or one of another schema.
+            SpecError: If its spec has conventions that do not exist.
+        """
+        missing = [name for name in ("schema_version", "verdict", "spec", "readings") if name not in values]
+        if missing:
+            raise IdentificationError(f"a passport has {', '.join(missing)}; this has none, so it is no passport")
+        if values["schema_version"] != _SCHEMA:
+            raise IdentificationError(
+                f"expected a passport of schema_version {_SCHEMA}, got {values['schema_version']!r}; write it anew"
+            )
+        if values["verdict"] not in get_args(Verdict):
+            raise IdentificationError(
+                f"verdict must be one of {', '.join(get_args(Verdict))}, got {values['verdict']!r}"
+            )
+        parameters = values.get("parameters", {})
+        return cls(
+            verdict=values["verdict"],
+            spec=None if values["spec"] is None else NormSpec.from_json(values["spec"]),
+            readings={name: _reading(reading) for name, reading in values["readings"].items()},
+            shape=tuple(values.get("shape", ())),
+            dtype=values.get("dtype", "float32"),
+            weight_name=(parameters.get("weight") or {}).get("name"),
+            bias_name=(parameters.get("bias") or {}).get("name"),
+        )
+
+
+def value_of(spec: NormSpec, reading: str) -> dict[str, Any]:
+    """The conventions of a spec that a reading decides, as plain JSON."""
+    plain = spec.to_json()
+    return {name: plain[name] for name in CONVENTIONS[reading]}
+
+
+def _reading(values: Mapping[str, Any]) -> Reading:
+    return Reading(
+        value=values.get("value"),
+        confidence=values.get("confidence", 0.0),
+        evidence=tuple(values.get("evidence", ())),
+        undecidable=values.get("undecidable"),
+    )
+
+
+def _summary(parameter: Tensor | None, name: str | None) -> dict[str, Any] | None:
+    """What of a parameter fits on a line and tells two of them apart."""
+    if parameter is None:
+        return None if name is None else {"name": name}
+    values = parameter.detach().cpu()
+    digest = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return {
+        "name": name,
+        "shape": list(values.shape),
+        "dtype": str(values.dtype).removeprefix("torch."),
+        "sha256": digest,
+    }
