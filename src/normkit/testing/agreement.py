@@ -1,0 +1,187 @@
+"""The output against the spec: its formula at every scale, its variance under a large mean, its casts, its dtype."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from normkit import reference
+from normkit.testing.subject import RefusedError
+from normkit.testing.trial import Trial
+from normkit.testing.violation import Violation
+
+LIMIT = 16.0
+"""Units of float32 that any order of a sum over a row stays below; the wrong divisor at n = 65,536 makes 64."""
+HALF_LIMIT = 4.0
+"""Units of a 16-bit dtype: every cast of a program rounds by half of one."""
+NARROW_LIMIT = 16.0
+"""Likewise where every step of the computation rounds to 16 bits."""
+MATCHED = 0.99
+"""Share of 16-bit outputs bit for bit the program's. Float32 arithmetic flips 1e-4 of them in bfloat16 and 3e-4 in
+float16, where the truth is a near-tie; a wrong program moves 4 % and more."""
+_ELEMENTS = 1 << 14
+_LARGE = 1000.0
+"""Its square is beyond the largest float16."""
+_RATIOS = (1e2, 1e3, 1e4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """Where the output is not the formula's.
+
+    Attributes:
+        far: On rows that do not feel eps; else only on those that do.
+        found: The worst sample, in words.
+        confirm: How to see it.
+    """
+
+    far: bool
+    found: str
+    confirm: str
+
+
+def limit(trial: Trial) -> float:
+    """How many units an output may err by in this dtype."""
+    return NARROW_LIMIT if trial.stays_narrow else HALF_LIMIT if trial.is_half else LIMIT
+
+
+def misfit(trial: Trial) -> Misfit | None:
+    """Compare outputs with the formula: for large rows, for rows from 1 down to where eps is felt, for a spiky one."""
+    # Eps is felt by none of the first four. The squares of the others stay below the largest float16.
+    far = torch.tensor([10.0, 30.0, 100.0, 100.0]) * (1.0 if trial.is_half else 1000.0)
+    # What stays in 16 bits rounds squares of small rows away, each code in its own way.
+    near = torch.empty(0) if trial.stays_narrow else torch.logspace(-10, 0, 11)
+    if len(near) and trial.felt() > 0:
+        near = torch.cat([near, trial.felt() * torch.logspace(-2, 1, 7)])
+    # Smaller rows are zero in float16.
+    near = near[near > 64 * torch.finfo(trial.dtype).smallest_normal * torch.finfo(trial.dtype).eps]
+    scales = torch.cat([far, near])
+    x = torch.randn(len(scales), *trial.shape[1:], generator=trial.generator)
+    x[1] += 0.5
+    x[2] -= 0.5
+    x[-1].view(-1)[0] *= 30.0
+    x = trial.cast(x * scales.reshape(-1, *(1,) * (x.dim() - 1)))
+    expected, y = trial.expected(x), trial.y(x)
+    # An output of another dtype is named as such, not as badly rounded.
+    units = expected.units(y.to(trial.dtype) if trial.is_half else y).flatten(1).amax(1)
+    if float(units.max()) <= limit(trial):
+        return None
+    is_far = float(units[: len(far)].max()) > limit(trial)
+    worst = int(units.argmax())
+    length, right = float(y[worst].double().square().mean().sqrt()), float(expected.value[worst].square().mean().sqrt())
+    row = f"{scales[worst]:.2g} * torch.randn{(1, *trial.shape[1:])}"
+    return Misfit(
+        far=is_far,
+        found=f"outputs of root mean square {length:.4g} in place of {right:.4g} for x = {row}",
+        confirm=f"compare norm(x) with normkit.normalize(x, spec, ...) for x = {row}",
+    )
+
+
+def degree(trial: Trial) -> float:
+    """The power of the input that ordinary outputs grow as, the bias apart: nearly 0 for a norm."""
+    x = 4 * trial.normal(4)
+    # Larger ones could vanish beside the bias.
+    odd = [trial.y(scale * x).double() - trial.y(-scale * x).double() for scale in (1, 4)]
+    near, far = (float(part.square().mean().sqrt()) for part in odd)
+    return math.log2(far / near) / 2 if near > 0 and far > 0 and math.isfinite(near + far) else 0.0
+
+
+def cancelling_variance(trial: Trial) -> Violation | None:
+    """Under a mean of R deviations the error is that of a rounded mean (R epsilons), not of a rounded square (R**2)."""
+    if trial.is_half or not trial.spec.centre_statistics:
+        return None
+    noise = torch.randn(len(_RATIOS), *trial.shape[1:], generator=trial.generator)
+    ratios = torch.tensor(_RATIOS).reshape(-1, *(1,) * (noise.dim() - 1))
+    x = trial.cast(noise + ratios)
+    # The size of what is added has the mean in it: so many roundings of the mean are allowed, not of its square.
+    units = trial.truth(x).units(trial.y(x)).flatten(1).amax(1)
+    bad = (units > LIMIT).nonzero().flatten().tolist()
+    if not bad:
+        return None
+    first = bad[0]
+    return Violation(
+        check="cancelling variance",
+        expected="the deviations squared after the mean is subtracted: an error in proportion to mean / deviation",
+        found=f"an error {units[first]:.2g} times the rounding of a mean of {_RATIOS[first]:g} deviations, "
+        "as E[x^2] - E[x]^2 makes it",
+        confirm="compare norm(x) with norm(x - mean) for "
+        f"x = torch.randn{(1, *trial.shape[1:])} + {_RATIOS[first]:g} and its mean",
+    )
+
+
+def large_rows(trial: Trial) -> Violation | None:
+    """Rows whose squares overflow float16 are not infinite, NaN, or as if they were zero."""
+    if trial.dtype != torch.float16 or trial.stays_narrow:
+        return None
+    x = trial.cast(_LARGE * trial.normal(4).sign() * (1 + torch.rand(4, *trial.shape[1:], generator=trial.generator)))
+    plus, minus = trial.y(x), trial.y(-x)
+    wrong = "as for a zero row" if bool((plus == minus).double().mean() > 0.5) else ""
+    if not bool(plus.isfinite().all()):
+        wrong = "not finite"
+    if not wrong:
+        return None
+    return Violation(
+        check="statistics dtype",
+        expected="mean and scale in float32",
+        found=f"outputs {wrong} for rows of magnitude {_LARGE:g}, whose squares overflow in float16",
+        confirm=f"norm.half()({_LARGE:g} * torch.randn{(1, *trial.shape[1:])}.half())",
+    )
+
+
+def match_rate(trial: Trial) -> float:
+    """Share of the outputs of ordinary rows that are the program's, bit for bit; in a float32 output to 16 units."""
+    x = trial.normal(max(1, trial.samples(_ELEMENTS, _ELEMENTS)), mean=0.25)
+    y, program = trial.y(x), trial.program(x)
+    if y.dtype != program.dtype:
+        # That is named as such; here it counts as rounded once more.
+        y, program = y.to(trial.dtype), program.to(trial.dtype)
+    if y.dtype in (torch.float32, torch.float64):
+        difference = (y.double() - program.double()).abs()
+        size = trial.truth(x).size
+        return float((difference <= LIMIT * torch.finfo(torch.float32).eps * size).double().mean())
+    return float((y.double() == program.double()).double().mean())
+
+
+def output_dtype(trial: Trial) -> Violation | None:
+    """The output has the dtype that the spec says."""
+    expected = reference.output_dtype(trial.dtype, trial.spec, *trial.parameters_of(trial.spec))
+    found = trial.y(trial.normal(1)).dtype
+    if found == expected:
+        return None
+    parameters = {str(part.dtype).removeprefix("torch.") for part in (trial.weight, trial.bias) if part is not None}
+    given = f"{trial.words} input and {' and '.join(parameters) or 'no'} parameters"
+    return Violation(
+        check="output dtype",
+        expected=f"{_name(expected)} for {given}",
+        found=_name(found),
+        confirm=f"norm(x).dtype for {given}",
+    )
+
+
+def difference_in_bits(trial: Trial) -> str | None:
+    """In words how 16-bit outputs miss the program's; None where they do not."""
+    if (seen := misfit(trial)) is not None and not _matches(trial):
+        return f"{match_rate(trial):.1%} of the outputs so, and {seen.found}"
+    if seen is not None:
+        return seen.found
+    return None if trial.stays_narrow or _matches(trial) else f"{match_rate(trial):.1%} of the outputs so"
+
+
+def difference_with_wide_parameters(trial: Trial) -> str | None:
+    """Likewise for 16-bit inputs and float32 parameters; None also where the norm does not take them."""
+    try:
+        if trial.stays_narrow or _matches(trial):
+            return None
+        return f"{match_rate(trial):.1%} of the outputs so with float32 parameters"
+    except RefusedError:
+        return None
+
+
+def _matches(trial: Trial) -> bool:
+    return match_rate(trial) >= MATCHED
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

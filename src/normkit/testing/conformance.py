@@ -1,0 +1,255 @@
+"""`assert_conforms`: all checks in order, each held against what the norm was found to be: causes, not symptoms."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import InputError, KindError
+from normkit.spec import NormSpec
+from normkit.testing import agreement, causes, conduct, derivatives, sharing
+from normkit.testing.subject import RefusedError, Subject
+from normkit.testing.trial import HALF, Trial
+from normkit.testing.violation import CHECKS, ConformanceError, Violation
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def assert_conforms(
+    norm: nn.Module | Callable[..., Any],
+    spec: NormSpec,
+    shape: int | Sequence[int] | None = None,
+    *,
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16),
+    device: torch.device | str | None = None,
+    call: Callable[..., Any] | None = None,
+    weight: str | Tensor | None = None,
+    bias: str | Tensor | None = None,
+    skip: Collection[str] = (),
+) -> None:
+    """Assert that a norm computes what its spec says: output, casts and gradients, on ordinary rows and odd ones.
+
+    Copies are tested, in the mode that the norm is in, their parameters set to random values. Inputs are the same on
+    every call. What a wrong eps, say, does to outputs, casts and gradients is not listed beside the eps.
+
+    Args:
+        norm: A module; or a function f(x), f(x, weight), f(x, bias) or f(x, weight, bias), as the spec has them.
+        spec: What it should compute.
+        shape: Of an example input, the batch first; n means (2, 3, n). By default the parameters tell it.
+        dtypes: In which to test, inputs and parameters alike; float32 first, as it shows most.
+        device: Where to test; by default where the norm is.
+        call: call(norm, x) in place of norm(x); for a function call(function, x, weight, bias).
+        weight: A function's gain; or the name of a module's parameter, where it cannot be found by its behaviour.
+        bias: Likewise.
+        skip: Names of checks to leave out; `normkit.testing.violation.CHECKS` lists them.
+
+    Raises:
+        ConformanceError: If it does not; `.violations` says in what way.
+        InputError: If a name in skip, a dtype or a parameter does not exist.
+        ShapeError: If no input shape is given and no parameter tells it.
+
+    Example:
+        >>> from normkit import specs
+        >>> assert_conforms(nn.RMSNorm(64, eps=1e-6), specs.OLMO2)
+    """
+    # pytest ends its traceback at the caller's line.
+    __tracebackhide__ = True
+    found = violations(
+        norm,
+        spec,
+        shape,
+        dtypes=dtypes,
+        device=device,
+        call=call,
+        weight=weight,
+        bias=bias,
+        skip=skip,
+    )
+    if found:
+        name = type(norm).__name__ if isinstance(norm, nn.Module) else getattr(norm, "__name__", repr(norm))
+        raise ConformanceError(name, spec, found)
+
+
+def violations(
+    norm: nn.Module | Callable[..., Any],
+    spec: NormSpec,
+    shape: int | Sequence[int] | None = None,
+    *,
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16),
+    device: torch.device | str | None = None,
+    call: Callable[..., Any] | None = None,
+    weight: str | Tensor | None = None,
+    bias: str | Tensor | None = None,
+    skip: Collection[str] = (),
+) -> tuple[Violation, ...]:
+    """What `assert_conforms` would raise, as a tuple, the cause first; empty for a norm that conforms.
+
+    Example:
+        >>> from normkit import specs
+        >>> [seen] = violations(nn.RMSNorm(64, eps=1e-5), specs.OLMO2)
+        >>> print(seen.check, "is", seen.found, "and should be", seen.expected)
+        eps is 1e-05 inside the root and should be 1e-06 inside the root
+    """
+    _check(norm, spec, dtypes, skip)
+    widest = torch.float32 if torch.float32 in dtypes else dtypes[0]
+    subject = Subject(norm, spec, shape, weight, bias, call, device, widest)
+    report = _Report(skip)
+    missing, asked = _missing(subject, spec)
+    report.add(*missing)
+    known: NormSpec | None = asked
+    with torch.random.fork_rng(devices=[]), torch.autocast(subject.device.type, enabled=False), _quiet():
+        for dtype in dtypes:
+            try:
+                known = _test(subject, asked, known, dtype, report)
+            except RefusedError as error:
+                report.add(_refused(subject, dtype, error))
+    return report.in_order()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of what is tested: a suite that makes errors of them would stop it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _refused(subject: Subject, dtype: torch.dtype, error: RefusedError) -> Violation:
+    return Violation(
+        check="call",
+        expected=f"a tensor of the input's shape for {str(dtype).removeprefix('torch.')} inputs",
+        found=str(error),
+        confirm=f"norm.to({dtype})(torch.ones({subject.shape}, dtype={dtype}))",
+    )
+
+
+class _Report:
+    """The first violation of each check that is not left out."""
+
+    def __init__(self, skip: Collection[str]) -> None:
+        self._skip = skip
+        self._found: dict[str, Violation] = {}
+
+    def add(self, *seen: Violation | None) -> None:
+        for violation in seen:
+            if violation is not None and violation.check not in self._skip:
+                self._found.setdefault(violation.check, violation)
+
+    def leaves_out(self, *checks: str) -> bool:
+        return set(checks) <= set(self._skip)
+
+    def in_order(self) -> tuple[Violation, ...]:
+        return tuple(self._found[name] for name in CHECKS if name in self._found)
+
+
+def _test(
+    subject: Subject, asked: NormSpec, known: NormSpec | None, dtype: torch.dtype, report: _Report
+) -> NormSpec | None:
+    """All checks in one dtype.
+
+    Args:
+        subject: The norm.
+        asked: The spec that it should be.
+        known: The spec that it was found to be so far, so that what is wrong already is not said again. None where
+            there is no such spec: then only what does not depend on the formula is checked.
+        dtype: Of inputs and parameters.
+        report: Where violations go.
+
+    Returns:
+        The spec that it is found to be, or None.
+    """
+    trial = Trial.of(subject, asked, dtype)
+    kept = conduct.input_kept(trial)
+    report.add(kept, conduct.layout(trial))
+    trial = Trial.of(subject, known or asked, dtype)
+    report.add(agreement.output_dtype(trial), _mixed_output_dtype(subject, trial.spec, dtype))
+    coupled = sharing.rows(trial) or conduct.batch_position(trial)
+    report.add(coupled)
+    if coupled is not None:
+        return None
+    report.add(conduct.row_isolation(trial))
+    if known is None:
+        return None
+    here = _agreed(subject, known, dtype, report)
+    if here is not None:
+        # A NaN in the output is named even where another fault makes it: it is what is met first.
+        report.add(conduct.constant_rows(Trial.of(subject, asked, dtype), here))
+        trial = Trial.of(subject, here, dtype)
+        report.add(agreement.cancelling_variance(trial))
+        # Autograd refuses what was written over: that is no second fault.
+        if kept is None:
+            report.add(derivatives.input_gradient(trial))
+        if kept is None and not report.leaves_out("gain gradient", "bias gradient"):
+            report.add(*derivatives.parameter_gradients(trial))
+    # What is only so in 16 bits says nothing of the next dtype.
+    return known if trial.is_half else here
+
+
+def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Report) -> NormSpec | None:
+    """Hold the output against the spec; the spec that it is found to be in this dtype, or None."""
+    trial = Trial.of(subject, known, dtype)
+    if not trial.is_half:
+        seen = agreement.misfit(trial)
+        if seen is None:
+            return known
+        named, found = causes.of_formula(subject, trial, seen)
+        report.add(*named)
+        return found
+    if (large := agreement.large_rows(trial)) is not None:
+        report.add(large)
+        trial = Trial.of(subject, known.replace(statistics_dtype="input"), dtype)
+    if (difference := agreement.difference_in_bits(trial)) is not None:
+        named, found = causes.of_rounding(subject, trial, difference)
+        report.add(*named)
+        return found
+    if trial.weight is not None or trial.bias is not None:
+        mixed = Trial.of(subject, trial.spec, dtype, torch.float32)
+        if (difference := agreement.difference_with_wide_parameters(mixed)) is not None:
+            report.add(*causes.of_rounding(subject, mixed, difference)[0])
+    return trial.spec
+
+
+def _mixed_output_dtype(subject: Subject, asked: NormSpec, dtype: torch.dtype) -> Violation | None:
+    """The output's dtype where the parameters are float32 and the input is not, if the norm takes that."""
+    if dtype not in HALF or (subject.weight_name is None and subject.bias_name is None):
+        return None
+    try:
+        return agreement.output_dtype(Trial.of(subject, asked, dtype, torch.float32))
+    except RefusedError:
+        return None
+
+
+def _missing(subject: Subject, spec: NormSpec) -> tuple[tuple[Violation, ...], NormSpec]:
+    """Parameters that the spec has and the norm has not; and the spec without them."""
+    found, known = [], spec
+    if spec.has_weight and subject.weight_name is None:
+        found.append(("gain", "weight"))
+        known = known.replace(has_weight=False, weight_offset=0.0, weight_placement="after")
+    if spec.has_bias and subject.bias_name is None:
+        found.append(("bias", "bias"))
+        known = known.replace(has_bias=False)
+    return tuple(
+        Violation(
+            check=check,
+            expected=f"a {check}",
+            found=f"no parameter that acts as one (if there is one, name it: {argument}=)",
+            confirm="set every parameter to other values and see what changes",
+        )
+        for check, argument in found
+    ), known
+
+
+def _check(norm: object, spec: object, dtypes: Sequence[torch.dtype], skip: Collection[str]) -> None:
+    if not callable(norm):
+        raise KindError(f"expected a module or a function, got {norm!r}")
+    if not isinstance(spec, NormSpec):
+        raise KindError(f"spec must be a NormSpec such as normkit.specs.LLAMA, got {spec!r}")
+    if isinstance(skip, str) or not set(skip) <= CHECKS.keys():
+        raise InputError(f"skip takes names among {', '.join(CHECKS)}; got {skip!r}")
+    if not dtypes or not set(dtypes) <= set(_DTYPES):
+        raise InputError(f"dtypes must be some of {', '.join(map(str, _DTYPES))}; got {dtypes!r}")

@@ -1,0 +1,107 @@
+"""The derivatives by input, gain and bias against float64."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from normkit.testing import truth
+from normkit.testing.subject import RefusedError
+from normkit.testing.trial import Trial
+from normkit.testing.truth import Truth
+from normkit.testing.violation import Violation
+
+_ROWS = 1 << 16
+_ELEMENTS = 1 << 20
+_BLOCK = 1 << 17
+"""The rows are so many elements over and over: the truth is that of one block, times their number."""
+_WIDE_LIMIT = 32.0
+"""Units of float32: backward is about twice as many roundings as forward."""
+_HALF_LIMIT = 8.0
+"""Units of a 16-bit dtype: the gradient passes through every cast of forward once more."""
+_NARROW_LIMIT = 64.0
+_SUM_LIMIT = 4.0
+"""Units of a 16-bit gain gradient whose products are rounded before they are added up in float32: well under two."""
+_NARROW_SUM_LIMIT = 16.0
+"""Likewise where the row itself is rounded before it is normalized: those errors do not average out."""
+_SMALL = 2.0**-6
+"""Output gradients of this size keep the sum of 65,536 of them below the largest float16."""
+
+
+def input_gradient(trial: Trial) -> Violation | None:
+    """dx is that of the formula, for ordinary rows and, in float32, for rows that feel eps."""
+    x = torch.randn(8, *trial.shape[1:], generator=trial.generator)
+    x[1::2] += 0.5
+    if not trial.is_half:
+        x[4:] *= max(trial.felt(), 1e-6)
+    x = trial.cast(x)
+    dy = trial.normal(8)
+    try:
+        dx = trial.gradients(x, dy)[0]
+    except RefusedError as error:
+        return _violation("input gradient", f"none ({error})", "norm(x).sum().backward()")
+    confirm = "compare x.grad with that of normkit.normalize(x.double(), spec, ...)"
+    if dx is None:
+        return _violation("input gradient", "none: the output does not depend on x for autograd", confirm)
+    right = truth.gradients(x, dy, trial.spec, *trial.parameters_of(trial.spec))[0]
+    limit = _NARROW_LIMIT if trial.stays_narrow else _HALF_LIMIT if trial.is_half else _WIDE_LIMIT
+    if float(right.units(dx).max()) <= limit:
+        return None
+    relative = float((dx.double() - right.value).norm() / right.value.norm())
+    return _violation("input gradient", f"a relative error of {relative:.2g} in {trial.words}", confirm)
+
+
+def parameter_gradients(trial: Trial) -> tuple[Violation, ...]:
+    """Gain and bias gradients are added up in a type that holds the sum, over as many rows as time allows."""
+    if trial.weight is None and trial.bias is None:
+        return ()
+    block = trial.samples(_ROWS, _BLOCK)
+    copies = max(1, trial.samples(_ROWS, _ELEMENTS) // block)
+    x = trial.normal(block, mean=0.25)
+    # A mean of its own and a share of x: both sums grow with every row, as those of a mean loss do.
+    dy = trial.cast(_SMALL * (0.5 + x.float() + torch.randn(x.shape, generator=trial.generator)))
+    _, dweight, dbias = truth.gradients(x, dy, trial.spec, *trial.parameters_of(trial.spec))
+    repeats = (copies, *(1,) * (x.dim() - 1))
+    try:
+        _, by_weight, by_bias = trial.gradients(x.repeat(repeats), dy.repeat(repeats))
+    except RefusedError:
+        # That there are no gradients at all is said by the input's.
+        return ()
+    rows = x.numel() * copies // trial.row_length
+    found = []
+    for name, right, given in (("gain gradient", dweight, by_weight), ("bias gradient", dbias, by_bias)):
+        if right is not None and (wrong := _wrong(right, given, copies, _limit(trial, rows))):
+            words = f"{wrong} over {rows:,} rows in {trial.words}"
+            confirm = f"norm(x).sum().backward() for {rows:,} rows, and compare with the sums in float64"
+            found.append(_violation(name, words, confirm))
+    return tuple(found)
+
+
+def _limit(trial: Trial, rows: int) -> float:
+    """How many units a sum over rows may err by."""
+    if trial.is_half:
+        is_rounded = trial.stays_narrow or trial.spec.weight_placement == "before"
+        return _NARROW_SUM_LIMIT if is_rounded else _SUM_LIMIT
+    # Terms added one after another in float32 leave about the root of their number in roundings.
+    return _WIDE_LIMIT + 4 * math.sqrt(rows)
+
+
+def _wrong(block: Truth, given: Tensor | None, copies: int, limit: float) -> str:
+    """How a sum over `copies` blocks is wrong, in words; nothing if it is not."""
+    if given is None:
+        return "none: the output does not depend on it for autograd"
+    value = copies * block.value
+    # What one copy of a row rounds away every copy does: those errors add up as the terms do.
+    right = Truth(value, copies * block.size)
+    if float(right.units(given).max()) <= limit:
+        return ""
+    error = float((given.double() - value).norm() / value.norm())
+    worst = int(right.units(given).argmax())
+    return f"a relative error of {error:.2g} ({given.flatten()[worst]:.4g} in place of {value.flatten()[worst]:.4g})"
+
+
+def _violation(check: str, found: str, confirm: str) -> Violation:
+    of = {"input gradient": "by x", "gain gradient": "by the gain", "bias gradient": "by the bias"}[check]
+    return Violation(check=check, expected=f"the formula's derivative {of}", found=found, confirm=confirm)

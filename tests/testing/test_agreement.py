@@ -1,0 +1,101 @@
+"""Outputs against the spec: where they differ, where only their bits do, and where nothing does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import normkit as nk
+from faulty_norms import CancellingVariance, GainAndBias, MultiplyThenCast, RsqrtSlip, SixteenBitStatistics, WrongPower
+from normkit import specs
+from normkit.testing import agreement
+from normkit.testing.subject import Subject
+from normkit.testing.trial import Trial
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def trial(norm, spec, dtype=torch.float32, parameter_dtype=None):
+    return Trial.of(Subject(norm, spec, None, None, None, None, None, torch.float32), spec, dtype, parameter_dtype)
+
+
+@pytest.mark.parametrize("n", [8, 64, 4096])
+@pytest.mark.parametrize("spec", [specs.OLMO2, specs.TORCH_LAYER_NORM, specs.X_TRANSFORMERS_RMS])
+def test_eps_and_the_divisor_show_at_every_width(n, spec):
+    right = nk.Norm(spec, n)
+    assert agreement.misfit(trial(right, spec)) is None
+    near = agreement.misfit(trial(right, spec.replace(eps=1.001 * spec.eps)))
+    assert near is not None
+    assert not near.far
+    if spec.reduction == "mean":
+        assert agreement.misfit(trial(right, spec.replace(correction=1))).far
+
+
+@pytest.mark.parametrize(("norm", "power"), [(WrongPower(), -3.0), (RsqrtSlip(), -1.0), (nn.LayerNorm(64), 0.0)])
+def test_degree(norm, power):
+    spec = specs.OLMO2 if isinstance(norm, RsqrtSlip) else specs.TORCH_LAYER_NORM
+    assert agreement.degree(trial(norm, spec)) == pytest.approx(power, abs=0.01)
+
+
+def test_a_variance_that_cancels():
+    class Welford(GainAndBias):
+        """One pass, and right."""
+
+        def forward(self, x):
+            wide = x.float()
+            mean, total = wide[..., :1], torch.zeros_like(wide[..., :1])
+            for count in range(2, wide.shape[-1] + 1):
+                step = wide[..., count - 1 : count] - mean
+                mean = mean + step / count
+                total = total + step * (wide[..., count - 1 : count] - mean)
+            return self.affine((wide - mean) * torch.rsqrt(total / wide.shape[-1] + self.eps), x)
+
+    assert agreement.cancelling_variance(trial(CancellingVariance(), specs.TORCH_LAYER_NORM)) is not None
+    assert agreement.cancelling_variance(trial(Welford(), specs.TORCH_LAYER_NORM)) is None
+    assert agreement.cancelling_variance(trial(nn.LayerNorm(64), specs.TORCH_LAYER_NORM)) is None
+    # What has no variance has none that cancels.
+    assert agreement.cancelling_variance(trial(SixteenBitStatistics(), specs.LLAMA)) is None
+
+
+def test_rows_whose_squares_overflow():
+    seen = agreement.large_rows(trial(SixteenBitStatistics(), specs.LLAMA, torch.float16))
+    assert "as for a zero row" in seen.found
+    assert agreement.large_rows(trial(SixteenBitStatistics(), specs.LLAMA, torch.bfloat16)) is None
+    assert agreement.large_rows(trial(MultiplyThenCast(), specs.LLAMA, torch.float16)) is None
+    # A spec that says so may.
+    assert agreement.large_rows(trial(SixteenBitStatistics(), specs.IMAGEGPT, torch.float16)) is None
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_bits(dtype):
+    assert agreement.difference_in_bits(trial(MultiplyThenCast(), specs.OLMO2, dtype)) is None
+    assert agreement.match_rate(trial(MultiplyThenCast(), specs.OLMO2, dtype)) > 0.995
+    assert "% of the outputs so" in agreement.difference_in_bits(trial(MultiplyThenCast(), specs.LLAMA, dtype))
+    assert agreement.match_rate(trial(MultiplyThenCast(), specs.LLAMA, dtype)) < 0.9
+
+
+def test_float32_parameters_show_what_sixteen_bit_ones_hide():
+    # In bfloat16 throughout, a cast to the weight's dtype is an early cast.
+    early = nk.Norm(specs.LLAMA, 64)
+    assert agreement.difference_in_bits(trial(early, specs.T5, torch.bfloat16)) is None
+    mixed = trial(early, specs.T5, torch.bfloat16, torch.float32)
+    assert "with float32 parameters" in agreement.difference_with_wide_parameters(mixed)
+    mixed = trial(early, specs.LLAMA, torch.bfloat16, torch.float32)
+    assert agreement.difference_with_wide_parameters(mixed) is None
+
+    class NoMixture(nn.LayerNorm):
+        def forward(self, x):
+            assert x.dtype == self.weight.dtype
+            return super().forward(x)
+
+    mixed = trial(NoMixture(8), specs.TORCH_LAYER_NORM, torch.bfloat16, torch.float32)
+    assert agreement.difference_with_wide_parameters(mixed) is None
+
+
+def test_output_dtype():
+    mixed = trial(MultiplyThenCast(), specs.LLAMA, torch.bfloat16, torch.float32)
+    seen = agreement.output_dtype(mixed)
+    assert seen.expected == "float32 for bfloat16 input and float32 parameters"
+    assert seen.found == "bfloat16"
+    assert agreement.output_dtype(trial(MultiplyThenCast(), specs.LLAMA, torch.bfloat16)) is None

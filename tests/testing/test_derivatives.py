@@ -1,0 +1,96 @@
+"""Wrong derivatives are seen, each named alone; where there are none, that is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from faulty_norms import Gain, GainAndBias
+from normkit import specs
+from normkit.testing import violations
+
+
+class DetachedScale(Gain):
+    def forward(self, x):
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps).detach()
+        return (self.weight.float() * wide * scale).to(x.dtype)
+
+
+class NoGraph(Gain):
+    def forward(self, x):
+        with torch.no_grad():
+            return (self.weight.float() * self.rms(x)).to(x.dtype)
+
+
+class NotByX(Gain):
+    def forward(self, x):
+        return (self.weight.float() * self.rms(x.detach())).to(x.dtype)
+
+
+class NotByTheGain(Gain):
+    def forward(self, x):
+        return (self.weight.detach().float() * self.rms(x)).to(x.dtype)
+
+
+class Backward(torch.autograd.Function):
+    """A right input gradient, and sums over rows as they are spoilt."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps, spoilt):
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            wide = leaf.float()
+            centred = wide - wide.mean(-1, keepdim=True)
+            row = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+            y = (weight.detach().float() * row + bias.detach().float()).to(x.dtype)
+        ctx.saved, ctx.spoilt = (leaf, y, row.detach(), weight.dtype), spoilt
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx, dy):
+        leaf, y, row, dtype = ctx.saved
+        (dx,) = torch.autograd.grad(y, leaf, dy)
+        dweight, dbias = (dy.float() * row).flatten(0, -2), dy.flatten(0, -2)
+        if ctx.spoilt == "gain summed in 16 bits":
+            total = torch.zeros(row.shape[-1], dtype=dtype)
+            for part in dweight.to(dtype).split(256):
+                total += part.sum(0)
+            return dx, total, dbias.float().sum(0).to(dtype), None, None
+        if ctx.spoilt == "last row of the bias":
+            return dx, dweight.sum(0).to(dtype), dbias[: len(dbias) * 9 // 10].float().sum(0).to(dtype), None, None
+        return dx, dweight.sum(0).to(dtype), dbias.float().sum(0).to(dtype), None, None
+
+
+class Spoilt(GainAndBias):
+    def __init__(self, spoilt):
+        super().__init__(n=16)
+        self.spoilt = spoilt
+
+    def forward(self, x):
+        return Backward.apply(x, self.weight, self.bias, self.eps, self.spoilt)
+
+
+@pytest.mark.parametrize(
+    ("norm", "spec", "checks", "words"),
+    [
+        (DetachedScale(), specs.OLMO2, ["input gradient"], "a relative error of"),
+        (NoGraph(), specs.OLMO2, ["input gradient"], "none (RuntimeError"),
+        (NotByX(), specs.OLMO2, ["input gradient"], "none: the output does not depend on x"),
+        (NotByTheGain(), specs.OLMO2, ["gain gradient"], "none: the output does not depend on it"),
+        (Spoilt("gain summed in 16 bits"), specs.TORCH_LAYER_NORM, ["gain gradient"], "rows in bfloat16"),
+        (Spoilt("last row of the bias"), specs.TORCH_LAYER_NORM, ["bias gradient"], "rows in float32"),
+        (Spoilt(""), specs.TORCH_LAYER_NORM, [], ""),
+    ],
+    ids=lambda value: getattr(value, "spoilt", type(value).__name__) if isinstance(value, nn.Module) else None,
+)
+def test_wrong_derivatives(norm, spec, checks, words):
+    found = violations(norm, spec)
+    assert [violation.check for violation in found] == checks
+    assert all(words in violation.found for violation in found)
+
+
+def test_the_rows_are_many():
+    [seen] = violations(Spoilt("gain summed in 16 bits"), specs.TORCH_LAYER_NORM)
+    assert "over 65,520 rows" in seen.found
