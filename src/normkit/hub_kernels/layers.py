@@ -1,0 +1,81 @@
+"""Layers that the `kernels` package puts in place of a norm's forward.
+
+One layer name stands for classes of different conventions ("RMSNorm" for early and late casts alike), so none
+is assumed: what the class of a module computes is identified once, with that module's settings, and what no
+spec describes goes to the class's own forward. The package wants its layers without state and further members.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from normkit import functional
+from normkit.errors import NormkitError
+from normkit.identification.behaviour import examine
+from normkit.spec import NormSpec
+
+
+class RMSNorm(nn.Module):
+    """In place of any class that transformers calls "RMSNorm": that class's conventions, computed by normkit."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize x as the class of this module does."""
+        return _normalize(self, x)
+
+
+class LayerNorm(nn.Module):
+    """In place of `torch.nn.LayerNorm`, likewise."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, input: Tensor) -> Tensor:  # torch's own name, so that keyword calls keep working
+        """Normalize the input as the class of this module does."""
+        return _normalize(self, input)
+
+
+_RECIPE = "_normkit_recipe"
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What a module computes: a spec, and which of its parameters are weight and bias. No spec: not known."""
+
+    spec: NormSpec | None = None
+    weight: str | None = None
+    bias: str | None = None
+
+
+def _normalize(module: nn.Module, x: Tensor) -> Tensor:
+    _identify_once(module, x.shape[-1])
+    recipe: _Recipe = getattr(module, _RECIPE)
+    if recipe.spec is None:
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    weight = None if recipe.weight is None else getattr(module, recipe.weight)
+    bias = None if recipe.bias is None else getattr(module, recipe.bias)
+    return functional.normalize(x, recipe.spec, weight, bias)
+
+
+# Under torch.compile it runs while tracing; only a plain value may come back, so the recipe stays at the module.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _identify_once(module: nn.Module, n: int) -> bool:
+    if _RECIPE not in vars(module):
+        setattr(module, _RECIPE, _identified(module, n))
+    return True
+
+
+def _identified(module: nn.Module, n: int) -> _Recipe:
+    try:
+        found = examine(module, (2, n), call=lambda copy, x: type(copy).forward(copy, x))
+    except NormkitError:
+        return _Recipe()
+    weight, bias = found.affine.weight, found.affine.bias
+    if found.passport.undecidable or not (isinstance(weight, str | None) and isinstance(bias, str | None)):
+        return _Recipe()
+    return _Recipe(spec=found.passport.spec, weight=weight, bias=bias)
