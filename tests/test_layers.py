@@ -242,3 +242,13 @@ def test_an_empty_batch_gives_an_empty_batch(name):
     assert y.shape == (0, 8)
     y.sum().backward()
     assert torch.equal(module.weight.grad, torch.zeros(8))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_normalized_as_torch_does(layout):
+    ours, theirs = random_parameters(layers.LayerNorm(8)), nn.LayerNorm(8)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(5, 8)], layout=layout)
+    for mine, other in zip(ours(x).unbind(), theirs(x).unbind(), strict=True):
+        assert torch.equal(mine, other)

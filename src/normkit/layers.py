@@ -15,7 +15,8 @@ from normkit.spec import NormSpec
 class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm`, computed by normkit: same arguments, same state dict.
 
-    y = weight * (x - mean(x)) / sqrt(var(x) + eps) + bias over the trailing `normalized_shape`.
+    y = weight * (x - mean(x)) / sqrt(var(x) + eps) + bias over the trailing `normalized_shape`. Nested tensors, which
+    `nn.TransformerEncoder` makes of padded batches, go to torch.
 
     Example:
         >>> layer = LayerNorm(4)
@@ -25,6 +26,8 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize `input` of shape (..., *normalized_shape)."""
+        if isinstance(input, Tensor) and input.is_nested:
+            return super().forward(input)
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 

@@ -356,3 +356,27 @@ def test_a_plan_is_made_once():
     assert plan(specs.LLAMA) is plan(specs.LLAMA.replace())
     assert plan(specs.LLAMA).unsupported is None
     assert "axes" in plan(specs.CONVNEXT).unsupported
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("residual", [False, True])
+def test_channels_are_computed_by_the_kernels_too(called, dtype, residual):
+    spec, (x, weight, bias) = specs.CONVNEXT, (torch.randn(*shape, dtype=dtype) for shape in ((2, 6, 3, 5), (6,), (6,)))
+    if residual:
+        # The stand-in sums statistics in the order of memory, and compares them bit for bit.
+        x = x.to(memory_format=torch.channels_last)
+    given = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    if residual:
+        y, new_residual = normkit.add_normalize(x, x.detach().sin(), spec, weight, bias)
+        expected, sums = reference.add_forward(x, x.detach().sin(), spec, weight, bias)
+        assert torch.equal(new_residual, sums)
+    else:
+        y, expected, sums = normkit.normalize(x, spec, weight, bias), reference.forward(x, spec, weight, bias), x
+    # A sum in another order is the only difference.
+    assert_close(y, expected)
+    dy = torch.randn_like(y)
+    wanted = reference.backward(dy, sums.detach(), spec, weight.detach(), bias.detach())
+    for mine, other in zip(torch.autograd.grad(y, given, dy), wanted, strict=True):
+        assert_close(mine, other, units=64)
+    name = "add_normalize_forward" if residual else "normalize_forward"
+    expect(called, name, "normalize_backward")

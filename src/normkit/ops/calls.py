@@ -98,6 +98,8 @@ def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor |
 
 def normalize(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """What `reference.forward` defines, by the best implementation there is."""
+    if plan.features_last is not None:
+        return normalize(x.movedim(1, -1), plan.features_last, weight, bias).movedim(-1, 1)
     road = choose(plan, x, weight, bias)
     if road.is_node:
         node: Any = _Normalize
@@ -122,6 +124,10 @@ def add_normalize(
     x: Tensor, residual: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """What `reference.add_forward` defines: the normalized sum, and the sum."""
+    if plan.features_last is not None:
+        moved = x.movedim(1, -1), residual.movedim(1, -1)
+        y, new_residual = add_normalize(*moved, plan.features_last, weight, bias)
+        return y.movedim(-1, 1), new_residual.movedim(-1, 1)
     road = choose(plan, x, weight, bias, residual)
     if road.is_node:
         node: Any = _AddNormalize

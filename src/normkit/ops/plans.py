@@ -21,6 +21,7 @@ class Plan(NamedTuple):
         weight_offset: As in the spec.
         unsupported: Why no kernel computes this spec, or None.
         is_plain: Whether one row is the last axis, and the kernels compute it of nearly every tensor.
+        features_last: For a row along the channels: the plan of the same norm of an input with these moved last.
     """
 
     spec: NormSpec
@@ -29,6 +30,7 @@ class Plan(NamedTuple):
     weight_offset: float
     unsupported: str | None
     is_plain: bool
+    features_last: Plan | None
 
 
 _plans: dict[NormSpec, Plan] = {}
@@ -66,4 +68,5 @@ def _plan(spec: NormSpec) -> Plan:
         weight_offset=spec.weight_offset,
         unsupported=unsupported,
         is_plain=unsupported is None and spec.axes == (-1,) and spec.statistics_dtype == "float32",
+        features_last=_plan(spec.replace(axes=(-1,))) if spec.axes == (1,) else None,
     )

@@ -1,0 +1,134 @@
+"""How a norm is made normkit's: its object stays, and its class becomes one that computes by normkit.
+
+As `fully_shard` and `torch.nn.utils.parametrize` do. So parameters and their names, buffers, hooks, ties, dtype,
+device, mode, and whatever else holds the object or reads its attributes are left alone; and going back is going back to
+the class, with the parameters, hooks and mode that the object then has.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from normkit import functional, layers
+from normkit.errors import UseError
+from normkit.spec import NormSpec
+
+_EXACT: dict[type[nn.Module], type[nn.Module]] = {nn.LayerNorm: layers.LayerNorm, nn.RMSNorm: layers.RMSNorm}
+_MARK = "_converted_from"
+_CHANNELS = ((1,), "all_but_batch")
+
+
+class Formula(NamedTuple):
+    """What a converted class computes, and from what.
+
+    Attributes:
+        spec: The conventions.
+        weight: Dotted name of the parameter that is the gain, or None.
+        bias: Dotted name of the parameter that is the bias, or None.
+        input: Name of the argument of the class's own forward.
+        keeps_layout: The output lies in memory as the input does. For features in axis 1, else any norm's does.
+    """
+
+    spec: NormSpec
+    weight: str | None
+    bias: str | None
+    input: str
+    keeps_layout: bool = False
+
+    def parameters_of(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+        """Gain and bias of a module, as the spec takes them."""
+        weight = None if self.weight is None else attrgetter(self.weight)(module)
+        bias = None if self.bias is None else attrgetter(self.bias)(module)
+        return (_flat(weight), _flat(bias)) if self.spec.axes in _CHANNELS else (weight, bias)
+
+
+class ConvertedNorm(nn.Module):
+    """What a foreign class is combined with: its forward of one tensor is normkit's, all else is the class's own."""
+
+    _formula: Formula
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Normalize the one argument; a call with more of them goes to the class's own forward."""
+        formula = self._formula
+        if len(inputs) + len(named) != 1 or (named and formula.input not in named):
+            return super().forward(*inputs, **named)
+        x = inputs[0] if inputs else named[formula.input]
+        y = functional.normalize(x, formula.spec, *formula.parameters_of(self))
+        return y.contiguous() if formula.keeps_layout and x.is_contiguous() else y
+
+    def extra_repr(self) -> str:
+        """What the class says of itself, and the formula."""
+        return ", ".join(text for text in (super().extra_repr(), str(self._formula.spec)) if text)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles name the foreign class and the formula: no module holds the combined class."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _blank, (vars(self)[_MARK], *self._formula), *reduced[2:]
+
+
+def _flat(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.flatten()
+
+
+def _blank(original: type[nn.Module], *formula: Any) -> nn.Module:
+    cls = _combined(original, Formula(*formula))
+    return cls.__new__(cls)
+
+
+_classes: dict[tuple[type[nn.Module], Formula], type[nn.Module]] = {}
+
+
+def _combined(original: type[nn.Module], formula: Formula) -> type[nn.Module]:
+    """The class made from another, once for each formula."""
+    key = original, formula
+    if key not in _classes:
+        # Code that looks for "RMSNorm" in the name of a class, or for the class itself, still finds it.
+        members = {"_formula": formula, "__doc__": original.__doc__}
+        _classes[key] = type(f"Normkit{original.__name__}", (ConvertedNorm, original), members)
+    return _classes[key]
+
+
+def swap(module: nn.Module, formula: Formula) -> None:
+    """Have a module computed by normkit: torch's by normkit's class of that name, another by one made from its own.
+
+    Raises:
+        UseError: If Python cannot change the class of this object.
+    """
+    original = type(module)
+    try:
+        module.__class__ = _EXACT.get(original) or _combined(original, formula)
+    except TypeError as error:
+        raise UseError(f"the class {original.__name__} cannot be changed ({error})") from error
+    vars(module)[_MARK] = original
+
+
+def is_converted(module: nn.Module) -> bool:
+    """Whether `swap` was applied to it."""
+    return _MARK in vars(module)
+
+
+def is_normkit(module: nn.Module) -> bool:
+    """Whether normkit computes it, converted or made so."""
+    return isinstance(module, (ConvertedNorm, layers.LayerNorm, layers.RMSNorm, layers.Norm))
+
+
+def restore(module: nn.Module) -> None:
+    """Give a converted module its class back; what was wrapped around it since, as by FSDP2, stays around it."""
+    module.__class__ = _unconverted(type(module), vars(module)[_MARK])
+    del vars(module)[_MARK]
+
+
+def _unconverted(cls: type[nn.Module], original: type[nn.Module]) -> type[nn.Module]:
+    """The class with the original in the place of the converted one that it is, or is derived from."""
+    if cls is _EXACT.get(original) or ConvertedNorm in cls.__bases__:
+        return original
+    bases = tuple(_unconverted(base, original) if _is_derived(base) else base for base in cls.__bases__)
+    members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return type(cls.__name__.replace("Normkit", ""), bases, members)
+
+
+def _is_derived(cls: type) -> bool:
+    return issubclass(cls, (ConvertedNorm, layers.LayerNorm, layers.RMSNorm))

@@ -1,0 +1,181 @@
+"""What a conversion did: each norm that was swapped with its figures, each that was left alone with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from normkit.spec import NormSpec
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One comparison of normkit's computation with the original's.
+
+    Attributes:
+        setting: The dtypes, such as "float32" or "bfloat16 under autocast".
+        elements: Number of outputs compared.
+        equal: Share of the outputs that are the original's bit for bit.
+        units: Largest error of an output against float64, in units of the numbers contract; None for an output that is
+            rounded to 16 bits, which is compared with the original's bits.
+        original_units: The same of the original.
+        gradients: "input", "weight", "bias" -> the largest error of the gradient in such units, and the original's.
+        problem: Why the swap is not made, or None.
+    """
+
+    setting: str
+    elements: int = 0
+    equal: float = 0.0
+    units: float | None = None
+    original_units: float | None = None
+    gradients: tuple[tuple[str, float, float], ...] = ()
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return {
+            "setting": self.setting,
+            "elements": self.elements,
+            "equal": self.equal,
+            "units": self.units,
+            "original_units": self.original_units,
+            "gradients": {name: {"units": ours, "original_units": theirs} for name, ours, theirs in self.gradients},
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwappedNorm:
+    """A norm that normkit computes from now on.
+
+    Attributes:
+        path: Of the module; "" is the model itself.
+        others: Further paths of the same module.
+        class_name: Its class before.
+        replacement: Its class now.
+        spec: What it computes.
+        slow: Why plain torch computes it and no kernel, in float64 and so slowly; None if a kernel does.
+        checks: How that was verified.
+    """
+
+    path: str
+    others: tuple[str, ...]
+    class_name: str
+    replacement: str
+    spec: NormSpec
+    slow: str | None
+    checks: tuple[Check, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return {
+            "path": self.path,
+            "others": list(self.others),
+            "class": self.class_name,
+            "replacement": self.replacement,
+            "formula": str(self.spec),
+            "spec": self.spec.to_json(),
+            "computed_by": "kernel" if self.slow is None else f"plain torch: {self.slow}",
+            "checks": [check.to_json() for check in self.checks],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftAlone:
+    """A norm, or what looks like one, that stays as it is.
+
+    Attributes:
+        path: Of the module; "parent:function" for a call of a norm function.
+        class_name: Its class, or the name of the function.
+        reason: Why.
+    """
+
+    path: str
+    class_name: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return {"path": self.path, "class": self.class_name, "reason": self.reason}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionReport:
+    """What `convert` did.
+
+    Attributes:
+        swapped: The norms that normkit computes from now on, in the order of the model's modules.
+        left_alone: The norms that stay as they are.
+    """
+
+    swapped: tuple[SwappedNorm, ...]
+    left_alone: tuple[LeftAlone, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many were swapped, how many of these are slow, and how many were left alone."""
+        slow = sum(norm.slow is not None for norm in self.swapped)
+        return {"swapped": len(self.swapped), "slow": slow, "left_alone": len(self.left_alone)}
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary, ready for `json.dumps`."""
+        return {
+            "schema_version": _SCHEMA,
+            "counts": self.counts,
+            "swapped": [norm.to_json() for norm in self.swapped],
+            "left_alone": [norm.to_json() for norm in self.left_alone],
+        }
+
+    def __str__(self) -> str:
+        """A short table: norms that are alike share a line."""
+        lines = [f"{_norms(len(self.swapped))} swapped, {len(self.left_alone)} left alone"]
+        alike = Counter((norm.class_name, str(norm.spec), norm.slow) for norm in self.swapped)
+        rows = [
+            (f"{count} x", name, formula, "kernel" if slow is None else f"plain torch ({slow})")
+            for (name, formula, slow), count in alike.items()
+        ]
+        lines += _aligned(rows)
+        if self.swapped:
+            lines.append(_verified([check for norm in self.swapped for check in norm.checks]))
+        if self.left_alone:
+            lines.append("left alone:")
+            reasons: dict[tuple[str, str], list[str]] = {}
+            for norm in self.left_alone:
+                reasons.setdefault((norm.class_name, norm.reason), []).append(norm.path)
+            lines += _aligned([(_paths(paths), name, reason) for (name, reason), paths in reasons.items()])
+        return "\n".join(lines)
+
+
+def _norms(count: int) -> str:
+    return "1 norm" if count == 1 else f"{count} norms"
+
+
+def _paths(paths: Sequence[str]) -> str:
+    first = paths[0] or "(the model)"
+    return first if len(paths) == 1 else f"{first} and {len(paths) - 1} more"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _verified(checks: Sequence[Check]) -> str:
+    """The worst figures of all checks."""
+    settings = list(dict.fromkeys(check.setting for check in checks))
+    parts = []
+    for setting in settings:
+        of = [check for check in checks if check.setting == setting]
+        wide = [check.units for check in of if check.units is not None]
+        # Rounded down: 100 % is said of no less.
+        share = math.floor(1e5 * min(check.equal for check in of)) / 1e3
+        figure = f"within {max(wide):.2g} u" if wide else f"{share:g} % bit-equal"
+        parts.append(f"{setting} {figure}")
+    return f"verified: {'; '.join(parts)}; gradients as near to float64 as the original's, or within the contract"

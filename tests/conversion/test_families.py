@@ -1,0 +1,94 @@
+"""Model families of transformers, converted: no further from float64 than before, and as docs/conversions.md says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "census"))
+
+import conversions
+from configurations import Family
+
+PAGE = conversions.PAGE.read_text(encoding="utf-8")
+FAMILIES = {family.name: family for family in conversions.convertible()}
+# Every kind of norm that a family of transformers has, and every way to be left alone.
+QUICK = (
+    "bart",
+    "bert",
+    "cohere",
+    "convnext",
+    "deberta",
+    "deepseek_v3",
+    "gemma3_text",
+    "gpt2",
+    "llama",
+    "nemotron",
+    "olmo",
+)
+QUICK += ("olmo2", "qwen3_next", "resnet", "t5", "wav2vec2")
+# What the family's modelling file has: norms that are gated or over a batch stay, all others are swapped.
+SWAPPED = {"bart": 12, "bert": 6, "gpt2": 5, "llama": 5, "olmo2": 9, "qwen3_next": 7, "resnet": 0, "t5": 12}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(verbosity)
+
+
+def assert_as_promised(family: Family) -> None:
+    done = conversions.measure(family)
+    assert done.violations == {}
+    assert done.after.keys() == done.before.keys()
+    assert conversions.row(done) in PAGE.splitlines()
+    assert done.swapped == SWAPPED.get(family.name, done.swapped)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_converted_family_is_as_near_to_float64(name):
+    assert_as_promised(FAMILIES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in QUICK][::3])
+def test_a_third_of_the_others_is_as_near_to_float64(name):
+    assert_as_promised(FAMILIES[name])
+
+
+def test_the_page_has_every_family():
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and " of " in line]
+    assert [line.split(" ")[1] for line in rows] == list(FAMILIES)
+    assert len(rows) >= 300
+    whole = [line for line in rows if line.endswith("|  |") and "| 0 of" not in line]
+    assert f"all of them in {len(whole)} families" in PAGE
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 + 1e-5])
+def test_a_gain_that_is_a_little_off_is_outside_the_contract(monkeypatch, factor):
+    convert = conversions.convert
+
+    def converted(model: torch.nn.Module, batch: object) -> object:
+        report = convert(model, batch)
+        for swapped in report.swapped:
+            model.get_submodule(swapped.path).register_forward_hook(lambda _module, _args, y: y * factor)
+        return report
+
+    monkeypatch.setattr(conversions, "convert", converted)
+    assert bool(conversions.measure(FAMILIES["olmo2"]).violations) is (factor != 1.0)
+
+
+def test_in_float64_nothing_asks_for_float32():
+    with conversions.in_float64():
+        x = torch.ones(3)
+        assert (
+            x.dtype == x.float().dtype == x.to(torch.float32).dtype == torch.softmax(x, -1, dtype=torch.float32).dtype
+        )
+    assert torch.ones(3).dtype == torch.float32
