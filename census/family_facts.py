@@ -1,0 +1,289 @@
+"""What the norms of one family are and where they sit, found by behaviour on its tiny model."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from configurations import Family, default_model, epsilons, tiny_batch, tiny_configuration, tiny_model
+from torch import Tensor, nn
+
+from normkit.identification.sites import NormSite, find_sites
+from normkit.identification.tracing import Trace, first_output, first_tensor, trace
+from normkit.inspection import placement
+from normkit.inspection.blocks import BlockCall, find_blocks
+from normkit.inspection.observing import Listener, observed
+from normkit.spec import NormSpec
+
+Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "sound"]
+
+# A causal model's first positions do not see the last token; sums in another order differ by this much at most.
+_UNMOVED = 1e-5
+# So few rows may have like lengths by chance.
+_FEW_ROWS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormKind:
+    """One kind of norm of a family.
+
+    Attributes:
+        name: The formula in words: "LayerNorm", "RMSNorm (1 + w)".
+        eps: As the stock configuration class sets it; None for the machine epsilon.
+        rounding: When 16-bit rows are rounded: "early", "late", "weight" or "none", as `NormSpec.cast`.
+        count: How many sites of the tiny model are of this kind.
+    """
+
+    name: str
+    eps: float | None
+    rounding: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The row of one family.
+
+    Attributes:
+        family: Which.
+        kind: What it is, told from its input and from whether a token sees those after it.
+        year: Latest year of the copyright notice in its modelling file; None without one.
+        norms: Its kinds of norms, in forward order of their first site.
+        others: What normalizes and is no plain norm of a row: "batch norm", "gated norm", "other", with counts.
+        placements: Of its blocks, with counts: as `normkit.inspection` has them, and "parallel" where attention and MLP
+            read the stream side by side.
+        final_norm: Path of the norm after the last block, or None.
+        query_key: How queries and keys are normalized: "per head", "all heads", "latent"; empty if they are not.
+        per_layer: Fewest and most norms in a block; None without blocks.
+        configured: What the fields of the stock configuration say about eps.
+        share: Of the parameters of the family in its default size, those that belong to norms; None if it is not built.
+    """
+
+    family: Family
+    kind: Kind
+    year: int | None
+    norms: tuple[NormKind, ...]
+    others: dict[str, int]
+    placements: dict[str, int]
+    final_norm: str | None
+    query_key: tuple[str, ...]
+    per_layer: tuple[int, int] | None
+    configured: dict[str, float]
+    share: float | None
+
+    @property
+    def formulas(self) -> frozenset[str]:
+        """Among "LayerNorm", "RMSNorm" and whatever else there is."""
+        return frozenset(re.split(r" \(| over ", norm.name)[0] for norm in self.norms)
+
+    @property
+    def unconfigured(self) -> tuple[float, ...]:
+        """What acts as eps though no field says so, where there are such fields."""
+        acting = dict.fromkeys(norm.eps for norm in self.norms if norm.eps is not None)
+        return tuple(eps for eps in acting if self.configured and eps not in self.configured.values())
+
+    @property
+    def placement(self) -> str:
+        """The one placement of all blocks, "mixed", or "no blocks"."""
+        match tuple(self.placements):
+            case ():
+                return "no blocks"
+            case (one,):
+                return one
+            case _:
+                return "mixed"
+
+
+def measure(family: Family) -> Facts:
+    """Build the tiny model, find its norms and replay its blocks."""
+    model = tiny_model(family)
+    batch = tiny_batch(family, model)
+
+    def run() -> object:
+        return model(**batch)
+
+    called = trace(model, run)
+    sites, unrecognised = find_sites(model, called)
+    blocks = find_blocks(model, called)
+    sweeps, roles, final_norm = placement.sweep(model, sites, blocks, run)
+    wiring = _Wiring()
+    with torch.no_grad(), observed(model, sites, blocks, [path for path, _ in model.named_modules()], wiring):
+        run()
+    inside = [[site for site in sites if f"{site.parent}.".startswith(f"{block.path}.")] for block in blocks]
+    placements = Counter(
+        "parallel"
+        if swept.placement == "pre"
+        and _is_parallel(block, {site.path for site in norms if roles[site.path] == "pre"}, wiring.bare, called)
+        else swept.placement
+        for block, norms, swept in zip(blocks, inside, sweeps, strict=True)
+    )
+    return Facts(
+        family=family,
+        kind=_kind(model, batch),
+        year=_year(type(model)),
+        norms=_norm_kinds(sites),
+        others=dict(Counter(_other(reason) for _, reason in unrecognised)),
+        placements=dict(placements),
+        final_norm=final_norm,
+        query_key=tuple(wiring.query_key),
+        per_layer=(min(map(len, inside)), max(map(len, inside))) if blocks else None,
+        configured={name: eps for name, eps in epsilons(tiny_configuration(family)).items() if isinstance(eps, float)},
+        share=_share(family, sites),
+    )
+
+
+def name_of(spec: NormSpec) -> str:
+    """A spec's formula in words."""
+    centred = spec.centre_numerator, spec.centre_statistics
+    name = {(True, True): "LayerNorm", (False, False): "RMSNorm"}.get(centred, "half-centred norm")
+    if spec.reduction == "sum":
+        name = "L2 norm"
+    if spec.axes == "all_but_batch":
+        name = "GroupNorm"
+    over = " over channels" if spec.axes == (1,) else ""
+    notes = []
+    if spec.weight_offset:
+        notes.append(f"{spec.weight_offset:g} + w")
+    if not spec.has_weight:
+        notes.append("no gain or bias" if name == "LayerNorm" and not spec.has_bias else "no gain")
+    elif not spec.has_bias and name == "LayerNorm":
+        notes.append("no bias")
+    if spec.has_bias and name == "RMSNorm":
+        notes.append("with bias")
+    if spec.eps_placement != "inside":
+        notes.append({"outside": "eps outside the root", "clamp": "eps as a floor"}[spec.eps_placement])
+    if spec.correction:
+        notes.append("n - 1")
+    return f"{name}{over}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _norm_kinds(sites: tuple[NormSite, ...]) -> tuple[NormKind, ...]:
+    counted = Counter((name_of(site.spec), site.spec.eps, site.spec.cast) for site in sites)
+    return tuple(
+        NormKind(name=name, eps=eps, rounding=rounding, count=count) for (name, eps, rounding), count in counted.items()
+    )
+
+
+def _other(reason: str) -> str:
+    return next((kind for kind in ("batch norm", "gated norm", "gated or adaptive norm") if kind in reason), "other")
+
+
+class _Wiring(Listener):
+    """What is read where, in one run of the model.
+
+    Attributes:
+        bare: Paths of the norms that read their block's own input, bit for bit.
+        query_key: How queries and keys are normalized, each way once, in forward order.
+    """
+
+    def __init__(self) -> None:
+        self.bare: set[str] = set()
+        self.query_key: dict[str, None] = {}
+        self._stream: Tensor | None = None
+        self._before: list[tuple[NormSite, Tensor]] = []
+
+    def before_block(self, _block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self._stream = first_tensor(args, kwargs)
+
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        stream = self._stream
+        if stream is not None and stream.shape == x.shape and torch.equal(x, stream):
+            self.bare.add(site.path)
+
+    def after_site(self, site: NormSite, y: Tensor) -> None:
+        self._before.append((site, y))
+
+    def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        inside = [(site, y) for site, y in self._before if f"{site.parent}.".startswith(f"{parent}.")]
+        self._before = []
+        heads = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)][:2]
+        for site, y in inside:
+            if function == "sdpa" and any(_has_rows_of(y, each) for each in heads):
+                self.query_key["per head" if site.shape[0] == heads[0].shape[-1] else "all heads"] = None
+            elif (
+                function == "sdpa"
+                and y.dim() == 3
+                and self._stream is not None
+                and len(y) == len(self._stream)
+                and y.shape[-1] != self._stream.shape[-1]
+            ):
+                self.query_key["latent"] = None
+            elif function == "softmax" and y.dim() == 4:
+                self.query_key["per head"] = None
+
+
+def _has_rows_of(y: Tensor, heads: Tensor) -> bool:
+    """Whether the rows of queries or keys are those of y cut into heads, turned and scaled: they keep their lengths."""
+    width = heads.shape[-1]
+    if y.shape[-1] % width or not _FEW_ROWS * width < y.numel() <= heads.numel():
+        return False
+    lengths, expected = (torch.linalg.vector_norm(rows.reshape(-1, width), dim=-1).sort().values for rows in (heads, y))
+    # Keys may be repeated for groups of queries.
+    lengths = lengths[:: len(lengths) // len(expected)] if len(expected) else lengths
+    return len(lengths) == len(expected) and torch.allclose(
+        lengths / lengths.mean(), expected / expected.mean(), rtol=1e-3
+    )
+
+
+def _is_parallel(block: BlockCall, pre: set[str], bare: set[str], called: Trace) -> bool:
+    """Whether attention and another branch both read the block's own input: every norm before a branch does."""
+    # The softmax of a router has no heads.
+    attending = [call.parent for call in called.functions if len(call.input_shape) == 4]
+    branches = {
+        f"{block.path}.{name}"
+        for name, child in block.module.named_children()
+        if any(parameter.dim() > 1 for parameter in child.parameters())
+    }
+    attentions = {branch for branch in branches if any(f"{path}.".startswith(f"{branch}.") for path in attending)}
+    return bool(attentions) and attentions < branches and pre <= bare
+
+
+def _kind(model: Any, batch: dict[str, Any]) -> Kind:
+    if "decoder_input_ids" in batch:
+        return "encoder-decoder"
+    if "input_ids" not in batch:
+        return "vision" if model.main_input_name == "pixel_values" else "sound"
+    ids = batch["input_ids"]
+    changed = ids.clone()
+    changed[:, -1] = ids[:, -1] % 50 + 5
+    with torch.no_grad():
+        one, other = (first_output(tuple(model(**{**batch, "input_ids": each}).values())) for each in (ids, changed))
+    if one is None or other is None or one.dim() != 3 or one.shape[1] != ids.shape[1]:
+        return "encoder"
+    moved = (one - other)[:, :-1].abs().max() / one.abs().max()
+    return "decoder" if moved <= _UNMOVED else "encoder"
+
+
+def _year(model_class: type[nn.Module]) -> int | None:
+    """Latest year of the notices at the head of the file that defines a class."""
+    text = Path(inspect.getfile(sys.modules[model_class.__module__])).read_text(encoding="utf-8")[:6000]
+    years = re.findall(r"Copyright\D{0,12}(\d{4})", text)
+    return max(map(int, years), default=None)
+
+
+def _share(family: Family, sites: tuple[NormSite, ...]) -> float | None:
+    """Parameters of the modules at the sites' paths, any index for any other, in the family's default size."""
+    norms = {(_any_index(site.path), type(site.module)) for site in sites if site.module is not None}
+    try:
+        model = default_model(family)
+    # Any third-party constructor runs here; not every default configuration can be built.
+    except Exception:
+        return None
+    inside = sum(
+        parameter.numel()
+        for path, module in model.named_modules()
+        if (_any_index(path), type(module)) in norms
+        for parameter in module.parameters()
+    )
+    return inside / sum(parameter.numel() for parameter in model.parameters())
+
+
+def _any_index(path: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", path)

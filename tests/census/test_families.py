@@ -1,0 +1,110 @@
+"""The census of families: it is what is found now, leaves nobody out, and agrees with what the models' sources say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "census"))
+
+import configurations
+import families
+import family_facts
+
+PAGE = families.PAGE.read_text(encoding="utf-8")
+FAMILIES = {family.name: family for family in configurations.families()}
+
+# Read from each modelling file: norms, placement, final norm, QK-norm, norms a block.
+KNOWN = {
+    "bart": ("LayerNorm 1e-05 late", "post", "no", "no", "2-3"),
+    "bert": ("LayerNorm 1e-12 late", "post", "no", "no", "2"),
+    "cohere": ("LayerNorm (no bias) 1e-05 late", "parallel", "yes", "no", "1"),
+    "convnext": ("LayerNorm over channels 1e-06 late; LayerNorm 1e-06 late; LayerNorm 1e-12 late", "", "", "no", ""),
+    "deepseek_v3": ("RMSNorm 1e-06 early", "pre", "yes", "latent", "4"),
+    "gemma": ("RMSNorm (1 + w) 1e-06 late", "pre", "yes", "no", "2"),
+    "gemma3_text": ("RMSNorm (1 + w) 1e-06 late", "peri", "yes", "per head", "6"),
+    "glm": ("RMSNorm 1.5625e-07 early", "pre", "yes", "no", "2"),
+    "gpt2": ("LayerNorm 1e-05 late", "pre", "yes", "no", "2"),
+    "gpt_neox": ("LayerNorm 1e-05 late", "parallel", "yes", "no", "2"),
+    "llama": ("RMSNorm 1e-06 early", "pre", "yes", "no", "2"),
+    "minimax": ("RMSNorm 1e-05 early; RMSNorm 1e-06 early", "residual-after-norm", "yes", "no", "2-3"),
+    "nanochat": ("RMSNorm (no gain) 1e-06 late", "pre", "yes", "per head", "4"),
+    "nemotron": ("LayerNorm (1 + w) 1e-05 late", "pre", "yes", "no", "2"),
+    "olmo": ("LayerNorm (no gain or bias) 1e-05 late", "pre", "yes", "no", "2"),
+    "olmo2": ("RMSNorm 1e-05 late", "output-only", "yes", "all heads", "4"),
+    "persimmon": ("LayerNorm 1e-05 late", "pre", "yes", "per head", "4"),
+    "phi": ("LayerNorm 1e-05 late", "parallel", "yes", "no", "1"),
+    "qwen3": ("RMSNorm 1e-06 early", "pre", "yes", "per head", "4"),
+    "qwen3_next": ("RMSNorm (1 + w) 1e-06 late + 1 gated norm", "pre", "yes", "per head", "2-4"),
+    "resnet": ("9 batch norms", "", "", "no", ""),
+    "t5": ("RMSNorm 1e-06 weight", "pre", "yes", "no", "2-3"),
+    "vit": ("LayerNorm 1e-12 late", "pre", "yes", "no", "2"),
+}
+
+
+def rows() -> dict[str, list[str]]:
+    """The cells of each family's row on the page, by its name."""
+    lines = re.findall(r"^\| ([^|]+) \| (.*) \|$", PAGE, re.MULTILINE)
+    return {name: [name, *rest.split(" | ")] for name, rest in lines if name in FAMILIES}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_found_is_what_the_source_says(name):
+    found = families.row(family_facts.measure(FAMILIES[name]))
+    norms, placement, final, query_key, per_block = KNOWN[name]
+    assert found.startswith(f"| {name} | {norms} | {placement} | {final} | {query_key} | {per_block} |")
+    assert found in PAGE.splitlines()
+
+
+@pytest.mark.slow
+def test_the_page_is_what_is_found_now():
+    torch.set_num_threads(1)
+    assert families.page(families.take()) == PAGE
+
+
+def test_every_family_has_its_row_and_every_row_an_answer():
+    found = rows()
+    assert found.keys() == FAMILIES.keys()
+    assert len(found) >= 300
+    for cells in found.values():
+        assert len(cells) == len(families._COLUMNS)
+        assert cells[1] not in ("", "none")
+
+
+def test_each_model_type_is_built_or_has_a_reason():
+    assert FAMILIES.keys() | configurations.refused().keys() == set(configurations._names())
+    assert not FAMILIES.keys() & configurations.refused().keys()
+    for name, reason in configurations.refused().items():
+        assert re.search(rf"^- {re.escape(reason)} \(\d+\): .*\b{re.escape(name)}\b", PAGE, re.MULTILINE)
+
+
+def test_tiny_configurations_keep_every_eps():
+    changed = {}
+    for name, family in FAMILIES.items():
+        tiny = configurations.epsilons(configurations.tiny_configuration(family))
+        if tiny != configurations.epsilons(configurations._configuration_class(name)()):
+            changed[name] = tiny
+    assert changed == {}
+
+
+def test_an_eps_that_no_field_gives_is_named():
+    # DeepSeek's latent norms are built without an eps; SegFormer's with PyTorch's default.
+    assert "- longcat_flash: 1e-06; `rms_norm_eps` is 1e-05\n" in PAGE
+    assert "- segformer: 1e-05; `layer_norm_eps` is 1e-06\n" in PAGE
+    assert "- llama: " not in PAGE
+
+
+def test_the_rows_of_the_counts_add_up():
+    header = re.findall(r"^\|  \| (decoder.*) \|$", PAGE, re.MULTILINE)
+    assert len(header) == 2
+    table = {
+        name: list(map(int, cells.split(" | ")))
+        for name, cells in re.findall(r"^\| ([^|]+) \| ([\d |]+) \|$", PAGE, re.MULTILINE)
+    }
+    assert sum(table["families"][::2]) == len(FAMILIES)
+    placed = [sum(column) for column in zip(*(table[name] for name in families.PLACEMENTS), strict=True)]
+    assert placed == table["families"]
