@@ -48,6 +48,10 @@ LINES = 400
 
 # Tests that mirror no file, and what they are about.
 EXTRA_TESTS = {
+    "census/test_families.py": "census/families.py",
+    "census/test_norm_classes.py": "census/norm_classes.py",
+    "conversion/test_families.py": "families of transformers",
+    "identification/test_third_party.py": "norms of other packages",
     "conversion/test_models.py": "whole models of transformers and PyTorch",
     "testing/test_page.py": "docs/testing.md",
     "identification/test_faults.py": "tests/faulty_norms.py",

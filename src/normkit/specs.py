@@ -73,7 +73,13 @@ IMAGEGPT = OLMO2.replace(eps=1e-5, cast="none", statistics_dtype="input", output
 """`models.imagegpt.modeling_imagegpt.ImageGPTLayerNorm`: an RMSNorm that never leaves the input's dtype."""
 
 POCKET_TTS = NormSpec(
-    centre_numerator=False, correction=1, has_bias=False, cast="none", statistics_dtype="input", output_dtype="promote"
+    centre_numerator=False,
+    correction=1,
+    has_bias=False,
+    statistics_dtype="input",
+    round_rstd=True,
+    cast="none",
+    output_dtype="promote",
 )
 """`models.pocket_tts.modeling_pocket_tts.PocketTTSTimestepNorm`: not centred, over an unbiased centred std.
 

@@ -125,7 +125,7 @@ def test_channels_first():
 def test_a_norm_that_centres_only_its_statistics():
     passport = identify(stock("pocket_tts.PocketTTSTimestepNorm")(64), 64)
     # It multiplies the gain and a rounded 1/std first.
-    assert passport.spec == specs.POCKET_TTS.replace(round_rstd=True)
+    assert passport.spec == specs.POCKET_TTS
     assert passport.confidence == 1.0
     assert "x * (gain / s)" in passport.readings["casts"].evidence[0]
 

@@ -73,6 +73,7 @@ def test_a_passport_from_a_file_wants_its_parameters():
     found = nk.identify(norm, 8)
     back = Passport.from_json(found.to_json())
     assert (back.weight_name, back.bias_name) == ("weight", "bias")
+    assert back.to_json() == found.to_json()
     x = torch.randn(2, 8)
     with pytest.raises(IdentificationError, match="holds no weight"):
         back(x)

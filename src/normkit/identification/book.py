@@ -32,30 +32,21 @@ class Entry:
         class_name: Class of the module, or name of the function.
         features: How many features its gain spans.
         passport: What it computes. Read from a file it holds no values of weight and bias.
-        parameters: "weight" and "bias" -> name, shape, dtype and digest, or None without one.
     """
 
     path: str
     class_name: str
     features: int
     passport: Passport
-    parameters: Mapping[str, Any]
 
     @classmethod
     def of(cls, site: NormSite) -> Entry:
         """The entry of a norm that was found in a model."""
-        return cls(
-            path=site.path,
-            class_name=site.class_name,
-            features=site.shape[0],
-            passport=site.passport,
-            parameters=site.passport.to_json()["parameters"],
-        )
+        return cls(path=site.path, class_name=site.class_name, features=site.shape[0], passport=site.passport)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary: the passport's, between what the model calls the norm and its parameters."""
-        passport = {**self.passport.to_json(), "parameters": dict(self.parameters)}
-        return {"class_name": self.class_name, "features": self.features, **passport}
+        """A plain dictionary: the passport's, after what the model calls the norm."""
+        return {"class_name": self.class_name, "features": self.features, **self.passport.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,16 +166,9 @@ def survey(model: nn.Module, run: Callable[[], object], *, name: str = "") -> Pa
 def _entry(path: str, values: Any) -> Entry:
     try:
         passport = Passport.from_json(values)
-        parameters = dict(values["parameters"])
         features = int(values["features"])
     except NormkitError as error:
         raise IdentificationError(f"{path}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise IdentificationError(f"{path} is damaged ({type(error).__name__}: {error}); write the file anew") from None
-    return Entry(
-        path=path,
-        class_name=str(values.get("class_name", "")),
-        features=features,
-        passport=passport,
-        parameters={role: parameters.get(role) for role in ("weight", "bias")},
-    )
+    return Entry(path=path, class_name=str(values.get("class_name", "")), features=features, passport=passport)

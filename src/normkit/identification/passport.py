@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -95,6 +96,7 @@ class Passport:
         bias: Likewise.
         weight_name: Name of the parameter of the module that is the weight, or None; of several, with commas.
         bias_name: Likewise.
+        recorded: Of a passport that was read from a file: what the file says of weight and bias.
 
     Example:
         >>> import normkit as nk
@@ -115,6 +117,15 @@ class Passport:
     bias: Tensor | None = field(default=None, repr=False)
     weight_name: str | None = None
     bias_name: str | None = None
+    recorded: Mapping[str, dict[str, Any] | None] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def parameters(self) -> dict[str, dict[str, Any] | None]:
+        """ "weight" and "bias": name, shape, dtype and digest of each that there is, else None."""
+        return {
+            "weight": _summary(self.weight, self.weight_name) or self.recorded.get("weight"),
+            "bias": _summary(self.bias, self.bias_name) or self.recorded.get("bias"),
+        }
 
     @property
     def undecidable(self) -> dict[str, str]:
@@ -179,22 +190,19 @@ class Passport:
             "confidence": round(self.confidence, 4),
             "shape": list(self.shape),
             "dtype": self.dtype,
-            "parameters": {
-                "weight": _summary(self.weight, self.weight_name),
-                "bias": _summary(self.bias, self.bias_name),
-            },
+            "parameters": self.parameters,
             "readings": {name: reading.to_json() for name, reading in self.readings.items()},
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Passport:
-        """The passport that `to_json` wrote, without the values of weight and bias.
+        """The passport that `to_json` wrote: the same, but for the values of weight and bias.
 
         Raises:
             IdentificationError: If this is no passport, or one of another schema.
             SpecError: If its spec has conventions that do not exist.
         """
-        missing = [name for name in ("schema_version", "verdict", "spec", "readings") if name not in values]
+        missing = [name for name in ("schema_version", "verdict", "spec", "parameters", "readings") if name not in values]
         if missing:
             raise IdentificationError(f"a passport has {', '.join(missing)}; this has none, so it is no passport")
         if values["schema_version"] != _SCHEMA:
@@ -205,7 +213,7 @@ class Passport:
             raise IdentificationError(
                 f"verdict must be one of {', '.join(get_args(Verdict))}, got {values['verdict']!r}"
             )
-        parameters = values.get("parameters", {})
+        parameters = dict(values["parameters"])
         return cls(
             verdict=values["verdict"],
             spec=None if values["spec"] is None else NormSpec.from_json(values["spec"]),
@@ -214,6 +222,7 @@ class Passport:
             dtype=values.get("dtype", "float32"),
             weight_name=(parameters.get("weight") or {}).get("name"),
             bias_name=(parameters.get("bias") or {}).get("name"),
+            recorded=parameters,
         )
 
 
@@ -235,7 +244,7 @@ def _reading(values: Mapping[str, Any]) -> Reading:
 def _summary(parameter: Tensor | None, name: str | None) -> dict[str, Any] | None:
     """What of a parameter fits on a line and tells two of them apart."""
     if parameter is None:
-        return None if name is None else {"name": name}
+        return None
     values = parameter.detach().cpu()
     digest = hashlib.sha256(values.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
     return {
