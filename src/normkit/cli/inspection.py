@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from normkit.cli.terminal import note, progress, results, shows_progress
-from normkit.errors import InputError
 
 if TYPE_CHECKING:
-    from normkit.checkpoint.loading import LoadedModel
-    from normkit.cli.texts import Batches
     from normkit.inspection.result import Inspection
 
 _WORST_FIRST = ("error", "warning", "note")
@@ -90,6 +87,7 @@ def inspect_model(
         run(out=out, report=not no_report, as_json=as_json, shown=shown)
         return
     from normkit.checkpoint.loading import load_model
+    from normkit.cli.inputs import batches_for
     from normkit.cli.reports import report_folder, write_report
     from normkit.cli.texts import read_text
 
@@ -98,7 +96,7 @@ def inspect_model(
         click.echo(f"loading {model}", err=True)
     loaded = load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
     folder = None if no_report else report_folder(out, loaded.name, loaded.path)
-    batches = _batches(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
+    batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
     if not quiet:
         for remark in loaded.notes:
             note(remark)
@@ -121,25 +119,6 @@ def _refuse_model_options(ctx: click.Context) -> None:
         given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
         if given and parameter.name not in _WITHOUT_MODEL:
             raise click.UsageError(f"{parameter.opts[0]} needs a MODEL.", ctx)
-
-
-def _batches(
-    loaded: LoadedModel, path: str | None, words: str | None, *, length: int | None, max_tokens: int, batch_size: int
-) -> Batches:
-    from normkit import demo
-    from normkit.cli.texts import from_random_ids, from_text
-
-    if loaded.tokenizer is None:
-        if path is not None:
-            raise InputError(f"{loaded.name} has no tokenizer for the text {path}; add its files, or leave out --text")
-        return from_random_ids(loaded.model, length=length, max_tokens=max_tokens, batch_size=batch_size)
-    if words is None or path is None:
-        words, name = demo.text(), "demo text"
-    else:
-        name = "stdin" if path == "-" else Path(path).name
-    return from_text(
-        words, name, loaded.model, loaded.tokenizer, length=length, max_tokens=max_tokens, batch_size=batch_size
-    )
 
 
 def _print(inspection: Inspection, *, as_json: bool) -> None:

@@ -14,6 +14,13 @@ gauges.py       the accumulators of one norm
 probing.py      the probe: everything measured while a model runs
 intent.py       what the stock class of the model's config computes at each norm
 walk.py         one token's vector through one norm, stage by stage
+running.py      how a model is run to be looked at
+pairing.py      which norm of a port stands for which of its reference, and in which conventions they differ
+effects.py      how far two formulas are apart on the rows that arrive
+divergence.py   where two runs begin to differ
+differences.py  what a comparison found, as frozen values with JSON out
+contrasts.py    what can be said of two norms before anything is run
+comparison.py   `compare`: a model against its reference, composed of the six above
 rules/          what is wrong, one file a group
 inspecting.py   `inspect`: composes all of the above
 """

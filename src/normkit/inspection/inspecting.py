@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect as signatures
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 
@@ -21,15 +19,12 @@ from normkit.inspection.fingerprint import BlockSweep
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Role, Site, Spectrum, Walk
+from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask
 from normkit.inspection.selecting import key_selections
 from normkit.inspection.spectrum import recurring_outliers, spectrum
 from normkit.inspection.walk import capture, walk
 
-Batch = Mapping[str, Tensor]
 Progress = Callable[[str, int, int], None]
-
-# Enough to see every module called; the structure of a model does not depend on its input.
-_STRUCTURE_TOKENS = 16
 
 
 def inspect(
@@ -75,9 +70,9 @@ def inspect(
     if first is None:
         raise InputError("inspect needs at least one batch, got none")
     report = progress or (lambda _stage, _done, _total: None)
-    with _evaluating(model), torch.no_grad():
-        small = _shortened(first)
-        run = _runner(model, small)
+    with evaluating(model), torch.no_grad():
+        small = shortened(first)
+        run = runner(model, small)
         report("structure", 0, 3)
         called = trace(model, run)
         report("norms", 1, 3)
@@ -92,15 +87,15 @@ def inspect(
         with Probe(model, found, blocks, called) as probe:
             for index, batch in enumerate(chain([first], stream)):
                 report("text", index, 0)
-                mask = _mask(batch)
+                mask = token_mask(batch)
                 probe.batch(mask)
-                _runner(model, batch)()
+                runner(model, batch)()
                 counted, left_out = _tokens(batch, mask)
                 tokens, padding = tokens + counted, padding + left_out
         sites = _sites(probe, found, blocks, roles)
         text, valid = _first_text(first)
         selections = key_selections(
-            model, called, blocks, _runner(model, text), valid, partial(report, "selectable keys")
+            model, called, blocks, runner(model, text), valid, partial(report, "selectable keys")
         )
         walked = _walk(model, found, sites, first, decode, site)
     measured = _blocks(probe, blocks, sweeps)
@@ -128,42 +123,9 @@ def inspect(
     )
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every module's own mode again outside."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-
-
-def _runner(model: nn.Module, batch: Batch) -> Callable[[], object]:
-    """A call of the model on a batch on its own device, without a cache of keys and values."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    arguments: dict[str, object] = {key: value.to(device) for key, value in batch.items()}
-    if "use_cache" in signatures.signature(model.forward).parameters:
-        arguments["use_cache"] = False
-    return lambda: model(**arguments)
-
-
-def _shortened(batch: Batch) -> dict[str, Tensor]:
-    """The first row's first tokens, all of them attended to."""
-    small = {key: value[:1, :_STRUCTURE_TOKENS] if value.dim() > 1 else value for key, value in batch.items()}
-    return {key: torch.ones_like(value) if key.endswith("attention_mask") else value for key, value in small.items()}
-
-
-def _mask(batch: Batch) -> Tensor | None:
-    """True where a token counts, or None where all do."""
-    mask = batch.get("attention_mask")
-    return None if mask is None or bool(mask.all()) else mask.bool()
-
-
 def _first_text(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
     """The batch's first row that has a token, and its token mask (T,) or None where all of them count."""
-    mask = _mask(batch)
+    mask = token_mask(batch)
     index = 0 if mask is None else int(mask.any(-1).byte().argmax())
     text = {key: value[index : index + 1] if value.dim() > 1 else value for key, value in batch.items()}
     return text, None if mask is None or bool(mask[index].all()) else mask[index]
@@ -248,7 +210,7 @@ def _walk(
     row = {key: value[:1] if value.dim() > 1 else value for key, value in batch.items()}
     mask = batch.get("attention_mask")
     position = int(mask[0].nonzero()[-1]) if mask is not None and mask[0].any() else -1
-    captured = capture(model, norm, _runner(model, row), position)
+    captured = capture(model, norm, runner(model, row), position)
     if captured is None:
         return None
     ids = batch.get("input_ids")

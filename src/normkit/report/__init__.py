@@ -7,6 +7,10 @@
     text.py         Report -> rich renderables: `summary`, `walk_table`, `side_by_side`
     html.py         Report -> one self-contained page: `render`, `write`, `frame`
     formula.py      a NormSpec as MathML
+    conventions.py  the conventions of a norm in words, and how two norms differ in one
+    passports.py    the passports of a model -> rich renderables: `passport_list`
+    comparison.py   a model against its reference -> rich renderables: `contrast_list`
+    grids.py        what texts for a terminal are laid out with
     page.html       the page's template; page.css, page.js: its style and the sorting of its tables
 
 Figures come from `normkit.plots`. Nothing is measured here.

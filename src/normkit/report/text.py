@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -12,7 +12,8 @@ from rich.text import Text
 
 from normkit.inspection.result import Check, Finding, Inspection, Walk
 from normkit.report.description import describe, describe_walk
-from normkit.report.parts import Fact, Formula, Table, Tone, Verdict
+from normkit.report.grids import lines, marked
+from normkit.report.parts import Fact, Formula, Table, Verdict
 from normkit.report.wording import tail
 
 WIDTH = 100
@@ -20,16 +21,6 @@ WIDTH = 100
 
 # Past this many norms the summary folds alike neighbours; past as many rows it stops.
 _MOST_ROWS = 16
-_WIDEST_LABEL = 44
-
-# Tone -> the mark before it and its style: nothing is said by colour alone.
-_TONES: dict[Tone, tuple[str, str]] = {
-    "error": ("x", "bold red"),
-    "warning": ("!", "bold yellow"),
-    "note": ("i", "bold blue"),
-    "good": ("+", "bold green"),
-    "neutral": ("-", "bold"),
-}
 
 
 def summary(inspection: Inspection) -> RenderableType:
@@ -40,12 +31,12 @@ def summary(inspection: Inspection) -> RenderableType:
     # The table says the rest of what stands at a glance; what is wrong needs the room of what is merely so.
     left_out = {"norms", "input rows", "eps", *(("geometry", "images", "keys") if report.findings else ())}
     if glance := [fact for fact in report.glance if fact.label not in left_out]:
-        parts += ["", _facts(glance)]
+        parts += ["", lines(glance)]
     if report.sites.rows:
         table = report.sites if len(report.sites.rows) <= _MOST_ROWS else report.folded
         parts += ["", _norms(table, report.formulas)]
     if report.unrecognised:
-        parts += ["", Text("not identified", "bold"), _facts(report.unrecognised)]
+        parts += ["", Text("not identified", "bold"), lines(report.unrecognised)]
     return Group(*parts, "", _checks(report.checks))
 
 
@@ -60,7 +51,7 @@ def walk_table(walk: Walk) -> RenderableType:
     for stage in passage.stages:
         holds = stage.holds or stage.does
         grid.add_row(Text(stage.name), *(Text(fact.value) for fact in stage.facts), Text(holds))
-    return Group(Text(passage.title, "bold"), Text(passage.formula.text), "", grid, _facts(passage.facts))
+    return Group(Text(passage.title, "bold"), Text(passage.formula.text), "", grid, lines(passage.facts))
 
 
 def side_by_side(inspections: Sequence[Inspection]) -> RenderableType:
@@ -72,16 +63,14 @@ def side_by_side(inspections: Sequence[Inspection]) -> RenderableType:
         report = describe(inspection)
         norms = next((fact.value for fact in report.glance if fact.label == "norms"), "none")
         found = "\n".join(f"{finding.rule} {finding.title}" for finding in report.findings) or "none"
-        grid.add_row(
-            Text(report.title), Text(norms), _marked(report.verdict.tone, report.verdict.headline), Text(found)
-        )
+        grid.add_row(Text(report.title), Text(norms), marked(report.verdict.tone, report.verdict.headline), Text(found))
     return grid
 
 
 def finding(found: Finding) -> RenderableType:
     """The finding with its most telling evidence; the rest of it and the threshold stand in the page."""
     steps = found.remedy if len(found.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(found.remedy, 1)]
-    lines = (
+    facts = (
         Fact(label="measured", value=found.measured),
         Fact(label="evidence", value="".join(found.evidence[:1])),
         Fact(label="why", value=found.why),
@@ -90,32 +79,17 @@ def finding(found: Finding) -> RenderableType:
     )
     places = found.sites[0] if len(found.sites) == 1 else f"{len(found.sites)} places"
     where = f"  at {places}" if found.sites else ""
-    head = _marked(found.severity, found.severity)
+    head = marked(found.severity, found.severity)
     title = Text.assemble(head, f"  {found.rule}  ", (found.title, "bold"), where)
-    return Group(title, Padding(_facts(line for line in lines if line.value), (0, 0, 0, 2)))
+    return Group(title, Padding(lines(fact for fact in facts if fact.value), (0, 0, 0, 2)))
 
 
 def _ruled() -> Grid:
     return Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
 
 
-def _marked(tone: Tone, words: str) -> Text:
-    mark, style = _TONES[tone]
-    return Text(f"{mark} {words}", style)
-
-
 def _verdict(verdict: Verdict) -> RenderableType:
-    return Text.assemble(_marked(verdict.tone, verdict.headline), "  ", verdict.detail)
-
-
-def _facts(facts: Iterable[Fact]) -> RenderableType:
-    """Labels on the left, values wrapped on the right."""
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for fact in facts:
-        grid.add_row(Text(tail(fact.label, _WIDEST_LABEL)), Text(fact.value))
-    return grid
+    return Text.assemble(marked(verdict.tone, verdict.headline), "  ", verdict.detail)
 
 
 def _norms(table: Table, formulas: Sequence[Formula]) -> RenderableType:
@@ -151,4 +125,4 @@ def _checks(checks: Sequence[Check]) -> RenderableType:
     reasons = ", ".join(f"{' '.join(rules)} ({reason})" for reason, rules in unchecked.items())
     clean = " ".join(check.rule for check in checks if check.status == "clean")
     parts = [f"clean {clean}" if clean else "", f"not checked {reasons}" if reasons else ""]
-    return _facts([Fact(label="checks", value="; ".join(part for part in parts if part) or "none")])
+    return lines([Fact(label="checks", value="; ".join(part for part in parts if part) or "none")])

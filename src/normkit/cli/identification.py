@@ -1,0 +1,244 @@
+"""`normkit identify`: the passports of a model's norms, and a model held against its reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from normkit.cli.terminal import note, progress, results, shows_progress
+from normkit.errors import InputError, NormkitError
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.loading import LoadedModel
+    from normkit.cli.texts import Batches
+    from normkit.identification.book import PassportBook
+    from normkit.inspection.differences import Comparison
+
+_FILE = "passports.json"
+_OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
+# Enough to see every norm called.
+_TOKENS = 16
+# What only a run on a text needs.
+_WITH_AGAINST = {"text", "max_tokens", "seq_length", "batch_size"}
+
+
+@click.command("identify", short_help="What each norm really computes; a port against its reference.")
+@click.argument("model")
+@click.option("--against", metavar="MODEL", help="Its reference: another model, or a file of passports.")
+@click.option("--site", metavar="GLOB", help="Only norms whose path matches, as in 'model.layers.*.input_layernorm'.")
+@click.option("--text", metavar="FILE", help="UTF-8 text to run both on, - for stdin.  [default: a text that ships]")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=8), metavar="N", default=4096, show_default=True, help="Tokens in all."
+)
+@click.option(
+    "--seq-length", type=click.IntRange(min=2), metavar="N", help="Tokens a window.  [default: 256, or the context]"
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Windows a batch."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Of the weights; auto is the checkpoint's.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where the JSON goes.  [default: normkit-report/NAME/passports.json; with --against, nowhere]",
+)
+@click.option("--no-report", is_flag=True, help="Write no file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@click.option("--revision", metavar="REV", help="Branch, tag or commit of MODEL, a Hub id.")
+@click.option("--local-files-only", is_flag=True, help="Ask no server.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
+@click.pass_context
+def identify_norms(
+    ctx: click.Context,
+    model: str,
+    against: str | None,
+    site: str | None,
+    text: str | None,
+    max_tokens: int,
+    seq_length: int | None,
+    batch_size: int,
+    dtype: str,
+    out: Path | None,
+    no_report: bool,
+    as_json: bool,
+    revision: str | None,
+    local_files_only: bool,
+    quiet: bool,
+) -> None:
+    """Find out what every norm of MODEL computes, and write it down; or hold MODEL against its reference.
+
+    A norm is found by calling copies of it on chosen inputs, never by its name. MODEL is the folder of a transformers
+    model, or a Hub id such as org/name[@revision]; no code that comes with it is run.
+
+    With --against, norms are paired by path, or by their order. Told is what differs, what that does to the rows that
+    really arrive, and, both models run on one text, where the first difference is born. Against a file, nothing but
+    formulas can differ. Exit code 1 on a difference.
+    """
+    shown = shows_progress(quiet=quiet or as_json)
+    if against is None:
+        _refuse_run_options(ctx)
+    _refuse_passports(model)
+    from normkit.checkpoint.loading import load_model
+    from normkit.cli.texts import read_text
+
+    words = None if text is None else read_text(text, max_tokens)
+    # Before minutes are spent on the model: a slip in the path of its reference is told at once.
+    book = None if against is None else _passports(against)
+    if shown:
+        click.echo(f"loading {model}", err=True)
+    loaded = load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
+    path = None if no_report else _path(out, loaded, due=against is None)
+    if against is None:
+        _tell(loaded, quiet=quiet)
+        found = _survey(loaded, site, shown=shown)
+        _print_passports(found, as_json=as_json)
+        if path is not None:
+            found.write(path)
+            _say_where("passports", path, as_json=as_json)
+        return
+    other = None
+    if book is None:
+        if shown:
+            click.echo(f"loading {against}", err=True)
+        other = load_model(against, dtype=dtype, local_files_only=local_files_only, show_downloads=shown)
+        path = None if path is None else _path(path, other, due=False)
+    _tell(loaded, *([other] if other else []), quiet=quiet)
+    from normkit.cli.inputs import batches_for
+
+    batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
+    names = _names(loaded, other, book, model, against)
+    comparison = _compare(loaded, other.model if other else book, batches, names, site, shown=shown)
+    _print_comparison(comparison, as_json=as_json)
+    if path is not None:
+        from normkit.files import json_text, write_text
+
+        write_text(path, json_text(comparison.to_json()))
+        _say_where("comparison", path, as_json=as_json)
+    if comparison.differs:
+        ctx.exit(1)
+
+
+def _refuse_run_options(ctx: click.Context) -> None:
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name in _WITH_AGAINST:
+            raise click.UsageError(f"{parameter.opts[0]} needs --against: formulas alone need no text.", ctx)
+
+
+def _refuse_passports(model: str) -> None:
+    """The first argument is a model; a file of passports there is a slip that has its own answer."""
+    path = Path(model)
+    if path.suffix != ".json" or path.name in _OF_A_MODEL or not path.is_file():
+        return
+    try:
+        _passports(model)
+    except NormkitError:
+        return
+    raise InputError(f"{model} holds passports, and the first argument is a model; give it as --against {model}")
+
+
+def _passports(name: str) -> PassportBook | None:
+    """The passports in a file; None where the name is that of a model."""
+    path = Path(name).expanduser()
+    if not path.is_file() or path.name in _OF_A_MODEL:
+        return None
+    from normkit.identification.book import PassportBook
+
+    return PassportBook.read(path)
+
+
+def _path(out: Path | None, loaded: LoadedModel, *, due: bool) -> Path | None:
+    """The file to write, checked before minutes are spent; None where none was asked for and none is due."""
+    if out is None and not due:
+        return None
+    from normkit.cli.reports import report_folder
+
+    folder = report_folder(None if out is None else out.parent, loaded.name, loaded.path)
+    return folder / (_FILE if out is None else out.name)
+
+
+def _tell(*models: LoadedModel, quiet: bool) -> None:
+    for model in models:
+        for remark in () if quiet else model.notes:
+            note(remark)
+
+
+def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBook:
+    from normkit.checkpoint.silence import silence
+    from normkit.cli.inputs import batches_for
+    from normkit.cli.texts import check_runs
+    from normkit.identification.book import survey
+    from normkit.inspection.running import evaluating, runner, shortened
+
+    batch = batches_for(loaded, None, None, length=None, max_tokens=_TOKENS, batch_size=1).batches[0]
+    with progress(shown=shown) as report, silence(), evaluating(loaded.model):
+        report(f"{loaded.name}: norms", 0, 0)
+        check_runs(loaded.model, batch)
+        return survey(loaded.model, runner(loaded.model, shortened(batch)), name=loaded.name).only(site)
+
+
+def _names(
+    loaded: LoadedModel, other: LoadedModel | None, book: PassportBook | None, model: str, against: str
+) -> tuple[str, str]:
+    """What to call the two: as each calls itself, or where that is one name as the user called them."""
+    reference = other.name if other else book.model if book else ""
+    return (loaded.name, reference) if loaded.name != reference else (model, against)
+
+
+def _compare(
+    loaded: LoadedModel, reference: Any, batches: Batches, names: tuple[str, str], site: str | None, *, shown: bool
+) -> Comparison:
+    from normkit.checkpoint.silence import silence
+    from normkit.cli.texts import check_runs
+    from normkit.inspection.comparison import compare
+
+    with progress(shown=shown) as report, silence():
+        check_runs(loaded.model, batches.batches[0])
+        return compare(
+            loaded.model,
+            reference,
+            batches.batches,
+            name=names[0],
+            reference_name=names[1],
+            source=batches.source,
+            site=site,
+            progress=lambda stage, done, total: report(f"{names[0]}: {stage}", done, total),
+        )
+
+
+def _print_passports(found: PassportBook, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(found.to_json())
+        return
+    from normkit.report.passports import passport_list
+
+    results().print(passport_list(found))
+
+
+def _print_comparison(found: Comparison, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(found.to_json())
+        return
+    from normkit.report.comparison import contrast_list
+
+    results().print(contrast_list(found))
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    from normkit.files import json_text
+
+    click.echo(json_text(document), nl=False)
+
+
+def _say_where(what: str, path: Path, *, as_json: bool) -> None:
+    if not as_json:
+        results().print(f"\n{what}: {path}", soft_wrap=True)

@@ -1,0 +1,208 @@
+"""A model against its reference: which norms differ, what that does to the numbers, where the difference begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from normkit.errors import InputError, ModelError, NormkitError
+from normkit.identification.book import PassportBook
+from normkit.identification.sites import NormSite, find_sites
+from normkit.identification.specimen import first_line
+from normkit.identification.tracing import first_output, trace
+from normkit.inspection.contrasts import Survey, contrast, unmatched
+from normkit.inspection.differences import Comparison
+from normkit.inspection.divergence import Divergence, Place, Snapshot, diverged
+from normkit.inspection.effects import EffectGauge, sampled
+from normkit.inspection.observing import Listener, observed
+from normkit.inspection.pairing import match
+from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask
+from normkit.inspection.sampling import RowPicker
+
+Progress = Callable[[str, int, int], None]
+
+
+def compare(
+    model: nn.Module,
+    reference: nn.Module | PassportBook,
+    batches: Batch | Iterable[Batch],
+    *,
+    name: str = "",
+    reference_name: str = "",
+    source: str = "",
+    site: str | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Hold every norm of a model against that of its reference.
+
+    Norms are paired by path, or where the paths differ by forward order and size. Of each pair it is told in which
+    conventions it differs, and how far the two formulas are apart on the very rows that arrive at the model's norm.
+    Then both models run on the first batch: where do they begin to differ? Both run in evaluation mode and are left
+    as they were. Only a few rows a norm are kept.
+
+    Args:
+        model: The model, on any device.
+        reference: What it should compute: another model, or the passports of one.
+        batches: Keyword arguments for `model(**batch)`, as for `inspect`.
+        name: What to call the model.
+        reference_name: What to call the reference; that of its passports by default.
+        source: What the batches are, in a few words.
+        site: Pattern of paths, as in "model.layers.*.input_layernorm": list only norms that match, of either.
+        progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
+
+    Raises:
+        InputError: If there is no batch, or `site` matches no norm of the model.
+        ModelError: If the reference cannot be run at all.
+
+    Example:
+        >>> port = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8, eps=1e-6))
+        >>> stock = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+        >>> compare(port, stock, {"input": torch.randn(2, 4)}).changed[0].changes[0].given
+        {'eps': 1e-06, 'eps_placement': 'inside'}
+    """
+    stream = iter([batches] if isinstance(batches, Mapping) else batches)
+    first = next(stream, None)
+    if first is None:
+        raise InputError("a comparison needs at least one batch, got none")
+    report = progress or (lambda _stage, _done, _total: None)
+    report("norms", 0, 0)
+    with ExitStack() as exits, torch.no_grad():
+        exits.enter_context(evaluating(model))
+        here, there = _surveyed(model, first, name), None
+        here.book.only(site)
+        if isinstance(reference, nn.Module):
+            exits.enter_context(evaluating(reference))
+            there = _surveyed_reference(reference, first, reference_name)
+            book = there.book
+        else:
+            book = replace(reference, model=reference_name or reference.model)
+        matches = match(here.book, book)
+        contrasts = [contrast(each, here, there) for each in matches]
+        gauges = {each.pair.entry.path: gauge for each in contrasts if (gauge := each.gauge())}
+        places = [] if there is None else [each.place() for each in contrasts if each.is_comparable]
+        snapshot, outputs = _snapshot(places, first, of_reference=False), None
+        first_of_all = [first] if gauges or there else []
+        for index, batch in enumerate(chain(first_of_all, stream if gauges else ())):
+            report("text", index, 0)
+            picker = RowPicker(index, token_mask(batch))
+            rows = _run(here, batch, picker, _Watcher(gauges, picker, None if index else snapshot))
+            outputs = outputs if index else rows
+        report("reference", 0, 0)
+        divergence = _diverged(here, there, first, places, snapshot, outputs)
+    pairs = (each.observed(gauges.get(each.pair.entry.path)) for each in contrasts)
+    return Comparison(
+        model=here.book.model,
+        reference=book.model,
+        source=source,
+        pairs=tuple(pair for pair in pairs if _is_wanted(site, pair.entry.path, pair.reference.path)),
+        unmatched=tuple(each for each in unmatched(here.book, book, matches) if _is_wanted(site, each.path)),
+        left_out={
+            path: (reason, book.left_out[path])
+            for path, reason in here.book.left_out.items()
+            if path in book.left_out and _is_wanted(site, path)
+        },
+        divergence=divergence,
+    )
+
+
+class _Watcher(Listener):
+    """Hands on what arrives at the norms of the model."""
+
+    def __init__(self, gauges: Mapping[str, EffectGauge], picker: RowPicker, snapshot: Snapshot | None) -> None:
+        self._gauges, self._picker, self._snapshot = gauges, picker, snapshot
+
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        if site.path in self._gauges:
+            self._gauges[site.path].enter(x, self._picker)
+        if self._snapshot is not None:
+            self._snapshot.before_site(site, x)
+
+    def after_site(self, site: NormSite, y: Tensor) -> None:
+        if self._snapshot is not None:
+            self._snapshot.after_site(site, y)
+
+
+def _surveyed(model: nn.Module, batch: Batch, name: str) -> Survey:
+    called = trace(model, runner(model, shortened(batch)))
+    sites, left_out = find_sites(model, called)
+    book = PassportBook.of(name or type(model).__name__, sites, left_out)
+    return Survey(model=model, trace=called, sites={site.path: site for site in sites}, book=book)
+
+
+def _surveyed_reference(model: nn.Module, batch: Batch, name: str) -> Survey:
+    """As above, on token ids that the model has, whichever they are."""
+    size = _vocabulary(model)
+    known = {key: value.remainder(size) if size and _is_ids(key) else value for key, value in batch.items()}
+    try:
+        return _surveyed(model, known, name)
+    except NormkitError:
+        raise
+    except Exception as error:  # whatever the model's own code raises
+        raise ModelError(
+            f"{name or type(model).__name__} cannot be run on what the model runs on ({first_line(error)}); give "
+            "another reference, or the file of its passports"
+        ) from error
+
+
+def _snapshot(places: Sequence[Place], batch: Batch, *, of_reference: bool) -> Snapshot:
+    spans = {place.reference if of_reference else place.path: place.span for place in places}
+    return Snapshot(spans, RowPicker(0, token_mask(batch)))
+
+
+def _run(survey: Survey, batch: Batch, picker: RowPicker, listener: Listener) -> Tensor | None:
+    """Run a model on a batch; returns rows of its first output."""
+    parents = {call.parent for call in survey.trace.functions}
+    with observed(survey.model, tuple(survey.sites.values()), (), parents, listener):
+        output = runner(survey.model, batch)()
+    y = first_output(tuple(output.values()) if isinstance(output, Mapping) else output)
+    return None if y is None or y.dim() < 2 else sampled(y, 1, picker)
+
+
+def _diverged(
+    here: Survey,
+    there: Survey | None,
+    batch: Batch,
+    places: Sequence[Place],
+    snapshot: Snapshot,
+    outputs: Tensor | None,
+) -> Divergence:
+    """Run the reference on the batch that the model has run on, and compare."""
+    if there is None:
+        return Divergence(not_run="a file of passports cannot be run")
+    if not places and (here.sites or there.sites):
+        return Divergence(not_run="no norm of the one has as many features as a norm of the other")
+    size = _vocabulary(there.model)
+    highest = max((int(value.max()) for key, value in batch.items() if _is_ids(key)), default=0)
+    if size is not None and highest >= size:
+        return Divergence(not_run=f"{there.book.model} embeds {size:,} tokens, and the text has token {highest:,}")
+    other = _snapshot(places, batch, of_reference=True)
+    try:
+        rows = _run(there, batch, RowPicker(0, token_mask(batch)), other)
+    except Exception as error:  # whatever the model's own code raises
+        return Divergence(not_run=f"{there.book.model} cannot be run on what the model runs on ({first_line(error)})")
+    pair = None if outputs is None or rows is None or outputs.shape != rows.shape else (outputs, rows)
+    dtypes = {each.dtype for survey in (here, there) for each in survey.model.parameters() if each.is_floating_point()}
+    return diverged(places, snapshot, other, pair, sorted(dtypes, key=str) or [torch.float32])
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """How many tokens a model of transformers embeds; None of any other."""
+    find = getattr(model, "get_input_embeddings", None)
+    try:
+        return None if find is None else int(find().weight.shape[0])
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def _is_ids(name: str) -> bool:
+    return name.endswith("input_ids")
+
+
+def _is_wanted(pattern: str | None, *paths: str) -> bool:
+    return pattern is None or any(fnmatchcase(path, pattern) for path in paths)

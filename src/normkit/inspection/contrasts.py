@@ -1,0 +1,133 @@
+"""What can be said of two norms, and of those without a counterpart, before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from normkit.identification.book import PassportBook
+from normkit.identification.sites import NormSite
+from normkit.identification.tracing import Trace
+from normkit.inspection.differences import Owner, Pair, ParameterChange, Unmatched
+from normkit.inspection.divergence import Place
+from normkit.inspection.effects import EffectGauge, Formula, common_span
+from normkit.inspection.pairing import Match, changes, digests, undecided
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Survey:
+    """A model and its norms.
+
+    Attributes:
+        model: The model.
+        trace: One forward pass of it.
+        sites: Path -> norm.
+        book: Their passports.
+    """
+
+    model: nn.Module
+    trace: Trace
+    sites: Mapping[str, NormSite]
+    book: PassportBook
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contrast:
+    """A pair, and its two formulas.
+
+    Attributes:
+        pair: What is known of it so far.
+        formulas: Of the model's norm and of the reference's; None where no spec describes either.
+    """
+
+    pair: Pair
+    formulas: tuple[Formula, Formula] | None
+
+    @property
+    def is_comparable(self) -> bool:
+        """What enters and leaves the two has one size."""
+        return self.formulas is not None and self.pair.entry.features == self.pair.reference.features
+
+    def gauge(self) -> EffectGauge | None:
+        """What measures how far the formulas are apart; None where nothing differs or nothing can be computed."""
+        if self.formulas is None or not (self.pair.changes or self.pair.parameters):
+            return None
+        return EffectGauge(*self.formulas)
+
+    def place(self) -> Place:
+        """The pair as a place where two runs are compared."""
+        assert self.formulas is not None
+        return Place(
+            path=self.pair.entry.path,
+            reference=self.pair.reference.path,
+            formula=self.formulas[0],
+            span=common_span(*self.formulas),
+        )
+
+    def observed(self, gauge: EffectGauge | None) -> Pair:
+        """The pair, with what its gauge has seen."""
+        return self.pair if gauge is None else replace(self.pair, observed=gauge.result())
+
+
+def contrast(each: Match, here: Survey, there: Survey | None) -> Contrast:
+    """What differs between two norms, without running anything."""
+    entry, other = each.entry, each.reference
+    site, other_site = here.sites[entry.path], None if there is None else there.sites[other.path]
+    parameters = _parameter_changes(each, site, other_site)
+    same_width = entry.features == other.features
+    with_parameters = same_width and (other_site is not None or digests(entry) == digests(other))
+    spec, other_spec = entry.passport.spec, other.passport.spec
+    formulas = None
+    if spec is not None and other_spec is not None:
+        # A file holds no parameters; where the digests agree they are the model's own.
+        source = other.passport if other_site is not None else entry.passport
+        formulas = (
+            (Formula.of(spec, entry.passport), Formula.of(other_spec, source))
+            if with_parameters
+            else (Formula.bare(spec), Formula.bare(other_spec))
+        )
+    pair = Pair(
+        entry=entry,
+        reference=other,
+        matched_by=each.matched_by,
+        changes=changes(entry, other),
+        undecided=undecided(entry.passport, other.passport),
+        parameters=parameters,
+        with_parameters=with_parameters,
+    )
+    return Contrast(pair=pair, formulas=formulas)
+
+
+def _parameter_changes(each: Match, site: NormSite, other: NormSite | None) -> tuple[ParameterChange, ...]:
+    found = []
+    for role, mine in (("weight", site.gain), ("bias", site.bias)):
+        if other is None:
+            digest, expected = ((entry.passport.parameters[role] or {}) for entry in (each.entry, each.reference))
+            # Of the same values in another dtype the digest is another.
+            if digest and expected and digest.get("dtype") == expected.get("dtype") and digest != expected:
+                found.append(ParameterChange(role=role, difference=None))
+            continue
+        theirs = other.gain if role == "weight" else other.bias
+        if mine is not None and theirs is not None and mine.shape == theirs.shape and not torch.equal(mine, theirs):
+            apart = (mine - theirs).abs().max() / theirs.abs().max()
+            found.append(ParameterChange(role=role, difference=float(apart)))
+    return tuple(found)
+
+
+def unmatched(model: PassportBook, reference: PassportBook, matches: Sequence[Match]) -> tuple[Unmatched, ...]:
+    """The norms of either that have no counterpart; what both leave out at one path is none of these."""
+    here = _alone("model", model, reference, {each.entry.path for each in matches})
+    return (*here, *_alone("reference", reference, model, {each.reference.path for each in matches}))
+
+
+def _alone(owner: Owner, book: PassportBook, other: PassportBook, matched: set[str]) -> Iterator[Unmatched]:
+    for entry in book.entries:
+        if entry.path not in matched:
+            reason = other.left_out.get(entry.path, "")
+            yield Unmatched(path=entry.path, owner=owner, class_name=entry.class_name, reason=reason)
+    for path, reason in book.left_out.items():
+        if path not in other.left_out and path not in {entry.path for entry in other.entries}:
+            yield Unmatched(path=path, owner=owner, class_name="", reason=reason)

@@ -1,0 +1,173 @@
+"""What two formulas make of the rows that really arrive at a norm: how far apart their outputs are, row by row.
+
+Both are computed where the rows pass by; only three numbers a row are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normkit import reference
+from normkit.identification.passport import Passport
+from normkit.inspection.sampling import RowPicker, evenly
+from normkit.spec import NormSpec
+
+# Of an image, a whole sample is what can be normalized on its own; few of them are many rows.
+_IMAGES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """How far two formulas are apart in one dtype.
+
+    Attributes:
+        dtype: Of rows and parameters.
+        median: |y - y of the reference| over |y of the reference|, of the median row.
+        worst: Of the worst row.
+    """
+
+    dtype: str
+    median: float
+    worst: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """The rows that arrived at a norm, and what two formulas make of them.
+
+    Attributes:
+        rows: Rows sampled, spread evenly over each batch.
+        rms: 5 %, 50 % and 95 % quantile of their root mean square.
+        effects: In float32, and in the dtype in which they arrived where that is another.
+    """
+
+    rows: int
+    rms: tuple[float, float, float]
+    effects: tuple[Effect, ...]
+
+    @property
+    def worst(self) -> float:
+        """The worst row's difference in the worst dtype."""
+        return max(effect.worst for effect in self.effects)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Formula:
+    """What a norm computes, as something that can be called on the CPU.
+
+    Attributes:
+        spec: The conventions.
+        weight: As the spec takes it, or None.
+        bias: Likewise.
+    """
+
+    spec: NormSpec
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, spec: NormSpec, passport: Passport) -> Formula:
+        """The formula with the parameters of a passport that the spec takes."""
+        weight, bias = passport.weight, passport.bias
+        return cls(
+            spec=spec,
+            weight=weight.detach().cpu() if weight is not None and spec.has_weight else None,
+            bias=bias.detach().cpu() if bias is not None and spec.has_bias else None,
+        )
+
+    @classmethod
+    def bare(cls, spec: NormSpec) -> Formula:
+        """The formula without gain and bias."""
+        changes = {"has_weight": False, "has_bias": False, "weight_offset": 0.0, "weight_placement": "after"}
+        return cls(spec=spec.replace(**changes), weight=None, bias=None)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the formula makes of x, both x and parameters in this dtype; as float64."""
+        weight, bias = (None if each is None else each.to(dtype) for each in (self.weight, self.bias))
+        return reference.forward(x.to(dtype), self.spec, weight, bias).double()
+
+    @property
+    def span(self) -> int | None:
+        """How many trailing axes can be normalized on their own; None where a whole sample is needed."""
+        if self.spec.axes in ("all_but_batch", (1,)):
+            return None
+        return max(len(self.spec.axes), *(0 if each is None else each.dim() for each in (self.weight, self.bias)))
+
+
+def common_span(formula: Formula, other: Formula) -> int | None:
+    """How many trailing axes both can normalize on their own; None where one needs a whole sample."""
+    spans = formula.span, other.span
+    return None if spans[0] is None or spans[1] is None else max(spans[0], spans[1])
+
+
+def sampled(x: Tensor, span: int | None, picker: RowPicker) -> Tensor | None:
+    """Copies of parts of x that can each be normalized on their own, spread evenly; on the CPU.
+
+    Args:
+        x: Input or output of a norm.
+        span: Trailing axes of a part; None takes whole samples.
+        picker: Of the batch.
+
+    Returns:
+        Shape (parts, ...), in float32 or wider; None where the token mask does not tell them.
+    """
+    if span is None:
+        images = x.detach()[evenly(len(x), _IMAGES).to(x.device)].cpu()
+        return images if images.dtype == torch.float64 else images.float()
+    rows = picker.rows(x, NormSpec(axes=tuple(range(-span, 0))))
+    return None if rows is None else rows.reshape(-1, *x.shape[x.dim() - span :])
+
+
+def distances(y: Tensor, expected: Tensor) -> Tensor:
+    """|y - expected| over |expected| of each part, in float64: 0 where they agree, infinite where one is not finite."""
+    y, expected = y.double().flatten(1), expected.double().flatten(1)
+    apart = torch.linalg.vector_norm(y - expected, dim=1) / torch.linalg.vector_norm(expected, dim=1)
+    same = ((y == expected) | (y.isnan() & expected.isnan())).all(1)
+    return torch.where(same, 0.0, apart.nan_to_num(nan=torch.inf, posinf=torch.inf))
+
+
+class EffectGauge:
+    """Compares two formulas on the rows that pass.
+
+    Args:
+        formula: Of the model.
+        expected: Of its reference.
+    """
+
+    def __init__(self, formula: Formula, expected: Formula) -> None:
+        self._formula, self._expected = formula, expected
+        self._span = common_span(formula, expected)
+        self._rms: list[Tensor] = []
+        self._apart: dict[torch.dtype, list[Tensor]] = {}
+
+    def enter(self, x: Tensor, picker: RowPicker) -> None:
+        """Count the rows of a call."""
+        parts = sampled(x, self._span, picker)
+        if parts is None or not len(parts):
+            return
+        self._rms.append(parts.double().flatten(1).square().mean(1).sqrt())
+        for dtype in dict.fromkeys((torch.float32, x.dtype)):
+            apart = distances(self._formula(parts, dtype), self._expected(parts, dtype))
+            self._apart.setdefault(dtype, []).append(apart)
+
+    def result(self) -> Observed | None:
+        """What was seen so far; None without a row."""
+        if not self._rms:
+            return None
+        rms = torch.cat(self._rms)
+        low, median, high = rms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+        return Observed(
+            rows=len(rms),
+            rms=(low, median, high),
+            effects=tuple(_effect(dtype, torch.cat(apart)) for dtype, apart in self._apart.items()),
+        )
+
+
+def _effect(dtype: torch.dtype, apart: Tensor) -> Effect:
+    return Effect(
+        dtype=str(dtype).removeprefix("torch."), median=float(apart.sort().values[(len(apart) - 1) // 2]),
+        worst=float(apart.max()),
+    )  # fmt: skip

@@ -1,0 +1,156 @@
+"""Which norm of one model stands for which of another, and in which conventions two norms differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from normkit.identification.book import Entry, PassportBook
+from normkit.identification.passport import CONVENTIONS, Passport, value_of
+
+MatchedBy = Literal["path", "order"]
+
+_SAME_EPS = 1e-6
+"""eps is measured to about 1e-7; five digits are 1e-5 to 1e-4 apart."""
+_MACHINE_EPS = 2.0**-23
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A norm and the one that it stands for.
+
+    Attributes:
+        entry: Of the model.
+        reference: Of its reference.
+        matched_by: Both have this "path"; or "order": of what no path matched, they come in turn and have
+            equally many features.
+    """
+
+    entry: Entry
+    reference: Entry
+    matched_by: MatchedBy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A convention in which a norm differs from its reference.
+
+    Attributes:
+        reading: A key of `CONVENTIONS`, "kind", "features", or another reading of a passport, as in "training".
+        given: What the norm does; of a convention the fields of `NormSpec` that it decides.
+        expected: What the reference does, likewise.
+    """
+
+    reading: str
+    given: Any
+    expected: Any
+
+
+def match(model: PassportBook, reference: PassportBook) -> tuple[Match, ...]:
+    """Pair the norms of a model with those of its reference, in the model's forward order.
+
+    By path first. What is left is paired in forward order on both sides: as many norms of one size as can be, and
+    rather those whose parameters are the same to the bit.
+    """
+    there = {entry.path: entry for entry in reference.entries}
+    matches = {
+        entry.path: Match(entry=entry, reference=there[entry.path], matched_by="path")
+        for entry in model.entries
+        if entry.path in there
+    }
+    rest = [entry for entry in model.entries if entry.path not in matches]
+    rest_there = [entry for entry in reference.entries if entry.path not in matches]
+    for entry, other in _aligned(rest, rest_there):
+        matches[entry.path] = Match(entry=entry, reference=other, matched_by="order")
+    return tuple(matches[entry.path] for entry in model.entries if entry.path in matches)
+
+
+def changes(entry: Entry, reference: Entry) -> tuple[Change, ...]:
+    """What a norm does otherwise than its reference; what is undecidable of either is not compared."""
+    found = []
+    if entry.features != reference.features:
+        found.append(Change(reading="features", given=entry.features, expected=reference.features))
+    given, expected = entry.passport, reference.passport
+    if given.spec is None or expected.spec is None:
+        if given.verdict != expected.verdict:
+            found.append(Change(reading="kind", given=given.verdict, expected=expected.verdict))
+        return tuple(found)
+    for reading in CONVENTIONS:
+        if reading in undecided(given, expected):
+            continue
+        values, others = value_of(given.spec, reading), value_of(expected.spec, reading)
+        if not _is_alike(reading, values, others, given, expected):
+            found.append(Change(reading=reading, given=values, expected=others))
+    for reading, here in given.readings.items():
+        there = expected.readings.get(reading)
+        if reading in (*CONVENTIONS, "kind") or there is None or here.undecidable or there.undecidable:
+            continue
+        if said(here.value) != said(there.value):
+            found.append(Change(reading=reading, given=said(here.value), expected=said(there.value)))
+    return tuple(found)
+
+
+def said(value: Any) -> Any:
+    """What a reading says apart from its numbers, which are measured, or count axes; in lists, each thing once."""
+    if isinstance(value, Mapping):
+        kept = {name: said(member) for name, member in value.items()}
+        return {name: member for name, member in kept.items() if member is not None}
+    if isinstance(value, list):
+        members = [said(member) for member in value]
+        return [member for place, member in enumerate(members) if member not in members[:place]]
+    return value if isinstance(value, (str, bool)) else None
+
+
+def undecided(given: Passport, expected: Passport) -> dict[str, str]:
+    """The conventions that could not be compared, each with the reason."""
+    open_readings = {**expected.undecidable, **given.undecidable}
+    return {reading: reason for reading, reason in open_readings.items() if reading in CONVENTIONS}
+
+
+def digests(entry: Entry) -> list[str | None]:
+    """What tells the values of a norm's weight and bias from others."""
+    return [(entry.passport.parameters[role] or {}).get("sha256") for role in ("weight", "bias")]
+
+
+def _is_alike(
+    reading: str, given: Mapping[str, Any], expected: Mapping[str, Any], here: Passport, there: Passport
+) -> bool:
+    if reading == "eps":
+        eps, other = (_MACHINE_EPS if value["eps"] is None else value["eps"] for value in (given, expected))
+        if eps == other == 0:
+            return True
+        return given["eps_placement"] == expected["eps_placement"] and math.isclose(eps, other, rel_tol=_SAME_EPS)
+    if reading == "offset dtype":
+        assert here.spec is not None
+        assert there.spec is not None
+        # Where one has no offset, the gain has said so.
+        return given == expected or not (here.spec.weight_offset and there.spec.weight_offset)
+    return given == expected
+
+
+def _likeness(entry: Entry, other: Entry) -> int:
+    """0 for norms of different sizes, 1 for one size, 3 where the parameters are the same to the bit too."""
+    if entry.features != other.features:
+        return 0
+    return 3 if digests(entry) == digests(other) else 1
+
+
+def _aligned(model: Sequence[Entry], reference: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    """The pairs, in forward order on both sides, whose likenesses have the largest sum."""
+    best = [[0] * (len(reference) + 1) for _ in range(len(model) + 1)]
+    for here in reversed(range(len(model))):
+        for there in reversed(range(len(reference))):
+            paired = _likeness(model[here], reference[there]) + best[here + 1][there + 1]
+            best[here][there] = max(paired, best[here + 1][there], best[here][there + 1])
+    here = there = 0
+    while here < len(model) and there < len(reference):
+        like = _likeness(model[here], reference[there])
+        if like and best[here][there] == like + best[here + 1][there + 1]:
+            yield model[here], reference[there]
+            here, there = here + 1, there + 1
+        elif best[here][there] == best[here + 1][there]:
+            here += 1
+        else:
+            there += 1

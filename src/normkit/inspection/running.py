@@ -1,0 +1,48 @@
+"""How a model is run to be looked at: in evaluation mode, on its own device, on a batch or on the beginning of one."""
+
+from __future__ import annotations
+
+import inspect as signatures
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+Batch = Mapping[str, Tensor]
+
+# Enough to see every module called; the structure of a model does not depend on its input.
+_STRUCTURE_TOKENS = 16
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own mode again outside."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+def runner(model: nn.Module, batch: Batch) -> Callable[[], object]:
+    """A call of the model on a batch on its own device, without a cache of keys and values."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    arguments: dict[str, object] = {key: value.to(device) for key, value in batch.items()}
+    if "use_cache" in signatures.signature(model.forward).parameters:
+        arguments["use_cache"] = False
+    return lambda: model(**arguments)
+
+
+def shortened(batch: Batch) -> dict[str, Tensor]:
+    """The first row's first tokens, all of them attended to."""
+    small = {key: value[:1, :_STRUCTURE_TOKENS] if value.dim() > 1 else value for key, value in batch.items()}
+    return {key: torch.ones_like(value) if key.endswith("attention_mask") else value for key, value in small.items()}
+
+
+def token_mask(batch: Batch) -> Tensor | None:
+    """True where a token counts, or None where all do."""
+    mask = batch.get("attention_mask")
+    return None if mask is None or bool(mask.all()) else mask.bool()

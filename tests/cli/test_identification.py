@@ -1,0 +1,258 @@
+"""`normkit identify MODEL [--against MODEL]`: screens, files, exit codes, and one line for every bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from normkit import demo
+from normkit.identification.book import PassportBook
+
+Run = Callable[..., Result]
+
+QUICK = ("--max-tokens", "64")
+
+
+@pytest.fixture
+def port(gpt2: Path, tmp_path: Path) -> Path:
+    """A copy with another eps."""
+    folder = Path(shutil.copytree(gpt2, tmp_path / "port"))
+    configure(folder, layer_norm_epsilon=1e-3)
+    return folder
+
+
+def configure(folder: Path, **changes: object) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **changes}))
+
+
+def refused(result: Result) -> str:
+    """The one line on stderr of a run that ended with 2."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("normkit: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("normkit: ").strip()
+
+
+def widest(result: Result) -> int:
+    return max(map(len, result.stdout.splitlines()))
+
+
+# One model.
+
+
+def test_alike_norms_stand_together_with_their_formula_in_full(gpt2: Path, run: Run) -> None:
+    done = run("identify", gpt2)
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0] == "tiny 5 norms, of 1 kind; found by what they do, not by their names"
+    assert "y = weight * (x - mean(x)) / sqrt(var(x) + 1e-05) + bias" in lines
+    assert "transformer.h.*.ln_1 2 LayerNorm 16" in lines
+    assert "transformer.ln_f 1 LayerNorm 16" in lines
+    assert "eps 1e-05, inside the root" in lines
+    assert lines[-1] == "passports: normkit-report/tiny/passports.json"
+    assert widest(done) <= 100
+
+
+def test_the_file_holds_every_norm_and_json_prints_the_same(gpt2: Path, run: Run) -> None:
+    done = run("identify", gpt2, "--json", "--out", "mine.json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert Path("mine.json").read_text() == done.stdout
+    document = json.loads(done.stdout)
+    assert (document["schema_version"], document["model"], len(document["sites"])) == (1, "tiny", 5)
+    book = PassportBook.read(Path("mine.json"))
+    assert {str(entry.passport.spec) for entry in book.entries} == {
+        "y = weight * (x - mean(x)) / sqrt(var(x) + 1e-05) + bias"
+    }
+    assert not Path("normkit-report").exists()
+
+
+def test_no_report_writes_nothing(gpt2: Path, run: Run) -> None:
+    done = run("identify", gpt2, "--no-report")
+    assert done.exit_code == 0
+    assert "passports:" not in done.stdout
+    assert list(Path().iterdir()) == []
+
+
+def test_a_pattern_chooses_norms(gpt2: Path, run: Run) -> None:
+    done = run("identify", gpt2, "--site", "*.ln_1", "--json", "--no-report")
+    assert list(json.loads(done.stdout)["sites"]) == ["transformer.h.0.ln_1", "transformer.h.1.ln_1"]
+    assert "no norm of tiny is called 'x*'; it has transformer.h.0.ln_1" in refused(
+        run("identify", gpt2, "--site", "x*")
+    )
+
+
+def test_a_model_without_a_tokenizer_needs_none(gpt2: Path, run: Run) -> None:
+    for file in gpt2.glob("tokenizer*"):
+        file.unlink()
+    assert run("identify", gpt2, "--no-report").exit_code == 0
+
+
+def test_what_did_not_fit_while_loading_is_noted(gpt2: Path, run: Run) -> None:
+    weights = load_file(gpt2 / "model.safetensors")
+    save_file({**weights, "surplus": torch.zeros(3)}, gpt2 / "model.safetensors", {"format": "pt"})
+    assert "surplus" in run("identify", gpt2, "--no-report").stderr
+    assert run("identify", gpt2, "--no-report", "-q").stderr == ""
+    Path("mine.txt").write_text("A text.")
+    assert "surplus" in run("identify", demo.directory("layernorm"), "--against", gpt2, "--text", "mine.txt").stderr
+
+
+# Two models.
+
+
+def test_a_model_against_itself(gpt2: Path, run: Run) -> None:
+    done = run("identify", gpt2, "--against", gpt2, *QUICK)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "+ the same  all 5 norms compute the same formulas." in done.stdout
+    assert "Side by side they agree to the bit at 5 norms and in their output." in done.stdout
+    assert list(Path().iterdir()) == []
+
+
+def test_a_port_with_another_eps(gpt2: Path, port: Path, run: Run) -> None:
+    done = run("identify", port, "--against", gpt2, *QUICK)
+    assert (done.exit_code, done.stderr) == (1, "")
+    words = " ".join(done.stdout.split())
+    assert "port, held against tiny" in words
+    assert "x different 5 of 5 norms do not compute what the reference's do." in words
+    assert (
+        "The first difference is born at transformer.h.0.ln_1: its input agrees to the bit, its output differs by"
+        in words
+    )
+    assert "5 norms: eps 0.001 instead of 1e-05, inside the root both" in words
+    assert widest(done) <= 100
+
+
+def test_json_of_a_comparison_and_its_file(gpt2: Path, port: Path, run: Run) -> None:
+    done = run("identify", port, "--against", gpt2, *QUICK, "--json", "--out", "difference.json")
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert Path("difference.json").read_text() == done.stdout
+    document = json.loads(done.stdout)
+    assert (document["schema_version"], document["differs"]) == (1, True)
+    assert document["divergence"]["birth"]["path"] == "transformer.h.0.ln_1"
+    assert {pair["changes"][0]["reading"] for pair in document["pairs"]} == {"eps"}
+
+
+def test_a_file_in_place_of_the_reference(gpt2: Path, port: Path, run: Run) -> None:
+    assert run("identify", gpt2, "--out", "tiny.json").exit_code == 0
+    done = run("identify", port, "--against", "tiny.json", *QUICK)
+    assert done.exit_code == 1
+    assert "5 norms: eps 0.001 instead of 1e-05" in done.stdout
+    assert "The two were not run side by side: a file of passports cannot be run." in done.stdout
+    assert run("identify", gpt2, "--against", "tiny.json", *QUICK).exit_code == 0
+
+
+def test_two_models_of_one_name_are_called_as_they_were_given(gpt2: Path, run: Run) -> None:
+    other = Path(shutil.copytree(gpt2, gpt2.parent / "other" / "tiny"))
+    done = run("identify", gpt2, "--against", other, *QUICK, "--json")
+    document = json.loads(done.stdout)
+    assert (document["model"], document["reference"]) == (str(gpt2), str(other))
+
+
+def test_one_changed_weight_between_two_norms(gpt2: Path, tmp_path: Path, run: Run) -> None:
+    folder = Path(shutil.copytree(gpt2, tmp_path / "port"))
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.0.mlp.c_fc.weight"][3] += 1.0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    done = run("identify", folder, "--against", gpt2, *QUICK)
+    assert done.exit_code == 1
+    words = " ".join(done.stdout.split())
+    assert "all 5 norms compute the same formulas, and yet the two runs part." in words
+    assert (
+        "born between two norms: what leaves transformer.h.0.ln_2 agrees to the bit, what enters transformer.h.1.ln_1"
+        in words
+    )
+
+
+def test_two_families(gpt2: Path, run: Run) -> None:
+    done = run("identify", gpt2, "--against", demo.directory("rmsnorm"), *QUICK)
+    assert done.exit_code == 1
+    words = " ".join(done.stdout.split())
+    assert "no norm of the one has as many features as a norm of the other" in words
+    assert "18 norms without counterpart" in words
+
+
+def test_a_smaller_vocabulary(gpt2: Path, tmp_path: Path, run: Run) -> None:
+    config = GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "small")
+    done = run("identify", gpt2, "--against", tmp_path / "small", *QUICK)
+    assert done.exit_code == 0
+    assert "small embeds 40 tokens, and the text has token" in " ".join(done.stdout.split())
+
+
+def test_a_text_of_ones_own(gpt2: Path, run: Run) -> None:
+    done = run("identify", gpt2, "--against", gpt2, "--text", "-", "--json", text="normal " * 20)
+    assert json.loads(done.stdout)["source"] == "stdin, in windows of 32"
+
+
+# Bad input: one line and 2.
+
+
+def test_passports_as_the_first_argument(gpt2: Path, run: Run) -> None:
+    run("identify", gpt2, "--out", "tiny.json")
+    line = refused(run("identify", "tiny.json"))
+    assert line == "tiny.json holds passports, and the first argument is a model; give it as --against tiny.json"
+
+
+def test_a_file_that_is_no_passports(gpt2: Path, run: Run) -> None:
+    Path("other.json").write_text("{}")
+    assert "cannot use other.json as passports" in refused(run("identify", gpt2, "--against", "other.json"))
+    Path("other.txt").write_text("no")
+    assert "expected passports in other.txt" in refused(run("identify", gpt2, "--against", "other.txt"))
+    assert "got the file other.json" in refused(run("identify", "other.json"))
+
+
+def test_paths_that_are_no_model(gpt2: Path, tmp_path: Path, run: Run) -> None:
+    assert "nothing lies there" in refused(run("identify", "./none"))
+    assert "with a config.json" in refused(run("identify", tmp_path))
+    assert "nothing lies there" in refused(run("identify", gpt2, "--against", "./none"))
+
+
+def test_a_config_is_taken_for_its_model(gpt2: Path, run: Run) -> None:
+    assert run("identify", gpt2 / "config.json", "--against", gpt2 / "config.json", *QUICK).exit_code == 0
+
+
+def test_the_models_own_folder_is_not_written_to(gpt2: Path, run: Run) -> None:
+    before = sorted(gpt2.iterdir())
+    assert "inside the model's own folder" in refused(run("identify", gpt2, "--out", gpt2 / "passports.json"))
+    line = refused(run("identify", gpt2, "--against", gpt2, "--out", gpt2 / "difference.json"))
+    assert "inside the model's own folder" in line
+    assert sorted(gpt2.iterdir()) == before
+
+
+def test_the_reference_s_own_folder_is_not_written_to(gpt2: Path, port: Path, run: Run) -> None:
+    line = refused(run("identify", port, "--against", gpt2, "--out", gpt2 / "difference.json"))
+    assert "inside the model's own folder" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing argument 'MODEL'"),
+        (("m", "--text", "x.txt"), "--text needs --against: formulas alone need no text."),
+        (("m", "--max-tokens", "64"), "--max-tokens needs --against"),
+        (("m", "--out", "."), "is a directory"),
+        (("m", "--dtype", "int8"), "'int8' is not one of"),
+    ],
+)
+def test_wrong_usage(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    done = run("identify", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+def test_a_difference_exits_with_1_in_a_process_of_its_own(gpt2: Path, port: Path) -> None:
+    arguments = [sys.executable, "-m", "normkit", "identify", str(port), "--against", str(gpt2), *QUICK]
+    done = subprocess.run(arguments, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -1,0 +1,213 @@
+"""A comparison on a screen: what comes first, how it is said, what is left out."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from normkit import specs
+from normkit.identification.book import Entry
+from normkit.identification.passport import Passport, Reading
+from normkit.inspection.differences import Comparison, Pair, ParameterChange, Unmatched
+from normkit.inspection.divergence import Birth, Divergence
+from normkit.inspection.effects import Effect, Observed
+from normkit.inspection.pairing import Change, changes
+from normkit.report.comparison import contrast_list, describe_comparison
+from normkit.spec import NormSpec
+
+PORT = specs.LLAMA.replace(eps=1e-5)
+
+
+def entry(path: str, spec: NormSpec = specs.LLAMA) -> Entry:
+    passport = Passport(verdict="norm", spec=spec, readings={"kind": Reading(value="norm")}, shape=(2, 8))
+    return Entry(path=path, class_name="N", features=8, passport=passport)
+
+
+def pair(path: str, spec: NormSpec = specs.LLAMA, worst: float | None = None, **more: Any) -> Pair:
+    observed = None
+    if worst is not None:
+        effects = tuple(
+            Effect(dtype=dtype, median=worst / 2, worst=worst) for dtype in more.pop("dtypes", ("float32",))
+        )
+        observed = Observed(rows=64, rms=(0.5, 1.0, 2.0), effects=effects)
+    here, there = entry(path, spec), entry(more.pop("reference", path))
+    values: dict[str, Any] = {
+        "matched_by": "path",
+        "changes": changes(here, there),
+        "undecided": {},
+        "parameters": (),
+        "observed": observed,
+        **more,
+    }
+    return Pair(entry=here, reference=there, **values)
+
+
+def comparison(*pairs: Pair, **more: Any) -> Comparison:
+    values: dict[str, Any] = {
+        "model": "port",
+        "reference": "stock",
+        "source": "a text",
+        "pairs": pairs,
+        "unmatched": (),
+        "left_out": {},
+        "divergence": Divergence(compared=len(pairs)),
+        **more,
+    }
+    return Comparison(**values)
+
+
+def shown(found: Comparison, width: int = 100) -> str:
+    screen = io.StringIO()
+    Console(file=screen, width=width, markup=False, highlight=False, emoji=False).print(contrast_list(found))
+    return screen.getvalue()
+
+
+def words(found: Comparison, width: int = 100) -> str:
+    return " ".join(shown(found, width).split())
+
+
+def test_the_same() -> None:
+    text = words(comparison(pair("a"), pair("b")))
+    assert "+ the same all 2 norms compute the same formulas." in text
+    assert "Side by side they agree to the bit at 2 norms and in their output." in text
+
+
+def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> None:
+    other = PORT.replace(cast="late")
+    found = comparison(pair("a", PORT, 0.1), pair("b"), pair("c", PORT, 0.3), pair("d", other, 0.2))
+    described = describe_comparison(found)
+    assert [each.title for each in described.contrasts] == [
+        "2 norms: eps 1e-05 instead of 1e-06, inside the root both",
+        "d: 2 conventions",
+    ]
+    assert [row[0].text for row in described.contrasts[0].effects.rows] == ["c", "a"]
+    assert described.contrasts[1].changes == (
+        "eps 1e-05 instead of 1e-06, inside the root both",
+        "in 16 bits rounded once at the end instead of rounded before the gain",
+    )
+    assert described.verdict.detail == "3 of 4 norms do not compute what the reference's do."
+
+
+def test_each_dtype_has_its_columns() -> None:
+    table = describe_comparison(comparison(pair("a", PORT, 0.1, dtypes=("float32", "bfloat16")))).contrasts[0].effects
+    assert [column.heading for column in table.columns] == [
+        *("norm", "row rms", "float32 median", "float32 worst", "bfloat16 median", "bfloat16 worst")
+    ]
+    assert [cell.text for cell in table.rows[0]] == ["a", "1.00", "0.0500", "0.100", "0.0500", "0.100"]
+
+
+def test_casts_in_float32_are_said_to_count_in_16_bits() -> None:
+    late = pair("a", specs.LLAMA.replace(cast="late"), 6e-8)
+    assert "Casts make a difference in 16 bits; in float32 it is the last bit at most." in words(comparison(late))
+    assert "Casts make" not in words(comparison(pair("a", PORT, 0.1)))
+    assert "Casts make" not in words(comparison(pair("a", PORT.replace(cast="late"), 0.1)))
+
+
+@pytest.mark.parametrize(
+    ("birth", "expected"),
+    [
+        (
+            Birth(where="at", path="a", since=None, agreed=3e-7, differs=0.04),
+            "born at a: its input agrees to 3e-7, its output differs by 0.0400 in the worst row.",
+        ),
+        (
+            Birth(where="before", path="b", since="a", agreed=0.0, differs=0.5),
+            "born between two norms: what leaves a agrees to the bit, what enters b differs by 0.500 in the worst row.",
+        ),
+        (
+            Birth(where="before", path="a", since=None, agreed=0.0, differs=0.5),
+            "born before the first norm: the input of a differs by 0.500 in the worst row.",
+        ),
+        (
+            Birth(where="after", path=None, since="b", agreed=0.0, differs=0.5),
+            "born after b, the last norm: what leaves it agrees to the bit, the model's output differs by 0.500",
+        ),
+    ],
+)
+def test_where_a_difference_is_born(birth: Birth, expected: str) -> None:
+    text = words(comparison(pair("a"), pair("b"), divergence=Divergence(birth=birth, first_bits=birth, compared=2)))
+    assert f"The first difference is {expected}" in text
+    assert "x different all 2 norms compute the same formulas, and yet the two runs part." in text
+    assert "Within rounding" not in text
+
+
+def test_the_first_bit_before_the_birth_is_told_and_rounding_alone_is_no_difference() -> None:
+    bits = Birth(where="at", path="a", since=None, agreed=0.0, differs=2e-7)
+    birth = Birth(where="at", path="b", since=None, agreed=3e-7, differs=0.1)
+    both = words(comparison(pair("a"), divergence=Divergence(birth=birth, first_bits=bits, compared=2)))
+    assert "Within rounding it shows earlier, at a: its input agrees to the bit, its output differs by 2e-7" in both
+    rounding = words(comparison(pair("a"), divergence=Divergence(first_bits=bits, compared=2, largest=9e-7)))
+    assert "Side by side they differ by no more than rounding can, at most by 9e-7. It begins at a:" in rounding
+    assert "+ the same" in rounding
+
+
+def test_what_was_not_run_says_why() -> None:
+    assert "The two were not run side by side: no room." in words(comparison(divergence=Divergence(not_run="no room")))
+
+
+def test_norms_without_counterpart_parameters_and_undecided_conventions() -> None:
+    weight = ParameterChange(role="weight", difference=0.25)
+    digest = ParameterChange(role="bias", difference=None)
+    found = comparison(
+        pair("a", parameters=(weight,)),
+        pair("b", parameters=(digest,), undecided={"casts": "float32 only"}),
+        unmatched=(
+            Unmatched(path="c.0", owner="model", class_name="N"),
+            Unmatched(path="c.1", owner="model", class_name="N"),
+            Unmatched(path="d", owner="reference", class_name="N", reason="gated"),
+        ),
+    )
+    text = words(found)
+    assert "x different 3 norms without counterpart." in text
+    assert "only in port c.* (2) only in stock d: gated" in text
+    assert "weight differs, by up to 0.250 of the largest at 1 norm: a" in text
+    assert "bias differs (their digests do) at 1 norm: b" in text
+    assert "not compared casts: float32 only (b)" in text
+
+
+def test_what_no_spec_describes_is_not_compared_and_says_so() -> None:
+    left_out = {"h.0.g": ("gated", "gated"), "h.1.g": ("gated", "gated"), "stem": ("batch norm", "gated")}
+    text = words(comparison(pair("a"), left_out=left_out))
+    assert "not compared h.*.g (2): gated" in text
+    assert "not compared stem: batch norm; in the reference: gated" in text
+
+
+def test_pairs_by_order_say_so() -> None:
+    text = words(comparison(pair("a", reference="z", matched_by="order"), pair("b")))
+    assert "pairs 1 of 2 norms: the paths differ, so they were paired in forward order and by size a for z" in text
+
+
+def test_without_the_reference_s_parameters_the_note_says_so() -> None:
+    assert "Without gain and bias" in words(comparison(pair("a", PORT, 0.1, with_parameters=False)))
+    assert "Without gain and bias" not in words(comparison(pair("a", PORT, 0.1)))
+
+
+def test_nothing_to_compare() -> None:
+    assert "- nothing to compare neither model has a norm." in words(comparison())
+
+
+def test_long_lists_stop_and_say_how_many_there_are_beyond() -> None:
+    found = comparison(*(pair(f"layers.{index}.norm", PORT, 1.0 / (1 + index)) for index in range(40)))
+    text = shown(found)
+    assert "layers.15.norm" in text
+    assert "layers.16.norm" not in text
+    assert "and 24 more" in text
+
+
+@pytest.mark.parametrize("width", [70, 80, 120])
+def test_it_fits_the_screen(width: int) -> None:
+    path = "model.language_model.layers.17.post_attention_layernorm"
+    found = comparison(pair(path, PORT, 0.1, dtypes=("float32", "bfloat16")))
+    text = shown(found, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    hostile = "\x1b[31m\r\n\u202e[bold]"
+    change = Change(reading="input", given=hostile, expected="kept")
+    found = comparison(pair(hostile, changes=(change,)), model=hostile, source=hostile)
+    assert not {"\x1b", "\r", "\u202e"} & set(shown(found))
