@@ -111,6 +111,15 @@ def test_what_did_not_fit_while_loading_is_noted(gpt2: Path, run: Run) -> None:
 # Two models.
 
 
+def test_without_a_model_the_two_that_ship(run: Run) -> None:
+    done = run("identify")
+    assert done.exit_code == 0
+    assert done.output.index("LayerNorm, eps 1e-5") < done.output.index("RMSNorm, eps 1e-5")
+    folders = [path.parent.name for path in Path().glob("normkit-report/*/passports.json")]
+    assert sorted(folders) == ["layernorm", "rmsnorm"]
+    assert "--json needs a MODEL" in run("identify", "--json").stderr
+
+
 def test_a_model_against_itself(gpt2: Path, run: Run) -> None:
     done = run("identify", gpt2, "--against", gpt2, *QUICK)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -238,7 +247,7 @@ def test_the_reference_s_own_folder_is_not_written_to(gpt2: Path, port: Path, ru
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing argument 'MODEL'"),
+        (("--site", "ln_f"), "--site needs a MODEL"),
         (("m", "--text", "x.txt"), "--text needs --against: formulas alone need no text."),
         (("m", "--max-tokens", "64"), "--max-tokens needs --against"),
         (("m", "--out", "."), "is a directory"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from normkit.cli.terminal import note, progress, results, shows_progress
+from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 from normkit.errors import InputError, NormkitError
 
 if TYPE_CHECKING:
@@ -22,10 +22,12 @@ _OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json
 _TOKENS = 16
 # What only a run on a text needs.
 _WITH_AGAINST = {"text", "max_tokens", "seq_length", "batch_size"}
+# What can be asked of the models that ship.
+_WITHOUT_MODEL = {"model", "no_report", "quiet"}
 
 
 @click.command("identify", short_help="What each norm really computes; a port against its reference.")
-@click.argument("model")
+@click.argument("model", required=False)
 @click.option("--against", metavar="MODEL", help="Its reference: another model, or a file of passports.")
 @click.option("--site", metavar="GLOB", help="Only norms whose path matches, as in 'model.layers.*.input_layernorm'.")
 @click.option("--text", metavar="FILE", help="UTF-8 text to run both on, - for stdin.  [default: a text that ships]")
@@ -59,7 +61,7 @@ _WITH_AGAINST = {"text", "max_tokens", "seq_length", "batch_size"}
 @click.pass_context
 def identify_norms(
     ctx: click.Context,
-    model: str,
+    model: str | None,
     against: str | None,
     site: str | None,
     text: str | None,
@@ -81,9 +83,13 @@ def identify_norms(
 
     With --against, norms are paired by path, or by their order. Told is what differs, what that does to the rows that
     really arrive, and, both models run on one text, where the first difference is born. Against a file, nothing but
-    formulas can differ. Exit code 1 on a difference.
+    formulas can differ. Exit code 1 on a difference. Without MODEL, the passports of the two small models that ship.
     """
     shown = shows_progress(quiet=quiet or as_json)
+    if model is None:
+        refuse_options_but(ctx, _WITHOUT_MODEL)
+        _show(report=not no_report, shown=shown)
+        return
     if against is None:
         _refuse_run_options(ctx)
     _refuse_passports(model)
@@ -100,10 +106,7 @@ def identify_norms(
     if against is None:
         _tell(loaded, quiet=quiet)
         found = _survey(loaded, site, shown=shown)
-        _print_passports(found, as_json=as_json)
-        if path is not None:
-            found.write(path)
-            _say_where("passports", path, as_json=as_json)
+        _give_passports(found, path, as_json=as_json)
         return
     other = None
     if book is None:
@@ -125,6 +128,17 @@ def identify_norms(
         _say_where("comparison", path, as_json=as_json)
     if comparison.differs:
         ctx.exit(1)
+
+
+def _show(*, report: bool, shown: bool) -> None:
+    """The passports of the models that ship."""
+    from normkit import demo
+    from normkit.checkpoint.loading import load_model
+
+    for name in ("layernorm", "rmsnorm"):
+        loaded = load_model(str(demo.directory(name)))
+        _give_passports(_survey(loaded, None, shown=shown), _path(None, loaded, due=report), as_json=False)
+        click.echo()
 
 
 def _refuse_run_options(ctx: click.Context) -> None:
@@ -215,13 +229,16 @@ def _compare(
         )
 
 
-def _print_passports(found: PassportBook, *, as_json: bool) -> None:
+def _give_passports(found: PassportBook, path: Path | None, *, as_json: bool) -> None:
     if as_json:
         _print_json(found.to_json())
-        return
-    from normkit.report.passports import passport_list
+    else:
+        from normkit.report.passports import passport_list
 
-    results().print(passport_list(found))
+        results().print(passport_list(found))
+    if path is not None:
+        found.write(path)
+        _say_where("passports", path, as_json=as_json)
 
 
 def _print_comparison(found: Comparison, *, as_json: bool) -> None:

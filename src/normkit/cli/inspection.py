@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.cli.terminal import note, progress, results, shows_progress
+from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
@@ -81,7 +81,7 @@ def inspect_model(
     """
     shown = shows_progress(quiet=quiet or as_json)
     if model is None:
-        _refuse_model_options(ctx)
+        refuse_options_but(ctx, _WITHOUT_MODEL)
         from normkit.cli.demonstration import run
 
         run(out=out, report=not no_report, as_json=as_json, shown=shown)
@@ -112,13 +112,6 @@ def inspect_model(
             results().print(f"\nreport: {page}", soft_wrap=True)
     if _fails(inspection, fail_on):
         ctx.exit(1)
-
-
-def _refuse_model_options(ctx: click.Context) -> None:
-    for parameter in ctx.command.params:
-        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name not in _WITHOUT_MODEL:
-            raise click.UsageError(f"{parameter.opts[0]} needs a MODEL.", ctx)
 
 
 def _print(inspection: Inspection, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Where a verb writes: results to stdout, progress and notes to stderr."""
+"""What verbs share: results go to stdout, progress and notes to stderr; some options need a model."""
 
 from __future__ import annotations
 
@@ -55,6 +55,14 @@ def progress(*, shown: bool) -> Iterator[Progress]:
             bar.update(task, description=stage, completed=done, total=total or None)
 
         yield report
+
+
+def refuse_options_but(ctx: click.Context, allowed: set[str]) -> None:
+    """Without a MODEL, options that only a model can take are wrong usage."""
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name not in allowed:
+            raise click.UsageError(f"{parameter.opts[0]} needs a MODEL.", ctx)
 
 
 def note(message: str) -> None:

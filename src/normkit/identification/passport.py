@@ -121,7 +121,7 @@ class Passport:
 
     @cached_property
     def parameters(self) -> dict[str, dict[str, Any] | None]:
-        """ "weight" and "bias": name, shape, dtype and digest of each that there is, else None."""
+        """Name, shape, dtype and digest of "weight" and "bias"; None for what is not there."""
         return {
             "weight": _summary(self.weight, self.weight_name) or self.recorded.get("weight"),
             "bias": _summary(self.bias, self.bias_name) or self.recorded.get("bias"),
@@ -202,7 +202,9 @@ class Passport:
             IdentificationError: If this is no passport, or one of another schema.
             SpecError: If its spec has conventions that do not exist.
         """
-        missing = [name for name in ("schema_version", "verdict", "spec", "parameters", "readings") if name not in values]
+        missing = [
+            name for name in ("schema_version", "verdict", "spec", "parameters", "readings") if name not in values
+        ]
         if missing:
             raise IdentificationError(f"a passport has {', '.join(missing)}; this has none, so it is no passport")
         if values["schema_version"] != _SCHEMA:
