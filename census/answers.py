@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from definitions import Definition
 from torch import Tensor, nn
 
 import normkit as nk
+from definitions import Definition
 from normkit.errors import NormkitError
 from normkit.identification.passport import CONVENTIONS, Passport
 

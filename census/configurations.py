@@ -13,8 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from special_cases import COMPOSITIONS, INPUTS, REFUSED, SIZES
 from torch import Tensor, nn
+
+from special_cases import COMPOSITIONS, INPUTS, REFUSED, SIZES
 
 WIDTH, LAYERS, TOKENS, VOCABULARY, IMAGE = 64, 2, 12, 99, 32
 
@@ -74,17 +75,17 @@ class Family:
 @cache
 def families() -> tuple[Family, ...]:
     """Every family that is built, by name."""
-    return tuple(Family(name=name, class_name=_class_name(name)) for name in _names() if name not in refused())
+    return tuple(Family(name=name, class_name=_class_name(name)) for name in model_types() if name not in refused())
 
 
 @cache
 def refused() -> dict[str, str]:
     """Families that are not built, and why."""
     reasons = {name: reason for reason, names in REFUSED.items() for name in names.split()}
-    for name in _names():
-        if name not in COMPOSITIONS and _configuration_class(name).sub_configs:
+    for name in model_types():
+        if name not in COMPOSITIONS and configuration_class(name).sub_configs:
             reasons[name] = "made of other families"
-        elif _configuration_class(name).model_type != name:
+        elif configuration_class(name).model_type != name:
             reasons[name] = "has the configuration of another family"
     return dict(sorted(reasons.items()))
 
@@ -92,7 +93,7 @@ def refused() -> dict[str, str]:
 def default_model(family: Family) -> nn.Module:
     """The family in its full size, as its stock configuration has it, without memory for its weights."""
     with torch.device("meta"):
-        return _transformers(family.class_name)(_configuration_class(family.name)())
+        return _transformers(family.class_name)(configuration_class(family.name)())
 
 
 def tiny_model(family: Family) -> nn.Module:
@@ -112,7 +113,7 @@ def tiny_model(family: Family) -> nn.Module:
 def tiny_configuration(family: Family) -> Any:
     """The stock configuration with its sizes cut down."""
     # A configuration writes into the dictionaries that it is given.
-    return _cut(_configuration_class(family.name), copy.deepcopy(SIZES.get(family.name, {})))
+    return _cut(configuration_class(family.name), copy.deepcopy(SIZES.get(family.name, {})))
 
 
 def epsilons(configuration: Any) -> dict[str, Any]:
@@ -139,11 +140,11 @@ def tiny_batch(family: Family, model: nn.Module) -> dict[str, Any]:
     return batch
 
 
-def _cut(configuration_class: Any, exceptions: dict[str, Any]) -> Any:
+def _cut(kind: Any, exceptions: dict[str, Any]) -> Any:
     """A configuration with the sizes of the table, and those of the exceptions over them."""
-    defaults = vars(configuration_class())
-    fields = {field.name for field in dataclasses.fields(configuration_class)}
-    stored = {name: configuration_class.attribute_map.get(name, name) for name in fields}
+    defaults = vars(kind())
+    fields = {field.name for field in dataclasses.fields(kind)}
+    stored = {name: kind.attribute_map.get(name, name) for name in fields}
     chosen = {
         name: size
         for name, size in _SIZES.items()
@@ -151,10 +152,10 @@ def _cut(configuration_class: Any, exceptions: dict[str, Any]) -> Any:
     }
     nested = {
         name: _cut(type(defaults[name]), exceptions.get(name, {}))
-        for name in configuration_class.sub_configs
+        for name in kind.sub_configs
         if dataclasses.is_dataclass(defaults.get(name))
     }
-    return configuration_class(**(chosen | {"use_cache": False} | exceptions | nested))
+    return kind(**(chosen | {"use_cache": False} | exceptions | nested))
 
 
 def _shapes(family: Family, model: Any) -> dict[str, tuple[int, ...]]:
@@ -182,7 +183,8 @@ def _ids(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 @cache
-def _names() -> tuple[str, ...]:
+def model_types() -> tuple[str, ...]:
+    """Every model type that transformers has a class for, by name."""
     return tuple(sorted({name for mapping in _mappings() for name in mapping}))
 
 
@@ -206,7 +208,8 @@ def _mappings() -> tuple[dict[str, Any], ...]:
     return tuple(getattr(modeling_auto, f"{name}_MAPPING_NAMES") for name in names)
 
 
-def _configuration_class(name: str) -> Any:
+def configuration_class(name: str) -> Any:
+    """The stock configuration class of a model type."""
     from transformers import CONFIG_MAPPING
 
     return CONFIG_MAPPING[name]

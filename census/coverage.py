@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import transformers
+
 from answers import Answer, Outcome
 from definitions import Definition
 

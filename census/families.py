@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import get_args
 
 import transformers
+
 from configurations import families, refused
 from family_facts import Facts, Kind, NormKind, measure
-
 from normkit import files
 
 PAGE = Path(__file__).parents[1] / "docs" / "census.md"
@@ -70,6 +70,8 @@ inputs did not tell; *mixed*: not the same in every block; *no blocks*: the stre
 **QK-norm.** Queries and keys are normalized *per head* or over *all heads* at once; *latent*: not they, but the
 compressed rows that they are made of.
 
+What `normkit.convert` makes of them stands in [conversions](conversions.md).
+
 **Share of parameters.** Plain norms' share in the family's full default size; empty where the stock class cannot be
 built without arguments.
 """
@@ -103,8 +105,8 @@ def page(taken: Sequence[Facts]) -> str:
     return "\n".join(parts)
 
 
-_COLUMNS = ("family", "norms", "placement", "final norm", "QK-norm", "norms a block", "share of parameters", "notice")
-_HEADER = f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
+COLUMNS = ("family", "norms", "placement", "final norm", "QK-norm", "norms a block", "share of parameters", "notice")
+_HEADER = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 
 
 def row(facts: Facts) -> str:

@@ -6,28 +6,26 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from configurations import Family, default_model, epsilons, tiny_batch, tiny_configuration, tiny_model
-from torch import Tensor, nn
+from torch import nn
 
+from configurations import Family, default_model, epsilons, tiny_batch, tiny_configuration, tiny_model
 from normkit.identification.sites import NormSite, find_sites
-from normkit.identification.tracing import Trace, first_output, first_tensor, trace
+from normkit.identification.tracing import first_output, trace
 from normkit.inspection import placement
-from normkit.inspection.blocks import BlockCall, find_blocks
-from normkit.inspection.observing import Listener, observed
+from normkit.inspection.blocks import find_blocks
+from normkit.inspection.observing import observed
 from normkit.spec import NormSpec
+from wiring import Wiring, is_parallel
 
 Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "sound"]
 
 # A causal model's first positions do not see the last token; sums in another order differ by this much at most.
 _UNMOVED = 1e-5
-# So few rows may have like lengths by chance.
-_FEW_ROWS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +111,14 @@ def measure(family: Family) -> Facts:
     sites, unrecognised = find_sites(model, called)
     blocks = find_blocks(model, called)
     sweeps, roles, final_norm = placement.sweep(model, sites, blocks, run)
-    wiring = _Wiring()
+    wiring = Wiring()
     with torch.no_grad(), observed(model, sites, blocks, [path for path, _ in model.named_modules()], wiring):
         run()
     inside = [[site for site in sites if f"{site.parent}.".startswith(f"{block.path}.")] for block in blocks]
     placements = Counter(
         "parallel"
         if swept.placement == "pre"
-        and _is_parallel(block, {site.path for site in norms if roles[site.path] == "pre"}, wiring.bare, called)
+        and is_parallel(block, {site.path for site in norms if roles[site.path] == "pre"}, wiring.bare, called)
         else swept.placement
         for block, norms, swept in zip(blocks, inside, sweeps, strict=True)
     )
@@ -173,76 +171,6 @@ def _norm_kinds(sites: tuple[NormSite, ...]) -> tuple[NormKind, ...]:
 
 def _other(reason: str) -> str:
     return next((kind for kind in ("batch norm", "gated norm", "gated or adaptive norm") if kind in reason), "other")
-
-
-class _Wiring(Listener):
-    """What is read where, in one run of the model.
-
-    Attributes:
-        bare: Paths of the norms that read their block's own input, bit for bit.
-        query_key: How queries and keys are normalized, each way once, in forward order.
-    """
-
-    def __init__(self) -> None:
-        self.bare: set[str] = set()
-        self.query_key: dict[str, None] = {}
-        self._stream: Tensor | None = None
-        self._before: list[tuple[NormSite, Tensor]] = []
-
-    def before_block(self, _block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        self._stream = first_tensor(args, kwargs)
-
-    def before_site(self, site: NormSite, x: Tensor) -> None:
-        stream = self._stream
-        if stream is not None and stream.shape == x.shape and torch.equal(x, stream):
-            self.bare.add(site.path)
-
-    def after_site(self, site: NormSite, y: Tensor) -> None:
-        self._before.append((site, y))
-
-    def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        inside = [(site, y) for site, y in self._before if f"{site.parent}.".startswith(f"{parent}.")]
-        self._before = []
-        heads = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)][:2]
-        for site, y in inside:
-            if function == "sdpa" and any(_has_rows_of(y, each) for each in heads):
-                self.query_key["per head" if site.shape[0] == heads[0].shape[-1] else "all heads"] = None
-            elif (
-                function == "sdpa"
-                and y.dim() == 3
-                and self._stream is not None
-                and len(y) == len(self._stream)
-                and y.shape[-1] != self._stream.shape[-1]
-            ):
-                self.query_key["latent"] = None
-            elif function == "softmax" and y.dim() == 4:
-                self.query_key["per head"] = None
-
-
-def _has_rows_of(y: Tensor, heads: Tensor) -> bool:
-    """Whether the rows of queries or keys are those of y cut into heads, turned and scaled: they keep their lengths."""
-    width = heads.shape[-1]
-    if y.shape[-1] % width or not _FEW_ROWS * width < y.numel() <= heads.numel():
-        return False
-    lengths, expected = (torch.linalg.vector_norm(rows.reshape(-1, width), dim=-1).sort().values for rows in (heads, y))
-    # Keys may be repeated for groups of queries.
-    lengths = lengths[:: len(lengths) // len(expected)] if len(expected) else lengths
-    return len(lengths) == len(expected) and torch.allclose(
-        lengths / lengths.mean(), expected / expected.mean(), rtol=1e-3
-    )
-
-
-def _is_parallel(block: BlockCall, pre: set[str], bare: set[str], called: Trace) -> bool:
-    """Whether attention and another branch both read the block's own input: every norm before a branch does."""
-    # The softmax of a router has no heads.
-    attending = [call.parent for call in called.functions if len(call.input_shape) == 4]
-    branches = {
-        f"{block.path}.{name}"
-        for name, child in block.module.named_children()
-        if any(parameter.dim() > 1 for parameter in child.parameters())
-    }
-    attentions = {branch for branch in branches if any(f"{path}.".startswith(f"{branch}.") for path in attending)}
-    return bool(attentions) and attentions < branches and pre <= bare
 
 
 def _kind(model: Any, batch: dict[str, Any]) -> Kind:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from answers import Answer, ask
 from coverage import Census, table
 from definitions import Definition, find

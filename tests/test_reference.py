@@ -372,7 +372,8 @@ def test_code_that_stays_in_16_bits_rounds_every_step(dtype):
     # Each reduction rounds once, and may fall to the other side of a near-tie: then its row is off.
     assert (reference.forward(x, spec, weight, bias) == by_hand).double().mean() >= 0.999
     scaled = weight * (x / (x.var(-1, keepdim=True) + 1e-5).sqrt())
-    assert (reference.forward(x, specs.POCKET_TTS, weight) == scaled).double().mean() >= 0.999
+    divided = specs.POCKET_TTS.replace(round_rstd=False)
+    assert (reference.forward(x, divided, weight) == scaled).double().mean() >= 0.999
 
 
 def test_an_offset_in_float32_makes_a_float32_gain_after_an_early_cast():

@@ -83,7 +83,7 @@ STRINGS = {
     "NANOCHAT": "y = x / sqrt(mean(x^2) + 1e-06)",
     "DEEPSEEK_V4_UNWEIGHTED": "y = x / sqrt(mean(x^2) + 1e-06) [rounded rstd]",
     "IMAGEGPT": "y = weight * x / sqrt(mean(x^2) + 1e-05) [no cast, promoted output]",
-    "POCKET_TTS": "y = weight * x / sqrt(var(x, correction=1) + 1e-05) [no cast, promoted output]",
+    "POCKET_TTS": "y = weight * x / sqrt(var(x, correction=1) + 1e-05) [no cast, rounded rstd, promoted output]",
     "SCALE_NORM": "y = weight * x / max(norm(x), 1e-05)",
     "L2_NORM": "y = x / max(norm(x), 1e-12) [no cast]",
     "X_TRANSFORMERS_RMS": "y = weight * sqrt(n) * x / max(norm(x), 1e-12) [no cast, promoted output]",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "census"))
-
 import configurations
 import families
 import family_facts
+import wiring
 
 PAGE = families.PAGE.read_text(encoding="utf-8")
 FAMILIES = {family.name: family for family in configurations.families()}
@@ -62,7 +59,6 @@ def test_what_is_found_is_what_the_source_says(name):
 
 @pytest.mark.slow
 def test_the_page_is_what_is_found_now():
-    torch.set_num_threads(1)
     assert families.page(families.take()) == PAGE
 
 
@@ -71,12 +67,12 @@ def test_every_family_has_its_row_and_every_row_an_answer():
     assert found.keys() == FAMILIES.keys()
     assert len(found) >= 300
     for cells in found.values():
-        assert len(cells) == len(families._COLUMNS)
+        assert len(cells) == len(families.COLUMNS)
         assert cells[1] not in ("", "none")
 
 
 def test_each_model_type_is_built_or_has_a_reason():
-    assert FAMILIES.keys() | configurations.refused().keys() == set(configurations._names())
+    assert FAMILIES.keys() | configurations.refused().keys() == set(configurations.model_types())
     assert not FAMILIES.keys() & configurations.refused().keys()
     for name, reason in configurations.refused().items():
         assert re.search(rf"^- {re.escape(reason)} \(\d+\): .*\b{re.escape(name)}\b", PAGE, re.MULTILINE)
@@ -86,7 +82,7 @@ def test_tiny_configurations_keep_every_eps():
     changed = {}
     for name, family in FAMILIES.items():
         tiny = configurations.epsilons(configurations.tiny_configuration(family))
-        if tiny != configurations.epsilons(configurations._configuration_class(name)()):
+        if tiny != configurations.epsilons(configurations.configuration_class(name)()):
             changed[name] = tiny
     assert changed == {}
 
@@ -108,3 +104,14 @@ def test_the_rows_of_the_counts_add_up():
     assert sum(table["families"][::2]) == len(FAMILIES)
     placed = [sum(column) for column in zip(*(table[name] for name in families.PLACEMENTS), strict=True)]
     assert placed == table["families"]
+
+
+def test_queries_keep_the_lengths_of_normalized_rows():
+    y = torch.randn(1, 6, 2, 8)
+    turned = y.flip(-1).transpose(1, 2) * 0.3
+    assert wiring.has_rows_of(y, turned)
+    assert wiring.has_rows_of(y.flatten(2), turned)
+    assert wiring.has_rows_of(y, turned.repeat_interleave(2, 1))
+    assert not wiring.has_rows_of(y, torch.randn(1, 2, 6, 8))
+    assert not wiring.has_rows_of(y[..., :7], turned)
+    assert not wiring.has_rows_of(y[:, :2], turned)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from torch import nn
 
+import answers
+import definitions
+import norm_classes
 import normkit as nk
-
-CENSUS = Path(__file__).parents[2] / "census"
-sys.path.insert(0, str(CENSUS))
-
-import answers  # noqa: E402
-import definitions  # noqa: E402
-import norm_classes  # noqa: E402
 
 TABLE = norm_classes.TABLE.read_text()
 RIGHT_SHARE = 95.0

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "census"))
 
 import conversions
 from configurations import Family

@@ -223,6 +223,16 @@ def same(a: tuple[object, ...], b: tuple[object, ...]) -> bool:
     return a[0] == b[0] and all(map(torch.equal, *zip(*weights, strict=True))) and torch.equal(a[2], b[2])
 
 
+def test_a_decoder_that_would_keep_its_keys_is_run_without_a_cache() -> None:
+    from transformers import AutoModelForSeq2SeqLM, SwitchTransformersConfig
+
+    sizes = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4, "num_experts": 2}
+    model = AutoModelForSeq2SeqLM.from_config(SwitchTransformersConfig(**sizes, num_decoder_layers=2))
+    ids = torch.arange(24).reshape(2, 12)
+    assert len(nk.inspect(model, {"input_ids": ids, "decoder_input_ids": ids}).sites) == 12
+    assert model.config.use_cache
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = tiny_llama().train()
     model.model.norm.eval()
