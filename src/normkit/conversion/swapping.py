@@ -197,11 +197,11 @@ class _Conversion:
         if isinstance(found, _Swap):
             self.verified.append((module, found))
             return
-        before = len(self.verified)
+        before = len(self.verified) + len(self.left_alone)
         for child in module.children():
             self._visit(child)
-        # What holds more than a norm is no news where the norm in it is swapped.
-        if found is not None and len(self.verified) == before:
+        # What holds more than a norm is no news where the norm in it was found.
+        if found is not None and len(self.verified) + len(self.left_alone) == before:
             self._leave(module, found)
 
     def _considered(self, module: nn.Module) -> _Swap | str | None:

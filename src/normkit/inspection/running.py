@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect as signatures
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +18,21 @@ _STRUCTURE_TOKENS = 16
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every module's own mode again outside."""
+    """Evaluation mode and no cache inside; outside, every module's own mode and the configuration's word on caches."""
     training = {module: module.training for module in model.modules()}
+    # Some models take use_cache through **kwargs only: what a replayed block adds to a cache would stay in it.
+    configs: dict[int, Any] = {
+        id(module.config): module.config for module in model.modules() if hasattr(module, "config")
+    }
+    caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
     model.eval()
     try:
+        for config in caching:
+            config.use_cache = False
         yield
     finally:
+        for config in caching:
+            config.use_cache = True
         for module, mode in training.items():
             module.training = mode
 
