@@ -8,16 +8,14 @@ Medians. Of the model, the forward pass that shows which modules are called is n
 from __future__ import annotations
 
 import argparse
-import datetime
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from normkit.bench.running import machine
 from normkit.conversion.swapping import convert
 from normkit.identification.behaviour import identify
 from normkit.identification.sites import find_sites
@@ -60,15 +58,6 @@ def median(action: Callable[[], object], rounds: int) -> float:
     return statistics.median(times[1:])
 
 
-def cpu() -> str:
-    names: Iterator[str] = (
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    return next(names, platform.processor())
-
-
 def report(name: str, seconds: float, bar: float) -> None:
     print(f"{name:44}{seconds * 1e3:10.0f}{bar * 1e3:10.0f}   {'met' if seconds <= bar else 'missed'}", flush=True)
 
@@ -79,7 +68,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{datetime.date.today()}, {cpu()}, {options.threads} torch threads, torch {torch.__version__}")
+    here = machine()
+    print(f"{here.date}, {here.cpu}, {here.threads} torch threads, torch {here.torch}")
     print(f"medians of {options.rounds} rounds\n\n{'':44}{'ms':>10}{'bar ms':>10}")
     for name, norm in single_norms():
         report(f"identify {name}({WIDTH})", median(lambda norm=norm: identify(norm, WIDTH), options.rounds), ONE)

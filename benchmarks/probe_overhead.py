@@ -10,20 +10,18 @@ The first probed batches themselves add an allocator's one-off, printed beside.
 from __future__ import annotations
 
 import argparse
-import datetime
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from normkit.bench.running import machine
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.inspection.blocks import find_blocks
@@ -97,15 +95,6 @@ def growth(batches: int, bare: bool) -> tuple[float, float]:
     return peaks[1] - peaks[0], peaks[2] - peaks[1]
 
 
-def cpu() -> str:
-    names: Iterator[str] = (
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    return next(names, platform.processor())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
@@ -120,7 +109,8 @@ def main() -> None:
         return
     model = load_model()
     probe = build_probe(model)
-    print(f"{datetime.date.today()}, {cpu()}, {options.threads} torch threads, torch {torch.__version__}")
+    here = machine()
+    print(f"{here.date}, {here.cpu}, {here.threads} torch threads, torch {here.torch}")
     print(f"all-MiniLM-L6-v2, {BATCH} x {TOKENS} tokens, medians of {options.rounds} interleaved rounds\n")
     print(f"{'':12}{'bare ms':>10}{'probed ms':>12}{'ratio':>8}{'target':>9}")
     for name, padded in (("full", False), ("padded", True)):

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from configurations import Family, families, tiny_batch, tiny_model
-from normkit import files
 from normkit.conversion.swapping import convert
+from pages import settle
 
 PAGE = Path(__file__).parents[1] / "docs" / "conversions.md"
 # Relative errors: of the outputs and of all gradients together, and of a single parameter's gradient. Eight and 32
@@ -226,11 +226,7 @@ def main() -> None:
         for taken in take(arguments):
             print(row(taken), *taken.violations.items())
         return
-    text = page(take())
-    if not arguments:
-        files.write_text(PAGE, text)
-    elif PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE} is not what is found now; run python {sys.argv[0]}")
+    settle(PAGE, page(take()), check=bool(arguments))
 
 
 if __name__ == "__main__":

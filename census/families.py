@@ -17,7 +17,7 @@ import transformers
 
 from configurations import families, refused
 from family_facts import Facts, Kind, NormKind, measure
-from normkit import files
+from pages import settle
 
 PAGE = Path(__file__).parents[1] / "docs" / "census.md"
 RECENT = 2024
@@ -244,11 +244,7 @@ def main() -> None:
     if arguments and arguments != ["--check"]:
         print(_HEADER, *map(row, take(arguments)), sep="\n")
         return
-    text = page(take())
-    if not arguments:
-        files.write_text(PAGE, text)
-    elif PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE} is not what is found now; run python {sys.argv[0]}")
+    settle(PAGE, page(take()), check=bool(arguments))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from answers import Answer, ask
-from coverage import Census, table
+from coverage_page import Census, table
 from definitions import Definition, find
+from pages import settle
 
 EXPECTED = Path(__file__).parent / "expected.toml"
 TABLE = Path(__file__).parents[1] / "docs" / "coverage.md"
@@ -62,12 +63,7 @@ def _check_sources(expected: Mapping[str, Any], definitions: list[Definition]) -
 def main() -> None:
     """Write the table, or compare it with what would be written."""
     torch.set_num_threads(1)
-    text = table(take())
-    if sys.argv[1:] != ["--check"]:
-        TABLE.write_text(text)
-        print(f"wrote {TABLE}")
-    elif TABLE.read_text() != text:
-        sys.exit(f"{TABLE.name} is not up to date: python census/norm_classes.py writes it")
+    settle(TABLE, table(take()), check=sys.argv[1:] == ["--check"])
 
 
 if __name__ == "__main__":
