@@ -233,6 +233,48 @@ def test_a_gain_that_is_computed_is_taken_as_it_acts():
     torch.testing.assert_close(passport(x), module(x), rtol=1e-5, atol=1e-5)
 
 
+class Clamped(nn.Module):
+    """A norm that bounds what a well-behaved parameter never reaches."""
+
+    def __init__(self, bounded, weight):
+        super().__init__()
+        self.weight, self.bounded = nn.Parameter(torch.full((16,), weight)), bounded
+
+    def forward(self, x):
+        return self.bounded(F.rms_norm(x, (16,), eps=1e-6), self.weight)
+
+
+def test_a_gain_is_also_held_against_the_parameters_it_has():
+    module = Clamped(lambda normalized, weight: normalized * weight.clamp(max=2.0), 3.0)
+    passport = identify(module, 16)
+    assert "made of weight" in passport.undecidable["gain"]
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(passport(x), module(x), rtol=1e-5, atol=1e-5)
+    within = Clamped(module.bounded, 1.0)
+    assert identify(within, 16).weight_name == "weight"
+    assert not agrees(module, examine(within, 16))
+
+
+def test_an_output_that_only_its_own_gain_clips():
+    passport = identify(Clamped(lambda normalized, weight: (normalized * weight).clamp(-6, 6), 5.0), 16)
+    assert (passport.verdict, passport.spec) == ("norm", None)
+    assert "with those it has" in passport.evidence[0]
+
+
+@pytest.mark.parametrize("gain", [torch.relu, torch.sqrt])
+def test_a_gain_that_is_nothing_for_negative_parameters(gain):
+    module = Clamped(lambda normalized, weight: normalized * gain(weight), 1.44)
+    passport = identify(module, 16)
+    assert passport.spec.eps == 1e-6
+    assert "made of weight" in passport.undecidable["gain"]
+
+
+def test_a_computed_gain_of_zero_does_not_make_it_no_norm():
+    passport = identify(Clamped(lambda normalized, weight: normalized * weight**3, 0.0), 16)
+    assert (passport.verdict, passport.spec) == ("norm", None)
+    assert "its output is zero" in passport.evidence[0]
+
+
 def test_nothing_is_changed():
     module = nn.Sequential(nn.LayerNorm(16), nn.Dropout(0.5)).to(torch.bfloat16).train()
     module[0].weight.grad = torch.ones(16, dtype=torch.bfloat16)

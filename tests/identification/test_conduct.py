@@ -189,6 +189,20 @@ def test_modes_and_replaced_buffers_come_back():
     assert "extra" not in dict(module.named_buffers())
 
 
+def test_what_a_module_counts_for_itself_comes_back():
+    module = nn.LayerNorm(6)
+    module.calls = 0
+
+    def counting(x):
+        module.calls += 1
+        module.last = x
+        return module(x)
+
+    identify(counting, 6)
+    assert module.calls == 0
+    assert not hasattr(module, "last")
+
+
 def test_tensors_in_a_closure_come_back():
     average = torch.zeros(6)
 

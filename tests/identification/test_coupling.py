@@ -47,6 +47,10 @@ def test_rows(norm, shape, choices, row):
     [
         (torch.tanh, (2, 6), "not a norm", "its own input alone"),
         (torch.zeros_like, (2, 6), "not a norm", "its own input alone"),
+        # The statistics of all but the first, and of what follows.
+        (lambda x: x / x[:, 1:].norm(dim=-1, keepdim=True), (2, 6), "norm", "moves its own output alone"),
+        (lambda x: x / x.square().flip(-1).cumsum(-1).flip(-1).sqrt(), (2, 6), "norm", "moves its own output alone"),
+        (lambda x: x / x[-1:].norm(), (2, 6), "batch", "changing one sample moves the others"),
         (lambda x: (x - x.mean(0)) / x.std(0), (2, 3, 6), "batch", "changing one sample moves the others"),
         (lambda x: F.rms_norm(x.unflatten(-1, (4, 3)).mT, (4,)).mT.flatten(-2), (2, 12), "norm", "adjacent"),
         (lambda x: x / x.norm(dim=(1, 3), keepdim=True), (2, 3, 4, 5), "norm", "no spec describes such rows"),

@@ -119,6 +119,9 @@ def test_softmax(norm, shape, axis, temperature):
         lambda x: x.exp() / (1 + x.exp().sum(-1, keepdim=True)),
         lambda x: (3 * x.tanh()).softmax(-1),
         nn.LayerNorm(6),
+        # Its inputs are felt beside eps only where they are large.
+        lambda x: x / (x.square().mean(-1, keepdim=True) + 1e9).sqrt(),
+        lambda x: x / (x.square().mean(-1, keepdim=True) + 1e12).sqrt(),
         lambda x: x / x.abs().amax(-1, keepdim=True),
         nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)),
     ],

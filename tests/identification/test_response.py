@@ -45,6 +45,12 @@ def test_no_eps():
     found = felt(nk.Norm(PLAIN.replace(eps=0.0), 12))
     assert found.eps == 0.0
     assert "no eps" in found.evidence
+    assert found.undecidable is None
+
+
+def test_an_eps_too_small_to_be_felt_is_not_said_to_be_absent():
+    found = felt(lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-30))
+    assert "too small to be felt" in found.undecidable
 
 
 def test_an_unknown_gain_does_not_matter():

@@ -232,6 +232,13 @@ def test_other_widths(stock: nn.Module, batch: dict[str, Tensor]) -> None:
     assert all(pair.observed is not None and not pair.with_parameters for pair in found.pairs)
 
 
+def test_where_nothing_but_the_width_differs_no_effect_is_measured() -> None:
+    wide, narrow = (nn.Sequential(nn.Linear(4, width), nn.LayerNorm(width)) for width in (16, 8))
+    [pair] = compare(wide, narrow, {"input": torch.randn(2, 4)}).pairs
+    assert [change.reading for change in pair.changes] == ["features"]
+    assert pair.observed is None
+
+
 def test_no_norms_at_all() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.GELU()), {"input": torch.randn(2, 4)}
     found = compare(model, copy.deepcopy(model), x)

@@ -108,9 +108,8 @@ def test_other_parameters_than_a_file_s_are_noted_and_no_difference(
     assert not found.differs
     [pair] = [pair for pair in found.pairs if pair.parameters]
     assert (pair.entry.path, pair.parameters[0].difference, pair.with_parameters) == (MIDDLE, None, False)
-    # The formulas alone are the same.
-    assert pair.observed is not None
-    assert pair.observed.worst == 0
+    # The formulas alone are the same: there is nothing to measure.
+    assert pair.observed is None
 
 
 def test_a_file_of_itself_is_no_difference_and_nothing_is_run(

@@ -81,7 +81,7 @@ def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> No
     described = describe_comparison(found)
     assert [each.title for each in described.contrasts] == [
         "2 norms: eps 1e-05 instead of 1e-06, inside the root both",
-        "d: 2 conventions",
+        "d: 2 conventions differ",
     ]
     assert [row[0].text for row in described.contrasts[0].effects.rows] == ["c", "a"]
     assert described.contrasts[1].changes == (
@@ -163,7 +163,7 @@ def test_norms_without_counterpart_parameters_and_undecided_conventions() -> Non
     text = words(found)
     assert "x different 3 norms without counterpart." in text
     assert "only in port c.* (2) only in stock d: gated" in text
-    assert "weight differs, by up to 0.250 of the largest at 1 norm: a" in text
+    assert "weight differs by up to 0.250 of the largest, at 1 norm: a" in text
     assert "bias differs (their digests do) at 1 norm: b" in text
     assert "not compared casts: float32 only (b)" in text
 
@@ -183,6 +183,8 @@ def test_pairs_by_order_say_so() -> None:
 def test_without_the_reference_s_parameters_the_note_says_so() -> None:
     assert "Without gain and bias" in words(comparison(pair("a", PORT, 0.1, with_parameters=False)))
     assert "Without gain and bias" not in words(comparison(pair("a", PORT, 0.1)))
+    assert "No effect was measured: gain and bias" in words(comparison(pair("a", PORT, with_parameters=False)))
+    assert "No effect was measured" not in words(comparison(pair("a", PORT)))
 
 
 def test_nothing_to_compare() -> None:

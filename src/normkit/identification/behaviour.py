@@ -54,7 +54,8 @@ def identify(
     """Find out from forward calls alone which norm something is.
 
     A module stays as it is, and so does the state of the random generators: a copy in eval mode is called,
-    its parameters set to known values. The formula found is compared with the copy before it is returned.
+    without hooks, its parameters set to known values. The formula found is compared with the copy before it is
+    returned.
 
     Args:
         norm: A module, or a function of one tensor.
@@ -136,7 +137,8 @@ def agrees(norm: nn.Module, known: Examination) -> bool:
             specimen = Specimen(norm, dtype=getattr(torch, known.passport.dtype))
             if not known.affine.names <= specimen.parameters.keys():
                 return False
-            error = disagreement(specimen, spec, known.affine, known.shape, generator)
+            error = disagreement(specimen, spec, known.affine, known.shape, generator, drawn=False)
+            error = max(error, disagreement(specimen, spec, known.affine, known.shape, generator))
             rate = program.rate_of(specimen, spec, known.affine, known.shape, generator)
         except (UnrecognisedError, NormkitError, RuntimeError):
             return False
@@ -150,14 +152,19 @@ def disagreement(
     shape: Sequence[int],
     generator: torch.Generator,
     smallest: float | None = None,
+    *,
+    drawn: bool = True,
 ) -> float:
-    """Largest error of a sample against the formula in float64, relative to the sample's length, on random parameters.
+    """Largest error of a sample against the formula in float64, relative to the sample's length.
+
+    On random parameters, or on those it has: then samples with an output that is not finite are no test.
 
     Samples: with a mean, at all input scales that the dtype shows, or from the smallest given, and where eps is
     felt most; and with one large element.
     """
     precision = precision_of(specimen.dtype)
-    specimen.draw(generator)
+    if drawn:
+        specimen.draw(generator)
     eps = reference.machine_eps(torch.empty(0, dtype=specimen.dtype), spec)
     felt = math.sqrt(eps) if spec.eps_placement == "inside" else eps
     # An L2 norm feels its eps in rows whose root mean square is sqrt(n) times smaller.
@@ -172,8 +179,9 @@ def disagreement(
     weight, bias = affine.of(specimen.module)
     x = x.to(specimen.device, specimen.dtype)
     expected = reference.forward(x.double(), spec.replace(eps=eps), weight, bias).flatten(1)
-    error = (specimen(x).flatten(1) - expected).square().mean(1).sqrt()
-    return float((error / expected.square().mean(1).sqrt()).max())
+    y = specimen(x).flatten(1)
+    error = (y - expected).square().mean(1).sqrt() / expected.square().mean(1).sqrt()
+    return float(error.max() if drawn else torch.where(y.isfinite().all(1) & ~error.isnan(), error, 0.0).max())
 
 
 def _found(
@@ -185,13 +193,31 @@ def _found(
 ) -> Examination:
     """What a norm is; where its gain or bias is computed from its parameters, with these as they are."""
     try:
-        return _examined(specimen, shape, given, generator)
+        found = _examined(specimen, shape, given, generator)
+        _hold_against(fresh, found)
     except structure.ComputedAffineError as seen:
-        found = _examined(fresh.as_function(), shape, given, generator)
+        try:
+            found = _examined(fresh.as_function(), shape, given, generator)
+        except UnrecognisedError as error:
+            raise UnrecognisedError("norm", f"{seen.reason}; with these as they are, {error.reason}") from error
         names = ", ".join(fresh.parameters)
         reading = Reading.open(f"it is made of {names} in a way that no spec describes; taken as it acts", seen.reason)
         readings = {**found.passport.readings, "gain": reading, "bias": reading}
         return replace(found, passport=replace(found.passport, readings=readings))
+    return found
+
+
+def _hold_against(fresh: Specimen, found: Examination) -> None:
+    """Refuse a formula that holds for the parameters that were drawn, and not for those it has: one may be clamped."""
+    spec, generator = found.passport.spec, torch.Generator().manual_seed(_SEED)
+    if spec is None or not fresh.parameters:
+        return
+    smallest = 1.0 if "eps" in found.passport.undecidable else None
+    error = disagreement(fresh, spec, found.affine, found.shape, generator, smallest, drawn=False)
+    if error > precision_of(fresh.dtype).agrees:
+        raise structure.ComputedAffineError(
+            "norm", f"with other parameters it is {spec}, with those it has this is off by {error:.1e}"
+        )
 
 
 def _examined(

@@ -166,7 +166,11 @@ def survey(model: nn.Module, run: Callable[[], object], *, name: str = "") -> Pa
 def _entry(path: str, values: Any) -> Entry:
     try:
         passport = Passport.from_json(values)
-        features = int(values["features"])
+        features = values["features"]
+        if not isinstance(features, int) or features < 1:
+            raise IdentificationError(
+                f"features must be a whole number from 1 on, got {features!r}; write the file anew"
+            )
     except NormkitError as error:
         raise IdentificationError(f"{path}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -131,12 +131,14 @@ class _State:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.training = module.training
+        self.attributes = dict(vars(module))
         self.parameters, self.buffers = dict(module._parameters), dict(module._buffers)
         held = [*self.parameters.values(), *self.buffers.values()]
         self.values = [(tensor, tensor.detach().clone()) for tensor in held if tensor is not None]
 
     def restore(self) -> None:
         """As it was."""
+        _register(vars(self.module), self.attributes)
         self.module.training = self.training
         _register(self.module._parameters, self.parameters)
         _register(self.module._buffers, self.buffers)

@@ -15,6 +15,9 @@ from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import Axes
 
+_HALVES = 6
+_FELT = 1e-4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coupling:
@@ -52,6 +55,7 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     moved = _moved(specimen, shape, generator)
     extent = _extent(moved)
     if extent is None or math.prod(extent) == 1:
+        _refuse_uneven(specimen, shape, generator)
         raise UnrecognisedError("not a norm", "each output depends on its own input alone: nothing is shared in a row")
     row = tuple(axis for axis, size in enumerate(extent) if size > 1)
     if 0 in row:
@@ -98,6 +102,23 @@ def _moved(specimen: Specimen, shape: Sequence[int], generator: torch.Generator)
         change = (specimen(other) - rest).abs()
         moved |= change > 1e-6 * change.max()
     return moved
+
+
+def _refuse_uneven(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> None:
+    """Where the first input moves its own output alone, others may move more."""
+    far = precision_of(specimen.dtype).far
+    x = far * torch.randn(tuple(shape), generator=generator).to(specimen.device)
+    rest = specimen(x)
+    for _ in range(_HALVES):
+        chosen = torch.zeros(tuple(shape), dtype=torch.bool)
+        chosen[-1] = torch.rand(tuple(shape[1:]), generator=generator) < 0.5
+        chosen = chosen.to(x.device)
+        change = torch.where(chosen, 0.0, (specimen(torch.where(chosen, 2 * x, x)) - rest).abs())
+        moved = change > _FELT * rest.abs()
+        if bool(moved[:-1].any()):
+            raise UnrecognisedError("batch", "changing one sample moves the others")
+        if bool(moved.any()):
+            raise UnrecognisedError("norm", "the first feature moves its own output alone, others move more of them")
 
 
 def _extent(moved: Tensor) -> tuple[int, ...] | None:

@@ -170,6 +170,9 @@ def choose(
         rival = None
         reading = Reading(value=divisor.conventions(), evidence=(divided,))
     eps_reading = _eps_reading(eps, divisor.eps(felt.eps, n, felt.placement), felt)
+    if rival is not None and length is None and eps:
+        other_eps = rival.eps(felt.eps, n, felt.placement)
+        eps_reading = Reading.open(f"with the other divisor it is {other_eps:.6g}", *eps_reading.evidence)
     twin = _twin(read, surprises, divisor, n) if length is not None and eps and level < _UNROUND else None
     if twin is not None:
         reason = f"at n = {n} the same function is: {twin[0].in_words()}, eps = {twin[1]:g}, no less round"

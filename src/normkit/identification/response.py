@@ -72,7 +72,7 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
     means = r.mean(1)
     felt = (means > low) & (means < high)
     if not bool(felt.any()) and bool((means > low).all()):
-        return _unfelt(specimen, float(k.min()))
+        return _unfelt(specimen, float(k.min()), shape)
     inside = (r[felt] > low) & (r[felt] < high)
     found = {name: _constant(model(k[felt], r[felt]), inside) for name, model in MODELS.items()}
     placement = min(found, key=lambda name: found[name][1])
@@ -101,11 +101,18 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
     return RollOff(placement=placement, eps=eps, error=error, evidence=evidence)
 
 
-def _unfelt(specimen: Specimen, smallest: float) -> RollOff:
+def _unfelt(specimen: Specimen, smallest: float, shape: Sequence[int]) -> RollOff:
     """No row is shortened: eps is absent, or too small for the dtype's smallest rows."""
     evidence = f"inputs down to {smallest:.0e} are not shortened"
     if specimen.dtype != torch.float16:
-        return RollOff(placement="inside", eps=0.0, error=0.0, evidence=f"{evidence}: no eps")
+        finite = bool(torch.isfinite(specimen(torch.zeros(tuple(shape), device=specimen.device))).all())
+        return RollOff(
+            placement="inside",
+            eps=0.0,
+            error=0.0,
+            evidence=evidence if finite else f"{evidence}, and zeros are divided by zero: no eps",
+            undecidable="eps is too small to be felt, or zeros are seen to in another way" if finite else None,
+        )
     return RollOff(
         placement="inside",
         eps=0.0,

@@ -86,7 +86,7 @@ class Specimen:
                 self._function = self.module = _bare_copy(copied).eval().to(dtype)
             except Exception as error:  # a foreign module may refuse in any way
                 raise ModelError(
-                    f"a {type(copied).__name__} cannot be copied ({first_line(error)}); pass its forward"
+                    f"a {type(copied).__name__} cannot be copied ({first_line(error)}); pass lambda x: norm(x)"
                 ) from error
             tensors = [*self.module.parameters(), *self.module.buffers()]
             if any(tensor.is_meta for tensor in tensors):

@@ -78,6 +78,8 @@ def recover(
         specimen.draw(generator, sign)
         draws.append({name: value.clone() for name, value in specimen.parameters.items()})
         parities.append(formula.respond(specimen, shape, generator))
+        if not float(parities[-1].odd.square().sum()) > 0:
+            raise ComputedAffineError("norm", "its gain vanishes, or is no number, for parameters of one sign")
     spec, gain, bias, residual = _settled(specimen, parities, draws, rows)
     spec, length = _weighted(spec, gain, n, precision_of(specimen.dtype))
     spec = spec.replace(has_bias=bool(bias.names) or bias.values is not None)

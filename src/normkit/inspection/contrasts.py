@@ -55,7 +55,11 @@ class Contrast:
         """What measures how far the formulas are apart; None where nothing differs or nothing can be computed."""
         if self.formulas is None or not (self.pair.changes or self.pair.parameters):
             return None
-        return EffectGauge(*self.formulas)
+        given, expected = self.formulas
+        if not self.pair.with_parameters and given.spec == expected.spec:
+            # What differs lies in gain or bias, and both are left out: nothing but zeros would be measured.
+            return None
+        return EffectGauge(given, expected)
 
     def place(self) -> Place:
         """The pair as a place where two runs are compared."""

@@ -169,8 +169,10 @@ def _contrast(words: Sequence[str], pairs: Sequence[Pair]) -> Contrast:
             notes.append("Without gain and bias: those of the reference are not at hand, or of another size.")
         if effects == ["float32"] and all(change.reading in _CASTS for pair in pairs for change in pair.changes):
             notes.append("Casts make a difference in 16 bits; in float32 it is the last bit at most.")
+    elif any(not pair.with_parameters for pair in pairs):
+        notes.append("No effect was measured: gain and bias of the reference are not at hand, or of another size.")
     return Contrast(
-        title=many + (words[0] if len(words) == 1 else f"{len(words)} conventions"),
+        title=many + (words[0] if len(words) == 1 else f"{len(words)} conventions differ"),
         changes=tuple(words) if len(words) > 1 else (),
         effects=Table(title="Effects", columns=tuple(columns), rows=rows, empty=""),
         note=" ".join(notes),
@@ -226,7 +228,7 @@ def _parameter_facts(found: Comparison) -> list[Fact]:
         if not changes:
             continue
         sizes = [change.difference for _, change in changes if change.difference is not None]
-        by = f", by up to {significant(max(sizes))} of the largest" if sizes else " (their digests do)"
+        by = f" by up to {significant(max(sizes))} of the largest," if sizes else " (their digests do)"
         at = shortened([pair.entry.path for pair, _ in changes])
         facts.append(Fact(label=role, value=f"differs{by} at {counted(len(changes), 'norm')}: {at}"))
     return facts
