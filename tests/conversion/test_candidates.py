@@ -211,8 +211,23 @@ def test_the_norm_in_an_adaptive_one_is_swapped():
 
 
 def test_a_norm_in_a_norm_is_part_of_it():
-    report = convert(nn.Sequential(Wrapped()))
+    class Gained(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.RMSNorm(24, eps=1e-6, elementwise_affine=False)
+            self.scale = nn.Parameter(torch.rand(24) + 0.5)
+
+        def forward(self, x):
+            return self.inner(x) * self.scale
+
+    report = convert(nn.Sequential(Gained()))
     assert [norm.path for norm in report.swapped] == ["0"]
+    assert report.left_alone == ()
+
+
+def test_a_norm_that_is_only_wrapped_is_swapped_itself():
+    report = convert(nn.Sequential(Wrapped()))
+    assert [norm.path for norm in report.swapped] == ["0.inner"]
     assert report.left_alone == ()
 
 

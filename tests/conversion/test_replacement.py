@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 import normkit
 from normkit import layers, specs
 from normkit.conversion.replacement import Formula, is_converted, is_normkit, restore, swap
+from normkit.conversion.swapping import convert
 from normkit.errors import UseError
 
 LLAMA = Formula(specs.LLAMA, "weight", None, "hidden_states")
@@ -180,3 +181,28 @@ def test_a_class_that_cannot_be_changed_is_refused():
 
     with pytest.raises(UseError, match=r"the class Slotted cannot be changed \(object layout differs\)"):
         swap(Slotted(), LLAMA)
+
+
+class HandWritten(nn.Module):
+    """As most people write it: under autocast some of its operations are float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(32) + 0.5)
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+def test_under_autocast_a_norm_of_single_operations_keeps_its_own_forward():
+    model = nn.Sequential(HandWritten())
+    x = torch.randn(64, 32).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+    report = convert(model)
+    assert report.counts["swapped"] == 1
+    assert report.swapped[0].computed_by.endswith("under autocast its own forward")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(x), expected)
+    assert type(model[0]).__name__ == "NormkitHandWritten"
+    assert "own forward" in str(report)

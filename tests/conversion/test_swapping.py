@@ -244,6 +244,74 @@ def test_what_raises_midway_leaves_the_model_as_it_was(monkeypatch):
     assert torch.equal(model(x), expected)
 
 
+def test_what_raises_midway_leaves_what_was_converted_before(monkeypatch):
+    model = block()
+    convert(model.first)
+    before, swap = type(model.second), swapping.swap
+
+    def failing(module, formula):
+        swap(module, formula)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(swapping, "swap", failing)
+    with pytest.raises(KeyboardInterrupt):
+        convert(model)
+    assert type(model.first) is layers.LayerNorm
+    assert type(model.second) is before
+    assert revert(model) == ("first",)
+
+
+def test_what_only_wraps_a_norm_keeps_its_own_forward():
+    class Counting(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.norm, self.calls = norm, 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.norm(x)
+
+    for norm in (nn.LayerNorm(32), LlamaRMSNorm(32)):
+        model, x, seen = nn.Sequential(Counting(norm)), torch.randn(4, 32), []
+        norm.register_forward_hook(lambda *_, seen=seen: seen.append("after"))
+        for inputs in (None, x):
+            assert [swapped.path for swapped in convert(model, inputs).swapped] == ["0.norm"]
+            calls = model[0].calls
+            seen.clear()
+            model(x)
+            assert model[0].calls == calls + 1
+            assert seen == ["after"]
+            revert(model)
+
+
+def test_compiled_parts_are_looked_at_uncompiled():
+    compiled = []
+
+    def backend(graph, _inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(torch.compile(nn.LayerNorm(32), backend=backend, fullgraph=True), nn.Linear(32, 32))
+    x = torch.randn(4, 32)
+    expected = model(x)
+    assert len(compiled) == 1
+    assert [norm.path for norm in convert(model, x).swapped] == ["0._orig_mod"]
+    assert len(compiled) == 1
+    torch.testing.assert_close(model(x), expected)
+    # The swap is seen by what is compiled.
+    assert len(compiled) == 2
+
+
+def test_the_default_device_is_not_asked():
+    # Any other than the CPU will do; meta is there everywhere.
+    model, x = block(), torch.randn(4, 5, 32)
+    with torch.device("meta"):
+        for inputs in (None, x):
+            assert len(convert(model, inputs).swapped) == 3
+            revert(model)
+        assert torch.empty(1).is_meta
+
+
 def test_a_forward_that_is_set_on_the_object_is_left_alone():
     model = block()
     model.second.forward = model.second.forward

@@ -10,6 +10,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from normkit import functional, layers
@@ -30,6 +31,7 @@ class Formula(NamedTuple):
         bias: Dotted name of the parameter that is the bias, or None.
         input: Name of the argument of the class's own forward.
         keeps_layout: The output lies in memory as the input does. For features in axis 1, else any norm's does.
+        own_under_autocast: There the class's own forward computes, for autocast changes the dtypes of its operations.
     """
 
     spec: NormSpec
@@ -37,6 +39,7 @@ class Formula(NamedTuple):
     bias: str | None
     input: str
     keeps_layout: bool = False
+    own_under_autocast: bool = False
 
     def parameters_of(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
         """Gain and bias of a module, as the spec takes them."""
@@ -56,6 +59,8 @@ class ConvertedNorm(nn.Module):
         if len(inputs) + len(named) != 1 or (named and formula.input not in named):
             return super().forward(*inputs, **named)
         x = inputs[0] if inputs else named[formula.input]
+        if formula.own_under_autocast and torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
         y = functional.normalize(x, formula.spec, *formula.parameters_of(self))
         return y.contiguous() if formula.keeps_layout and x.is_contiguous() else y
 
@@ -103,6 +108,11 @@ def swap(module: nn.Module, formula: Formula) -> None:
     except TypeError as error:
         raise UseError(f"the class {original.__name__} cannot be changed ({error})") from error
     vars(module)[_MARK] = original
+
+
+def is_torchs(module: nn.Module) -> bool:
+    """Whether normkit has a class of that name for it."""
+    return type(module) in _EXACT
 
 
 def is_converted(module: nn.Module) -> bool:

@@ -60,6 +60,7 @@ class SwappedNorm:
         replacement: Its class now.
         spec: What it computes.
         slow: Why plain torch computes it and no kernel, in float64 and so slowly; None if a kernel does.
+        own_under_autocast: Under autocast its own forward computes, since that changes the dtypes of its operations.
         checks: How that was verified.
     """
 
@@ -69,7 +70,14 @@ class SwappedNorm:
     replacement: str
     spec: NormSpec
     slow: str | None
+    own_under_autocast: bool
     checks: tuple[Check, ...]
+
+    @property
+    def computed_by(self) -> str:
+        """Kernel or plain torch, and where neither."""
+        how = "kernel" if self.slow is None else f"plain torch: {self.slow}"
+        return f"{how}; under autocast its own forward" if self.own_under_autocast else how
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
@@ -80,7 +88,8 @@ class SwappedNorm:
             "replacement": self.replacement,
             "formula": str(self.spec),
             "spec": self.spec.to_json(),
-            "computed_by": "kernel" if self.slow is None else f"plain torch: {self.slow}",
+            "computed_by": self.computed_by,
+            "own_under_autocast": self.own_under_autocast,
             "checks": [check.to_json() for check in self.checks],
         }
 
@@ -134,11 +143,8 @@ class ConversionReport:
     def __str__(self) -> str:
         """A short table: norms that are alike share a line."""
         lines = [f"{_norms(len(self.swapped))} swapped, {len(self.left_alone)} left alone"]
-        alike = Counter((norm.class_name, str(norm.spec), norm.slow) for norm in self.swapped)
-        rows = [
-            (f"{count} x", name, formula, "kernel" if slow is None else f"plain torch ({slow})")
-            for (name, formula, slow), count in alike.items()
-        ]
+        alike = Counter((norm.class_name, str(norm.spec), norm.computed_by) for norm in self.swapped)
+        rows = [(f"{count} x", name, formula, how) for (name, formula, how), count in alike.items()]
         lines += _aligned(rows)
         if self.swapped:
             lines.append(_verified([check for norm in self.swapped for check in norm.checks]))
@@ -176,6 +182,6 @@ def _verified(checks: Sequence[Check]) -> str:
         wide = [check.units for check in of if check.units is not None]
         # Rounded down: 100 % is said of no less.
         share = math.floor(1e5 * min(check.equal for check in of)) / 1e3
-        figure = f"within {max(wide):.2g} u" if wide else f"{share:g} % bit-equal"
+        figure = f"within {max(wide):.2g} units of rounding" if wide else f"{share:g} % bit-equal"
         parts.append(f"{setting} {figure}")
-    return f"verified: {'; '.join(parts)}; gradients as near to float64 as the original's, or within the contract"
+    return f"verified: {'; '.join(parts)}; gradients as near to float64 as before, or within the contract"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from normkit.conversion.candidates import Finding, Search
-from normkit.conversion.replacement import Formula, is_converted, is_normkit, restore, swap
+from normkit.conversion.replacement import Formula, is_converted, is_normkit, is_torchs, restore, swap
 from normkit.conversion.result import Check, ConversionReport, LeftAlone, SwappedNorm
 from normkit.conversion.verification import floating_dtypes, settings, verify
 from normkit.errors import KindError, ModelError, UseError
@@ -62,9 +63,11 @@ def convert(model: nn.Module, inputs: object = None, *, progress: Progress | Non
         ('1',)
     """
     _check(model)
-    seen = Trace(modules=(), functions=()) if inputs is None else _traced(model, inputs)
-    conversion = _Conversion(model, seen, progress or (lambda *_: None))
-    conversion.verify()
+    with _as_written():
+        seen = Trace(modules=(), functions=()) if inputs is None else _traced(model, inputs)
+        conversion = _Conversion(model, seen, progress or (lambda *_: None))
+        with _made_on_the_cpu():
+            conversion.verify()
     return ConversionReport(swapped=conversion.swap(), left_alone=tuple(conversion.left_alone))
 
 
@@ -128,6 +131,25 @@ def _traced(model: nn.Module, inputs: object) -> Trace:
 
 
 @contextmanager
+def _as_written() -> Iterator[None]:
+    """What is compiled runs uncompiled: dynamo does not follow hooks, and the looks would use up its recompilations."""
+    with ExitStack() as stack:
+        # Without dynamo nothing is compiled, and loading it takes seconds.
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextmanager
+def _made_on_the_cpu() -> Iterator[None]:
+    """Tensors are made on the CPU, whatever `torch.set_default_device` says."""
+    with ExitStack() as stack:
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+@contextmanager
 def _in_eval_mode(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -148,7 +170,7 @@ class _Swap(NamedTuple):
 
 
 class _Conversion:
-    """The modules of a model from the outside in: a norm inside a norm is part of it."""
+    """The modules of a model from the outside in: a norm inside a norm is part of it, if that adds to it."""
 
     def __init__(self, model: nn.Module, seen: Trace, progress: Progress) -> None:
         self.verified: list[tuple[nn.Module, _Swap]] = []
@@ -178,7 +200,10 @@ class _Conversion:
             for module, verified in self.verified:
                 done.append(self._swapped(module, verified))
         except BaseException:
-            revert(self._model)
+            # Not all that the model holds: part of it may have been converted before.
+            for module, _ in self.verified:
+                if is_converted(module):
+                    restore(module)
             raise
         return tuple(done)
 
@@ -194,15 +219,25 @@ class _Conversion:
             self._leave(module, "it is compiled by torch.jit; convert what it was compiled from")
             return
         found = self._considered(module)
-        if isinstance(found, _Swap):
+        if isinstance(found, _Swap) and not self._hands_on(module, found.formula):
             self.verified.append((module, found))
             return
         before = len(self.verified) + len(self.left_alone)
         for child in module.children():
             self._visit(child)
         # What holds more than a norm is no news where the norm in it was found.
-        if found is not None and len(self.verified) + len(self.left_alone) == before:
+        if isinstance(found, str) and len(self.verified) + len(self.left_alone) == before:
             self._leave(module, found)
+
+    def _hands_on(self, module: nn.Module, formula: Formula) -> bool:
+        """Whether a child computes it all: what wraps it, as DDP or a counter of calls, has its own to do."""
+        for name, child in module.named_children():
+            inner = self._search.find(child, self._paths[child]).formula
+            if inner is not None and inner.spec == formula.spec:
+                named = [None if own is None else f"{name}.{own}" for own in (inner.weight, inner.bias)]
+                if named == [formula.weight, formula.bias]:
+                    return True
+        return False
 
     def _considered(self, module: nn.Module) -> _Swap | str | None:
         """What takes the place of a module and how that was verified; why nothing does; or None for no norm."""
@@ -227,6 +262,10 @@ class _Conversion:
         wanted = settings(floating_dtypes(module), self._dtypes)
         try:
             checks = verify(module, formula, found.shape, wanted)
+            if _fails_under_autocast(checks) and not is_torchs(module):
+                formula = formula._replace(own_under_autocast=True)
+                plain = tuple(setting for setting in wanted if not setting.autocast)
+                checks = verify(module, formula, found.shape, plain)
         except Exception as error:  # a foreign module may refuse in any way
             return f"normkit cannot take its place: {first_line(error)}"
         for check in checks:
@@ -250,6 +289,7 @@ class _Conversion:
             replacement=type(module).__name__,
             spec=verified.formula.spec,
             slow=self._slow(module, verified.formula, verified.shape),
+            own_under_autocast=verified.formula.own_under_autocast,
             checks=verified.checks,
         )
 
@@ -276,6 +316,10 @@ class _Conversion:
     def _leave(self, module: nn.Module, reason: str) -> None:
         path = self._paths[module][0]
         self.left_alone.append(LeftAlone(path=path, class_name=type(module).__name__, reason=reason))
+
+
+def _fails_under_autocast(checks: Sequence[Check]) -> bool:
+    return bool(checks) and checks[-1].problem is not None and checks[-1].setting.endswith("autocast")
 
 
 def _is_within(path: str, outer: str) -> bool:
