@@ -129,3 +129,84 @@ def test_the_state_dict_stays(exchanged):
     module(torch.randn(2, N))
     assert list(module.state_dict()) == names
     assert torch.equal(copy.deepcopy(module)(torch.ones(1, N)), module(torch.ones(1, N)))
+
+
+def test_settings_that_change_later_are_followed(exchanged, calls):
+    original = drawn(nn.Sequential(nn.LayerNorm(N))[0])
+    module = exchanged(copy.deepcopy(original), "LayerNorm")
+    x = torch.randn(8, N)
+    module(x)
+    for norm in (original, module):
+        norm.eps = 0.5
+    torch.testing.assert_close(module(x), original(x), rtol=2e-6, atol=2e-6)
+    for norm in (original, module):
+        norm.bias = None
+    torch.testing.assert_close(module(x), original(x), rtol=2e-6, atol=2e-6)
+    assert [(spec.eps, spec.has_bias) for spec in calls] == [(1e-5, True), (0.5, True), (0.5, False)]
+
+
+def test_what_differs_in_training_keeps_its_own_forward(exchanged):
+    class Doubled(nn.LayerNorm):
+        def forward(self, input):
+            return (2 if self.training else 1) * super().forward(input)
+
+    module = exchanged(Doubled(N).eval(), "LayerNorm")
+    x = torch.randn(8, N)
+    expected = torch.layer_norm(x, (N,))
+    torch.testing.assert_close(module(x), expected, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(module.train()(x), 2 * expected, rtol=2e-6, atol=2e-6)
+
+
+class FixedLength(nn.Module):
+    """Right at one width only: it divides by that."""
+
+    def forward(self, hidden_states):
+        return hidden_states * torch.rsqrt(hidden_states.square().sum(-1, keepdim=True) / N + 1e-6)
+
+
+def test_each_width_is_identified(exchanged):
+    module = exchanged(FixedLength())
+    for n in (N, N // 2, N):
+        x = torch.randn(4, n)
+        torch.testing.assert_close(module(x), FixedLength()(x), rtol=2e-6, atol=2e-6)
+
+
+def test_an_input_that_is_refused_leaves_nothing_behind(exchanged, calls):
+    module = exchanged(nn.LayerNorm(N), "LayerNorm")
+    with pytest.raises(RuntimeError, match="Given normalized_shape"):
+        module(torch.randn(2, N + 1))
+    assert calls == []
+    module(torch.randn(2, N))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 16, 16), (2, 16, 5, 7)])
+def test_channels_first_is_not_taken_for_the_last_axis(exchanged, shape):
+    class ChannelsFirst(nn.LayerNorm):
+        def forward(self, input):
+            return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+    original = drawn(ChannelsFirst(16))
+    module = exchanged(copy.deepcopy(original), "LayerNorm")
+    x = torch.randn(shape)
+    torch.testing.assert_close(module(x), original(x), rtol=2e-6, atol=2e-6)
+
+
+def test_axes_that_share_statistics_are_seen_in_the_input_that_has_them(exchanged):
+    class OverTime(nn.Module):
+        def forward(self, hidden_states):
+            axes = tuple(range(1, hidden_states.dim()))
+            return hidden_states * torch.rsqrt(hidden_states.square().mean(axes, keepdim=True) + 1e-6)
+
+    module = exchanged(OverTime())
+    for shape in ((4, N), (4, 5, N), (4, 1, N)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(module(x), OverTime()(x), rtol=2e-6, atol=2e-6)
+
+
+def test_the_input_is_taken_by_the_name_that_the_class_gives_it(exchanged):
+    x = torch.randn(2, N)
+    module = exchanged(LlamaRMSNorm(N))
+    assert torch.equal(module(hidden_states=x), module(x))
+    module = exchanged(nn.LayerNorm(N), "LayerNorm")
+    assert torch.equal(module(input=x), module(x))

@@ -77,8 +77,8 @@ class AlwaysFloat32(Gain):
     ("norm", "check", "words"),
     [
         (WritesToItsInput, "input kept", "other numbers"),
-        (Views, "layout", "it refuses transposed ones"),
-        (ReadsMemoryInOrder, "layout", "other numbers for transposed ones"),
+        (Views, "layout", "it refuses transposed inputs"),
+        (ReadsMemoryInOrder, "layout", "other numbers for transposed inputs"),
         (FirstOfTheBatch, "batch position", "sample 0 of a batch of 7"),
         (SharesNaN, "row isolation", "of the output"),
         (SharesNaNInItsGradient, "row isolation", "of the gradient"),
@@ -98,3 +98,87 @@ def test_a_right_norm_does_none_of_it():
 
 def test_a_spec_without_eps_may_give_nan_on_a_zero_row():
     assert violations(NoEps(), specs.OLMO2.replace(eps=0.0)) == ()
+
+
+class WritesToItsLastOutput(Right):
+    def forward(self, x):
+        y = super().forward(x)
+        if torch.is_grad_enabled():
+            return y
+        if getattr(self, "last", y[..., :1]).shape != y.shape or self.last.dtype != y.dtype:
+            self.last = torch.empty_like(y)
+        return self.last.copy_(y)
+
+
+class Random(Right):
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x), 0.1, True)
+
+
+class Counts(Right):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * (1.1 if self.calls > 1 else 1)
+
+
+class IgnoresItsStart(Right):
+    def forward(self, x):
+        return super().forward(torch.as_strided(x, x.shape, x.stride(), 0))
+
+
+class WrongAlone(Right):
+    def forward(self, x):
+        return super().forward(x) * (1.1 if x.numel() == x.shape[-1] else 1)
+
+
+class WrongAmongMany(Right):
+    def forward(self, x):
+        y = super().forward(x).flatten(0, -2)
+        return torch.cat([y[:1024], 0 * y[1024:]]).view(x.shape)
+
+
+class HidesNaN(Right):
+    def forward(self, x):
+        return super().forward(x).nan_to_num()
+
+
+class NegatesNothing(Right):
+    def forward(self, x):
+        return (self.weight.float().abs() * self.rms(x)).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("norm", "check", "words"),
+    [
+        (WritesToItsLastOutput, "repeated calls", "an output that the next call writes to"),
+        (Random, "repeated calls", "other numbers for the same input"),
+        (Counts, "repeated calls", "other numbers for the same input"),
+        (IgnoresItsStart, "layout", "other numbers for sliced inputs"),
+        (WrongAlone, "batch position", "position 0 of sample 0"),
+        (WrongAmongMany, "batch position", "of a batch of"),
+        (HidesNaN, "row isolation", "numbers in the row of a NaN"),
+        (NegatesNothing, "formula", "outputs of root mean square"),
+    ],
+)
+def test_what_shows_only_at_some_calls_layouts_batches_or_gains(norm, check, words):
+    found = violations(norm(), specs.OLMO2)
+    assert found[0].check == check
+    assert words in found[0].found
+
+
+def test_outputs_that_are_not_finite_are_not_taken_for_coupled_samples():
+    [seen] = violations(lambda x: x * float("nan"), specs.NANOCHAT, 16, dtypes=(torch.float32,))
+    assert (seen.check, seen.found) == ("formula", "outputs that are NaN or infinite for ordinary rows")
+
+
+class EntirelyInTheDtype(Gain):
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+def test_a_spec_that_stays_in_sixteen_bits_may_overflow_there():
+    norm = EntirelyInTheDtype(eps=1e-5)
+    spec = specs.OLMO2.replace(eps=1e-5, statistics_dtype="input", cast="none", round_rstd=True, output_dtype="promote")
+    assert violations(norm, spec) == ()

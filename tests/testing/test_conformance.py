@@ -233,6 +233,16 @@ def test_the_error_reads_as_one_line_a_violation():
         ((nn.LayerNorm(N), specs.OLMO), {"dtypes": ()}, InputError, "dtypes must be some of"),
         ((nn.LayerNorm(N), specs.COHERE), {"weight": "scale"}, InputError, "no parameter 'scale'; it has weight, bias"),
         ((nn.LayerNorm(N), specs.COHERE), {"weight": torch.ones(N)}, KindError, "weight must be the name"),
+        ((nn.LayerNorm, specs.OLMO, N), {}, KindError, "got the class LayerNorm; make one of it"),
+        ((nn.LayerNorm(N), specs.OLMO, float(N)), {}, ShapeError, "shape must be"),
+        ((nn.LayerNorm(N), specs.OLMO), {"skip": None}, InputError, "skip takes names"),
+        ((nn.LayerNorm(N), specs.OLMO), {"skip": (["eps"],)}, InputError, "skip takes names"),
+        ((nn.LayerNorm(N), specs.OLMO), {"dtypes": torch.float32}, InputError, "dtypes must be some of"),
+        ((nn.LayerNorm(N), specs.OLMO), {"device": "meta"}, InputError, "device: 'meta' cannot be used"),
+        ((nn.LayerNorm(N), specs.OLMO), {"device": "no such"}, InputError, "device: 'no such' cannot be used"),
+        ((nn.LayerNorm(N), specs.COHERE.replace(groups=5)), {}, ShapeError, "do not fit into an input of shape"),
+        ((nn.Linear(N, N), specs.COHERE, N), {}, ShapeError, "weight of shape .* does not broadcast"),
+        ((F.rms_norm, specs.OLMO2), {"weight": torch.ones(N, dtype=torch.int64)}, KindError, "of floating point"),
         ((F.normalize, specs.OLMO2, N), {}, InputError, "a function takes weight= if and only if"),
         ((F.normalize, specs.OLMO2, N), {"weight": "w"}, KindError, "weight must be a tensor"),
         ((F.normalize, specs.OLMO, N), {"bias": torch.ones(N)}, InputError, "has none"),
@@ -243,6 +253,14 @@ def test_bad_input(arguments, options, error, words):
         assert_conforms(*arguments, **options)
 
 
+def test_the_callers_settings_of_torch_do_not_matter():
+    with torch.inference_mode():
+        assert_conforms(nn.RMSNorm(N, eps=1e-6), specs.OLMO2)
+    norm = nn.RMSNorm(N, eps=1e-6)
+    with torch.device("meta"):
+        assert_conforms(norm, specs.OLMO2)
+
+
 def test_both_take_the_same_arguments():
     one, other = inspect.signature(assert_conforms), inspect.signature(violations)
     assert one.parameters == other.parameters
@@ -251,5 +269,6 @@ def test_both_take_the_same_arguments():
 def test_every_check_is_seen_to_fail_here_or_in_its_own_test():
     # Those that no fault of the catalogue fails stand in test_conduct.py, test_derivatives.py and above.
     elsewhere = {"call", "centring", "gain", "bias", "output dtype", "input kept", "layout", "batch position"}
+    elsewhere |= {"repeated calls"}
     elsewhere |= {"row isolation", "input gradient", "gain gradient", "bias gradient"}
     assert {check for fault in FAULTS for check in fault.checks} | elsewhere == set(CHECKS)

@@ -94,3 +94,75 @@ def test_wrong_derivatives(norm, spec, checks, words):
 def test_the_rows_are_many():
     [seen] = violations(Spoilt("gain summed in 16 bits"), specs.TORCH_LAYER_NORM)
     assert "over 65,520 rows" in seen.found
+
+
+class SpoiltBackward(torch.autograd.Function):
+    """Forward and backward of torch, spoilt by a norm before the input's gradient is taken."""
+
+    @staticmethod
+    def forward(context, x, weight, bias, norm):
+        norm.last = x
+        context.save_for_backward(x, weight, bias)
+        context.norm = norm
+        return norm.formula(x, weight, bias)
+
+    @staticmethod
+    def backward(context, dy):
+        x, *parameters = (part.detach().requires_grad_() for part in context.saved_tensors)
+        with torch.enable_grad():
+            y = context.norm.formula(x, *parameters)
+        dx, *others = torch.autograd.grad(y, [x, *parameters], dy)
+        return context.norm.spoilt(dx, dy, context.saved_tensors[0]), *others, None
+
+
+class SpoiltInput(GainAndBias):
+    def forward(self, x):
+        return SpoiltBackward.apply(x, self.weight, self.bias, self)
+
+    def formula(self, x, weight, bias):
+        row = torch.nn.functional.layer_norm(x.float(), x.shape[-1:], eps=self.eps)
+        return (weight.float() * row + bias.float()).to(x.dtype)
+
+    def spoilt(self, dx, _dy, _x):
+        return dx
+
+
+class WrongForViews(SpoiltInput):
+    def spoilt(self, dx, _dy, x):
+        return dx if x.is_contiguous() else dx.flip(-1)
+
+
+class WrongForExpandedOutputs(SpoiltInput):
+    def spoilt(self, dx, dy, _x):
+        return 2 * dx if 0 in dy.stride() else dx
+
+
+class WrongOverManyRows(SpoiltInput):
+    def spoilt(self, dx, _dy, x):
+        return 2 * dx if len(x.flatten(0, -2)) > 4096 else dx
+
+
+class WrongUnderALargeMean(SpoiltInput):
+    def spoilt(self, dx, _dy, x):
+        return torch.where(x.mean(-1, keepdim=True).abs() > 10, 0, dx)
+
+
+class KeepsOneInputOnly(SpoiltInput):
+    def spoilt(self, dx, _dy, x):
+        return dx if self.last.data_ptr() == x.data_ptr() else 0 * dx
+
+
+@pytest.mark.parametrize(
+    ("norm", "checks"),
+    [
+        (SpoiltInput, ()),
+        (WrongForViews, ("layout",)),
+        (WrongForExpandedOutputs, ("layout",)),
+        (WrongOverManyRows, ("input gradient",)),
+        (WrongUnderALargeMean, ("input gradient",)),
+        (KeepsOneInputOnly, ("input gradient",)),
+    ],
+)
+def test_an_input_gradient_that_is_wrong_somewhere_only(norm, checks):
+    found = violations(norm(), specs.TORCH_LAYER_NORM)
+    assert tuple(violation.check for violation in found) == checks

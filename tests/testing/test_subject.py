@@ -57,7 +57,10 @@ def test_all_parameters_get_values_also_those_that_the_spec_does_not_have():
     norm = of(nn.LayerNorm(N), specs.COHERE)
     values = norm.draw(1.0, torch.Generator().manual_seed(0))
     assert set(values) == {"weight", "bias"}
-    assert bool((values["weight"].abs() <= 0.5).all())
+    # Some are negative, so that a gain's sign shows.
+    gains = values["weight"] + 1.0
+    assert bool(((gains.abs() >= 0.5) & (gains.abs() <= 1.5)).all())
+    assert 0 < int((gains < 0).sum()) < N / 2
     assert float(values["bias"].min()) >= 0.5
     module = norm.copy(torch.bfloat16, values)
     assert torch.equal(module.weight, values["weight"].bfloat16())

@@ -1,7 +1,7 @@
 """normkit's norms as layers of the Hugging Face `kernels` package, for models loaded with `use_kernels=True`.
 
-layers.py   the layers: each finds out by behaviour what the class that it replaces computes
-build/      the local repository that `kernels` loads them from
+layers.py     the layers: each finds out by behaviour what the class that it replaces computes
+repository/   the local repository that `kernels` loads them from
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from normkit.errors import InputError
 
 __all__ = ["mapping"]
 
-_REPOSITORY = Path(__file__).parent
+_REPOSITORY = Path(__file__).parent / "repository"
 
 # The decorators of transformers' classes -> the layer that serves them.
 _LAYERS = {"RMSNorm": "RMSNorm", "RMSNormZeroCentered": "RMSNorm", "LayerNorm": "LayerNorm"}

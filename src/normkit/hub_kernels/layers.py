@@ -1,12 +1,14 @@
 """Layers that the `kernels` package puts in place of a norm's forward.
 
 One layer name stands for classes of different conventions ("RMSNorm" for early and late casts alike), so none
-is assumed: what the class of a module computes is identified once, with that module's settings, and what no
-spec describes goes to the class's own forward. The package wants its layers without state and further members.
+is assumed: what the class of a module computes is identified once for that module's settings, and again when
+they change; what no spec describes goes to the class's own forward. The package wants its layers without state
+and further members.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +26,9 @@ class RMSNorm(nn.Module):
     can_torch_compile = True
     has_backward = True
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize x as the class of this module does."""
-        return _normalize(self, x)
+    def forward(self, hidden_states: Tensor) -> Tensor:  # transformers' own name, so that keyword calls keep working
+        """Normalize the input as the class of this module does."""
+        return _normalize(self, hidden_states)
 
 
 class LayerNorm(nn.Module):
@@ -35,12 +37,16 @@ class LayerNorm(nn.Module):
     can_torch_compile = True
     has_backward = True
 
-    def forward(self, input: Tensor) -> Tensor:  # torch's own name, so that keyword calls keep working
+    def forward(self, input: Tensor) -> Tensor:  # torch's own name, likewise
         """Normalize the input as the class of this module does."""
         return _normalize(self, input)
 
 
 _RECIPE = "_normkit_recipe"
+_RECIPES = "_normkit_recipes"
+_PLAIN = (bool, int, float, str, torch.Size, tuple)
+_STEPS = 3
+"""Of every axis between the first and the last: what feels them, or wants another number of them, shows itself."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class _Recipe:
 
 
 def _normalize(module: nn.Module, x: Tensor) -> Tensor:
-    _identify_once(module, x.shape[-1])
+    _identify_once(module, x.dim(), x.shape[-1])
     recipe: _Recipe = getattr(module, _RECIPE)
     if recipe.spec is None:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
@@ -64,18 +70,33 @@ def _normalize(module: nn.Module, x: Tensor) -> Tensor:
 
 # Under torch.compile it runs while tracing; only a plain value may come back, so the recipe stays at the module.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _identify_once(module: nn.Module, n: int) -> bool:
-    if _RECIPE not in vars(module):
-        setattr(module, _RECIPE, _identified(module, n))
+def _identify_once(module: nn.Module, axes: int, n: int) -> bool:
+    recipes = vars(module).setdefault(_RECIPES, {})
+    settings = (axes, n, *_settings(module))
+    if settings not in recipes:
+        recipes[settings] = _identified(module, (2, *(_STEPS,) * (axes - 2), n))
+    setattr(module, _RECIPE, recipes[settings])
     return True
 
 
-def _identified(module: nn.Module, n: int) -> _Recipe:
+def _settings(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """What a module computes by: its mode, its numbers, and which parameters it has."""
+    for name, value in vars(module).items():
+        if isinstance(value, _PLAIN):
+            yield name, value
+    for name, parameter in module._parameters.items():
+        yield name, parameter is None
+
+
+def _identified(module: nn.Module, shape: tuple[int, ...]) -> _Recipe:
     try:
-        found = examine(module, (2, n), call=lambda copy, x: type(copy).forward(copy, x))
+        found = examine(module, shape, call=lambda copy, x: type(copy).forward(copy, x))
     except NormkitError:
         return _Recipe()
     weight, bias = found.affine.weight, found.affine.bias
-    if found.passport.undecidable or not (isinstance(weight, str | None) and isinstance(bias, str | None)):
+    training = found.passport.readings.get("training")
+    if found.passport.undecidable or (training is not None and training.value["output"] != "as in eval"):
+        return _Recipe()
+    if not (isinstance(weight, str | None) and isinstance(bias, str | None)):
         return _Recipe()
     return _Recipe(spec=found.passport.spec, weight=weight, bias=bias)

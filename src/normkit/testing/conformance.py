@@ -97,24 +97,28 @@ def violations(
     """
     _check(norm, spec, dtypes, skip)
     widest = torch.float32 if torch.float32 in dtypes else dtypes[0]
-    subject = Subject(norm, spec, shape, weight, bias, call, device, widest)
     report = _Report(skip)
-    missing, asked = _missing(subject, spec)
-    report.add(*missing)
-    known: NormSpec | None = asked
-    with torch.random.fork_rng(devices=[]), torch.autocast(subject.device.type, enabled=False), _quiet():
-        for dtype in dtypes:
-            try:
-                known = _test(subject, asked, known, dtype, report)
-            except RefusedError as error:
-                report.add(_refused(subject, dtype, error))
+    with _plain_torch():
+        subject = Subject(norm, spec, shape, weight, bias, call, device, widest)
+        missing, asked = _missing(subject, spec)
+        report.add(*missing)
+        known: NormSpec | None = asked
+        with torch.autocast(subject.device.type, enabled=False):
+            for dtype in dtypes:
+                try:
+                    known = _test(subject, asked, known, dtype, report)
+                except RefusedError as error:
+                    report.add(_refused(subject, dtype, error))
     return report.in_order()
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of what is tested: a suite that makes errors of them would stop it."""
-    with warnings.catch_warnings():
+def _plain_torch() -> Iterator[None]:
+    """Whatever the caller's settings: new tensors on the CPU, gradients to be had, the random state kept.
+
+    And without the warnings of what is tested: a suite that makes errors of them would stop it.
+    """
+    with torch.device("cpu"), torch.inference_mode(False), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
@@ -165,7 +169,13 @@ def _test(
     """
     trial = Trial.of(subject, asked, dtype)
     kept = conduct.input_kept(trial)
-    report.add(kept, conduct.layout(trial))
+    report.add(kept)
+    if kept is None:
+        # Of a copy that was not called before.
+        if (unsteady := conduct.repeated_calls(Trial.of(subject, asked, dtype))) is not None:
+            report.add(unsteady)
+            return None
+        report.add(conduct.layout(trial))
     trial = Trial.of(subject, known or asked, dtype)
     report.add(agreement.output_dtype(trial), _mixed_output_dtype(subject, trial.spec, dtype))
     coupled = sharing.rows(trial) or conduct.batch_position(trial)
@@ -177,15 +187,19 @@ def _test(
         return None
     here = _agreed(subject, known, dtype, report)
     if here is not None:
+        report.add(conduct.hidden_nan(Trial.of(subject, here, dtype)))
         # A NaN in the output is named even where another fault makes it: it is what is met first.
         report.add(conduct.constant_rows(Trial.of(subject, asked, dtype), here))
         trial = Trial.of(subject, here, dtype)
-        report.add(agreement.cancelling_variance(trial))
+        cancelling = agreement.cancelling_variance(trial)
+        report.add(cancelling)
         # Autograd refuses what was written over: that is no second fault.
         if kept is None:
-            report.add(derivatives.input_gradient(trial))
-        if kept is None and not report.leaves_out("gain gradient", "bias gradient"):
-            report.add(*derivatives.parameter_gradients(trial))
+            report.add(
+                derivatives.input_gradient(trial, has_variance=cancelling is None), conduct.layout_of_gradients(trial)
+            )
+        if kept is None and not report.leaves_out("input gradient", "gain gradient", "bias gradient"):
+            report.add(*derivatives.over_many_rows(trial))
     # What is only so in 16 bits says nothing of the next dtype.
     return known if trial.is_half else here
 
@@ -245,11 +259,13 @@ def _missing(subject: Subject, spec: NormSpec) -> tuple[tuple[Violation, ...], N
 
 
 def _check(norm: object, spec: object, dtypes: Sequence[torch.dtype], skip: Collection[str]) -> None:
+    if isinstance(norm, type):
+        raise KindError(f"expected a module or a function, got the class {norm.__name__}; make one of it")
     if not callable(norm):
         raise KindError(f"expected a module or a function, got {norm!r}")
     if not isinstance(spec, NormSpec):
         raise KindError(f"spec must be a NormSpec such as normkit.specs.LLAMA, got {spec!r}")
-    if isinstance(skip, str) or not set(skip) <= CHECKS.keys():
+    if isinstance(skip, str) or not isinstance(skip, Collection) or not all(name in (*CHECKS,) for name in skip):
         raise InputError(f"skip takes names among {', '.join(CHECKS)}; got {skip!r}")
-    if not dtypes or not set(dtypes) <= set(_DTYPES):
+    if not isinstance(dtypes, Collection) or not dtypes or not all(dtype in _DTYPES for dtype in dtypes):
         raise InputError(f"dtypes must be some of {', '.join(map(str, _DTYPES))}; got {dtypes!r}")

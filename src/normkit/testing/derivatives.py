@@ -26,51 +26,64 @@ _SUM_LIMIT = 4.0
 """Units of a 16-bit gain gradient whose products are rounded before they are added up in float32: well under two."""
 _NARROW_SUM_LIMIT = 16.0
 """Likewise where the row itself is rounded before it is normalized: those errors do not average out."""
+_LARGE_MEAN = 100.0
+_CONFIRM = "compare x.grad with that of normkit.normalize(x.double(), spec, ...)"
 _SMALL = 2.0**-6
 """Output gradients of this size keep the sum of 65,536 of them below the largest float16."""
 
 
-def input_gradient(trial: Trial) -> Violation | None:
-    """dx is that of the formula, for ordinary rows and, in float32, for rows that feel eps."""
+def input_gradient(trial: Trial, *, has_variance: bool = True) -> Violation | None:
+    """dx is that of the formula, also of a norm that is used twice before it is differentiated.
+
+    For ordinary rows and, in float32, for rows that feel eps and for one with a large mean.
+
+    Args:
+        trial: Holds the norm against the spec that it was found to be.
+        has_variance: Its variance is right under a large mean.
+    """
     x = torch.randn(8, *trial.shape[1:], generator=trial.generator)
     x[1::2] += 0.5
     if not trial.is_half:
+        x[2] += _LARGE_MEAN if has_variance else 0.0
         x[4:] *= max(trial.felt(), 1e-6)
     x = trial.cast(x)
     dy = trial.normal(8)
     try:
-        dx = trial.gradients(x, dy)[0]
+        dx = trial.gradients(x, dy, uses=2)[0]
     except RefusedError as error:
         return _violation("input gradient", f"none ({error})", "norm(x).sum().backward()")
-    confirm = "compare x.grad with that of normkit.normalize(x.double(), spec, ...)"
     if dx is None:
-        return _violation("input gradient", "none: the output does not depend on x for autograd", confirm)
+        return _violation("input gradient", "none: the output does not depend on x for autograd", _CONFIRM)
     right = truth.gradients(x, dy, trial.spec, *trial.parameters_of(trial.spec))[0]
+    return _wrong_dx(trial, right, dx, trial.words)
+
+
+def _wrong_dx(trial: Trial, right: Truth, dx: Tensor, where: str) -> Violation | None:
     limit = _NARROW_LIMIT if trial.stays_narrow else _HALF_LIMIT if trial.is_half else _WIDE_LIMIT
     if float(right.units(dx).max()) <= limit:
         return None
     relative = float((dx.double() - right.value).norm() / right.value.norm())
-    return _violation("input gradient", f"a relative error of {relative:.2g} in {trial.words}", confirm)
+    return _violation("input gradient", f"a relative error of {relative:.2g} in {where}", _CONFIRM)
 
 
-def parameter_gradients(trial: Trial) -> tuple[Violation, ...]:
-    """Gain and bias gradients are added up in a type that holds the sum, over as many rows as time allows."""
-    if trial.weight is None and trial.bias is None:
-        return ()
+def over_many_rows(trial: Trial) -> tuple[Violation, ...]:
+    """The gradients over as many rows as time allows: gain and bias are added up in a type that holds the sum."""
     block = trial.samples(_ROWS, _BLOCK)
     copies = max(1, trial.samples(_ROWS, _ELEMENTS) // block)
     x = trial.normal(block, mean=0.25)
     # A mean of its own and a share of x: both sums grow with every row, as those of a mean loss do.
     dy = trial.cast(_SMALL * (0.5 + x.float() + torch.randn(x.shape, generator=trial.generator)))
-    _, dweight, dbias = truth.gradients(x, dy, trial.spec, *trial.parameters_of(trial.spec))
+    dx, dweight, dbias = truth.gradients(x, dy, trial.spec, *trial.parameters_of(trial.spec))
     repeats = (copies, *(1,) * (x.dim() - 1))
     try:
-        _, by_weight, by_bias = trial.gradients(x.repeat(repeats), dy.repeat(repeats))
+        by_x, by_weight, by_bias = trial.gradients(x.repeat(repeats), dy.repeat(repeats))
     except RefusedError:
         # That there are no gradients at all is said by the input's.
         return ()
     rows = x.numel() * copies // trial.row_length
-    found = []
+    where = f"{trial.words} over {rows:,} rows"
+    parts = () if by_x is None else torch.split(by_x, block)
+    found = [seen for part in parts if (seen := _wrong_dx(trial, dx, part, where)) is not None][:1]
     for name, right, given in (("gain gradient", dweight, by_weight), ("bias gradient", dbias, by_bias)):
         if right is not None and (wrong := _wrong(right, given, copies, _limit(trial, rows))):
             words = f"{wrong} over {rows:,} rows in {trial.words}"

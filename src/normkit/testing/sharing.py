@@ -20,6 +20,13 @@ def rows(trial: Trial) -> Violation | None:
     x = trial.normal(trial.shape[0])
     # In the middle along each axis, so that what moves before it and behind it is seen.
     index = tuple(size // 2 for size in x.shape)
+    if not bool(trial.y(x).isfinite().all()):
+        return Violation(
+            check="formula",
+            expected=str(trial.spec),
+            found="outputs that are NaN or infinite for ordinary rows",
+            confirm=f"norm(torch.randn{tuple(x.shape)})",
+        )
     numbers = truth.row_numbers(x, trial.spec)
     own = numbers == numbers[index]
     moved = _moved(trial, x, index, 8 * math.sqrt(int(own.sum())))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit import reference
 from normkit.errors import InputError, KindError, NormkitError, ShapeError
 from normkit.identification.behaviour import identify
 from normkit.identification.passport import Passport
@@ -85,12 +86,13 @@ class Subject:
         for parameter in self._parameters().values():
             parameter.requires_grad_()
         tensor = next(iter(self._module.state_dict().values()), torch.empty(0))
-        self.device = torch.device(device) if device is not None else tensor.device
+        self.device = tensor.device if device is None else _device(device)
         self._dtype = dtype
         self._passport: Passport | NormkitError | None = None
         self.shape = _sizes(shape, spec, self._parameters())
         self.weight_name = self._name_of("weight", given["weight"]) if spec.has_weight else None
         self.bias_name = self._name_of("bias", given["bias"]) if spec.has_bias else None
+        self._check_sizes(spec)
 
     def passport(self) -> Passport | None:
         """What it is found to compute; None where that cannot be found out."""
@@ -102,17 +104,19 @@ class Subject:
         return self._passport if isinstance(self._passport, Passport) else None
 
     def draw(self, offset: float, generator: torch.Generator) -> dict[str, Tensor]:
-        """Random values for all parameters: gains of 0.5 to 1.5, less the offset; biases of -1 to 1.
+        """Random values for all parameters: gains of 0.5 to 1.5 or (a quarter) negative; biases of -1 to 1.
 
-        Parameters that the spec does not know of get values as well: a gain of 1 would hide.
+        The offset is taken off. Parameters that the spec does not know of get values as well: a gain of 1 would hide.
         """
         values = {}
         for name, parameter in self._parameters().items():
             uniform = torch.rand(parameter.shape, generator=generator, device="cpu")
             if name == self.bias_name:
                 values[name] = 2 * uniform - 1
+            elif name == self.weight_name:
+                values[name] = (0.5 + uniform) * torch.where(uniform * 64 % 4 < 1, -1, 1) - offset
             else:
-                values[name] = 0.5 + uniform - (offset if name == self.weight_name else 0.0)
+                values[name] = 0.5 + uniform
         return values
 
     def copy(self, dtype: torch.dtype, values: dict[str, Tensor]) -> nn.Module:
@@ -127,6 +131,20 @@ class Subject:
     def _parameters(self) -> dict[str, Tensor]:
         return {name: value for name, value in self._module.named_parameters() if value.is_floating_point()}
 
+    def _check_sizes(self, spec: NormSpec) -> None:
+        """Weight and bias lie along the axes of an input."""
+        for kind, name in (("weight", self.weight_name), ("bias", self.bias_name)):
+            if name is None:
+                continue
+            sizes = tuple(self._parameters()[name].shape)
+            wanted = self.shape[1:2] if spec.axes in _CHANNELS else self.shape[1:]
+            try:
+                fits = torch.empty(0, device="cpu").new_empty(sizes).expand(wanted).shape == wanted
+            except RuntimeError:
+                fits = False
+            if not fits:
+                raise ShapeError(f"{kind}: {name} of shape {sizes} does not broadcast against a sample of {wanted}")
+
     def _name_of(self, kind: str, given: str | None) -> str | None:
         names = list(self._parameters())
         if given is not None:
@@ -137,7 +155,10 @@ class Subject:
         if len(plain) == 1:
             return plain[0]
         passport = self.passport()
-        return None if passport is None else passport.weight_name if kind == "weight" else passport.bias_name
+        found = None if passport is None else passport.weight_name if kind == "weight" else passport.bias_name
+        if found is not None and found not in names:
+            raise InputError(f"{kind}: several parameters act as one ({found}); test one part of the norm at a time")
+        return found
 
 
 def call(module: nn.Module, x: Tensor) -> Tensor:
@@ -157,17 +178,24 @@ def call(module: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
-def gradients(module: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor | None]:
+def gradients(module: nn.Module, x: Tensor, dy: Tensor, uses: int = 1) -> dict[str, Tensor | None]:
     """The gradients of sum(y * dy): "" is that of x, the others are those of parameters by name.
+
+    Args:
+        module: The norm.
+        x: Its input.
+        dy: The gradient of its output.
+        uses: How often it is called before it is differentiated, for one part of the batch after the other.
 
     Raises:
         RefusedError: If there are none to be had.
     """
-    leaf = x.clone().requires_grad_()
+    leaf = x.detach().view_as(x).requires_grad_()
     parameters = dict(module.named_parameters())
     with torch.enable_grad():
-        # A norm may write to what it is given; a leaf would not let it.
-        y = call(module, leaf.clone())
+        # A norm may write to what it is given; a leaf would not let it. But a copy would be contiguous.
+        outputs = [call(module, part.clone() if x.is_contiguous() else part) for part in leaf.chunk(uses)]
+        y = torch.cat(outputs) if uses > 1 else outputs[0]
         try:
             found = torch.autograd.grad(y, [leaf, *parameters.values()], dy.to(y.dtype), allow_unused=True)
         except Exception as error:  # likewise
@@ -180,7 +208,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _copy(norm: nn.Module) -> nn.Module:
-    if any(parameter.is_meta for parameter in norm.parameters()):
+    if any(tensor.is_meta for tensor in norm.state_dict().values()):
         raise InputError(f"the {type(norm).__name__} is on the meta device; test one that has memory")
     try:
         return copy.deepcopy(norm)
@@ -188,6 +216,15 @@ def _copy(norm: nn.Module) -> nn.Module:
         raise InputError(
             f"a {type(norm).__name__} cannot be copied ({_first_line(error)}); test a function that calls it"
         ) from error
+
+
+def _device(given: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(given)
+        torch.empty(1, device=device).tolist()
+    except Exception as error:  # each kind of device refuses in its own way
+        raise InputError(f"device: {given!r} cannot be used here ({_first_line(error)})") from error
+    return device
 
 
 def _kind(kind: str, part: object, wanted: type, words: str) -> Any:
@@ -204,7 +241,10 @@ def _tensors(spec: NormSpec, weight: str | Tensor | None, bias: str | Tensor | N
             has = "has one" if needed else "has none"
             raise InputError(f"a function takes {kind}= if and only if its spec has one, and {spec} {has}")
         if part is not None:
-            tensors[kind] = _kind(kind, part, Tensor, "a tensor for a function")
+            tensor: Tensor = _kind(kind, part, Tensor, "a tensor for a function")
+            if not tensor.is_floating_point():
+                raise KindError(f"{kind} must be of floating point, got {tensor.dtype}")
+            tensors[kind] = tensor
     return tensors
 
 
@@ -216,7 +256,12 @@ def _sizes(shape: int | Sequence[int] | None, spec: NormSpec, parameters: dict[s
             raise ShapeError("no parameter tells the shape of an input; give shape=, such as (2, 3, 64)")
         widest = max(known, key=len)
         shape = (2, *widest, 4, 3) if spec.axes in _CHANNELS else (2, 3, *widest)
-    sizes = (2, 3, shape) if isinstance(shape, int) else tuple(shape)
+    sizes = (2, 3, shape) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else ()
     if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise ShapeError(f"shape must be a number of features or at least a batch and a row, got {shape!r}")
-    return (max(sizes[0], 4), *sizes[1:])
+    sizes = (max(sizes[0], 4), *sizes[1:])
+    try:
+        reference.to_rows(torch.empty(sizes, device="cpu"), spec)
+    except (NormkitError, RuntimeError) as error:
+        raise ShapeError(f"rows of {spec} do not fit into an input of shape {sizes} ({_first_line(error)})") from error
+    return sizes

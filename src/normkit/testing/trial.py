@@ -91,13 +91,13 @@ class Trial:
         with torch.no_grad():
             return subject.call(self.module, x.to(self.device, copy=True)).cpu()
 
-    def gradients(self, x: Tensor, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Its gradients by x, weight and bias, on the CPU; None where there is none.
+    def gradients(self, x: Tensor, dy: Tensor, *, uses: int = 1) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Its gradients by x, weight and bias, on the CPU, the batch split among its uses; None where there is none.
 
         Raises:
             RefusedError: If it cannot be differentiated.
         """
-        found = subject.gradients(self.module, x.to(self.device), dy.to(self.device))
+        found = subject.gradients(self.module, x.to(self.device), dy.to(self.device), uses)
         by_x, by_weight, by_bias = (None if name is None else found[name] for name in ("", *self.names))
         return _kept(by_x), _kept(by_weight), _kept(by_bias)
 
@@ -126,6 +126,14 @@ class Trial:
     def row_length(self) -> int:
         """Elements that share statistics."""
         return reference.to_rows(torch.empty(1, *self.shape[1:]), self.spec).shape[-1]
+
+    @property
+    def free_axes(self) -> int:
+        """Leading axes along which neither statistics nor parameters lie."""
+        if isinstance(self.spec.axes, str) or self.spec.axes == (1,):
+            return 1
+        taken = [part.dim() for part in (self.weight, self.bias) if part is not None]
+        return len(self.shape) - max(len(self.spec.axes), *taken, 1)
 
     def felt(self) -> float:
         """The root mean square of rows that feel the spec's eps most; 0.0 if it has none."""

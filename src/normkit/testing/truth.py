@@ -69,7 +69,8 @@ def gradients(
         direct = direct * _aligned(parts.gain, x, spec).abs()
     level = _row_mean(direct.square(), x, spec).sqrt()
     unit_row = parts.row.abs() / factor
-    dx = Truth(found.x, direct + level * (1.0 + unit_row))
+    # A large mean leaves its rounding in every normalized element.
+    dx = Truth(found.x, direct + level * (1.0 + unit_row) * (1.0 + parts.centre / factor))
     # To a normalized element belongs what the mean, a sum of n terms, leaves in it.
     row = parts.row.abs() + (_row_mean(parts.row.square(), x, spec) / _row_length(x, spec)).sqrt()
     dweight = None if found.weight is None else _summed(found.weight, dy * row, x, spec)
