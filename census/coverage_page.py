@@ -42,7 +42,7 @@ def _heading(census: Census) -> list[str]:
     counts = Counter(outcomes)
     plain, apart = len(outcomes) - counts["not plain"], sum(map(len, census.apart.values()))
     named = ", ".join(f"{count} {name}" for name, count in _verdicts(census).items())
-    right, undecidable = (f"{counts[name]} | {counts[name] / plain:.1%}" for name in ("right", "undecidable"))
+    right, undecidable = (f"{counts[name]} | {100 * counts[name] / plain:.1f} %" for name in ("right", "undecidable"))
     return [
         "# What `identify` says of every norm class of transformers",
         "",

@@ -65,7 +65,8 @@ norm that returns more than one tensor, as ZAYA's of queries and keys, is not se
 read the block's own input. *post*: the stream itself goes through norms. *peri*: norms before and at the end of each
 branch. *output-only*: at the end of each branch alone. *residual-after-norm*: the residual is taken behind the norm.
 *none*: the branches see the stream as it is, or the repeated member is a stage of several blocks. *unknown*: scaled
-inputs did not tell; *mixed*: not the same in every block; *no blocks*: the stream is no (batch, tokens, features).
+inputs did not tell; *mixed*: not the same in every block; *no blocks*: the stream is no (batch, tokens, features),
+and final norm and norms a block stay empty.
 
 **QK-norm.** Queries and keys are normalized *per head* or over *all heads* at once; *latent*: not they, but the
 compressed rows that they are made of.
@@ -132,7 +133,7 @@ def _norm(norm: NormKind) -> str:
 
 def _placement(facts: Facts) -> str:
     if len(facts.placements) < 2:
-        return "" if not facts.placements else facts.placement
+        return facts.placement
     return ", ".join(f"{count} {name}" for name, count in sorted(facts.placements.items()))
 
 

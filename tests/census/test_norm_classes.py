@@ -29,8 +29,8 @@ def test_none_is_wrong_and_nearly_all_plain_norms_are_right():
     assert found["without an answer"][0] == 0
     right, share = found["of these right in every field"]
     assert right + found["undecidable in a field, right in the others"][0] == found["plain norms"][0]
-    assert share == f"{right / found['plain norms'][0]:.1%}"
-    assert float(share.rstrip("%")) >= RIGHT_SHARE
+    assert share == f"{100 * right / found['plain norms'][0]:.1f} %"
+    assert float(share.rstrip(" %")) >= RIGHT_SHARE
 
 
 def test_the_counts_add_up():

@@ -75,6 +75,15 @@ def test_a_text_model_may_lie_in_a_larger_configuration(tmp_path: Path) -> None:
     assert (type(config), config.hidden_size) == (transformers.Gemma3TextConfig, 16)
 
 
+def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
+    stock = transformers.Mamba2Config(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8)
+    stock.architectures = ["Mamba2ForCausalLM"]
+    stock.save_pretrained(tmp_path)
+    assert '"__float__": "Infinity"' in (tmp_path / "config.json").read_text()
+    config, _ = model_class(read_config(tmp_path), tmp_path)
+    assert tuple(config.time_step_limit) == tuple(stock.time_step_limit) == (0.0, float("inf"))
+
+
 def test_the_class_without_a_head() -> None:
     assert body_class(transformers.BertConfig()) is transformers.BertModel
     assert body_class(transformers.PreTrainedConfig()) is None

@@ -108,7 +108,7 @@ def _configuration(values: dict[str, Any], folder: Path) -> Any:
             f"transformers {__version__} knows no model type {kind!r}, named in {folder / CONFIG}; {advice}"
         )
     try:
-        return CONFIG_MAPPING[kind].from_dict(_without_refused(values))
+        return CONFIG_MAPPING[kind].from_dict(_numbers(_without_refused(values)))
     except Exception as error:  # each family checks its values in its own way
         raise ModelError(f"{folder / CONFIG} is no {kind} configuration: {first_line(error)}") from error
 
@@ -117,6 +117,15 @@ def _without_refused(values: Any) -> Any:
     if isinstance(values, dict):
         return {key: _without_refused(value) for key, value in values.items() if key not in _REFUSED}
     return values
+
+
+def _numbers(value: Any) -> Any:
+    """The value with the numbers that JSON does not have: transformers writes infinity as {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+            return float(value["__float__"])
+        return {key: _numbers(member) for key, member in value.items()}
+    return [_numbers(member) for member in value] if isinstance(value, list) else value
 
 
 def first_line(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from normkit.cli.options import run_options
 from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 from normkit.errors import InputError, NormkitError
 
@@ -30,23 +31,7 @@ _WITHOUT_MODEL = {"model", "no_report", "quiet"}
 @click.argument("model", required=False)
 @click.option("--against", metavar="MODEL", help="Its reference: another model, or a file of passports.")
 @click.option("--site", metavar="GLOB", help="Only norms whose path matches, as in 'model.layers.*.input_layernorm'.")
-@click.option("--text", metavar="FILE", help="UTF-8 text to run both on, - for stdin.  [default: a text that ships]")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=8), metavar="N", default=4096, show_default=True, help="Tokens in all."
-)
-@click.option(
-    "--seq-length", type=click.IntRange(min=2), metavar="N", help="Tokens a window.  [default: 256, or the context]"
-)
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Windows a batch."
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Of the weights; auto is the checkpoint's.",
-)
+@run_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -81,9 +66,9 @@ def identify_norms(
     A norm is found by calling copies of it on chosen inputs, never by its name. MODEL is the folder of a transformers
     model, or a Hub id such as org/name[@revision]; no code that comes with it is run.
 
-    With --against, norms are paired by path, or by their order. Told is what differs, what that does to the rows that
-    really arrive, and, both models run on one text, where the first difference is born. Against a file, nothing but
-    formulas can differ. Exit code 1 on a difference. Without MODEL, the passports of the two small models that ship.
+    With --against, norms are paired by path, or by their order. The answer is what differs, what that does to the rows
+    that really arrive, and, as both models run on one text, where the first difference is born. Against a file only
+    formulas are compared. Exit code 1 on a difference. Without MODEL, the passports of the two small models that ship.
     """
     shown = shows_progress(quiet=quiet or as_json)
     if model is None:

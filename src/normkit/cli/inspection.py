@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from normkit.cli.options import run_options
 from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 
 if TYPE_CHECKING:
@@ -19,23 +20,7 @@ _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 
 @click.command("inspect", short_help="Measure and check every norm of a model; without one, a show.")
 @click.argument("model", required=False)
-@click.option("--text", metavar="FILE", help="UTF-8 text to run on, - for stdin.  [default: a text that ships]")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=8), metavar="N", default=4096, show_default=True, help="Tokens in all."
-)
-@click.option(
-    "--seq-length", type=click.IntRange(min=2), metavar="N", help="Tokens a window.  [default: 256, or the context]"
-)
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Windows a batch."
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Of the weights; auto is the checkpoint's.",
-)
+@run_options
 @click.option("--site", metavar="PATH", help="Norm to follow one token through.  [default: in the middle block]")
 @click.option(
     "--out",
