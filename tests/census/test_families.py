@@ -20,7 +20,13 @@ KNOWN = {
     "bart": ("LayerNorm 1e-05 late", "post", "no", "no", "2-3"),
     "bert": ("LayerNorm 1e-12 late", "post", "no", "no", "2"),
     "cohere": ("LayerNorm (no bias) 1e-05 late", "parallel", "yes", "no", "1"),
-    "convnext": ("LayerNorm over channels 1e-06 late; LayerNorm 1e-06 late; LayerNorm 1e-12 late", "", "", "no", ""),
+    "convnext": (
+        "LayerNorm over channels 1e-06 late; LayerNorm 1e-06 late; LayerNorm 1e-12 late",
+        "no blocks",
+        "",
+        "no",
+        "",
+    ),
     "deepseek_v3": ("RMSNorm 1e-06 early", "pre", "yes", "latent", "4"),
     "gemma": ("RMSNorm (1 + w) 1e-06 late", "pre", "yes", "no", "2"),
     "gemma3_text": ("RMSNorm (1 + w) 1e-06 late", "peri", "yes", "per head", "6"),
@@ -37,7 +43,7 @@ KNOWN = {
     "phi": ("LayerNorm 1e-05 late", "parallel", "yes", "no", "1"),
     "qwen3": ("RMSNorm 1e-06 early", "pre", "yes", "per head", "4"),
     "qwen3_next": ("RMSNorm (1 + w) 1e-06 late + 1 gated norm", "pre", "yes", "per head", "2-4"),
-    "resnet": ("9 batch norms", "", "", "no", ""),
+    "resnet": ("9 batch norms", "no blocks", "", "no", ""),
     "t5": ("RMSNorm 1e-06 weight", "pre", "yes", "no", "2-3"),
     "vit": ("LayerNorm 1e-12 late", "pre", "yes", "no", "2"),
 }
