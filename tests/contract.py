@@ -102,18 +102,6 @@ def outcome(spec: NormSpec, case: Case) -> Outcome:
     return Outcome(y.detach(), *(None if tensor is None else next(gradients) for tensor in given))
 
 
-def _exact_spec(spec: NormSpec, x: Tensor) -> NormSpec:
-    """The same formula with nothing rounded, whose gain already holds its offset."""
-    return spec.replace(
-        cast="late",
-        statistics_dtype="float32",
-        round_rstd=False,
-        output_dtype="input",
-        weight_offset=0.0,
-        eps=reference.machine_eps(x, spec),
-    )
-
-
 def _wide(spec: NormSpec, case: Case) -> Case:
     gain = None
     if case.weight is not None:
@@ -123,13 +111,13 @@ def _wide(spec: NormSpec, case: Case) -> Case:
 
 def truth(spec: NormSpec, case: Case) -> Outcome:
     """Output and gradients in float64, every cast taken as the identity."""
-    exact, (x, dy, weight, bias) = _exact_spec(spec, case.x), _wide(spec, case)
+    exact, (x, dy, weight, bias) = reference.unrounded(spec, case.x), _wide(spec, case)
     return Outcome(reference.forward(x, exact, weight, bias), *reference.backward(dy, x, exact, weight, bias))
 
 
 def terms(spec: NormSpec, case: Case, of: Outcome) -> Outcome:
     """The larger of each element of `of`, the truth, and the root sum of squares of what is added to form it."""
-    exact, (x, dy, weight, bias) = _exact_spec(spec, case.x), _wide(spec, case)
+    exact, (x, dy, weight, bias) = reference.unrounded(spec, case.x), _wide(spec, case)
     n = x.shape[-1]
     multiplier = math.sqrt(n) if spec.multiplier == "sqrt_n" else 1.0
     scale = reference.statistics(x.unsqueeze(-2), exact, exact.eps).scale.squeeze(-2)

@@ -47,6 +47,18 @@ def machine_eps(x: Tensor, spec: NormSpec) -> float:
     return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
 
 
+def unrounded(spec: NormSpec, x: Tensor) -> NormSpec:
+    """The same formula with nothing rounded, for x in float64 and a gain that already holds its offset."""
+    return spec.replace(
+        cast="late",
+        statistics_dtype="float32",
+        round_rstd=False,
+        output_dtype="input",
+        weight_offset=0.0,
+        eps=machine_eps(x, spec),
+    )
+
+
 def to_rows(x: Tensor, spec: NormSpec) -> Tensor:
     """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
     if spec.axes == "all_but_batch":

@@ -161,12 +161,15 @@ def _window_length(model: Any, tokenizer: Any, wanted: int | None) -> int:
 
 
 def _vocabulary(model: Any) -> int:
-    try:
-        return int(model.get_input_embeddings().weight.shape[0])
-    except (AttributeError, NotImplementedError):
+    # Imported this late because it brings torch, and a wrong path is told at once.
+    from normkit.inspection.running import vocabulary
+
+    size = vocabulary(model)
+    if size is None:
         raise ModelError(
             f"{type(model).__name__} has no one embedding of tokens; give a language model or a text encoder"
-        ) from None
+        )
+    return size
 
 
 def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:

@@ -162,10 +162,10 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 class _Swap(NamedTuple):
-    """What takes the place of a norm, an input shape it was verified on, and how."""
+    """What takes the place of a norm, why no kernel computes it if none does, and how it was verified."""
 
     formula: Formula
-    shape: tuple[int, ...]
+    slow: str | None
     checks: tuple[Check, ...]
 
 
@@ -272,11 +272,7 @@ class _Conversion:
             if check.problem is not None:
                 doubts = "".join(f"; undecided: {doubt}" for doubt in found.undecided)
                 return f"in {check.setting}: {check.problem} ({formula.spec}){doubts}"
-        return (
-            _Swap(formula, found.shape, tuple(checks))
-            if checks
-            else "it runs in none of the dtypes it may be called in"
-        )
+        return _Swap(formula, slow, tuple(checks)) if checks else "it runs in none of the dtypes it may be called in"
 
     def _swapped(self, module: nn.Module, verified: _Swap) -> SwappedNorm:
         class_name = type(module).__name__
@@ -288,7 +284,7 @@ class _Conversion:
             class_name=class_name,
             replacement=type(module).__name__,
             spec=verified.formula.spec,
-            slow=self._slow(module, verified.formula, verified.shape),
+            slow=verified.slow,
             own_under_autocast=verified.formula.own_under_autocast,
             checks=verified.checks,
         )

@@ -15,18 +15,6 @@ from normkit import reference
 from normkit.spec import NormSpec
 
 
-def exact(spec: NormSpec, x: Tensor) -> NormSpec:
-    """The same formula with nothing rounded, whose gain already holds its offset."""
-    return spec.replace(
-        cast="late",
-        statistics_dtype="float32",
-        round_rstd=False,
-        output_dtype="input",
-        weight_offset=0.0,
-        eps=reference.machine_eps(x, spec),
-    )
-
-
 class Truth:
     """A norm of one input in float64, every cast taken as the identity.
 
@@ -43,7 +31,7 @@ class Truth:
     """
 
     def __init__(self, spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-        self._spec = exact(spec, x)
+        self._spec = reference.unrounded(spec, x)
         self._x = x.double()
         gain = None if weight is None else reference.effective_weight(weight.detach(), spec, torch.float64)
         self._weight = None if gain is None else gain.double()

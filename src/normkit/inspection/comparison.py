@@ -22,7 +22,7 @@ from normkit.inspection.divergence import Divergence, Place, Snapshot, diverged
 from normkit.inspection.effects import EffectGauge, sampled
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.pairing import match
-from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask
+from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask, vocabulary
 from normkit.inspection.sampling import RowPicker
 
 Progress = Callable[[str, int, int], None]
@@ -137,7 +137,7 @@ def _surveyed(model: nn.Module, batch: Batch, name: str) -> Survey:
 
 def _surveyed_reference(model: nn.Module, batch: Batch, name: str) -> Survey:
     """As above, on token ids that the model has, whichever they are."""
-    size = _vocabulary(model)
+    size = vocabulary(model)
     known = {key: value.remainder(size) if size and _is_ids(key) else value for key, value in batch.items()}
     try:
         return _surveyed(model, known, name)
@@ -177,7 +177,7 @@ def _diverged(
         return Divergence(not_run="a file of passports cannot be run")
     if not places and (here.sites or there.sites):
         return Divergence(not_run="no norm of the one has as many features as a norm of the other")
-    size = _vocabulary(there.model)
+    size = vocabulary(there.model)
     highest = max((int(value.max()) for key, value in batch.items() if _is_ids(key)), default=0)
     if size is not None and highest >= size:
         return Divergence(not_run=f"{there.book.model} embeds {size:,} tokens, and the text has token {highest:,}")
@@ -189,15 +189,6 @@ def _diverged(
     pair = None if outputs is None or rows is None or outputs.shape != rows.shape else (outputs, rows)
     dtypes = {each.dtype for survey in (here, there) for each in survey.model.parameters() if each.is_floating_point()}
     return diverged(places, snapshot, other, pair, sorted(dtypes, key=str) or [torch.float32])
-
-
-def _vocabulary(model: nn.Module) -> int | None:
-    """How many tokens a model of transformers embeds; None of any other."""
-    find = getattr(model, "get_input_embeddings", None)
-    try:
-        return None if find is None else int(find().weight.shape[0])
-    except (AttributeError, NotImplementedError):
-        return None
 
 
 def _is_ids(name: str) -> bool:

@@ -56,3 +56,12 @@ def token_mask(batch: Batch) -> Tensor | None:
     """True where a token counts, or None where all do."""
     mask = batch.get("attention_mask")
     return None if mask is None or bool(mask.all()) else mask.bool()
+
+
+def vocabulary(model: nn.Module) -> int | None:
+    """How many tokens a model of transformers embeds; None of any other."""
+    find = getattr(model, "get_input_embeddings", None)
+    try:
+        return None if find is None else int(find().weight.shape[0])
+    except (AttributeError, NotImplementedError):
+        return None

@@ -86,10 +86,7 @@ def row_numbers(x: Tensor, spec: NormSpec) -> Tensor:
 
 def _taken_apart(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> _Parts:
     x = x.detach().cpu()
-    eps = reference.machine_eps(x, spec)
-    exact = spec.replace(
-        cast="late", statistics_dtype="float32", round_rstd=False, output_dtype="input", weight_offset=0.0, eps=eps
-    )
+    exact = reference.unrounded(spec, x)
     x = x.double()
     gain = None
     if weight is not None:
@@ -98,7 +95,7 @@ def _taken_apart(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor 
     if gain is not None and spec.weight_placement == "before":
         inner = x * _aligned(gain, x, spec)
     rows = reference.to_rows(inner, spec)
-    mean, scale = reference.statistics(rows, exact, eps)
+    mean, scale = reference.statistics(rows, exact, reference.machine_eps(x, exact))
     factor = math.sqrt(rows.shape[-1]) if spec.multiplier == "sqrt_n" else 1.0
     centre = mean.abs() / scale if spec.centre_numerator or spec.centre_statistics else torch.zeros_like(mean)
     bare = exact.replace(has_weight=False, has_bias=False, weight_placement="after")
