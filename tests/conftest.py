@@ -1,14 +1,21 @@
-"""One thread, fixed seeds, a fixed order of hypothesis' examples, and the models that ship."""
+"""One thread, fixed seeds, a fixed order of hypothesis' examples, the models that ship, and a browser."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from normkit import demo
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Examples are the same on every machine; time limits are not a property of the code.
 settings.register_profile(
@@ -27,3 +34,18 @@ def _single_thread_and_seed() -> None:
 def demo_directories() -> dict[str, Path]:
     """The folders of the two models that ship: "layernorm" (a GPT-2) and "rmsnorm" (a Llama)."""
     return {name: demo.directory(name) for name in ("layernorm", "rmsnorm")}
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium without a window. Where there is none, its tests are skipped, but never in CI."""
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        message = "no Chromium was found: `apt-get install chromium` lets the tests of the pages run"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -1,7 +1,6 @@
-"""The page in a real browser; these fail where Chromium is missing, for a page nobody opened is not tested."""
+"""The page in a real browser."""
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from normkit.report import html
 
@@ -12,14 +11,6 @@ STICKING_OUT = """() => [...document.querySelectorAll("body *")].filter(element 
     if (element.closest(".scroll, .formula, .skip, script")) return false;
     return element.getBoundingClientRect().right > innerWidth + 1;
 }).map(element => element.outerHTML.slice(0, 80))"""
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
