@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench lint types clean
+.PHONY: help demo explore test check bench lint types clean
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -27,6 +27,9 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/normkit/kernels
 
 demo: $(STAMP)  ## inspect the two models that ship: healthy, then with a planted fault
 	$(BIN)/normkit inspect
+
+explore: $(STAMP)  ## write the explorer of the geometry, one offline page, and open it
+	$(BIN)/normkit explore
 
 test: lint types $(STAMP)  ## every check (under 10 minutes on 2 cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)

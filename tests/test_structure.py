@@ -54,6 +54,7 @@ EXTRA_TESTS = {
     "identification/test_third_party.py": "norms of other packages",
     "conversion/test_models.py": "whole models of transformers and PyTorch",
     "testing/test_page.py": "docs/testing.md",
+    "explorer/test_bad_input.py": "hostile and degenerate points in a browser",
     "identification/test_faults.py": "tests/faulty_norms.py",
     "test_helpers.py": "tests/helpers.py",
     "test_notes.py": "the five notes that the product grew from",
@@ -67,6 +68,8 @@ EXTRA_TESTS = {
         f"claims/test_{name}.py": "docs/claims.md"
         for name in ("ledger", "definition", "centring", "shape", "gradient", "scores", "batch", "practice")
     },
+    "explorer/test_hosts.py": "the page on a disk, in a sandboxed frame and without scripts",
+    "explorer/test_layout.py": "the page in every window and scheme",
     "demo/test_shipped_models.py": "the weights that ship",
     **{
         f"kernels/test_{name}.py": "the numbers contract, whatever computes"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normkit import errors, geometry, plots, reference, specs, testing
     from normkit.conversion.result import ConversionReport
     from normkit.conversion.swapping import convert, revert
+    from normkit.explorer.exploration import Exploration, explore
     from normkit.functional import add_layer_norm, add_normalize, add_rms_norm, layer_norm, normalize, rms_norm
     from normkit.identification.behaviour import identify
     from normkit.identification.passport import Passport
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # name -> the module that defines it; a name that is itself a module maps to that module.
 _HOME = {
     "ConversionReport": "normkit.conversion.result",
+    "Exploration": "normkit.explorer.exploration",
     "Inspection": "normkit.inspection.result",
     "LayerNorm": "normkit.layers",
     "Norm": "normkit.layers",
@@ -37,6 +39,7 @@ _HOME = {
     "add_rms_norm": "normkit.functional",
     "convert": "normkit.conversion.swapping",
     "errors": "normkit.errors",
+    "explore": "normkit.explorer.exploration",
     "geometry": "normkit.geometry",
     "identify": "normkit.identification.behaviour",
     "inspect": "normkit.inspection.inspecting",
@@ -52,6 +55,7 @@ _HOME = {
 
 __all__ = [
     "ConversionReport",
+    "Exploration",
     "Inspection",
     "LayerNorm",
     "Norm",
@@ -63,6 +67,7 @@ __all__ = [
     "add_rms_norm",
     "convert",
     "errors",
+    "explore",
     "geometry",
     "identify",
     "inspect",

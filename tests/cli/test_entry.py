@@ -37,13 +37,16 @@ def test_help_lists_the_verbs_in_their_groups() -> None:
     shown = CliRunner().invoke(verbs, ["--help"], prog_name="normkit")
     assert shown.exit_code == 0
     assert "See:\n  inspect  " in shown.output
+    assert "\n  explore  " in shown.output
     assert "\n  figures  " in shown.output
     assert "Check:\n  identify  " in shown.output
     assert "This machine:\n  env  " in shown.output
     assert max(map(len, shown.output.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("arguments", [["-h"], ["inspect", "-h"], ["identify", "-h"], ["figures", "-h"], ["env", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["-h"], ["inspect", "-h"], ["identify", "-h"], ["explore", "-h"], ["figures", "-h"], ["env", "-h"]]
+)
 def test_every_verb_has_help_that_fits_a_terminal(arguments: list[str]) -> None:
     shown = CliRunner().invoke(verbs, arguments, prog_name="normkit")
     assert shown.exit_code == 0
@@ -52,7 +55,15 @@ def test_every_verb_has_help_that_fits_a_terminal(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["inspect", "--help"], ["identify", "--help"], ["figures", "--help"], ["--version"]]
+    "arguments",
+    [
+        ["--help"],
+        ["inspect", "--help"],
+        ["identify", "--help"],
+        ["explore", "--help"],
+        ["figures", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     listing = "import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))"

@@ -54,7 +54,14 @@ def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize(("kind", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("kind", "magic"),
+    [
+        ("svg", b"<?xml"),
+        ("png", b"\x89PNG"),
+        pytest.param("pdf", b"%PDF", marks=pytest.mark.slow),
+    ],
+)
 def test_formats_and_schemes(run: Run, kind: str, magic: bytes) -> None:
     done = run("figures", "--out", "a", "--format", kind, "--scheme", "both")
     assert (done.exit_code, done.stderr) == (0, "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from normkit.cli.reports import report_folder, require_writable
+from normkit.cli.reports import page_file, report_folder, require_file, require_writable
 from normkit.errors import InputError
 
 
@@ -45,3 +45,27 @@ def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.access", lambda path, _mode: Path(path) != tmp_path)
     with pytest.raises(InputError, match="is read-only; choose another folder with --out"):
         report_folder(tmp_path / "new", "name", tmp_path / "model")
+
+
+def test_where_a_page_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "model"
+    assert page_file(None, "", None) == Path("normkit-report/explorer.html")
+    assert page_file(None, "org/name", source) == Path("normkit-report/org--name/explorer.html")
+    assert page_file(Path("a/b.html"), "name", source) == Path("a/b.html")
+    with pytest.raises(InputError, match="inside the model's own folder; choose --out elsewhere"):
+        page_file(Path("model/page.html"), "name", source)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    require_file(tmp_path / "file")
+    require_file(tmp_path / "new" / "file")
+    with pytest.raises(InputError, match="it is a folder; give the name of a file in it"):
+        require_file(tmp_path)
+    with pytest.raises(InputError, match="file is a file; choose another folder"):
+        require_file(tmp_path / "file" / "deeper")
+    monkeypatch.setattr("os.access", lambda path, _mode: Path(path) != tmp_path / "file")
+    with pytest.raises(InputError, match="it is read-only; choose another file"):
+        require_file(tmp_path / "file")

@@ -4,8 +4,13 @@ from normkit.demo import corpus
 from normkit.errors import InputError
 
 
-def test_the_library_is_listed_the_same_twice():
-    first, second = corpus.read(), corpus.read()
+@pytest.fixture(scope="module")
+def library():
+    return corpus.read()
+
+
+def test_the_library_is_listed_the_same_twice(library):
+    first, second = library, corpus.read()
     assert first == second
     assert first.digest == second.digest
     names = [file.name for file in first.files]
@@ -13,13 +18,12 @@ def test_the_library_is_listed_the_same_twice():
     assert {"abc.py", "json/decoder.py"} <= set(names)
 
 
-def test_tests_and_generated_tables_are_left_out():
-    folders = {part for file in corpus.read().files for part in file.name.split("/")[:-1]}
+def test_tests_and_generated_tables_are_left_out(library):
+    folders = {part for file in library.files for part in file.name.split("/")[:-1]}
     assert not folders & {"test", "tests", "idle_test", "site-packages", "encodings", "__pycache__"}
 
 
-def test_held_out_files_are_a_small_part_and_not_in_the_training_text():
-    library = corpus.read()
+def test_held_out_files_are_a_small_part_and_not_in_the_training_text(library):
     held_out = [file for file in library.files if file.held_out]
     # One in twenty by hash: of some 600 files, 30 with a standard deviation of 5.
     assert 0.02 < len(held_out) / len(library.files) < 0.09

@@ -90,7 +90,11 @@ def test_the_outputs_of_a_layer_norm_of_two_features_are_two_points():
 
 
 @pytest.mark.parametrize(
-    ("d", "head", "low", "high"), [(8, 2, 0.81, 0.87), (12, 3, 0.60, 0.68)], ids=["8 to 2", "12 to 3"]
+    ("d", "head", "low", "high"),
+    [
+        pytest.param(8, 2, 0.81, 0.87, id="8 to 2"),
+        pytest.param(12, 3, 0.60, 0.68, id="12 to 3", marks=pytest.mark.slow),
+    ],
 )
 def test_a_key_projection_hides_keys_of_a_layer_norm(d, head, low, high):
     shares = []
@@ -101,6 +105,7 @@ def test_a_key_projection_hides_keys_of_a_layer_norm(d, head, low, high):
     assert low < sum(shares) / 20 < high
 
 
+@pytest.mark.slow
 def test_eps_hides_keys_in_few_dimensions():
     spec = LAYER_NORM.replace(eps=0.05)
 

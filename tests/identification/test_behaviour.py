@@ -17,7 +17,7 @@ from normkit.errors import ShapeError
 from normkit.identification.behaviour import agrees, examine, identify
 
 
-@pytest.mark.parametrize("n", [6, 64])
+@pytest.mark.parametrize("n", [6, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_comes_back(name, n):
     spec = PRESETS[name]
@@ -49,7 +49,9 @@ def written(kind, placement, eps):
     return norm
 
 
-@pytest.mark.parametrize("eps", [1e-12, 1e-8, 1e-6, 1e-5, 1e-3])
+@pytest.mark.parametrize(
+    "eps", [1e-12, 1e-5, *(pytest.param(eps, marks=pytest.mark.slow) for eps in (1e-8, 1e-6, 1e-3))]
+)
 @pytest.mark.parametrize("placement", ["inside", "outside", "clamp"])
 @pytest.mark.parametrize("kind", ["layer", "rms", "l2", "bessel"])
 def test_formulas_as_people_write_them(kind, placement, eps):

@@ -121,7 +121,7 @@ def test_every_number_of_rows(name, dtype):
 
 @pytest.mark.parametrize("name", ["TORCH_LAYER_NORM", "LLAMA", "GEMMA", "T5"])
 @pytest.mark.parametrize(("dtype", "parameter_dtype"), MIXED)
-@pytest.mark.parametrize("mean", [0.0, 3.0])
+@pytest.mark.parametrize("mean", [pytest.param(0.0, marks=pytest.mark.slow), 3.0])
 def test_parameter_gradients_over_65536_rows(name, dtype, parameter_dtype, mean):
     case = draw(ROWS[name], 65536, 8, dtype=DTYPES[dtype], parameter_dtype=DTYPES[parameter_dtype], mean=mean)
     assert_gradients(ROWS[name], case)
@@ -138,7 +138,7 @@ def test_parameter_gradients_of_every_short_length(name, dtype, parameter_dtype,
 
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize(("dtype", "parameter_dtype"), [*MIXED[1:5], ("fp32", "fp32")])
-@pytest.mark.parametrize("n", [1, 16, 17, 33])
+@pytest.mark.parametrize("n", [1, 17, *(pytest.param(n, marks=pytest.mark.slow) for n in (16, 33))])
 def test_parameter_gradients_of_other_lengths_over_65536_rows(name, dtype, parameter_dtype, n):
     case = draw(FULL[name], 65536, n, dtype=DTYPES[dtype], parameter_dtype=DTYPES[parameter_dtype])
     assert_gradients(FULL[name], case)

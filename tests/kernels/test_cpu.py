@@ -93,19 +93,36 @@ def test_an_unstable_symbol_would_be_seen(pattern: str) -> None:
     assert any(pattern in match.group() for match in map(UNSTABLE.search, names) if match)
 
 
-def test_it_loads_in_a_fresh_process() -> None:
-    program = "from normkit.kernels import cpu; print(cpu.load()); print(cpu.load())"
+@pytest.fixture(scope="module")
+def fresh() -> list[str]:
+    """What one fresh process says: of loading, twice; the set it begins with; each set of this machine, selected."""
+    program = f"""
+from normkit.kernels import cpu
+print(cpu.load())
+print(cpu.load())
+if {sets_of_this_machine()}: print(cpu.instructions())
+for name in {sets_of_this_machine()}: cpu.select(name); print(cpu.instructions())
+"""
+    return in_a_fresh_process("auto", program).splitlines()
+
+
+def test_it_loads_in_a_fresh_process(fresh: list[str]) -> None:
     expected = "None" if LIBRARY else NOT_BUILT
-    assert in_a_fresh_process("auto", program).splitlines() == [expected, expected]
+    assert fresh[:2] == [expected, expected]
 
 
-def test_the_best_instruction_set_is_the_default() -> None:
-    program = "from normkit.kernels import cpu; cpu.load(); print(cpu.instructions())"
-    for best in sets_of_this_machine()[-1:]:
-        assert in_a_fresh_process("auto", program) == best
+def test_the_best_instruction_set_is_the_default(fresh: list[str]) -> None:
+    assert fresh[2:3] == sets_of_this_machine()[-1:]
 
 
-@pytest.mark.parametrize("name", ["portable", "avx2", "avx512"])
+def test_instruction_sets_can_be_changed_while_running(fresh: list[str]) -> None:
+    assert fresh[3:] == sets_of_this_machine()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["portable", pytest.param("avx2", marks=pytest.mark.slow), pytest.param("avx512", marks=pytest.mark.slow)],
+)
 def test_each_instruction_set_can_be_chosen(name: str) -> None:
     program = """
 import torch, normkit
@@ -123,12 +140,6 @@ print(reason or cpu.instructions(), wrong.item() < 1e-6)
         expected = f"NORMKIT_CPU={name}, which this CPU does not have"
     # 1e-6: outputs reach 1.8, where the machine epsilon of float32 is 1.2e-7, and each takes a few roundings.
     assert in_a_fresh_process(name, program) == f"{expected} True"
-
-
-def test_instruction_sets_can_be_changed_while_running() -> None:
-    sets = sets_of_this_machine()
-    program = f"from normkit.kernels import cpu\nfor name in {sets}: cpu.select(name); print(cpu.instructions())"
-    assert in_a_fresh_process("auto", program).split() == sets
 
 
 def test_off_computes_the_reference() -> None:

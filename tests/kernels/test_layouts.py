@@ -57,6 +57,7 @@ print(torch.get_num_threads(), digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_process():
     printed = []
     for threads in ("1", "2"):

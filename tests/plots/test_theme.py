@@ -104,7 +104,7 @@ print(hashlib.sha256(text.encode()).hexdigest())
 """
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
+@pytest.mark.parametrize("seed", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_another_process_draws_the_same_bytes(healthy, monkeypatch, seed):
     monkeypatch.setenv("PYTHONHASHSEED", seed)
     source = Path(__file__).parents[1] / "report" / "conftest.py"

@@ -274,7 +274,7 @@ def logit_finding():
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def healthy():
     return model("demo layernorm", 6)
 

@@ -35,6 +35,37 @@ def report_folder(out: Path | None, name: str, source: Path) -> Path:
     return folder
 
 
+def page_file(out: Path | None, name: str, source: Path | None) -> Path:
+    """The file for the explorer's page, checked before a model runs.
+
+    Args:
+        out: The file that the user chose, or None for `normkit-report/<name>/explorer.html`.
+        name: Of the model, or "" for the page without one; the "/" of a Hub id becomes "--".
+        source: The folder that the model was read from, or None.
+
+    Raises:
+        InputError: If it lies within the model's folder, is a folder, or cannot be written.
+    """
+    file = out if out is not None else DEFAULT / name.replace("/", "--") / "explorer.html"
+    if source is not None and file.resolve().is_relative_to(source.resolve()):
+        raise InputError(f"the page would be written to {file}, inside the model's own folder; choose --out elsewhere")
+    require_file(file)
+    return file
+
+
+def require_file(file: Path) -> None:
+    """Refuse a file that cannot be written.
+
+    Raises:
+        InputError: If it is a folder or read-only, or its folder cannot be made or written to.
+    """
+    if file.is_dir():
+        raise InputError(f"cannot write to {file}: it is a folder; give the name of a file in it")
+    if file.exists() and not os.access(file, os.W_OK):
+        raise InputError(f"cannot write to {file}: it is read-only; choose another file")
+    require_writable(file.parent)
+
+
 def require_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written to.
 

@@ -1,8 +1,9 @@
-"""The page as one file: every script inlined as a data URL, so that it opens from a disk or in a sandboxed frame."""
+"""The page as one file: every script inside it, so that it opens from a disk or in a sandboxed frame."""
 
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from normkit.plots import theme
+from normkit.report.embedding import script_json
 
 _PAGE = Path(__file__).parent / "page"
 
@@ -28,20 +30,16 @@ def document(data: dict[str, Any]) -> str:
         title=data["title"],
         colours={"light": theme.LIGHT, "dark": theme.DARK},
         style=Markup((_PAGE / "style.css").read_text(encoding="utf-8")),
-        import_map=_embedded({"imports": modules()}),
-        data=_embedded(data),
+        modules=_packed(modules()),
+        data=script_json(data),
     )
 
 
 def modules() -> dict[str, str]:
-    """The name that scripts import -> a data URL that holds the module."""
-    return {
-        f"explorer/{path.name}": "data:text/javascript;base64," + base64.b64encode(path.read_bytes()).decode()
-        for path in sorted(_PAGE.glob("*.js"))
-    }
+    """The name that scripts import -> the module's source."""
+    return {f"explorer/{path.name}": path.read_text(encoding="utf-8") for path in sorted(_PAGE.glob("*.js"))}
 
 
-def _embedded(content: Any) -> Markup:
-    """JSON that can stand in a script element: no character of it can end one."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+def _packed(content: Any) -> str:
+    """JSON compressed, in letters that can stand in a page; the same for the same content."""
+    return base64.b64encode(gzip.compress(json.dumps(content).encode(), mtime=0)).decode()

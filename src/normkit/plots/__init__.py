@@ -26,10 +26,17 @@ when this package is.
 
     gallery.py     all of them with fixed data, for `normkit figures`
     page.py        many figures as one HTML page
+
+    stages.py      what each step of a norm leaves of a cloud, with its formula and what then holds
+    timeline.py    when an animation is where
+    film.py        the frame of a moment
+    clips.py       frames as GIF or MP4
+    animation.py   a norm of three features, step by step, as such a file
 """
 
 from __future__ import annotations
 
+from normkit.plots.animation import write_animation
 from normkit.plots.attention import attention_entropy, attention_logits
 from normkit.plots.axes import normalized_together
 from normkit.plots.clouds import centred_clusters
@@ -63,4 +70,5 @@ __all__ = [
     "style",
     "three_steps",
     "two_epsilons",
+    "write_animation",
 ]

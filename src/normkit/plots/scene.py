@@ -63,31 +63,33 @@ class Scene:
         ax.set_axis_off()
         ax.set_aspect("equal")
 
-    def sheet(self, corners: Points, layer: float = SHEET) -> None:
-        """A translucent plane with its border."""
+    def sheet(self, corners: Points, layer: float = SHEET, opacity: float = 1.0) -> None:
+        """A translucent plane with its border; less of it with an opacity below 1, as of all that takes one."""
         from matplotlib.patches import Polygon
 
         place = self.camera.paper(corners)
-        self.ax.add_patch(Polygon(place, facecolor=colour("paper"), edgecolor="none", alpha=0.6, zorder=layer - 0.02))
-        self.ax.add_patch(Polygon(place, facecolor=colour("muted"), edgecolor="none", alpha=0.1, zorder=layer - 0.01))
-        self.ax.add_patch(Polygon(place, fill=False, edgecolor=colour("muted"), linewidth=0.7, zorder=layer))
+        for name, share, depth in (("paper", 0.6, 0.02), ("muted", 0.1, 0.01)):
+            face: Any = {"facecolor": colour(name), "edgecolor": "none", "zorder": layer - depth}
+            self.ax.add_patch(Polygon(place, alpha=share * opacity, **face))
+        edge: Any = {"fill": False, "edgecolor": colour("muted"), "linewidth": 0.7, "zorder": layer}
+        self.ax.add_patch(Polygon(place, alpha=opacity, **edge))
 
-    def ball(self, ball: Ball, name: str = "muted") -> None:
+    def ball(self, ball: Ball, name: str = "muted", opacity: float = 1.0) -> None:
         """A translucent sphere or ellipsoid: outline, and the sections through its axes, their far half faint."""
         axes = self.camera.paper((ball.directions * ball.semi_axes).T).T
         left, sizes, _ = np.linalg.svd(axes)
         outline = self.camera.paper(ball.centre) + np.stack([np.cos(_TURN), np.sin(_TURN)], axis=1) @ (left * sizes).T
-        self.ax.fill(*outline.T, color=colour(name), alpha=0.1, linewidth=0, zorder=SHEET)
-        self.ax.plot(*outline.T, color=colour("muted"), linewidth=0.8, zorder=SHEET)
+        self.ax.fill(*outline.T, color=colour(name), alpha=0.1 * opacity, linewidth=0, zorder=SHEET)
+        self.ax.plot(*outline.T, color=colour("muted"), alpha=opacity, linewidth=0.8, zorder=SHEET)
         for first, second in ((0, 1), (1, 2), (0, 2)):
-            self.curve_on(ball, ball.section(first, second), name, width=0.6)
+            self.curve_on(ball, ball.section(first, second), name, width=0.6, opacity=opacity)
 
-    def curve_on(self, ball: Ball, points: Points, name: str, width: float = 1.4) -> None:
+    def curve_on(self, ball: Ball, points: Points, name: str, width: float = 1.4, opacity: float = 1.0) -> None:
         """A curve on a ball's surface: solid on the near side, faint on the far one."""
         near = ball.faces(self.camera, points)
-        for is_near, opacity, layer in ((True, 0.9, ON_SHEET), (False, 0.35, BEHIND)):
+        for is_near, share, layer in ((True, 0.9, ON_SHEET), (False, 0.35, BEHIND)):
             visible = np.where((near == is_near)[:, None], self.camera.paper(points), math.nan)
-            self.ax.plot(*visible.T, color=colour(name), alpha=opacity, linewidth=width, zorder=layer)
+            self.ax.plot(*visible.T, color=colour(name), alpha=share * opacity, linewidth=width, zorder=layer)
 
     def curve(self, points: Points, name: str = "ink", layer: float = ON_SHEET, **options: Any) -> None:
         """A line through points."""
@@ -95,13 +97,18 @@ class Scene:
         self.ax.plot(*place.T, **{"color": colour(name), "linewidth": 1.2, "zorder": layer, **options})
 
     def points(
-        self, points: Points, groups: Sequence[int], behind: NDArrayBool | None = None, size: float = 16
+        self,
+        points: Points,
+        groups: Sequence[int],
+        behind: NDArrayBool | None = None,
+        size: float = 16,
+        faint: float = 0.6,
     ) -> None:
-        """Dots in the colour of their group; those behind something lighter and under it."""
+        """Dots in the colour of their group; those behind something of the opacity `faint`, and under it."""
         hidden = np.zeros(len(points), dtype=bool) if behind is None else behind
         order = np.argsort(self.camera.nearness(points), kind="stable")
         place = self.camera.paper(points)
-        for is_hidden, opacity, layer in ((True, 0.6, BEHIND + 0.5), (False, 1.0, FRONT)):
+        for is_hidden, opacity, layer in ((True, faint, BEHIND + 0.5), (False, 1.0, FRONT)):
             shown = [k for k in order if hidden[k] == is_hidden]
             if shown:
                 self.ax.scatter(
@@ -116,19 +123,21 @@ class Scene:
                     label="points",
                 )
 
-    def trails(self, start: Points, end: Points, groups: Sequence[int], layer: float = ON_SHEET) -> None:
+    def trails(
+        self, start: Points, end: Points, groups: Sequence[int], layer: float = ON_SHEET, opacity: float = 0.45
+    ) -> None:
         """Thin lines from where points were to where they are."""
         from matplotlib.collections import LineCollection
 
         lines = np.stack([self.camera.paper(start), self.camera.paper(end)], axis=1)
         colours = [colour(GROUPS[group]) for group in groups]
-        self.ax.add_collection(LineCollection(list(lines), colors=colours, linewidth=0.7, alpha=0.45, zorder=layer))
+        self.ax.add_collection(LineCollection(list(lines), colors=colours, linewidth=0.7, alpha=opacity, zorder=layer))
 
-    def ghosts(self, points: Points, groups: Sequence[int], size: float = 9) -> None:
+    def ghosts(self, points: Points, groups: Sequence[int], size: float = 9, opacity: float = 0.7) -> None:
         """Where points were, as small rings."""
         colours = [colour(GROUPS[group]) for group in groups]
         place = self.camera.paper(points)
-        rings: Any = {"facecolor": "none", "edgecolor": colours, "linewidth": 0.6, "alpha": 0.7, "zorder": FRONT}
+        rings: Any = {"facecolor": "none", "edgecolor": colours, "linewidth": 0.6, "alpha": opacity, "zorder": FRONT}
         self.ax.scatter(place[:, 0], place[:, 1], s=size, **rings)
 
     def arrow(self, tip: Points, label: str = "", *, name: str = "muted", gap: float = 9.0, **options: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
-import json
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -17,6 +15,7 @@ from normkit.inspection.result import Inspection
 from normkit.plots import theme
 from normkit.plots.drawing import Drawing
 from normkit.plots.inspection import drawings
+from normkit.report import embedding
 from normkit.report.bars import bars
 from normkit.report.description import describe
 from normkit.report.formula import mathml
@@ -48,7 +47,7 @@ def render(inspection: Inspection) -> str:
             style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
             script=Markup(script),
             script_hash=_hash(script),
-            document=_embedded_json(inspection),
+            document=embedding.script_json(inspection.to_json()),
         )
     )
 
@@ -63,11 +62,9 @@ def write(inspection: Inspection, path: Path) -> Path:
 
 
 def frame(inspection: Inspection) -> str:
-    """The page in a sandboxed frame, for notebooks: its style and script stay inside."""
-    title = html.escape(f"normkit inspection of {describe(inspection).title}")
-    style = f"width: 100%; height: {_FRAME_HEIGHT}px; border: 0"
-    page = html.escape(render(inspection))
-    return f'<iframe title="{title}" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+    """The page in a sandboxed frame, for notebooks."""
+    title = f"normkit inspection of {describe(inspection).title}"
+    return embedding.frame(render(inspection), title, height=_FRAME_HEIGHT)
 
 
 def _environment() -> Environment:
@@ -97,9 +94,3 @@ def _inline(drawing: Drawing) -> Markup:
 def _hash(script: str) -> str:
     """What the content security policy calls this script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _embedded_json(inspection: Inspection) -> Markup:
-    """The inspection as JSON that can stand in a script element: no character of it can end one."""
-    text = json.dumps(inspection.to_json(), allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -98,15 +98,21 @@ def models():
     return SimpleNamespace(tiny=_tiny, plain=Plain, train=_train)
 
 
+def _inspected(model: nn.Module, tokens: int = 40) -> Inspection:
+    ids = torch.randint(3, VOCABULARY, (2, tokens), generator=torch.Generator().manual_seed(0))
+    return nk.inspect(model, {"input_ids": ids})
+
+
 @pytest.fixture
 def inspected():
     """`inspected(model)`: the inspection on two rows of random tokens."""
+    return _inspected
 
-    def run(model: nn.Module, tokens: int = 40) -> Inspection:
-        ids = torch.randint(3, VOCABULARY, (2, tokens), generator=torch.Generator().manual_seed(0))
-        return nk.inspect(model, {"input_ids": ids})
 
-    return run
+@pytest.fixture(scope="session")
+def healthy() -> Inspection:
+    """The inspection of `tiny("GPT2")` as it is."""
+    return _inspected(_tiny("GPT2"))
 
 
 @pytest.fixture

@@ -27,9 +27,8 @@ def largest_logit(inspection):
 
 
 @pytest.mark.parametrize(("logit", "severity"), [(150, "warning"), (3e3, "error"), (3e4, "error")])
-def test_large_logits(models, inspected, finding, status, logit, severity):
+def test_large_logits(models, inspected, healthy, finding, status, logit, severity):
     model = models.tiny("GPT2")
-    healthy = inspected(model)
     assert status(healthy, "F1") == "clean"
     found = finding(inspected(sharpened(model, logit / largest_logit(healthy))), "F1")
     assert (found.severity, found.sites) == (severity, ("transformer.h.1.attn",))
@@ -37,10 +36,10 @@ def test_large_logits(models, inspected, finding, status, logit, severity):
     assert ("critical" in found.measured) == (logit > 1e4)
 
 
-def test_logits_that_healthy_models_reach_are_clean(models, inspected, status):
+def test_logits_that_healthy_models_reach_are_clean(models, inspected, healthy, status):
     model = models.tiny("GPT2")
     # The largest seen in a healthy trained model is 67, in MiniLM's first block.
-    assert status(inspected(sharpened(model, 80 / largest_logit(inspected(model)))), "F1") == "clean"
+    assert status(inspected(sharpened(model, 80 / largest_logit(healthy))), "F1") == "clean"
 
 
 def test_sharp_attention_alone_is_clean(models, inspected, facts_of):
@@ -51,16 +50,15 @@ def test_sharp_attention_alone_is_clean(models, inspected, facts_of):
     assert LOGITS.check(replace(facts, attentions=sharp)) is None
 
 
-def test_a_large_bound_that_no_logit_confirms_is_clean(models, inspected, facts_of):
-    model = models.tiny("GPT2")
-    facts = facts_of(inspected(model), model)
+def test_a_large_bound_that_no_logit_confirms_is_clean(models, healthy, facts_of):
+    facts = facts_of(healthy, models.tiny("GPT2"))
     bounded = tuple(replace(attention, bound=1e5) for attention in facts.attentions)
     assert LOGITS.check(replace(facts, attentions=bounded)) is None
 
 
-def test_a_collapsed_head_is_told_beside_its_logits(models, inspected, finding):
+def test_a_collapsed_head_is_told_beside_its_logits(models, inspected, healthy, finding):
     model = models.tiny("GPT2")
-    found = finding(inspected(sharpened(model, 3e5 / largest_logit(inspected(model))), tokens=128), "F1")
+    found = finding(inspected(sharpened(model, 3e5 / largest_logit(healthy)), tokens=128), "F1")
     assert "the sharpest head looks at one token only" in found.evidence[0]
 
 

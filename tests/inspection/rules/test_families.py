@@ -26,6 +26,8 @@ DECODERS = {
     "Bloom": {},
     "NanoChat": {},
 }
+# Norms, placements and position codes of each kind; the others are relatives.
+QUICK = ("GPT2", "Llama", "Gemma3Text", "Olmo2", "Cohere", "Bloom", "NanoChat")
 MUST_BE_CHECKED = {"A1", "A2", "A4", "B1", "B2", "B6", "D1", "D3", "E2", "E3", "F1", "F2"}
 
 
@@ -35,16 +37,21 @@ def assert_clean(inspection):
     assert {check.rule for check in inspection.checks if check.status != "not checked"} == MUST_BE_CHECKED
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize(
+    "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in DECODERS]
+)
 def test_decoders(models, inspected, family):
     assert_clean(inspected(models.tiny(family, layers=4, **DECODERS[family])))
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Olmo2", "Cohere"])
+@pytest.mark.parametrize(
+    "family", ["Gemma2", "Cohere", *(pytest.param(family, marks=pytest.mark.slow) for family in ("Llama", "Olmo2"))]
+)
 def test_decoders_in_bfloat16(models, inspected, family):
     assert_clean(inspected(models.tiny(family, layers=2, **DECODERS[family]).bfloat16()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["GPT2", "Llama", "Gemma", "Olmo2"])
 def test_deep_and_narrow_decoders(models, inspected, family):
     narrow = {"n_embd": 16} if family == "GPT2" else {"hidden_size": 16, "intermediate_size": 32}

@@ -51,10 +51,10 @@ def test_one_norm_with_another_eps_is_named(models, inspected, finding, status):
 
 
 @pytest.mark.parametrize(("effect", "severity"), [(5e-4, "note"), (5e-3, "warning"), (5e-2, "error")])
-def test_severity_follows_the_effect_at_the_observed_scale(models, inspected, finding, effect, severity):
+def test_severity_follows_the_effect_at_the_observed_scale(models, inspected, healthy, finding, effect, severity):
     path = "transformer.ln_f"
     model = models.tiny("GPT2")
-    entering = inspected(model).sites[-1].input
+    entering = healthy.sites[-1].input
     # The rows that feel it most are those of the 5 % quantile: 1 / sqrt(1 + e / v) = 1 - effect.
     variance = entering.rms_quantiles[0] ** 2 * (1 - entering.mean_energy)
     eps = 1e-5 + (variance + 1e-5) * ((1 - effect) ** -2 - 1)

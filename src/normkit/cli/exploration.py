@@ -1,0 +1,213 @@
+"""`normkit explore`: the interactive page written and opened, or the same in motion as a GIF or MP4."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from normkit.cli.options import run_options
+from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
+from normkit.errors import InputError
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.loading import LoadedModel
+    from normkit.cli.terminal import Progress
+    from normkit.cli.texts import Batches
+    from normkit.explorer.activations import Activations
+    from normkit.explorer.exploration import Exploration
+
+# What can be asked of the models that ship; every other option needs a MODEL.
+_WITHOUT_MODEL = {"model", "out", "animation", "no_open", "as_json", "quiet"}
+_CLIPS = (".gif", ".mp4")
+
+
+@click.command("explore", short_help="The geometry of normalization as an interactive page, also of a model.")
+@click.argument("model", required=False)
+@run_options
+@click.option("--site", "sites", multiple=True, metavar="PATH", help="Norm to show; repeatable.  [default: all]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The page.  [default: normkit-report/[NAME/]explorer.html]",
+)
+@click.option(
+    "--animation",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write only a clip of the four steps, as .gif or .mp4.",
+)
+@click.option("--no-open", is_flag=True, help="Write the page and open no browser.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else, no browser.")
+@click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id.")
+@click.option("--local-files-only", is_flag=True, help="Ask no server.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
+@click.pass_context
+def explore_norms(
+    ctx: click.Context,
+    model: str | None,
+    text: str | None,
+    max_tokens: int,
+    seq_length: int | None,
+    batch_size: int,
+    dtype: str,
+    sites: tuple[str, ...],
+    out: Path | None,
+    animation: Path | None,
+    no_open: bool,
+    as_json: bool,
+    revision: str | None,
+    local_files_only: bool,
+    quiet: bool,
+) -> None:
+    """Write one HTML file that shows what a norm does to vectors, and open it. It works offline.
+
+    With MODEL, the folder of a transformers model or a Hub id, also what enters each of its norms for some tokens of a
+    text, in the basis of all-ones and the two principal directions. Without MODEL, that of the two models that ship.
+    """
+    shown = shows_progress(quiet=quiet or as_json)
+    if animation is not None:
+        _refuse_beside_animation(model, out)
+        refuse_options_but(ctx, _WITHOUT_MODEL)
+        with progress(shown=shown) as told:
+            _animate(animation, told)
+        _print_clip(animation, as_json=as_json)
+        return
+    from normkit.cli.reports import page_file
+
+    if model is None:
+        refuse_options_but(ctx, _WITHOUT_MODEL)
+        path = page_file(out, "", None)
+        with progress(shown=shown) as told:
+            page = _of_twins(told)
+    else:
+        from normkit.checkpoint.loading import load_model
+        from normkit.cli.inputs import batches_for
+        from normkit.cli.texts import read_text
+
+        words = None if text is None else read_text(text, max_tokens)
+        if shown:
+            click.echo(f"loading {model}", err=True)
+        loaded = load_model(
+            model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown
+        )
+        path = page_file(out, loaded.name, loaded.path)
+        batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
+        with progress(shown=shown) as told:
+            page = _of_model(loaded, batches, sites, told)
+    page.write_html(path)
+    for remark in () if quiet or as_json else page.notes:
+        note(remark)
+    _print(path, page, as_json=as_json)
+    if not no_open and not as_json:
+        open_page(path)
+
+
+def open_page(path: Path) -> None:
+    """Open a page in the user's browser, where there is a display to open it on; nothing that fails here matters."""
+    has_display = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    # Without a display Python would start a browser of text, which takes the terminal and waits.
+    if not has_display:
+        return
+    import webbrowser
+    from contextlib import suppress
+
+    with suppress(webbrowser.Error, OSError):
+        webbrowser.open(path.resolve().as_uri())
+
+
+def _of_twins(told: Progress) -> Exploration:
+    from normkit import demo
+    from normkit.checkpoint.loading import load_model
+    from normkit.cli.demonstration import demo_batches
+    from normkit.explorer.exploration import explore_models
+
+    twins = [load_model(str(demo.directory(name))) for name in ("layernorm", "rmsnorm")]
+    return explore_models([_gathered(twin, demo_batches(twin), (), told) for twin in twins], start_there=False)
+
+
+def _of_model(loaded: LoadedModel, batches: Batches, sites: tuple[str, ...], told: Progress) -> Exploration:
+    from normkit.explorer.exploration import explore_models
+
+    return explore_models([_gathered(loaded, batches, sites, told)], title=f"The norms of {loaded.name}")
+
+
+def _gathered(loaded: LoadedModel, batches: Batches, sites: tuple[str, ...], told: Progress) -> Activations:
+    from normkit.checkpoint.silence import silence
+    from normkit.cli.texts import check_runs
+    from normkit.explorer.activations import activations
+
+    total = len(batches.batches)
+    with silence():
+        check_runs(loaded.model, batches.batches[0])
+        found = activations(
+            loaded.model,
+            batches.batches,
+            name=loaded.name,
+            decode=batches.decode,
+            sites=sites or None,
+            progress=lambda stage, done, steps: told(f"{loaded.name}: {stage}", done, steps or total),
+        )
+    return replace(found, notes=(*loaded.notes, *found.notes))
+
+
+def _refuse_beside_animation(model: str | None, out: Path | None) -> None:
+    if model is not None:
+        raise InputError(f"--animation shows points of three features and takes no MODEL, got {model}; leave one out")
+    if out is not None:
+        raise InputError("--animation writes its own file and no page; leave out --out")
+
+
+def _animate(path: Path, told: Progress) -> None:
+    if path.suffix.lower() not in _CLIPS:
+        raise InputError(f"--animation writes .gif or .mp4, got {path.name}; choose one of these suffixes")
+    # Imported this late because they bring torch, and a wrong name is told at once.
+    import torch
+
+    from normkit import specs
+    from normkit.cli.reports import require_file
+    from normkit.explorer.clouds import BIAS, GAIN, cloud
+    from normkit.plots.animation import write_animation
+
+    require_file(path)
+    scatter = cloud("scatter")
+    gain, bias = (torch.tensor(values, dtype=torch.float64) for values in (GAIN, BIAS))
+    write_animation(
+        path, scatter.points, scatter.groups, spec=specs.TORCH_LAYER_NORM, weight=gain, bias=bias, progress=told
+    )
+
+
+def _print_clip(path: Path, *, as_json: bool) -> None:
+    if as_json:
+        from normkit.files import json_text
+
+        click.echo(json_text({"schema_version": 1, "animation": str(path)}), nl=False)
+        return
+    results().print(f"animation: {path}", soft_wrap=True)
+
+
+def _print(path: Path, page: Exploration, *, as_json: bool) -> None:
+    if as_json:
+        from normkit.files import json_text
+
+        models = [
+            {
+                "name": model["name"],
+                "sites": [
+                    {key: site[key] for key in ("path", "formula", "n", "layer", "explained", "count")}
+                    for site in model["sites"]
+                ],
+            }
+            for model in page.data["models"]
+        ]
+        document = {"schema_version": 1, "page": str(path), "models": models, "notes": list(page.notes)}
+        click.echo(json_text(document), nl=False)
+        return
+    results().print(f"explorer: {path}", soft_wrap=True)

@@ -1,0 +1,111 @@
+/** From the state and the page's data to all that it shows. What stays the same is not computed again. */
+
+import { stack } from "explorer/depth.js";
+import { norm as length } from "explorer/linear.js";
+import { at, divisor, facts, factsOf, normalize, vjp } from "explorer/norms.js";
+
+const DIMENSIONS = { three: 3, four: 4, clusters: 3, gradient: 3 };
+
+/** The last result of a function, for as long as its keys are the same ones. */
+const remember = (compute, keysOf) => {
+  let last;
+  return (...given) => {
+    const keys = keysOf(...given);
+    if (!last || keys.some((key, i) => !Object.is(key, last.keys[i]))) last = { keys, result: compute(...given) };
+    return last.result;
+  };
+};
+
+/** The cloud asked for, if it has n dimensions, else the first that has; with the points moved by hand. */
+const cloudOf = ({ cloud, edits }, { clouds, given }, n) => {
+  const all = { ...clouds, ...(given && { given }) };
+  const { points = [], groups = [], labels } = [all[cloud], ...Object.values(all)].find((each) => each?.n === n) ?? {};
+  const raw = points.map((point, i) => (edits[i]?.length === n ? edits[i] : point));
+  return { n, raw, groups, labels: labels ?? raw.map((_, i) => String(i + 1)) };
+};
+
+const armOf = ({ eps, place, gain, bias, normal }, { n, raw }, mode) => {
+  const norm = { mode, eps, place, gain: gain.slice(0, n), bias: bias.slice(0, n), normal: normal.slice(0, n) };
+  const stages = normalize(raw, norm);
+  return { norm, stages, rows: raw.map((x, i) => facts(x, norm, stages[2][i])) };
+};
+
+/** Seven little-endian float32 numbers a point. */
+const numbersOf = remember(({ floats, count }) => {
+  const view = new DataView(Uint8Array.from(atob(floats), (character) => character.charCodeAt(0)).buffer);
+  const number = (place) => view.getFloat32(4 * place, true);
+  return Array.from({ length: count }, (_, i) => [0, 1, 2, 3, 4, 5, 6].map((j) => number(7 * i + j)));
+}, (site) => [site]);
+
+/** Colours 0..7: in order of size, or of frequency, where all rare ones are 7. */
+const coloursOf = (values, isOrdered) => {
+  const counts = new Map();
+  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
+  const order = [...counts].sort((a, b) => (isOrdered ? a[0] - b[0] : b[1] - a[1])).map(([value]) => value);
+  const step = isOrdered ? Math.max(1, order.length / 8) : 1;
+  return values.map((value) => Math.min(7, Math.floor(order.indexOf(value) / step)));
+};
+
+/**
+ * The points of a site in its basis B. Of a full vector x there are c = B x, the length r of what of x - mean is not in
+ * B, and d = B (g * (x - mean)): so v = x - mean (rms, length: x) has a known length, and B (g * v) = d (+ mean B g).
+ */
+const siteOf = ({ mode, eps, place, colour }, site, tokens) => {
+  const { n, gain, bias, token, layers = token.map(() => site.layer) } = site;
+  const isCentred = mode === "layer";
+  const radius = mode === "length" ? 1 : Math.sqrt(n);
+  const stages = [[], [], [], [], []];
+  const rows = numbersOf(site).map(([c0, c1, c2, r, ...d]) => {
+    const mean = c0 / Math.sqrt(n);
+    const across = length([c1, c2, r]);
+    const root = (isCentred ? across : Math.hypot(c0, across)) / radius;
+    const s = divisor(root, eps, place);
+    const centred = [isCentred ? 0 : c0, c1, c2];
+    const gained = d.map((value, i) => (isCentred ? value : value + mean * gain[i]) / s);
+    [[c0, c1, c2], centred, centred.map((value) => value / s), gained, gained.map((value, i) => value + bias[i])]
+      .forEach((row, stage) => stages[stage].push(row));
+    return factsOf(n, mean, across, root / s);
+  });
+  const values = { token, layer: layers, position: layers.map((layer, i) => i - layers.indexOf(layer)) }[colour];
+  const groups = site.groups ?? coloursOf(values, colour !== "token");
+  const labels = token.map((index) => tokens[index]);
+  return { n, raw: stages[0], groups, labels, norm: { mode, eps, place, gain, bias, normal: [] }, stages, rows };
+};
+
+const partsOf = (state, data) => {
+  const { scene, selected } = state;
+  const model = scene === "model" ? data.models[state.model] : undefined;
+  const site = model?.sites[state.site];
+  if (site) return { scene, site, ...siteOf(state, site, model.tokens) };
+  const points = cloudOf(state, data, DIMENSIONS[scene] ?? 0);
+  const arm = armOf(state, points, scene === "clusters" ? "layer" : state.mode);
+  const found = { scene, ...points, ...arm };
+  const x = points.raw[selected];
+  if (scene === "depth") return { ...found, stack: stack(state) };
+  if (scene === "clusters") {
+    return { ...found, arms: { batch: armOf(state, points, "batch"), layer: arm, rms: armOf(state, points, "rms") } };
+  }
+  if (scene !== "gradient" || !x) return found;
+  const upstream = state.upstream.slice(0, x.length);
+  return { ...found, gradient: { ...vjp(x, arm.norm, upstream), at: x, output: arm.stages[4][selected], upstream } };
+};
+
+const ASIDE = { yaw: 0, pitch: 0, zoom: 0, stage: 0, layer: 0, walk: 0 };
+/** All that does not depend on these. */
+const fixed = remember((state, data) => {
+  const parts = partsOf(state, data);
+  return { ...parts, undefinedRows: [...parts.rows.keys()].filter((row) => parts.rows[row].undefined) };
+}, (state, data) => [data, ...Object.values({ ...state, ...ASIDE })]);
+
+/**
+ * All that a state shows; the same object while the camera moves.
+ * @typedef {{scene: string, n: number, norm: import("explorer/norms.js").Norm, raw: number[][], groups: number[],
+ *   labels: string[], stages: number[][][], shown: number[][], rows: any[], undefinedRows: number[], arms?: any,
+ *   gradient?: any, site?: any, stack?: any}} Computed   rows: facts; at a site they and n are of the full vectors
+ */
+export const compute = remember((state, data) => {
+  const found = fixed(state, data);
+  const show = (arm) => ({ ...arm, shown: at(arm.stages, state.stage) });
+  const { batch, layer, rms } = found.arms ?? {};
+  return { ...show(found), ...(batch && { arms: { batch: show(batch), layer: show(layer), rms: show(rms) } }) };
+}, (state, data) => [fixed(state, data), state.stage]);

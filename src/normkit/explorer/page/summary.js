@@ -1,0 +1,68 @@
+/** The scene in words, for whoever does not see it: what is shown, where it lies, what epsilon does; at most 60 words. */
+import { ARMS, NORMS, number } from "explorer/formulas.js";
+import { dot, norm as length, unit } from "explorer/linear.js";
+
+const vector = (values) => `(${values.map((value) => number(value)).join(", ")})`;
+const short = (text) => (text.length > 30 ? `${text.slice(0, 29)}…` : text).replace(/\s/g, " ");
+const counted = (count, name) => `${count.toLocaleString("en")} ${name}${count === 1 ? "" : "s"}`;
+
+/** Where the points of a finished step lie. */
+const place = ({ mode, eps, gain, bias }, n, step) => {
+  const [normal, name] = { layer: ["all-ones", "1"], plane: ["the chosen normal", "the normal"] }[mode] ?? [];
+  const centre = step > 3 ? `, centre ${vector(bias)}` : "";
+  if (step === 0) return "where they were given";
+  if (step === 1) return normal ? `in the plane orthogonal to ${normal}` : mode === "batch" ? "about the origin, their mean" : "uncentred";
+  if (mode === "batch") {
+    return step === 2 ? "about the origin with deviations up to 1, on no sphere" : `stretched by ${vector(gain)}${centre}`;
+  }
+  const round = step === 2 || gain.every((value) => value === 1);
+  const shape = (round ? ["circle", "sphere", "3-sphere"] : ["ellipse", "ellipsoid", "3-ellipsoid"])[normal ? n - 3 : n - 2];
+  const radius = round ? ` of radius ${number(mode === "length" ? 1 : Math.sqrt(n))}` : "";
+  const plane = normal ? `, orthogonal to ${round ? normal : `${name} / gain`}` : "";
+  return `${eps === 0 ? "on" : "on or inside"} the ${shape}${radius}${plane}${centre}`;
+};
+
+const depthWords = ({ depth, spread, residual }, stack) => {
+  const each = (of, at) => Object.entries(stack).map(([arm, found]) => `${ARMS[arm]} ${number(found[of][at])}`).join(", ");
+  return `${counted(depth, "random layer")}, weights times ${number(spread)}, ${residual ? "with" : "without"} residual. `
+    + `Rms after the last: ${each("rms", depth)}. Gradient at the input: ${each("gradient", 0)}.`;
+};
+
+/** The selected row, and what epsilon leaves of it. */
+const selectedWords = ({ selected, stage, scene }, { rows, norm, shown, labels }) => {
+  const row = rows[selected];
+  if (!row || row.undefined) return "";
+  const name = scene === "model" ? `Token ${JSON.stringify(short(labels[selected]))}` : `Point ${selected + 1}`;
+  const kept = stage < 2 || norm.eps === 0 || norm.mode === "batch" ? "" : `: epsilon keeps ${number(100 * row.shrink)} % of its radius`;
+  return `${name} is at ${vector(shown[selected])}${kept}.`;
+};
+
+/** The gradient, and that it is tangent. */
+const gradientWords = ({ selected }, { norm, stages }, input) => {
+  if (!input.every(Number.isFinite)) return `The gradient at point ${selected + 1} is 0/0.`;
+  const u = unit(norm.mode === "plane" ? norm.normal : input.map(() => 1));
+  const plane = norm.mode === "layer" || norm.mode === "plane" ? `${number(dot(input, u))} along the normal, ` : "";
+  return `The gradient at point ${selected + 1} has length ${number(length(input))}: `
+    + `${plane}${number(dot(input, unit(stages[1][selected])))} along the row.`;
+};
+
+/** (state, computed) -> the scene in short sentences. */
+export const summary = (state, computed) => {
+  const { n, norm, shown, stack, arms, site, gradient, undefinedRows } = computed;
+  if (stack) return depthWords(state, stack);
+  if (!shown.length) return "There are no points.";
+  const step = Math.ceil(state.stage);
+  const verb = step === state.stage ? "lie" : "move to lie";
+  const what = site ? "row" : "point";
+  const words = [`${counted(shown.length, what)} in ${n} dimensions${arms ? "" : `, ${NORMS[norm.mode]}`}.`];
+  if (arms) words.push(...Object.values(arms).map((arm) => `${NORMS[arm.norm.mode]}: they ${verb} ${place(arm.norm, n, step)}.`));
+  else if (site) {
+    const share = number(100 * (site.explained[0] + site.explained[1]));
+    words.push(`Site ${short(site.path)}; drawn are all-ones and two directions with ${share} % of the energy.`);
+    if (step > 1) words.push(`The sphere has radius ${number(norm.mode === "length" ? 1 : Math.sqrt(n))}.`);
+  } else words.push(`They ${verb} ${place(norm, n, step)}.`);
+  words.push(gradient ? gradientWords(state, computed, gradient.input) : arms ? "" : selectedWords(state, computed));
+  const lost = state.stage > 1 ? undefinedRows.length : 0;
+  if (lost) words.push(lost > 1 ? `${counted(lost, what)} are 0/0.` : `The ${what} ${undefinedRows[0] + 1} is 0/0.`);
+  return words.filter(Boolean).join(" ");
+};

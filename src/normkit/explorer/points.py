@@ -1,0 +1,150 @@
+"""The points that a user hands over: checked once, thinned to what a page can show, each change told in a note."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.errors import DtypeError, InputError, KindError, ShapeError
+from normkit.inspection.sampling import evenly
+
+BUDGET = 2000
+"""Points of a page, over all that it shows."""
+
+_LONGEST_LABEL = 80
+_COLOURS = 8
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Points:
+    """Points with a name and a group each.
+
+    Attributes:
+        rows: Shape (N, n), finite, in float64.
+        dtype: That they came in, of floating point.
+        labels: N texts; those of points without one count from "1".
+        groups: N whole numbers from 0 to 7, or None where none were given.
+        notes: What was left out, one line each.
+    """
+
+    rows: Tensor
+    dtype: torch.dtype
+    labels: tuple[str, ...]
+    groups: tuple[int, ...] | None
+    notes: tuple[str, ...]
+
+
+def checked(points: Any, labels: Sequence[object] | None, groups: Any) -> Points:
+    """What can be shown of some points.
+
+    Args:
+        points: Shape (N, n): a tensor, an array or lists of numbers.
+        labels: N texts, or None.
+        groups: N whole numbers from 0, or None.
+
+    Raises:
+        KindError: If the points or the groups are no numbers.
+        DtypeError: If the points are complex or of truth values.
+        ShapeError: If they are not of shape (N, n), or labels or groups are not one for each.
+        InputError: If there is no point that is finite.
+    """
+    given = _tensor(points)
+    if given.dim() != 2 or not given.shape[1]:
+        raise ShapeError(f"points must be of shape (N, n), one row a point, got {tuple(given.shape)}; reshape them")
+    count = len(given)
+    names = _labels(labels, count)
+    numbers = None if groups is None else _groups(groups, count)
+    rows = given.detach().to("cpu", torch.float64)
+    kept = drawable_rows(rows).nonzero().flatten()
+    notes = []
+    if count == 0:
+        raise InputError("explore needs at least one point, got none")
+    if len(kept) < count:
+        notes.append(
+            f"{count - len(kept):,} of {count:,} points hold NaN, infinity or more than float32 can, and are left out."
+        )
+    if not len(kept):
+        raise InputError(f"explore needs a finite point, and each of these {count:,} holds NaN or infinity; mend them")
+    if len(kept) > BUDGET:
+        notes.append(f"{BUDGET:,} of {len(kept):,} points are shown, evenly spread over them all.")
+        kept = kept[evenly(len(kept), BUDGET)]
+    chosen = kept.tolist()
+    return Points(
+        rows=rows[kept],
+        dtype=given.dtype if given.is_floating_point() else torch.get_default_dtype(),
+        labels=tuple(names[index] for index in chosen),
+        groups=None if numbers is None else tuple(numbers[index] for index in chosen),
+        notes=tuple(notes),
+    )
+
+
+def drawable_rows(rows: Tensor) -> Tensor:
+    """For each row of shape (N, n) whether it is finite, and its length is within float32."""
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+    return lengths.le(torch.finfo(torch.float32).max)
+
+
+def shortened(label: object) -> str:
+    """A label as text that fits a line, and that can be written as UTF-8."""
+    text = str(label).encode(errors="replace").decode()
+    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
+
+
+def vector(name: str, values: Any, n: int) -> Tensor:
+    """A gain or bias of n features, in float64.
+
+    Args:
+        name: What to call it.
+        values: n numbers, or one for all.
+        n: Features of a point.
+
+    Raises:
+        KindError: If it holds no numbers.
+        DtypeError: If it is complex or of truth values.
+        ShapeError: If it has neither one number nor n.
+        InputError: If a number is not finite.
+    """
+    given = _tensor(values, name).detach().to("cpu", torch.float64)
+    if given.numel() not in (1, n) or given.dim() > 1:
+        raise ShapeError(f"{name} must have one number for each of the {n} features, got shape {tuple(given.shape)}")
+    if not bool((given.abs() <= torch.finfo(torch.float32).max).all()):
+        raise InputError(f"{name} must be finite numbers of float32, and it holds NaN, infinity or more")
+    return given.expand(n) if given.numel() == 1 else given
+
+
+def _tensor(values: Any, name: str = "points") -> Tensor:
+    try:
+        given = values if isinstance(values, Tensor) else torch.as_tensor(values)
+        given = given.to_dense() if given.layout != torch.strided else given
+        if given.is_meta:
+            raise ValueError("it has a shape and no values")
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise KindError(f"{name} must be a tensor, an array or lists of numbers of one length ({reason})") from None
+    if given.is_complex() or given.dtype == torch.bool:
+        raise DtypeError(f"{name} must be real numbers, got {given.dtype}")
+    return given
+
+
+def _labels(labels: Sequence[object] | None, count: int) -> list[str]:
+    if labels is None:
+        return [str(number) for number in range(1, count + 1)]
+    if isinstance(labels, str):
+        raise KindError(f"labels must be a sequence of texts, one for each point, got the text {labels!r}")
+    texts = list(labels)
+    if len(texts) != count:
+        raise ShapeError(f"labels must be one for each of the {count} points, got {len(texts)}")
+    return [shortened(text) for text in texts]
+
+
+def _groups(groups: Any, count: int) -> list[int]:
+    given = _tensor(groups, "groups").flatten()
+    if len(given) != count:
+        raise ShapeError(f"groups must be one for each of the {count} points, got {len(given)}")
+    if given.is_floating_point() or bool((given < 0).any()):
+        raise KindError(f"groups must be whole numbers from 0, got {given.dtype} from {float(given.min()):g}")
+    return [int(number) % _COLOURS for number in given]

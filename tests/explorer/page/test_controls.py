@@ -1,0 +1,183 @@
+"""Every control changes the state and the picture, says what it does in words, and shows only where it matters."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+NORM = ["eps", "place"]
+VECTORS = ["gain", "bias"]
+# The controls that each scene shows, with two models and the page's own points.
+SHOWN = {
+    "three": ["modes", "cloud", *NORM, *VECTORS],
+    "four": ["modes", *NORM, *VECTORS],
+    "model": ["model", "site", "modes", "colour", *NORM],
+    "clusters": [*NORM, *VECTORS],
+    "gradient": ["modes", "cloud", *NORM, *VECTORS, "upstream"],
+    "depth": ["depth", "spread", "layer", "seed", "residual"],
+}
+STATE = "(key) => normkitExplorer.store.get()[key]"
+QUIET = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+PICTURE = "() => document.getElementById('canvas').toDataURL()"
+
+
+def set_state(page, **patch):
+    page.evaluate("(patch) => normkitExplorer.store.set(patch)", patch)
+    page.evaluate(QUIET)
+
+
+def state(page, key):
+    page.evaluate(QUIET)
+    return page.evaluate(STATE, key)
+
+
+@pytest.fixture
+def models(model_data):
+    """Two models of two sites each."""
+    (small,) = model_data[1]["models"]
+    (site,) = small["sites"]
+    return [{**small, "name": name, "sites": [site, {**site, "path": "block.1.norm"}]} for name in ("small", "other")]
+
+
+def visible(page):
+    return page.evaluate(
+        """() => [...document.querySelectorAll("#controls select, #controls input, #controls fieldset")]
+          .filter((part) => part.id && part.checkVisibility()).map(({ id }) => id)"""
+    )
+
+
+def start_over(page, **patch):
+    """The state as the page opened it, but for a patch."""
+    page.evaluate("() => { globalThis.opened ??= normkitExplorer.store.get(); }")
+    page.evaluate("({ scene, ...patch }) => normkitExplorer.store.set({ ...opened, scene })", patch)
+    set_state(page, **patch)
+
+
+def test_a_scene_shows_the_controls_that_matter_there_and_each_has_a_name(explorer, models):
+    page = explorer({"models": models})
+    nameless = """() => [...document.querySelectorAll("input, select, button")]
+      .filter((part) => !(part.labels?.length || part.ariaLabel || part.textContent.trim())).map(({ id }) => id)"""
+    for scene, expected in SHOWN.items():
+        page.locator(f"[data-scene={scene}]").click()
+        assert state(page, "scene") == scene
+        assert page.locator("#scenes [aria-pressed=true]").get_attribute("data-scene") == scene
+        assert sorted(visible(page)) == sorted(expected), scene
+        assert page.evaluate(nameless) == []
+    for scene in ("three", "four", "gradient"):
+        set_state(page, scene=scene, mode="plane")
+        assert sorted(visible(page)) == sorted([*SHOWN[scene], "normal"])
+
+
+def test_a_key_changes_the_state_and_the_picture(explorer):
+    page = explorer()
+    for scene, control, key, press in [
+        ("three", "#eps", "eps", "End"),
+        ("three", "#gain [type=range] >> nth=0", "gain", "End"),
+        ("four", "#bias [type=range] >> nth=3", "bias", "Home"),
+        ("gradient", "#upstream [type=range] >> nth=1", "upstream", "End"),
+        ("depth", "#depth", "depth", "Home"),
+        ("depth", "#spread", "spread", "End"),
+        ("depth", "#layer", "layer", "End"),
+        ("depth", "#residual", "residual", "Space"),
+        ("depth", "#seed", "seed", "ArrowUp"),
+    ]:
+        start_over(page, scene=scene, stage=4)
+        before = (state(page, key), page.evaluate(PICTURE))
+        page.locator(control).focus()
+        page.keyboard.press(press)
+        after = (state(page, key), page.evaluate(PICTURE))
+        assert after[0] != before[0], control
+        assert after[1] != before[1], control
+
+
+def test_a_choice_changes_the_state_and_the_picture(explorer, models):
+    page = explorer({"models": models})
+    for scene, select, value, key in [
+        *[("three", "#modes", mode, "mode") for mode in ("rms", "batch", "length", "plane")],
+        ("three", "#cloud", "small", "cloud"),
+        ("three", "#place", "outside", "place"),
+        ("model", "#modes", "rms", "mode"),
+        ("model", "#colour", "position", "colour"),
+    ]:
+        start_over(page, scene=scene, stage=2, eps=0.5)
+        before = page.evaluate(PICTURE)
+        page.locator(select).select_option(value)
+        assert state(page, key) == value
+        assert page.evaluate(PICTURE) != before, (select, value)
+    page.locator("#site").select_option("1")
+    assert state(page, "site") == 1
+    page.locator("#model").select_option("1")
+    assert (state(page, "model"), state(page, "site")) == (1, 0), "another model starts at its first site"
+
+
+def test_what_the_scene_cannot_show_says_why(explorer, models):
+    page = explorer({"models": models}, hash="#v=1&scene=model")
+    disabled = page.locator("#modes option:disabled")
+    assert disabled.all_inner_texts() == ["BatchNorm (needs whole vectors)", "Any hyperplane (needs whole vectors)"]
+    assert disabled.first.get_attribute("title") == "needs whole vectors"
+    assert page.locator("#colour option:disabled").inner_text() == "layer (one layer)"
+
+
+def test_epsilon_is_told_in_words_and_ends_at_exactly_0(explorer):
+    page = explorer()
+    slider = page.locator("#eps")
+    assert slider.get_attribute("aria-valuetext") == "epsilon 1e-5"
+    slider.focus()
+    for press, eps, text in [
+        ("Home", 0, "exactly 0"),
+        ("ArrowRight", 1e-12, "1e-12"),
+        ("End", 10, "10"),
+        ("ArrowLeft", 7.94, "7.94"),
+    ]:
+        page.keyboard.press(press)
+        assert state(page, "eps") == eps
+        assert slider.get_attribute("aria-valuetext") == f"epsilon {text}"
+        assert page.locator("label[for=eps] + .value").inner_text() == text
+
+
+def test_every_position_of_epsilon_is_a_round_number_and_is_found_again(modules):
+    values = modules.each("controls.js", "epsilonAt", [[position] for position in range(132)])
+    assert [values[position] for position in (0, 1, 71, 131)] == [0, 1e-12, 1e-5, 10]
+    assert modules.each("controls.js", "epsilonPosition", [[value] for value in values]) == list(range(132))
+    assert all(
+        math.isclose(value, 10 ** ((position - 121) / 10), rel_tol=5e-3)
+        for position, value in enumerate(values)
+        if value
+    )
+
+
+@pytest.mark.parametrize(
+    ("eps", "text"), [(0, "exactly 0"), (1e-5, "1e-5"), (1.26e-12, "1.26e-12"), (0.1, "0.1"), (10, "10")]
+)
+def test_epsilon_as_text(modules, eps, text):
+    assert modules("controls.js", "epsilonText", eps) == text
+
+
+def test_a_typed_number_counts_and_a_half_typed_one_stays(explorer):
+    page = explorer({"start": {"eps": 0.01}})
+    field = page.get_by_label("gain, axis 2, typed")
+    for typed, value in [("2.375", 2.375), ("", 2.375), ("-0.5", -0.5)]:
+        field.fill(typed)
+        assert state(page, "gain")[1] == value
+    slider = page.get_by_label("gain, axis 2", exact=True)
+    assert slider.get_attribute("aria-valuetext") == "gain -0.5"
+    assert page.locator("#gain [type=range]:visible").count() == 3
+    set_state(page, scene="four", eps=5, stage=3)
+    assert page.locator("#gain [type=range]:visible").count() == 4
+    page.get_by_role("button", name="Reset").click()
+    assert (state(page, "scene"), state(page, "eps"), state(page, "stage")) == ("four", 0.01, 0)
+    assert state(page, "gain")[1] != -0.5
+    set_state(page, mode="plane")
+    page.get_by_role("button", name="Snap to 1").click()
+    assert state(page, "normal") == [1, 1, 1, 1]
+
+
+def test_names_of_models_and_sites_are_text(explorer, models):
+    nasty = models[0]["name"] = models[0]["sites"][0]["path"] = "<img src=x onerror=alert(1)>"
+    page = explorer({"models": models}, hash="#v=1&scene=model")
+    assert page.locator("#model option").first.inner_text() == nasty
+    assert page.locator("#site option").first.inner_text() == nasty
+    assert page.locator("img").count() == 0

@@ -1,0 +1,130 @@
+"""The page's stacks of random layers against the same in PyTorch, gradients by autograd."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.browser
+
+LEVELS = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=torch.float64)
+RUN = """async (options) => {
+  const { stack, weights } = await load("depth.js");
+  return { arms: stack(options), given: weights(options) };
+}"""
+
+
+def options(depth=6, spread=1.0, residual=True, seed=1):
+    return {"depth": depth, "spread": spread, "residual": residual, "seed": seed}
+
+
+def layer_norm(h):
+    return F.layer_norm(h, h.shape[1:])
+
+
+def batch_norm(h):
+    return F.batch_norm(h, None, None, training=True)
+
+
+def same(h):
+    return h
+
+
+# before(), branch() and after() of h -> after(h + branch(f(before(h)))).
+ARMS = {
+    "none": (same, same, same),
+    "post": (same, same, layer_norm),
+    "pre": (layer_norm, same, same),
+    "batch": (same, batch_norm, same),
+}
+
+
+def rerun(arm, given, residual):
+    """rms and mean of every layer, rms of its gradient, and quantiles of its sizes |h|."""
+    before, branch, after = ARMS[arm]
+    h = torch.tensor(given["input"], dtype=torch.float64, requires_grad=True)
+    signals = [h]
+    for weight in given["layers"]:
+        out = branch(F.relu(before(h) @ torch.tensor(weight, dtype=torch.float64).T))
+        h = after(h + out if residual else out)
+        signals.append(h)
+    gradients = torch.autograd.grad((h * torch.tensor(given["readout"], dtype=torch.float64)).sum(), signals)
+    signals = [h.detach() for h in signals]
+    return {
+        "rms": [h.square().mean().sqrt() for h in signals],
+        "mean": [h.mean() for h in signals],
+        "gradient": [gradient.square().mean().sqrt() for gradient in gradients],
+        "quantiles": [h.abs().flatten().quantile(LEVELS) for h in signals],
+    }
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize(("depth", "spread"), [(1, 1.0), (7, 0.25), (12, 4.0), (48, 1.0)])
+def test_every_stack_is_pytorchs(modules, depth, spread, residual):
+    found = modules.run(RUN, options(depth, spread, residual))
+    assert list(found["arms"]) == list(ARMS)
+    # Norms of nearly equal numbers amplify roundings, layer after layer.
+    tolerance = 1e-12 if depth < 10 else 1e-9
+    for arm, numbers in found["arms"].items():
+        for name, expected in rerun(arm, found["given"], residual).items():
+            wanted, values = torch.stack(expected), torch.tensor(numbers[name], dtype=torch.float64)
+            assert len(values) == depth + 1
+            # A mean and a quantile can be a small difference of numbers as large as the rms.
+            size = torch.tensor(numbers["gradient" if name == "gradient" else "rms"], dtype=torch.float64)
+            error = (values - wanted).abs() / (size[:, None] if name == "quantiles" else size)
+            assert float(error.max()) <= tolerance, (arm, name)
+
+
+def test_the_weights_are_as_they_say(modules):
+    given = modules("depth.js", "weights", options(depth=10, spread=2.0, seed=3))
+    weights = torch.tensor(given["layers"], dtype=torch.float64)
+    assert weights.shape == (10, 64, 64)
+    assert torch.tensor(given["input"]).shape == torch.tensor(given["readout"]).shape == (32, 64)
+    # N(0, 2 spread**2 / width), to four standard errors of the variance.
+    assert float(weights.var()) == pytest.approx(2 * 2.0**2 / 64, rel=4 * math.sqrt(2 / weights.numel()))
+
+
+def test_spread_scales_and_depth_prolongs_the_same_layers(modules):
+    short, wide, other = (
+        modules("depth.js", "weights", given)
+        for given in (options(depth=2), options(depth=3, spread=2.0), options(depth=2, seed=2))
+    )
+    torch.testing.assert_close(torch.tensor(short["layers"]) * 2, torch.tensor(wide["layers"][:2]))
+    assert short["input"] == wide["input"] != other["input"]
+    assert modules("depth.js", "stack", options()) == modules("depth.js", "stack", options())
+
+
+def test_signals_explode_vanish_and_are_held(modules):
+    large, small = (modules("depth.js", "stack", options(48, spread)) for spread in (4.0, 0.25))
+    bare = modules("depth.js", "stack", options(48, 0.25, residual=False))
+    assert large["none"]["rms"][-1] > 1e25
+    assert all(math.isfinite(rms) for rms in large["none"]["rms"])
+    assert bare["none"]["rms"][-1] < 1e-25
+    assert bare["none"]["gradient"][0] < 1e-25
+    for stacks in (large, small, bare):
+        # eps takes a part of rows as short as a quarter.
+        assert stacks["post"]["rms"][1:] == pytest.approx([1.0] * 48, abs=0.01)
+
+
+def test_what_overflows_is_told_and_does_not_crash(modules):
+    arms = modules("depth.js", "stack", options(48, 1e40))
+    assert math.inf in arms["none"]["rms"] or any(map(math.isnan, arms["none"]["rms"]))
+    assert not math.isfinite(arms["none"]["rms"][-1])
+    assert arms["post"]["rms"][-1] == pytest.approx(1.0)
+
+
+def test_the_deepest_stack_is_quick(modules):
+    times = modules.run(
+        """async (options) => {
+      const { stack } = await load("depth.js");
+      return Array.from({ length: 8 }, () => {
+        const start = performance.now();
+        stack(options);
+        return performance.now() - start;
+      });
+    }""",
+        options(48),
+    )
+    # The first runs are compiled; of the others the quickest was disturbed least. About 100 ms on two slow cores.
+    assert min(times) < 600

@@ -1,0 +1,389 @@
+"""The state: what it accepts, what a change of scene keeps, and its text in the address bar."""
+
+from __future__ import annotations
+
+import math
+import random
+import string
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+SCENES = ["three", "four", "model", "clusters", "gradient", "depth"]
+MODES = ["layer", "rms", "batch", "length", "plane"]
+ORIGIN = [[0.0] * 3] * 5
+CLOUDS = {
+    name: {"n": n, "points": [[0.0] * n] * 5}
+    for name, n in {"scatter": 3, "clusters": 3, "small": 3, "four": 4}.items()
+}
+
+
+@pytest.fixture(scope="module")
+def start(modules):
+    return modules("state.js", "DEFAULTS")
+
+
+@pytest.fixture(scope="module")
+def after(modules):
+    """The state after some patches, one by one, from another state or the defaults."""
+
+    def after(*patches, before=None, clouds=None):
+        return modules.run(
+            """async ([before, patches, clouds]) => {
+              const { createStore, DEFAULTS } = await load("state.js");
+              const store = createStore({ ...DEFAULTS, ...before }, { clouds });
+              patches.forEach(store.set);
+              return store.get();
+            }""",
+            [before, patches, clouds],
+        )
+
+    return after
+
+
+def any_number(chance: random.Random, low: float, high: float) -> float:
+    return chance.choice([low, high, chance.uniform(low, high), round(chance.uniform(low, high), 2)])
+
+
+def any_state(chance: random.Random) -> dict:
+    """A patch with every field, each as wild as it may be."""
+
+    def vector():
+        return [chance.choice([0, -1, 1e-17, -99.99, chance.gauss(0, 1), chance.uniform(-100, 100)]) for _ in range(4)]
+
+    edits = {
+        str(chance.randrange(60)): [
+            chance.choice([1e-300, -1e9, 0.1 + 0.2, chance.gauss(0, 3)]) for _ in range(chance.choice([3, 4]))
+        ]
+        for _ in range(chance.choice([0, 0, 1, 7]))
+    }
+    return {
+        "scene": chance.choice(SCENES),
+        "mode": chance.choice(MODES),
+        "cloud": chance.choice(["scatter", "four", "small", "given", "a-b_9"]),
+        "stage": any_number(chance, 0, 4),
+        "eps": chance.choice([0, 1e-12, 1e-5, 10, 10 ** chance.uniform(-12, 1)]),
+        "place": chance.choice(["inside", "outside"]),
+        **{name: vector() for name in ("gain", "bias", "normal", "upstream")},
+        "edits": edits,
+        "selected": chance.randrange(-1, 2000),
+        "yaw": chance.uniform(-4, 4),
+        "pitch": any_number(chance, -1.5708, 1.5708),
+        "zoom": any_number(chance, 0.2, 8),
+        "model": chance.randrange(3),
+        "site": chance.randrange(30),
+        "colour": chance.choice(["token", "position", "layer"]),
+        "depth": chance.randrange(1, 49),
+        "spread": any_number(chance, 0.25, 4),
+        "residual": chance.random() < 0.5,
+        "seed": chance.choice([0, 1, 4294967295, chance.randrange(10000)]),
+        "layer": chance.randrange(-1, 49),
+        "walk": chance.randrange(7),
+    }
+
+
+@pytest.fixture(scope="module")
+def round_trips(modules):
+    """Five hundred pairs of a start and a state: how each comes back from its own link."""
+    chance = random.Random(6)
+    pairs = [[any_state(chance) if chance.random() < 0.5 else {}, any_state(chance)] for _ in range(500)]
+    return modules.run(
+        """async (pairs) => {
+          const { createStore, decode, encode, startFrom } = await load("state.js");
+          return pairs.map(([first, second]) => {
+            const start = startFrom(first);
+            const store = createStore(start);
+            store.set(second);
+            const hash = encode(store.get(), start);
+            return { state: store.get(), start, hash, ...Object.fromEntries(
+              Object.entries(decode(hash, start)).map(([key, value]) => [`decoded ${key}`, value])) };
+          });
+        }""",
+        pairs,
+    )
+
+
+def test_every_state_survives_its_link(round_trips):
+    assert [trip["hash"] for trip in round_trips if trip["decoded state"] != trip["state"]] == []
+    assert {problem for trip in round_trips for problem in trip["decoded problems"]} == set()
+
+
+def test_the_round_trips_are_of_different_states(round_trips):
+    assert len({trip["hash"] for trip in round_trips}) == 500
+    assert {trip["state"]["scene"] for trip in round_trips} == set(SCENES)
+    assert sum(bool(trip["state"]["edits"]) for trip in round_trips) > 100
+
+
+def test_a_link_is_text_that_an_address_holds(round_trips):
+    allowed = set(string.ascii_letters + string.digits + "-_=&,;:.#+")
+    assert all(set(trip["hash"]) <= allowed for trip in round_trips)
+
+
+def test_a_link_holds_only_what_differs(modules, start):
+    assert modules("state.js", "encode", start, start) == "#v=1"
+    changed = start | {
+        "scene": "four",
+        "cloud": "four",
+        "eps": 1e-9,
+        "edits": {"3": [1, 2, -0.5, 0], "7": [0.1, 0, 0, 0]},
+    }
+    assert (
+        modules("state.js", "encode", changed, start)
+        == "#v=1&scene=four&cloud=four&eps=1e-9&edits=3:1,2,-0.5,0;7:0.1,0,0,0"
+    )
+
+
+def test_an_empty_link_is_the_start(modules, start):
+    for text in ("", "#", "#v=1"):
+        assert modules("state.js", "decode", text, start) == {"state": start, "problems": []}
+
+
+def test_what_the_maker_of_a_page_wants_stands_at_the_start(modules, start):
+    wanted = modules("state.js", "startFrom", {"scene": "gradient", "eps": 0})
+    assert wanted == start | {"scene": "gradient", "eps": 0, "selected": 0}
+    assert modules("state.js", "decode", "#eps=1e-5", wanted)["state"]["scene"] == "gradient"
+
+
+@pytest.mark.parametrize(
+    ("hash", "told", "changed"),
+    [
+        ("#eps=0&stage=3", "", {"eps": 0, "stage": 3}),
+        ("eps=1e-6", "", {"eps": 1e-6}),
+        ("#scene=model&mode=rms&colour=layer", "", {"scene": "model", "mode": "rms", "colour": "layer"}),
+        ("#gain=1,2,3", "", {"gain": [1, 2, 3, 0.8]}),
+        ("#residual=false", "", {"residual": False}),
+        ("#eps=1e-5&eps=1e-4", "", {"eps": 1e-4}),
+        ("#edits=3%3A1%2C2%2C3", "", {"edits": {"3": [1, 2, 3]}}),
+        ("#v=2&eps=0.1", 'The link is of version "2", this page of 1', {"eps": 0.1}),
+        ("#v=9e99&eps=0.1", "version", {"eps": 0.1}),
+        ("#v=&eps=0.1", "version", {"eps": 0.1}),
+        ("#eps=1e999", 'eps should be 0 or a number from 1e-12 to 10, not "1e999": it is "0.00001" here.', {}),
+        ("#eps=NaN&stage=2", "eps should be", {"stage": 2}),
+        ("#eps=-1", 'not "-1": it is "0" here', {"eps": 0}),
+        ("#eps=0x10", "eps should be", {}),
+        ("#eps= 1", "eps should be", {}),
+        ("#eps=", "eps should be", {}),
+        ("#eps", "eps should be", {}),
+        ("#depth=100", 'depth should be a whole number from 1 to 48, not "100": it is "48" here.', {"depth": 48}),
+        ("#depth=2.5", 'it is "3" here', {"depth": 3}),
+        ("#gain=1,2,NaN,4", "gain should be", {}),
+        ("#gain=1,2,3,4,5", "gain should be up to four numbers", {}),
+        ("#gain=1,,3", "gain should be", {}),
+        ("#gain=1e300,1,1,1", "gain should be", {}),
+        ("#normal=0,0,0,1", "normal should be", {}),
+        ("#normal=0,0,1e-3", "", {"normal": [0, 0, 1e-3, 0.2]}),
+        ("#scene=nowhere", "scene should be three or four or model", {}),
+        ("#scene=toString", "scene should be", {}),
+        ("#scene=model&mode=batch", "The scene model has no mode batch.", {"scene": "model"}),
+        ("#scene=gradient&mode=plane", "", {"scene": "gradient", "mode": "plane", "selected": 0}),
+        ("#__proto__=1&stage=1", 'The link sets "__proto__", which this page does not have.', {"stage": 1}),
+        ("#constructor=1", 'sets "constructor"', {}),
+        ("#edits=__proto__:1,2,3", "edits should be", {}),
+        ("#edits=constructor:1,2,3", "edits should be", {}),
+        ("#edits=1:1,2,3;2", "edits should be", {}),
+        ("#edits=1:1,2,3:4", "edits should be", {}),
+        ("#edits=-1:1,2,3", "edits should be", {}),
+        ("#edits=1:1,2,1e999", "edits should be", {}),
+        ("#edits=9999999:1,2,3", "edits should be", {}),
+        ("#cloud=<img src=x onerror=alert(1)>", "cloud should be the name of a cloud of points", {}),
+        ("#cloud=__proto__", "cloud should be", {}),
+        ("#walk=<script>alert(1)</script>", "walk should be", {}),
+        ("#%E0%A4%A=1", "which this page does not have", {}),
+        ("#stage=%E0%A4%A", "stage should be", {}),
+        ("#garbage", 'sets "garbage"', {}),
+        ("#=&==&&", "The link sets", {}),
+        ("#" + "x" * 41000, "A link of 41000 characters was left aside.", {}),
+        ("#stage=" + "9" * 30000, "stage should be", {}),
+        ("#stage=" + "9" * 300, 'not "' + "9" * 30 + '…"', {"stage": 4}),
+    ],
+)
+def test_what_a_link_says(modules, start, hash, told, changed):
+    found = modules("state.js", "decode", hash, start)
+    assert found["state"] == start | changed
+    assert len(found["problems"]) <= (1 if hash != "#=&==&&" else 4)
+    assert told in " ".join(found["problems"])
+    assert bool(told) == bool(found["problems"])
+
+
+def test_a_thousand_mistakes_are_told_in_seven_sentences(modules, start):
+    found = modules("state.js", "decode", "#" + "&".join(f"k{index}=1" for index in range(1000)) + "&stage=2", start)
+    assert found["state"] == start | {"stage": 2}
+    assert len(found["problems"]) == 7
+    assert found["problems"][-1] == "994 more such mistakes are in the link."
+
+
+def test_garbage_never_throws_and_is_told(modules, start):
+    """Random text, and links with some of their characters changed."""
+    chance = random.Random(7)
+    alphabet = string.printable + "é😀\u0000\u202e%"
+    hashes = ["#" + "".join(chance.choices(alphabet, k=chance.randrange(1, 80))) for _ in range(400)]
+    keys = list(start)
+    values = [
+        "NaN",
+        "-Infinity",
+        "1e999",
+        "",
+        "null",
+        "{}",
+        "[]",
+        "true",
+        "__proto__",
+        "1,",
+        "%",
+        "%00",
+        "'\"><b>",
+        "0" * 5000,
+    ]
+    hashes += ["#" + "&".join(f"{chance.choice(keys)}={chance.choice(values)}" for _ in range(5)) for _ in range(400)]
+    found = modules.each("state.js", "decode", [[text, start] for text in hashes])
+    assert len(found) == 800
+    for text, answer in zip(hashes, found, strict=True):
+        assert set(answer["state"]) == set(start), text
+        assert all(math.isfinite(value) for value in answer["state"].values() if isinstance(value, float)), text
+        assert all(problem[-1] == "." and len(problem) < 300 for problem in answer["problems"]), text
+    silent = [text for text, answer in zip(hashes, found, strict=True) if not answer["problems"]]
+    # An empty list of moved points, and zeros, are what a link may say.
+    assert [text for text in silent if text.strip("#&").split("=")[0] not in start] == []
+
+
+def test_a_patch_with_an_unknown_name_is_a_mistake_of_the_program(after):
+    with pytest.raises(Exception, match='The state has no "stages"'):
+        after({"stages": 1})
+
+
+@pytest.mark.parametrize(
+    ("patch", "changed"),
+    [
+        ({"stage": 9}, {"stage": 4}),
+        ({"stage": math.nan}, {}),
+        ({"stage": "2"}, {}),
+        ({"stage": None}, {}),
+        ({"eps": 1e-13}, {"eps": 1e-12}),
+        ({"eps": math.inf}, {}),
+        ({"eps": -0.0}, {"eps": 0}),
+        ({"zoom": 0}, {"zoom": 0.2}),
+        ({"yaw": 4}, {"yaw": 3.1416}),
+        ({"pitch": 2}, {"pitch": 1.5708}),
+        ({"gain": [2, 3, 4]}, {"gain": [2, 3, 4, 0.8]}),
+        ({"gain": [math.nan, 1, 1, 1]}, {}),
+        ({"gain": []}, {}),
+        ({"normal": [0, 0, 0]}, {}),
+        ({"edits": {"1": [1, 2, 3]}}, {"edits": {"1": [1, 2, 3]}}),
+        ({"edits": {"1": [1, math.inf, 3]}}, {}),
+        ({"edits": None}, {}),
+        ({"edits": "1:2"}, {}),
+        ({"residual": 0}, {}),
+        ({"residual": "no"}, {}),
+        ({"cloud": 7}, {}),
+        ({"scene": "__proto__"}, {}),
+        ({"layer": 40, "depth": 12}, {"layer": 12, "depth": 12}),
+        ({"scene": "gradient"}, {"scene": "gradient", "selected": 0}),
+    ],
+)
+def test_a_value_is_clamped_or_left_as_it_was(after, start, patch, changed):
+    assert after(patch) == start | changed
+
+
+def test_a_change_of_scene_keeps_what_makes_sense(after):
+    there = after({"mode": "batch", "eps": 0.1}, {"scene": "model"})
+    assert (there["mode"], there["eps"]) == ("layer", 0.1)
+    assert after({"mode": "plane"}, {"scene": "gradient"})["mode"] == "plane"
+    assert after({"mode": "batch"}, {"scene": "depth"}, {"scene": "three"})["mode"] == "batch"
+
+
+def test_the_points_fit_the_scene(after):
+    there = after({"edits": {"2": [1, 2, 3]}, "selected": 2}, {"scene": "four"}, clouds=CLOUDS)
+    assert (there["cloud"], there["edits"], there["selected"]) == ("four", {}, -1)
+    back = after({"scene": "four", "cloud": "four"}, {"scene": "gradient"}, clouds=CLOUDS)
+    assert (back["cloud"], back["selected"]) == ("scatter", 0)
+    assert after({"cloud": "small"}, {"scene": "gradient"}, clouds=CLOUDS)["cloud"] == "small"
+    assert after({"cloud": "nowhere"}, clouds=CLOUDS)["cloud"] == "scatter"
+    assert after({"cloud": "constructor"}, clouds=CLOUDS)["cloud"] == "scatter"
+
+
+def test_what_lies_outside_the_cloud_goes(after):
+    there = after({"edits": {"4": [1, 2, 3], "5": [1, 2, 3], "0": [1, 2, 3, 4]}, "selected": 99}, clouds=CLOUDS)
+    assert (there["edits"], there["selected"]) == ({"4": [1, 2, 3]}, 4)
+
+
+def test_points_moved_by_hand_belong_to_their_cloud(after):
+    moved = {"edits": {"2": [1, 2, 3]}, "selected": 2}
+    assert after(moved, {"mode": "rms"}, {"scene": "gradient"})["edits"] == {"2": [1, 2, 3]}
+    there = after(moved, {"cloud": "small"})
+    assert (there["edits"], there["selected"]) == ({}, -1)
+    there = after({"cloud": "small"} | moved)
+    assert (there["edits"], there["selected"]) == ({"2": [1, 2, 3]}, 2)
+
+
+@pytest.mark.parametrize(
+    ("scene", "modes"),
+    [
+        ("three", MODES),
+        ("four", MODES),
+        ("model", ["layer", "rms", "length"]),
+        ("gradient", ["layer", "rms", "length", "plane"]),
+        ("clusters", []),
+        ("depth", []),
+    ],
+)
+def test_the_modes_of_a_scene(modules, scene, modes):
+    assert modules("state.js", "modesOf", scene) == modes
+
+
+def test_the_state_is_frozen_and_keeps_what_did_not_change(modules):
+    assert modules.run(
+        """async () => {
+          const { createStore, DEFAULTS } = await load("state.js");
+          const store = createStore(DEFAULTS);
+          const before = store.get();
+          store.set({ edits: { 1: [1, 2, 3] }, gain: [...before.gain] });
+          const after = store.get();
+          return [after.gain === before.gain, after.edits === before.edits,
+            [after, after.gain, after.edits, after.edits[1]].every(Object.isFrozen)];
+        }"""
+    ) == [True, False, True]
+
+
+def test_listeners_hear_changes_only(modules):
+    assert modules.run(
+        """async () => {
+          const { createStore, DEFAULTS } = await load("state.js");
+          const heard = [];
+          const store = createStore(DEFAULTS);
+          store.subscribe((now) => heard.push(["first", now.stage]));
+          store.subscribe((now, before) => heard.push(["second", before.stage, now.stage]));
+          store.set({ stage: 1 });
+          store.set({ stage: 1 });
+          store.set({ stage: NaN });
+          return heard;
+        }"""
+    ) == [["first", 1], ["second", 0, 1]]
+
+
+def test_a_pasted_link_is_taken_over_and_changes_are_written(modules):
+    """In a page without an address, as everywhere."""
+    assert modules.run(
+        """async () => {
+          const { createStore, mountHash, DEFAULTS } = await load("state.js");
+          const store = createStore(DEFAULTS);
+          const said = [];
+          const write = mountHash(store, DEFAULTS, (text) => said.push(text));
+          const settled = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 20)));
+          document.body.innerHTML = '<main id="view"></main>';
+          const seen = [];
+          for (const hash of ["#eps=0.5", "#view", "#eps=zero", "#stage=2"]) {
+            location.hash = hash;
+            await settled();
+            seen.push([store.get().eps, store.get().stage, said.length]);
+          }
+          store.set({ stage: 3 });
+          write();
+          await settled();
+          return [seen, said, location.hash];
+        }"""
+    ) == [
+        [[0.5, 0, 1], [0.5, 0, 1], [1e-5, 0, 2], [1e-5, 2, 3]],
+        ["", 'eps should be 0 or a number from 1e-12 to 10, not "zero": it is "0.00001" here.', ""],
+        "#v=1&stage=3",
+    ]

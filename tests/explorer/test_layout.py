@@ -1,0 +1,127 @@
+"""The page fits every window, and people with any eyes, hands or settings can use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import axe_playwright_python
+import pytest
+import torch
+
+from normkit.explorer.exploration import explore
+
+pytestmark = pytest.mark.browser
+
+SCENES = ["three", "four", "model", "clusters", "gradient", "depth"]
+SIZES = [(320, 640), (768, 1024), (1280, 800), (3840, 2160)]
+AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
+# Elements that stick out to the right of the window, but for those inside something that scrolls by itself.
+OUTSIDE = """() => [...document.querySelectorAll("body *")]
+  .filter((part) => part.checkVisibility() && part.getBoundingClientRect().right > innerWidth + 1
+    && !part.closest("#formula, .scroll, .skip")).map((part) => part.id || part.className || part.nodeName)"""
+# Targets are boxes of 24 pixels or more each way.
+SMALL = """() => [...document.querySelectorAll("button, select, input, summary")]
+  .filter((part) => part.checkVisibility() && part.id !== "stages").map((part) => [part, part.getBoundingClientRect()])
+  .filter(([, { width, height }]) => Math.min(width, height) < 24).map(([part]) => part.outerHTML)"""
+
+
+@pytest.fixture
+def models():
+    """Tokens of eight features, as of a model."""
+    return {"models": explore(torch.randn(30, 8), labels=[f"token {i}" for i in range(30)]).data["models"]}
+
+
+def show(page, scene):
+    page.evaluate("(scene) => normkitExplorer.store.set({ scene, stage: 2 })", scene)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_sticks_out_at_any_width(explorer, models, scheme):
+    page = explorer(models, color_scheme=scheme)
+    page.evaluate("() => document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    for width, height in SIZES:
+        page.set_viewport_size({"width": width, "height": height})
+        for scene in SCENES:
+            show(page, scene)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (scene, width)
+            assert page.evaluate(OUTSIDE) == [], (scene, width)
+            assert page.evaluate(SMALL) == [], (scene, width)
+
+
+def test_the_drawing_keeps_its_size_while_the_stages_pass(explorer, models):
+    page = explorer(models, viewport={"width": 1280, "height": 800})
+    sizes = set()
+    for scene in SCENES:
+        for stage in range(5):
+            show(page, scene)
+            page.evaluate("(stage) => normkitExplorer.store.set({ stage })", stage)
+            box = page.locator("#view").bounding_box()
+            sizes.add((box["y"], box["width"], box["height"]))
+    assert len(sizes) == 1
+
+
+def test_on_a_phone_the_drawing_stays_in_sight_while_a_control_is_used(explorer):
+    page = explorer(viewport={"width": 390, "height": 844})
+    page.locator("#gain input").first.scroll_into_view_if_needed()
+    page.locator("#gain input").first.focus()
+    view, control = page.locator("#view").bounding_box(), page.locator("#gain input").first.bounding_box()
+    assert view["y"] == 0
+    assert control["y"] >= view["height"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"color_scheme": "light"},
+        {"color_scheme": "dark"},
+        {"color_scheme": "dark", "forced_colors": "active"},
+    ],
+    ids=["light", "dark", "forced colours"],
+)
+def test_axe_finds_nothing_in_any_scene(explorer, models, settings):
+    page = explorer(models, **settings)
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    # Rows of the table are alike; a few of them are enough.
+    page.add_style_tag(content="#table tr:nth-child(n + 5) { display: none; }")
+    page.evaluate("() => document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    for scene in SCENES:
+        show(page, scene)
+        found = page.evaluate(
+            """async () => (await axe.run({ resultTypes: ['violations'] })).violations
+              .map(({ id, nodes }) => [id, nodes[0].html])"""
+        )
+        assert found == [], scene
+
+
+def test_the_whole_tour_by_keyboard(explorer):
+    page = explorer()
+    names = []
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        name = page.evaluate(
+            """() => {
+              const part = document.activeElement;
+              const style = getComputedStyle(part);
+              if (part === document.body) return "";
+              const seen = style.outlineStyle !== "none" || part.matches(".handle") || part.matches(".skip");
+              return (seen ? "" : "no outline: ") + (part.id || part.textContent || part.ariaLabel).trim();
+            }"""
+        )
+        if not name:
+            break
+        names.append(name)
+    assert not [name for name in names if name.startswith("no outline")]
+    expected = [
+        "Skip to the drawing",
+        "Four dimensions",
+        "view",
+        "play",
+        "step",
+        "stage",
+        "Why a plane",
+        "Start",
+        "eps",
+    ]
+    assert [name for name in names if name in expected] == expected
+    assert page.evaluate("document.documentElement.matches(':focus-within')") is False, "focus is not trapped"
