@@ -99,7 +99,7 @@ def opening(browser: Browser, file: Path, opens: int) -> list[float]:
         page = browser.new_page(viewport=SIZE)
         page.add_init_script(WATCH)
         page.goto(file.as_uri())
-        page.wait_for_function("document.documentElement.dataset.ready")
+        page.wait_for_selector("html[data-ready]", state="attached")
         times.append(page.evaluate("there"))
         page.close()
     # The first starts the browser's processes.
@@ -129,7 +129,7 @@ def main() -> None:
             report(f"page is there, {name}: ms", statistics.median(times), max(times), OPENING)
         page = browser.new_page(viewport=SIZE)
         page.goto((Path(folder) / "0.html").as_uri())
-        page.wait_for_function("document.documentElement.dataset.ready")
+        page.wait_for_selector("html[data-ready]", state="attached")
         times = sorted(page.evaluate(FRAMES, [SIZE, options.frames, WARM_UP]))
         name = "frame, 2,000 points and 3 surfaces, 1200 x 800: ms"
         report(name, statistics.median(times), times[-len(times) // 20], FRAME)
