@@ -46,6 +46,7 @@ bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minut
 	$(BIN)/python benchmarks/probe_overhead.py
 	$(BIN)/python benchmarks/geometry_scaling.py
 	$(BIN)/python benchmarks/rms_against_layer.py
+	$(BIN)/python benchmarks/explorer.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

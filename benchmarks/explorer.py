@@ -5,8 +5,10 @@
 In Chromium without a window and without a GPU. A frame is 2,000 points, a sphere, a plane and an ellipsoid on
 1200 x 800 pixels, from another side each time: commands, paint, and a pixel read back, without which the browser would
 only have noted what to paint; `high` is the 95th percentile. The page is there when it has drawn its first frame,
-counted from the start of the navigation; `high` is the slowest. The activations are those of all-MiniLM-L6-v2 on this
-repository's README, as they enter a norm in its middle.
+counted from the start of the navigation; `high` is the slowest. A change is one of epsilon, gain, stage or camera (of
+the stacks: spread, depth, stage or layer) in the shipped page at 1280 x 800, from the new state through numbers,
+drawing and controls to the pixels and to the page's new layout; what the browser then shows is not in it. The
+activations are those of all-MiniLM-L6-v2 on this repository's README, as they enter a norm in its middle.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import shutil
 import statistics
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from normkit.bench.running import machine
 from normkit.explorer.activations import activations
 from normkit.explorer.exploration import explore, explore_models
 
-FRAME, OPENING = 12.0, 300.0
+FRAME, OPENING, CHANGE, STACK = 12.0, 300.0, 8.0, 60.0
 """The bars, in milliseconds."""
 EMPTY, FULL = 150e3, 400e3
 """The bars, in bytes."""
@@ -39,7 +42,7 @@ FRAMES = """async ([size, frames, warmUp]) => {
   );
   const drawn = normals(6000, uniform(0));
   const sphere = (radius) => ellipsoid([0, 0, 0], [[radius, 0, 0], [0, radius, 0], [0, 0, radius]]);
-  const at = Array.from({ length: 2000 }, (_, k) => drawn.slice(3 * k, 3 * k + 3));
+  const at = Array.from({ length: 2000 }, (_, k) => [...drawn.slice(3 * k, 3 * k + 3)]);
   const matrix = [[1.9, 0.3, 0], [0.3, 0.9, 0.2], [0, 0.2, 1.3]];
   const items = [
     { kind: "surface", ...sphere(Math.sqrt(3)), colour: "accent", alpha: 0.13, edge: "accent" },
@@ -60,6 +63,41 @@ FRAMES = """async ([size, frames, warmUp]) => {
     context.getImageData(600, 400, 1, 1);
     times.push(performance.now() - start);
   }
+  return times.slice(warmUp);
+}"""
+WINDOW = {"width": 1280, "height": 800}
+ANYWHERE = {
+    "eps": "k => ({ eps: 0.01 + 0.001 * k })",
+    "gain": "k => ({ gain: [1 + 0.01 * k, 1, 0.7, 1] })",
+    "stage": "k => ({ stage: (0.04 * k) % 4 })",
+    "camera": "k => ({ yaw: 0.05 * k })",
+}
+DEEP = {
+    "weights, 48 layers": "k => ({ depth: 48, spread: 1 + 0.01 * k })",
+    "depth, 40 to 48 layers": "k => ({ depth: 48 - (k % 9), spread: 1 })",
+    "stage": "k => ({ depth: 48, stage: (0.04 * k) % 4 })",
+    "layer read": "k => ({ layer: k % 49 })",
+}
+# The page draws in the next frame, in a call that this one times. The first changes are compiled.
+CHANGES = """async ([scene, patch, count, warmUp]) => {
+  const { store } = normkitExplorer;
+  const context = document.getElementById("canvas").getContext("2d");
+  const next = globalThis.requestAnimationFrame;
+  const frame = () => new Promise((done) => next.call(globalThis, done));
+  const times = [];
+  globalThis.requestAnimationFrame = (draw) => next.call(globalThis, (now) => {
+    const start = performance.now();
+    draw(now);
+    context.getImageData(0, 0, 1, 1);
+    document.body.getBoundingClientRect();
+    times.push(performance.now() - start);
+  });
+  store.set({ scene });
+  for (let k = 0; k < count + warmUp; k++) {
+    store.set(patch(k));
+    await frame();
+  }
+  globalThis.requestAnimationFrame = next;
   return times.slice(warmUp);
 }"""
 # Set before any script of the page runs.
@@ -106,6 +144,18 @@ def opening(browser: Browser, file: Path, opens: int) -> list[float]:
     return times[1:]
 
 
+def changes(browser: Browser, file: Path, scenes: list[str]) -> Iterator[tuple[str, list[float]]]:
+    """What is changed in which scene, and the milliseconds each change takes, in ascending order."""
+    page = browser.new_page(viewport=WINDOW)
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    for scene in scenes:
+        for name, patch in (DEEP if scene == "depth" else ANYWHERE).items():
+            script = f"([scene, count, warmUp]) => ({CHANGES})([scene, {patch}, count, warmUp])"
+            yield f"{scene}, {name}", sorted(page.evaluate(script, [scene, 40, WARM_UP]))
+    page.close()
+
+
 def report(name: str, median: float, last: float | None, bar: float) -> None:
     shown = "" if last is None else f"{last:.1f}"
     print(f"{name:56}{median:10.1f}{shown:>10}{bar:10.0f}   {'met' if median <= bar else 'missed'}", flush=True)
@@ -133,6 +183,10 @@ def main() -> None:
         times = sorted(page.evaluate(FRAMES, [SIZE, options.frames, WARM_UP]))
         name = "frame, 2,000 points and 3 surfaces, 1200 x 800: ms"
         report(name, statistics.median(times), times[-len(times) // 20], FRAME)
+        for k, scenes in enumerate((["three", "four", "clusters", "gradient", "depth"], ["model"])):
+            for name, times in changes(browser, Path(folder) / f"{k}.html", scenes):
+                bar = FRAME if k else STACK if "layers" in name else CHANGE
+                report(f"change, {name}: ms", statistics.median(times), times[-len(times) // 20], bar)
         browser.close()
     for (name, html), bar in zip(pages.items(), (EMPTY, FULL), strict=True):
         report(f"file, {name}: kB", len(html.encode()) / 1e3, None, bar / 1e3)

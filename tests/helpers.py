@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import mpmath
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -147,6 +151,22 @@ def exact(
                 normalized = [g * value for g, value in zip(gain, normalized, strict=True)]
             out.append([float(value + b) for value, b in zip(normalized, shift, strict=True)])
     return torch.tensor(out, dtype=torch.float64).reshape(x.shape)
+
+
+def diagonal(*axes: Sequence[Any]) -> list[Any]:
+    """Every combination of some axes' values, as parameters; all are slow but those that meet on the diagonal.
+
+    There each value of each axis stands at least once: as many combinations as the longest axis has values.
+    """
+    sizes = [len(axis) for axis in axes]
+    quick = {tuple(step % size for size in sizes) for step in range(max(sizes))}
+    return [
+        pytest.param(
+            *(axis[index] for axis, index in zip(axes, place, strict=True)),
+            marks=() if place in quick else pytest.mark.slow,
+        )
+        for place in itertools.product(*map(range, sizes))
+    ]
 
 
 def below(error: Tensor | float, bound: float) -> str:

@@ -35,6 +35,8 @@ def test_an_example_is_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < 60
 
 
+# What the attribution prints is asked below.
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
 def test_an_example_runs(path: Path) -> None:
     assert output(path)

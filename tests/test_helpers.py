@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import find
 
-from helpers import PRESETS, arguments, assert_close, valid_specs
+from helpers import PRESETS, arguments, assert_close, diagonal, valid_specs
 from normkit import functional
 
 ONE = torch.ones(4)
@@ -79,6 +79,14 @@ def test_infinities_of_opposite_sign_differ():
         assert_close(torch.tensor([math.inf]), torch.tensor([-math.inf]))
 
 
+def test_each_value_stands_on_the_diagonal_once_at_least_and_the_rest_is_slow():
+    cases = diagonal("abc", [1, 2], range(5))
+    quick = [case.values for case in cases if not case.marks]
+    assert quick == [("a", 1, 0), ("a", 2, 3), ("b", 1, 4), ("b", 2, 1), ("c", 1, 2)]
+    assert len(cases) == len({case.values for case in cases}) == 30
+    assert all(case.marks == (pytest.mark.slow,) for case in cases if case.values not in quick)
+
+
 def test_there_are_presets():
     assert len(PRESETS) == 24
 
@@ -89,6 +97,7 @@ def test_arguments_fit_every_preset(name):
     assert functional.normalize(x, PRESETS[name], weight, bias).shape == x.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "condition",
     [

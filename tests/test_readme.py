@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=[f"block {number}" for number in range(len(BLOCKS))])
-def test_an_example_prints_what_it_says(block: str) -> None:
+def test_an_example_prints_what_it_says(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some write files where they are.
+    monkeypatch.chdir(tmp_path)
     printed, threads = io.StringIO(), torch.get_num_threads()
     try:
         with contextlib.redirect_stdout(printed):

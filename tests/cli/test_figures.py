@@ -58,7 +58,7 @@ def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
     ("kind", "magic"),
     [
         ("svg", b"<?xml"),
-        ("png", b"\x89PNG"),
+        pytest.param("png", b"\x89PNG", marks=pytest.mark.slow),
         pytest.param("pdf", b"%PDF", marks=pytest.mark.slow),
     ],
 )

@@ -123,7 +123,7 @@ def test_very_many_points_are_drawn_and_the_thinning_is_told(explorer: Open, n: 
     points[7] = torch.nan
     page = opened(explorer, nk.explore(points))
     notes = page.locator("#notes li").all_inner_texts()
-    assert notes[0] == f"1 of {len(points):,} points hold NaN, infinity or more than float32 can, and are left out."
+    assert notes[0] == f"1 of {len(points):,} points holds NaN, infinity or more than float32 can, and is left out."
     assert notes[1] == f"2,000 of {len(points) - 1:,} points are shown, evenly spread over them all."
     assert page.evaluate(_TOUR, [[0, 2, 4], [2]]) > 2000
 

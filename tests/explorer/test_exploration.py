@@ -77,11 +77,27 @@ def test_other_features_are_projected(n: int) -> None:
         torch.tensor([[1.0, 2, 3], [4, 5, 6]], requires_grad=True),
         torch.tensor([[1.0, 2, 3], [4, 5, 6]], dtype=torch.bfloat16),
         torch.tensor([[1.0, 2, 3], [4, 5, 6]]).to_sparse(),
+        list(torch.tensor([[1.0, 2, 3], [4, 5, 6]], requires_grad=True)),
+        np.broadcast_to(np.array([[1.0], [4.0]]), (2, 3)) + np.arange(3.0),
+        np.array([[4.0, 5, 6], [1, 2, 3]])[::-1],
+        np.array([[1.0, 2, 3], [4, 5, 6]], dtype=">f4"),
+        np.array([[1, 2.0, 3], [4, 5, 6]], dtype=object),
     ],
-    ids=["lists", "tuples", "array", "whole", "gradient", "bfloat16", "sparse"],
+    ids=[
+        *("lists", "tuples", "array", "whole", "gradient", "bfloat16", "sparse"),
+        *("rows", "broadcast", "reversed", "big-endian", "objects"),
+    ],
 )
 def test_whatever_holds_numbers_will_do(points: object) -> None:
     assert nk.explore(points).data["given"]["points"] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_an_array_that_is_read_only_is_left_alone() -> None:
+    points = np.array([[1.0, 2.0, 4.0]])
+    points.flags.writeable = False
+    page = nk.explore(points)
+    assert page.data["given"]["points"] == points.tolist()
+    assert not points.flags.writeable
 
 
 def test_points_that_are_not_finite_are_left_out_and_counted() -> None:
@@ -123,7 +139,7 @@ def test_labels_are_cut_to_a_line_and_can_be_written() -> None:
         ({"points": torch.ones(2, 3, 4)}, ShapeError, "got (2, 3, 4)"),
         ({"points": torch.ones(3, 0)}, ShapeError, "got (3, 0)"),
         ({"points": torch.ones(0, 3)}, InputError, "at least one point"),
-        ({"points": [[torch.nan, 1, 2], [1, 2, torch.inf]]}, InputError, "each of these 2 holds NaN"),
+        ({"points": [[torch.nan, 1, 2], [1, 2, torch.inf]]}, InputError, "got 2 with NaN"),
         ({"points": [[1.0], [1.0, 2.0]]}, KindError, "lists of numbers of one length"),
         ({"points": "abc"}, KindError, "must be a tensor, an array or lists"),
         ({"points": None}, KindError, "must be a tensor, an array or lists"),
@@ -142,6 +158,7 @@ def test_labels_are_cut_to_a_line_and_can_be_written() -> None:
         ({"weight": "wide"}, KindError, "weight must be"),
         ({"weight": [1, 2, 3j]}, DtypeError, "weight must be real"),
         ({"weight": [1, 2, 101]}, InputError, "from -100 to 100, and gain reaches 101"),
+        ({"spec": torch.nn.LayerNorm(3)}, KindError, "must be a NormSpec, got LayerNorm"),
         ({"spec": nk.specs.LLAMA, "bias": [0.0, 0, 0]}, SpecError, "the spec has none"),
         ({"spec": nk.specs.SCALE_NORM}, SpecError, "the page cannot draw y = "),
         ({"spec": nk.specs.TORCH_RMS_NORM, "points": cloud(2, 3)}, SpecError, "its eps is 2.22045e-16"),

@@ -61,6 +61,29 @@ def test_the_drawing_keeps_its_size_while_the_stages_pass(explorer, models):
     assert len(sizes) == 1
 
 
+@pytest.mark.parametrize("size", [(1280, 800), (1100, 1000), (1000, 500)])
+def test_scrolled_anywhere_nothing_lies_over_the_numbers(explorer, size):
+    page = explorer(viewport={"width": size[0], "height": size[1]})
+    page.evaluate("() => document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    edges = """(y) => {
+      scrollTo(0, y);
+      return [".stage", ".below"].map((name) => document.querySelector(name).getBoundingClientRect());
+    }"""
+    for scene in ("three", "clusters", "depth"):
+        show(page, scene)
+        for y in (0, 200, 500, 900, 99999):
+            stage, below = page.evaluate(edges, y)
+            assert stage["bottom"] <= below["top"] + 0.5, (scene, y)
+
+
+def test_the_button_of_the_normal_does_not_lie_over_its_numbers(explorer):
+    page = explorer(viewport={"width": 1280, "height": 800})
+    page.evaluate("normkitExplorer.store.set({ mode: 'plane' })")
+    page.wait_for_selector("#snap")
+    snap, field = page.locator("#snap").bounding_box(), page.locator("#normal input").first.bounding_box()
+    assert snap["y"] + snap["height"] <= field["y"]
+
+
 def test_on_a_phone_the_drawing_stays_in_sight_while_a_control_is_used(explorer):
     page = explorer(viewport={"width": 390, "height": 844})
     page.locator("#gain input").first.scroll_into_view_if_needed()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import normkit as nk
+from helpers import diagonal
 from normkit import NormSpec, specs
 from normkit.identification.behaviour import identify
 from normkit.identification.passport import CONVENTIONS
@@ -54,8 +55,7 @@ def wanted(kind, placement, eps):
     }
 
 
-@pytest.mark.parametrize("wide", [True, False])
-@pytest.mark.parametrize("eps", [1e-12, 1e-8, 1e-6, 1e-5, 1e-3])
+@pytest.mark.parametrize(("eps", "wide"), diagonal([1e-12, 1e-8, 1e-6, 1e-5, 1e-3], [True, False]))
 def test_all_is_found_in_bfloat16(eps, wide):
     for kind, placement in itertools.product(("layer", "rms", "l2", "bessel"), ("inside", "outside", "clamp")):
         passport = identify(written(kind, placement, eps, wide), N, dtype=BF16)
@@ -64,8 +64,7 @@ def test_all_is_found_in_bfloat16(eps, wide):
         assert passport.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("wide", [True, False])
-@pytest.mark.parametrize("eps", [1e-12, 1e-8, 1e-6, 1e-5, 1e-3])
+@pytest.mark.parametrize(("eps", "wide"), diagonal([1e-12, 1e-8, 1e-6, 1e-5, 1e-3], [True, False]))
 def test_in_float16_all_is_found_or_open(eps, wide):
     for kind, placement in itertools.product(("layer", "rms", "l2", "bessel"), ("inside", "outside", "clamp")):
         passport = identify(written(kind, placement, eps, wide), N, dtype=FP16)

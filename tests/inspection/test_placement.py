@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
+from helpers import diagonal
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.inspection.blocks import find_blocks
@@ -77,8 +78,7 @@ def roles_in(roles, block):
     return [role for path, role in roles.items() if path.startswith(f"{block}.")]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "dtype"), diagonal([*FAMILIES], [torch.float32, torch.bfloat16]))
 def test_families(name, dtype):
     config, placement, roles = FAMILIES[name]
     model = build(name, config).to(dtype)

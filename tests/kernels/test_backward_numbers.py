@@ -21,6 +21,7 @@ from contract import (
     terms,
     truth,
 )
+from helpers import diagonal
 from normkit import specs
 
 FULL = {"layer_norm": specs.TORCH_LAYER_NORM, "rms_norm": specs.OLMO2}
@@ -119,10 +120,11 @@ def test_every_number_of_rows(name, dtype):
         assert_gradients(FULL[name], draw(FULL[name], rows, 33, dtype=DTYPES[dtype]))
 
 
-@pytest.mark.parametrize("name", ["TORCH_LAYER_NORM", "LLAMA", "GEMMA", "T5"])
-@pytest.mark.parametrize(("dtype", "parameter_dtype"), MIXED)
-@pytest.mark.parametrize("mean", [pytest.param(0.0, marks=pytest.mark.slow), 3.0])
-def test_parameter_gradients_over_65536_rows(name, dtype, parameter_dtype, mean):
+@pytest.mark.parametrize(
+    ("name", "dtypes", "mean"), diagonal(["TORCH_LAYER_NORM", "LLAMA", "GEMMA", "T5"], MIXED, [3.0, 0.0])
+)
+def test_parameter_gradients_over_65536_rows(name, dtypes, mean):
+    dtype, parameter_dtype = dtypes
     case = draw(ROWS[name], 65536, 8, dtype=DTYPES[dtype], parameter_dtype=DTYPES[parameter_dtype], mean=mean)
     assert_gradients(ROWS[name], case)
 
@@ -137,9 +139,9 @@ def test_parameter_gradients_of_every_short_length(name, dtype, parameter_dtype,
 
 
 @pytest.mark.parametrize("name", FULL)
-@pytest.mark.parametrize(("dtype", "parameter_dtype"), [*MIXED[1:5], ("fp32", "fp32")])
-@pytest.mark.parametrize("n", [1, 17, *(pytest.param(n, marks=pytest.mark.slow) for n in (16, 33))])
-def test_parameter_gradients_of_other_lengths_over_65536_rows(name, dtype, parameter_dtype, n):
+@pytest.mark.parametrize(("dtypes", "n"), diagonal([*MIXED[1:5], ("fp32", "fp32")], [1, 17, 16, 33]))
+def test_parameter_gradients_of_other_lengths_over_65536_rows(name, dtypes, n):
+    dtype, parameter_dtype = dtypes
     case = draw(FULL[name], 65536, n, dtype=DTYPES[dtype], parameter_dtype=DTYPES[parameter_dtype])
     assert_gradients(FULL[name], case)
 

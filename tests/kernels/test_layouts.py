@@ -12,6 +12,7 @@ import torch
 
 import normkit
 from contract import DTYPES, Case, assert_within, draw, outcome
+from helpers import diagonal
 from normkit import specs
 from normkit.kernels import cpu
 
@@ -30,9 +31,7 @@ def same(ours, theirs):
     return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize(("name", "dtype", "sizes"), diagonal([*FULL], ["fp32", "bf16"], SIZES))
 def test_bits_do_not_depend_on_the_number_of_threads(name, dtype, sizes):
     case = draw(FULL[name], *sizes, dtype=DTYPES[dtype])
     one = outcome(FULL[name], case)
@@ -58,11 +57,12 @@ print(torch.get_num_threads(), digest.hexdigest())
 
 
 @pytest.mark.slow
-def test_bits_do_not_depend_on_the_process():
+@pytest.mark.parametrize("path", ["auto", "off"])
+def test_bits_do_not_depend_on_the_process(path):
     printed = []
     for threads in ("1", "2"):
-        path = os.pathsep.join(path for path in sys.path if path)
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": path}
+        folders = os.pathsep.join(folder for folder in sys.path if folder)
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": folders, "NORMKIT_CPU": path}
         result = subprocess.run(
             [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
         )
@@ -107,16 +107,16 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("sizes", [(6, 5, 72), (3, 1, 33), (1, 4, 7)])
-def test_bits_do_not_depend_on_strides(name, dtype, layout, sizes):
+def test_bits_do_not_depend_on_strides(name, dtype, sizes):
     case = draw(FULL[name], *sizes, dtype=DTYPES[dtype])
-    expected, change = outcome(FULL[name], case), LAYOUTS[layout]
-    for x, dy in ((change(case.x), case.dy), (case.x, change(case.dy)), (change(case.x), change(case.dy))):
-        assert torch.equal(x, case.x)
-        assert same(outcome(FULL[name], case._replace(x=x, dy=dy)), expected)
+    expected = outcome(FULL[name], case)
+    for layout, change in LAYOUTS.items():
+        for x, dy in ((change(case.x), case.dy), (case.x, change(case.dy)), (change(case.x), change(case.dy))):
+            assert torch.equal(x, case.x), layout
+            assert same(outcome(FULL[name], case._replace(x=x, dy=dy)), expected), layout
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from contract import DTYPES, GAIN_UNITS, UNITS, Case, assert_within, draw, outcome, terms, truth
+from helpers import diagonal
 from normkit import specs
 
 FULL = {
@@ -56,8 +57,7 @@ def assert_same_bits(ours, theirs, what):
     assert not differing, f"rows {differing} have other bits, {what}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize(("name", "dtype"), diagonal([*FULL], [*DTYPES]))
 def test_a_row_beside_an_odd_one_is_as_if_alone(name, dtype):
     """Every place of an odd row among 1 to 9 rows, so that it takes each place of any group of 2, 4 or 8."""
     spec, dtype = FULL[name], DTYPES[dtype]
@@ -91,8 +91,7 @@ def test_odd_rows_beside_each_other_are_as_if_alone(name, dtype):
     assert_same_bits(ours.x, dx, "dx")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize(("name", "dtype"), diagonal([*FULL], [*DTYPES]))
 def test_an_odd_upstream_gradient_leaves_its_neighbours_alone(name, dtype):
     spec, dtype = FULL[name], DTYPES[dtype]
     case = draw(spec, 9, 33, dtype=dtype)
@@ -107,8 +106,7 @@ def test_an_odd_upstream_gradient_leaves_its_neighbours_alone(name, dtype):
                 assert_same_bits(ours.x, expected, f"dx, {odd} gradient at {place} of {count}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "deberta"])
+@pytest.mark.parametrize(("name", "dtype"), diagonal(["layer_norm", "rms_norm", "deberta"], [*DTYPES]))
 def test_one_to_nine_rows_of_every_length(name, dtype):
     """The same bits as alone, and those within the contract."""
     spec = FULL[name]

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 import normkit
 from fake_kernels import python_kernels
-from helpers import PRESETS, assert_close
+from helpers import PRESETS, assert_close, diagonal
 from normkit import reference, specs
 from normkit.kernels import cpu
 from normkit.ops import calls
@@ -150,9 +150,13 @@ def leaves(value):
 
 
 @pytest.mark.usefixtures("called")
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("order", ["eager", "compiled", "compiled inside"])
+@pytest.mark.parametrize(
+    ("name", "transform", "order"),
+    [
+        *((name, transform, "eager") for name in FUNCTIONS for transform in TRANSFORMS),
+        *diagonal([*FUNCTIONS], [*TRANSFORMS], ["compiled", "compiled inside"]),
+    ],
+)
 def test_transforms_give_the_right_values(name, transform, order):
     function = FUNCTIONS[name]
     arguments = tensors(n=4, rows=3)
@@ -169,8 +173,7 @@ def test_transforms_give_the_right_values(name, transform, order):
         assert_close(mine, wanted, units=256)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("name", "dynamic"), diagonal([*FUNCTIONS], [False, True]))
 def test_compile_keeps_the_operators_and_compiles_once(called, name, dynamic):
     function = FUNCTIONS[name]
     graphs = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fake_kernels import python_kernels
-from helpers import PRESETS
+from helpers import PRESETS, diagonal
 from normkit.kernels import cpu
 from normkit.kernels.signatures import SIGNATURES
 from normkit.ops import calls, schemas
@@ -51,9 +51,14 @@ def samples(name, dtype, shape):
 
 
 @pytest.mark.parametrize("operator", SIGNATURES)
-@pytest.mark.parametrize("name", ["TORCH_LAYER_NORM", "GEMMA", "NANOCHAT"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("shape", [(3, 8), (8,), (2, 1, 4)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape"),
+    diagonal(
+        ["TORCH_LAYER_NORM", "GEMMA", "NANOCHAT"],
+        [torch.float32, torch.bfloat16, torch.float64],
+        [(3, 8), (8,), (2, 1, 4)],
+    ),
+)
 def test_torchs_own_checks_of_operators_hold(operator, name, dtype, shape):
     arguments = samples(name, dtype, shape)[operator]
     result = torch.library.opcheck(getattr(torch.ops.normkit, operator).default, arguments)

@@ -4,12 +4,12 @@ import re
 import pytest
 from PIL import Image
 
+from helpers import diagonal
 from normkit.plots import theme
 from normkit.plots.epsilons import two_epsilons
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+@pytest.mark.parametrize(("kind", "scheme"), diagonal(["svg", "png", "pdf"], ["light", "dark"]))
 def test_a_second_drawing_has_the_same_bytes(kind, scheme):
     def once():
         with theme.style(scheme):

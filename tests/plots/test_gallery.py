@@ -71,11 +71,10 @@ def overlaps(ax):
     return [(a, b) for k, (a, one) in enumerate(boxes) for b, other in boxes[:k] if one.overlaps(other)]
 
 
-def test_words_do_not_run_into_each_other_nor_out_of_the_figure(twins):
+def test_words_do_not_run_into_each_other_nor_out_of_the_figure(light):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for draw in gallery(twins):
-        drawing = draw()
+    for drawing, _ in light:
         FigureCanvasAgg(drawing.figure).draw()
         renderer = drawing.figure.canvas.get_renderer()
         for ax in drawing.figure.axes:

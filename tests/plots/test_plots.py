@@ -19,6 +19,7 @@ def test_no_figure_bears_the_name_of_a_file():
     assert not set(plots.__all__) & {path.stem for path in (SOURCE / "plots").glob("*.py")}
 
 
-def test_importing_the_gallery_loads_no_matplotlib():
-    code = "import sys, normkit.plots.gallery, normkit.plots.page; sys.exit('matplotlib' in sys.modules)"
+def test_importing_the_figures_loads_no_matplotlib():
+    modules = "normkit.plots.gallery, normkit.plots.inspection, normkit.plots.page"
+    code = f"import sys, {modules}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit import specs
-from normkit.errors import InputError, SpecError
+from normkit.errors import InputError, KindError, SpecError
 from normkit.explorer.activations import Activations, SiteActivations
 from normkit.explorer.clouds import clouds
 from normkit.explorer.conventions import Convention, convention_of
@@ -75,6 +75,9 @@ def explore(
     title: str = TITLE,
 ) -> Exploration:
     """An interactive page that shows what a norm does to some points.
+
+    Of a row x with c = x - mean(x) (RMSNorm: c = x) it shows, one after the other, x, c, z = c / sqrt(mean(c^2) + eps),
+    weight * z and y = weight * z + bias, in float64.
 
     Points of three or four features are shown in their own space, where they can be dragged. Points of any other
     number of features are shown in the basis of all-ones and the two principal directions of the points centred and
@@ -160,6 +163,8 @@ class _Norm:
 
 def _norm(spec: NormSpec | None, weight: Any, bias: Any, n: int, dtype: torch.dtype) -> _Norm:
     spec = specs.TORCH_LAYER_NORM if spec is None else spec
+    if not isinstance(spec, NormSpec):
+        raise KindError(f"spec must be a NormSpec, got {type(spec).__name__}; identify finds that of a module")
     try:
         convention = convention_of(spec, n, dtype)
     except SpecError as reason:

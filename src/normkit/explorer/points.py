@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,12 +64,16 @@ def checked(points: Any, labels: Sequence[object] | None, groups: Any) -> Points
     notes = []
     if count == 0:
         raise InputError("explore needs at least one point, got none")
-    if len(kept) < count:
-        notes.append(
-            f"{count - len(kept):,} of {count:,} points hold NaN, infinity or more than float32 can, and are left out."
+    lost = count - len(kept)
+    if lost == count:
+        raise InputError(
+            f"explore needs a finite point, got {count:,} with NaN, infinity or more than float32 holds; mend them"
         )
-    if not len(kept):
-        raise InputError(f"explore needs a finite point, and each of these {count:,} holds NaN or infinity; mend them")
+    if lost:
+        holds, are = ("holds", "is") if lost == 1 else ("hold", "are")
+        notes.append(
+            f"{lost:,} of {count:,} points {holds} NaN, infinity or more than float32 can, and {are} left out."
+        )
     if len(kept) > BUDGET:
         notes.append(f"{BUDGET:,} of {len(kept):,} points are shown, evenly spread over them all.")
         kept = kept[evenly(len(kept), BUDGET)]
@@ -118,7 +123,7 @@ def vector(name: str, values: Any, n: int) -> Tensor:
 
 def _tensor(values: Any, name: str = "points") -> Tensor:
     try:
-        given = values if isinstance(values, Tensor) else torch.as_tensor(values)
+        given = values if isinstance(values, Tensor) else _made_tensor(values)
         given = given.to_dense() if given.layout != torch.strided else given
         if given.is_meta:
             raise ValueError("it has a shape and no values")
@@ -128,6 +133,17 @@ def _tensor(values: Any, name: str = "points") -> Tensor:
     if given.is_complex() or given.dtype == torch.bool:
         raise DtypeError(f"{name} must be real numbers, got {given.dtype}")
     return given
+
+
+def _made_tensor(values: Any) -> Tensor:
+    """A tensor of an array or of lists, which it does not share memory with."""
+    if isinstance(values, (list, tuple)) and values and all(isinstance(row, Tensor) for row in values):
+        return torch.stack([row.detach() for row in values])
+    if not hasattr(values, "__array__"):
+        return torch.as_tensor(values)
+    array = np.array(values)
+    # PyTorch takes the byte order of the machine alone, and no Python objects.
+    return torch.from_numpy(array.astype(np.float64 if array.dtype == object else array.dtype.newbyteorder("=")))
 
 
 def _labels(labels: Sequence[object] | None, count: int) -> list[str]:

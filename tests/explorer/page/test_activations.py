@@ -68,8 +68,8 @@ def test_before_gain_it_is_the_disc_or_ball_of_the_true_radius(pictures, model_d
     assert drawn(layer)[1] == pytest.approx(np.diag([4, 4, 0]), abs=CLOSE)
     assert drawn(rms)[1] == pytest.approx(4 * np.eye(3), abs=CLOSE)
     words = [item["text"] for item in rms["panels"][0]["items"] if item["kind"] == "label"]
-    assert "ball of radius √16" in words
-    assert "inside: 13 more directions hold the rest" in words
+    assert "ball of radius √16 = 4" in words
+    assert "points inside: the rest lies in 13 more directions" in words
 
 
 def test_all_ones_is_up(pictures, model_data):

@@ -24,7 +24,7 @@ def model(camera, places):
     turned = np.asarray(places) @ np.array([[cy, sy, 0], [-sy, cy, 0], [0, 0, 1]]).T
     toward, right, up = (turned @ np.array([[cp, 0, sp], [0, 1, 0], [-sp, 0, cp]]).T).T
     magnification = 6 * RADIUS / (6 * RADIUS - toward)
-    pixels = 0.86 * camera["zoom"] * min(BOX["width"], BOX["height"]) / (2 * RADIUS)
+    pixels = 0.88 * camera["zoom"] * min(BOX["width"], BOX["height"]) / (2 * RADIUS)
     x = BOX["x"] + BOX["width"] / 2 + pixels * magnification * right
     y = BOX["y"] + BOX["height"] / 2 - pixels * magnification * up
     return np.stack([x, y, toward, magnification], axis=1)

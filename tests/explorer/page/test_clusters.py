@@ -18,7 +18,8 @@ def test_each_panel_shows_its_own_norm_of_the_same_points(pictures):
         for panel, mode in zip(picture["panels"], ["batch", "layer", "rms"], strict=True):
             assert points(panel) == pytest.approx(np.array(arms[mode]["shown"]))
             farthest = np.linalg.norm(points(panel), axis=1).max()
-            assert farthest <= picture["radius"] * (1 + 1e-12)
+            # The farthest points may stand in the margins.
+            assert farthest <= picture["radius"] / 0.9 * (1 + 1e-12)
 
 
 def test_layernorm_puts_two_clusters_that_differ_by_their_mean_onto_one_another(pictures):

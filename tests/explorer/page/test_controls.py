@@ -71,6 +71,47 @@ def test_a_scene_shows_the_controls_that_matter_there_and_each_has_a_name(explor
         assert sorted(visible(page)) == sorted([*SHOWN[scene], "normal"])
 
 
+def test_a_reset_stays_in_the_scene_with_its_own_points(explorer):
+    page = explorer()
+    for scene, cloud in [("clusters", "clusters"), ("four", "four"), ("gradient", "scatter")]:
+        set_state(page, scene=scene)
+        start = page.evaluate("() => normkitExplorer.store.get()")
+        set_state(page, edits={"3": [1, 2, 3, 4][: 4 if scene == "four" else 3]}, eps=0, gain=[2, 2, 2, 2], stage=3)
+        page.evaluate("() => { document.getElementById('message').textContent = 'It stays 3.'; }")
+        page.locator("#reset").click()
+        page.evaluate(QUIET)
+        assert page.text_content("#message") == ""
+        assert page.evaluate("() => normkitExplorer.store.get()") == start
+        assert (start["scene"], start["cloud"]) == (scene, cloud)
+
+
+def test_groups_of_one_s_own_leave_no_colour_to_choose(explorer, models):
+    models[0]["sites"][1]["groups"] = [0] * models[0]["sites"][1]["count"]
+    page = explorer({"models": models})
+    set_state(page, scene="model", site=0)
+    assert "colour" in visible(page)
+    set_state(page, site=1)
+    assert "colour" not in visible(page)
+
+
+def test_a_site_is_shown_by_the_norm_that_it_has(explorer, models):
+    other = models[1]["sites"]
+    other[0], other[1] = ({**site, "mode": mode} for site, mode in zip(other, ("rms", "length"), strict=True))
+    other[1] |= {"eps": 0.25, "place": "outside"}
+    norm = "() => (({ mode, eps, place }) => [mode, eps, place])(normkitExplorer.store.get())"
+    page = explorer({"models": models})
+    set_state(page, mode="plane", eps=0, place="outside")
+    page.locator("[data-scene=model]").click()
+    assert page.evaluate(norm) == ["layer", 1e-5, "inside"]
+    page.select_option("#model", "1")
+    assert page.evaluate(norm) == ["rms", 1e-5, "inside"]
+    page.select_option("#site", "1")
+    assert page.evaluate(norm) == ["length", 0.25, "outside"]
+    page.locator("#reset").click()
+    assert page.evaluate(norm) == ["layer", 1e-5, "inside"]
+    assert (state(page, "scene"), state(page, "model"), state(page, "site")) == ("model", 0, 0)
+
+
 def test_a_key_changes_the_state_and_the_picture(explorer):
     page = explorer()
     for scene, control, key, press in [
@@ -171,7 +212,7 @@ def test_a_typed_number_counts_and_a_half_typed_one_stays(explorer):
     assert (state(page, "scene"), state(page, "eps"), state(page, "stage")) == ("four", 0.01, 0)
     assert state(page, "gain")[1] != -0.5
     set_state(page, mode="plane")
-    page.get_by_role("button", name="Snap to 1").click()
+    page.get_by_role("button", name="Snap to all-ones").click()
     assert state(page, "normal") == [1, 1, 1, 1]
 
 

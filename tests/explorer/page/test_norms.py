@@ -153,6 +153,24 @@ def test_undefined_rows_are_nan_and_no_others(modules):
     assert columns.isnan().tolist() == [[False, True], [False, True]]
 
 
+@pytest.mark.parametrize("normal", [[0.3, 1.0, 0.5], [1.0, 1.0, 1.0], [-2.5, -2.5, -2.5], [0.0, 0.0, 1.0]])
+def test_what_lies_along_any_normal_is_0_over_0(modules, normal):
+    points = [[factor * value for value in normal] for factor in (1.0, 0.1, -0.7, 1e-9, 1e9)]
+    scaled = tensor(modules("norms.js", "normalize", points, norm("plane", eps=0.0, normal=normal))[2])
+    assert scaled.isnan().all()
+    beside = [[1.0 + 1e-9, 1.0, 1.0 - 1e-9], [2.0, 0.0, 0.0]]
+    scaled = tensor(modules("norms.js", "normalize", beside, norm("plane", eps=0.0, normal=normal))[2])
+    assert_close(scaled.square().mean(1), torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_along_all_ones_the_plane_is_layernorm_s(modules, eps):
+    points = [[0.1, 0.1, 0.1], [1e8, 1e8, 1e8], [1.0, 2.0, 4.0], [1e8 + 1, 1e8, 1e8]]
+    plane = modules("norms.js", "normalize", points, norm("plane", eps=eps, normal=[0.7] * 4))
+    layer = modules("norms.js", "normalize", points, norm("layer", eps=eps))
+    assert_close(plane, tensor(layer), relative=0.0)
+
+
 def test_no_points_stay_no_points(modules):
     assert modules.each("norms.js", "normalize", [([], norm(mode)) for mode in MODES]) == [[[]] * 5] * 5
 

@@ -214,6 +214,34 @@ def test_labels_do_not_lie_on_each_other_and_stay_inside(modules):
     assert commands[4]["anchor"] == "end"
 
 
+def test_a_long_label_is_pushed_into_the_box_and_a_small_box_leaves_out_what_finds_no_room(modules):
+    camera = {"yaw": 0, "pitch": 0, "zoom": 1}
+    long = {
+        "kind": "label",
+        "at": [0, 2, 0],
+        "text": "a label that is wider than the half of the box that it stands in",
+    }
+    (text,) = drawn(modules, long, camera=camera, size={"width": 600, "height": 600})
+    width = 0.56 * 12.5 * len(long["text"])
+    left = text["x"] - (width if text["anchor"] == "end" else 0)
+    assert left >= 0
+    assert left + width <= 600
+    crowd = [{"kind": "label", "at": [0, 0, 0], "text": "fourteen signs"}] * 40
+    assert len(drawn(modules, *crowd, camera=camera, size={"width": 200, "height": 120})) < 30
+    assert len(drawn(modules, *crowd, camera=camera, size={"width": 900, "height": 600})) == 40
+    assert drawn(modules, long, camera=camera, size={"width": 200, "height": 200}) == []
+
+
+def test_on_a_large_screen_letters_markers_and_lines_are_larger(modules):
+    items = [points([[0, 1, 0]]), {"kind": "label", "at": [0, 0, 1], "text": "word"}]
+    camera = {"yaw": 0, "pitch": 0, "zoom": 1}
+    usual, large = (
+        drawn(modules, *items, camera=camera, size={"width": 1.5 * height, "height": height}) for height in (900, 1800)
+    )
+    for small, big in zip(usual, large, strict=True):
+        assert [big["x"], big["y"], big["size"]] == pytest.approx([2 * small["x"], 2 * small["y"], 2 * small["size"]])
+
+
 def test_labels_are_painted_last(modules):
     label = {"kind": "label", "at": (-towards()).tolist(), "text": "behind"}
     assert drawn(modules, label, SURFACE)[-1]["text"] == "behind"

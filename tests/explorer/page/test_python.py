@@ -84,6 +84,20 @@ def test_moved_points_lone_points_and_three_norms(modules: Any, page_data: Any) 
     _check(modules, page_data | {"clouds": clouds}, cases)
 
 
+def test_it_agrees_on_what_is_0_over_0(modules: Any, page_data: Any) -> None:
+    points = [[0.1, 0.1, 0.1], [0.0, 0.0, 0.0], [0.21, 0.7, 0.35], [1.0, 0.1, 3.0]]
+    clouds = {"odd": {"label": "", "n": 3, "points": points, "groups": [0] * 4}}
+    clouds["column"] = {"label": "", "n": 3, "points": [[0.1 * k, 0.1, 0.3] for k in range(23)], "groups": [0] * 23}
+    cases = [
+        {"cloud": cloud, "mode": mode, "stage": 2, "eps": 0, "place": place, "normal": normal}
+        for cloud, mode, place, normal in itertools.product(
+            clouds, ["layer", "batch", "plane"], ["inside", "outside"], [[0.3, 1, 0.5], [2.5] * 3]
+        )
+    ]
+    found = _check(modules, page_data | {"clouds": clouds}, cases)
+    assert all("nan" in line for page in found[:4] for line in page["printed"][1:3])
+
+
 def test_the_gradient_is_printed(modules: Any, page_data: Any) -> None:
     cases = [
         {"scene": "gradient", "mode": mode, "selected": 2, "stage": 4, "eps": 0.1, "place": place}

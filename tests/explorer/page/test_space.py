@@ -219,20 +219,20 @@ def test_the_gradient_is_torchs_and_its_parts_add_up(pictures, mode, eps):
     start, end = arrows["gradient at x"]
     assert start == pytest.approx(raw.detach().numpy(), abs=CLOSE)
     assert end - start == pytest.approx(raw.grad.numpy(), abs=CLOSE)
-    start, end = arrows["upstream"]
+    start, end = arrows["gradient that arrives"]
     assert start == pytest.approx(output.detach().numpy(), abs=CLOSE)
     assert end - start == pytest.approx(upstream[:3], abs=CLOSE)
-    start, end = arrows["tangent part"]
+    start, end = arrows["what is left"]
     assert start == pytest.approx(row.detach().numpy(), abs=CLOSE)
     assert (end - start) @ row.detach().numpy() == pytest.approx(0, abs=CLOSE)
     if mode in ("layer", "plane"):
         assert (end - start) @ direction.numpy() == pytest.approx(0, abs=CLOSE)
     pieces = [np.array(curve["at"]) for curve in items(picture, "curve", dash=[5, 4], colour="contrast")]
     assert pieces[0][0] == pytest.approx(end, abs=CLOSE)
-    assert pieces[-1][1] == pytest.approx(arrows["times g"][1], abs=CLOSE)
-    assert arrows["times g"][1] - start == pytest.approx((gain.numpy() * upstream[:3]), abs=CLOSE)
+    assert pieces[-1][1] == pytest.approx(arrows["times gain"][1], abs=CLOSE)
+    assert arrows["times gain"][1] - start == pytest.approx((gain.numpy() * upstream[:3]), abs=CLOSE)
     handle = next(handle for handle in picture["handles"] if handle["id"] == "upstream")
-    assert handle["at"] == pytest.approx(arrows["upstream"][1])
+    assert handle["at"] == pytest.approx(arrows["gradient that arrives"][1])
 
 
 def test_a_gradient_that_is_not_defined_is_not_drawn(pictures):

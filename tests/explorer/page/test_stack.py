@@ -142,3 +142,20 @@ def test_what_explodes_leaves_the_panel_at_its_top_and_nothing_is_drawn_outside(
     assert all(first < k < last for k, command in enumerate(lines) if command.get("width") == 2.6)
     assert clips[-1]["width"] == 500
     assert any(word.startswith("rms ↑") for word in words(picture, 0))
+
+
+@pytest.mark.parametrize("size", [(195, 155), (160, 122)])
+def test_in_a_narrow_panel_every_word_is_inside(modules, size):
+    script = """async ([width, height]) => {
+      const [{ compute }, { frame }, { startFrom }] =
+        await Promise.all(["computation.js", "frames.js", "state.js"].map(load));
+      const state = startFrom({ scene: "depth", stage: 2 });
+      const { panels } = frame(state, compute(state, { models: [], clouds: {} }));
+      return panels.flatMap(({ draw }) => draw({ x: 0, y: 0, width, height })).filter(({ type }) => type === "text");
+    }"""
+    words = modules.run(script, size)
+    assert len(words) > 20
+    for word in words:
+        assert 5 <= word["y"] <= size[1] - 5, word["text"]
+        if word.get("anchor", "start") == "start":
+            assert word["x"] + 0.5 * word["size"] * len(word["text"]) <= size[0], word["text"]

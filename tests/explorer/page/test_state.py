@@ -206,6 +206,21 @@ def test_what_a_link_says(modules, start, hash, told, changed):
     assert bool(told) == bool(found["problems"])
 
 
+def test_a_link_to_what_another_page_holds_says_so(modules, start):
+    page = {"clouds": CLOUDS, "models": [{"sites": [{}, {}]}]}
+    cases = ["#cloud=given&stage=1", "#scene=model&model=1", "#scene=model&site=2", "#scene=model&site=1&cloud=small"]
+    given, model, site, fine = modules.each("state.js", "decode", [[text, start, page] for text in cases])
+    assert given == {
+        "state": start | {"stage": 1},
+        "problems": ['The points "given" of the link are not in this page.'],
+    }
+    assert model["problems"] == ["The activations of the link (model 1, site 0) are not in this page."]
+    assert site["problems"] == ["The activations of the link (model 0, site 2) are not in this page."]
+    assert (model["state"]["model"], site["state"]["site"]) == (0, 0)
+    assert fine["problems"] == []
+    assert (fine["state"]["site"], fine["state"]["cloud"]) == (1, "small")
+
+
 def test_a_thousand_mistakes_are_told_in_seven_sentences(modules, start):
     found = modules("state.js", "decode", "#" + "&".join(f"k{index}=1" for index in range(1000)) + "&stage=2", start)
     assert found["state"] == start | {"stage": 2}
@@ -298,8 +313,35 @@ def test_the_points_fit_the_scene(after):
     back = after({"scene": "four", "cloud": "four"}, {"scene": "gradient"}, clouds=CLOUDS)
     assert (back["cloud"], back["selected"]) == ("scatter", 0)
     assert after({"cloud": "small"}, {"scene": "gradient"}, clouds=CLOUDS)["cloud"] == "small"
+    mine = CLOUDS | {"given": {"n": 4, "points": [[1, 2, 3, 4]]}}
+    assert (
+        after({"scene": "four", "cloud": "given"}, {"scene": "three"}, {"scene": "four"}, clouds=mine)["cloud"]
+        == "given"
+    )
     assert after({"cloud": "nowhere"}, clouds=CLOUDS)["cloud"] == "scatter"
     assert after({"cloud": "constructor"}, clouds=CLOUDS)["cloud"] == "scatter"
+
+
+def test_three_norms_have_their_own_points_which_no_other_scene_keeps(after):
+    there = after({"scene": "clusters"}, clouds=CLOUDS)
+    assert there["cloud"] == "clusters"
+    assert after({"scene": "clusters"}, {"scene": "gradient"}, clouds=CLOUDS)["cloud"] == "scatter"
+    assert after({"cloud": "small", "scene": "clusters"}, clouds=CLOUDS)["cloud"] == "small"
+    assert after({"cloud": "clusters"}, clouds=CLOUDS)["cloud"] == "clusters"
+    assert after({"scene": "clusters"}, {"scene": "depth"}, {"scene": "clusters"}, clouds=CLOUDS)["cloud"] == "clusters"
+    given = CLOUDS | {"given": CLOUDS["small"]}
+    assert after({"cloud": "given"}, {"scene": "clusters"}, clouds=given)["cloud"] == "given"
+
+
+@pytest.mark.parametrize("cloud", ["clusters", "scatter", "small"])
+def test_a_link_to_three_norms_keeps_the_points_chosen_there(modules, cloud):
+    script = """async (cloud) => {
+      const { DEFAULTS, createStore, decode, encode } = await load("state.js");
+      const store = createStore(DEFAULTS);
+      store.set({ scene: "clusters", cloud });
+      return decode(encode(store.get(), DEFAULTS), DEFAULTS).state.cloud;
+    }"""
+    assert modules.run(script, cloud) == cloud
 
 
 def test_what_lies_outside_the_cloud_goes(after):

@@ -87,6 +87,39 @@ def test_it_says_where_the_points_lie(modules: Any, page_data: Any) -> None:
     assert only.endswith("They lie on the sphere of radius 1.")
 
 
+def test_it_says_so_where_nothing_moves_and_where_a_gain_is_0(modules: Any, page_data: Any) -> None:
+    four = {"scene": "four", "cloud": "four"}
+    stays, way, plane, moved, flat, clusters = _summaries(
+        modules,
+        page_data,
+        {"mode": "rms", "stage": 1},
+        {"mode": "length", "stage": 0.5},
+        four | {"stage": 1},
+        {"mode": "batch", "stage": 4, **_AFFINE},
+        {"stage": 4, **_AFFINE, "gain": [1.5, 0, 1]},
+        {"scene": "clusters", "cloud": "clusters", "stage": 0.5},
+    )
+    assert stays.endswith("They lie where they were given: nothing is centred.")
+    assert way.endswith("They lie where they were given: nothing is centred.")
+    assert plane.endswith("They lie in the hyperplane orthogonal to all-ones.")
+    assert moved.endswith("They lie about (0.5, −0.3, 0.4), stretched by (1.5, 0.6, 1.1).")
+    assert flat.endswith("They lie flattened along axis 2, where the gain is 0, centre (0.5, −0.3, 0.4).")
+    assert "LayerNorm: they move to lie in the plane" in clusters
+    assert clusters.endswith("RMSNorm: they lie where they were given: nothing is centred.")
+
+
+def test_a_page_without_activations_says_where_to_get_some(modules: Any, page_data: Any) -> None:
+    [words] = _summaries(modules, page_data, {"scene": "model"})
+    assert words.startswith("This page holds no activations.")
+    assert "normkit explore" in words
+
+
+def test_an_epsilon_that_takes_nothing_is_not_told(modules: Any, page_data: Any) -> None:
+    [words] = _summaries(modules, page_data, {"cloud": "scatter", "stage": 2, "eps": 1e-12, "selected": 0})
+    assert "Point 1 is at" in words
+    assert "epsilon" not in words
+
+
 def test_the_plane_that_it_names_is_the_plane_of_the_points(page_data: Any) -> None:
     """Orthogonal to 1 / gain, and to normal / gain: of points that PyTorch normalized."""
     x = torch.tensor(page_data["clouds"]["scatter"]["points"], dtype=torch.float64)
@@ -121,7 +154,7 @@ def test_it_counts_what_is_0_over_0(modules: Any, page_data: Any) -> None:
         case | {"selected": 41},
     )
     assert layer.endswith("2 points are 0/0.")
-    assert rms.endswith("The point 42 is 0/0.")
+    assert rms.endswith("Point 42 is 0/0.")
     assert "0/0" not in held
     assert "0/0" not in raw
     assert "Point 42 is at" not in chosen

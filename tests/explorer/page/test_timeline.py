@@ -77,6 +77,16 @@ def test_a_stage_is_stepped_to_jumped_to_and_scrubbed(explorer):
     page.locator("#stage[aria-valuetext='99 % from gain to bias']").wait_for()
 
 
+def test_a_step_at_the_end_hands_the_focus_to_play(explorer):
+    page = explorer(reduced_motion="reduce")
+    for button, stage, end in [("#step", 3, 4), ("#back", 1, 0)]:
+        set_state(page, stage=stage)
+        page.focus(button)
+        page.keyboard.press("Enter")
+        wait_for(page, STAGE, end)
+        wait_for(page, "() => document.activeElement.id", "play")
+
+
 def test_playing_without_motion_jumps_from_stage_to_stage(explorer):
     page = explorer(reduced_motion="reduce", hash="#v=1&stage=2.5")
     page.evaluate(WATCH)

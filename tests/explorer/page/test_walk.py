@@ -170,6 +170,19 @@ def test_it_is_walked_with_buttons(explorer: Any) -> None:
     assert page.evaluate(f"[{state}.scene, {state}.walk]") == ["clusters", 6]
 
 
+def test_walked_with_keys_the_focus_stays_on_the_walk(explorer: Any) -> None:
+    page = explorer()
+    focused = "() => document.activeElement.textContent"
+    page.locator("#walk .turns button").last.focus()
+    for _ in range(5):
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(60)
+        assert page.evaluate(focused) == "Next"
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => normkitExplorer.store.get().walk === 6")
+    page.wait_for_function("() => document.activeElement.textContent === 'Previous'")
+
+
 def test_a_touched_control_ends_it_and_keeps_the_picture(explorer: Any) -> None:
     page = explorer(hash="#walk=3")
     read = "['scene', 'cloud', 'eps', 'walk', 'stage'].map((key) => normkitExplorer.store.get()[key])"

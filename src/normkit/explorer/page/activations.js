@@ -1,4 +1,5 @@
 // Activations of a model: three of their n directions, all-ones upwards and the two in which centred rows vary most.
+import { number } from "explorer/formulas.js";
 import { add, norm as length, scale } from "explorer/linear.js";
 import { arrow, blend, farthest, fit, label, line, points, progress, root, see, solid } from "explorer/marks.js";
 
@@ -27,13 +28,15 @@ export function activations(state, computed) {
   const [appears, gained, shifted] = [1, 2, 3].map((stage) => progress(state.stage, stage));
   const size = norm.mode === "length" ? 1 : Math.sqrt(site.n);
   const centre = scale(see(AXES, site.bias), shifted);
-  const wide = Math.max(1.2 * size, ...root(square(site, norm.mode, 1)).map(length));
-  const radius = fit(state, computed, [0, 0, 1.2 * size, wide, wide + length(site.bias)]);
+  const wide = Math.max(0.86 * size, ...root(square(site, norm.mode, 1)).map(length));
+  // A disc lies across the wide side of the window.
+  const near = (norm.mode === "layer" ? 0.86 : 1.04) * size;
+  const radius = fit(state, computed, [0, 0, near, wide, wide + 0.5 * length(site.bias)]);
   const tips = AXES.map((_, i) => AXES.map((__, j) => (i === j ? 0.95 * radius : 0)));
   const shape = square(site, norm.mode, gained);
   const rim = (direction) => add(centre, farthest(root(shape), direction));
-  const sphere = `${norm.mode === "layer" ? "disc" : "ball"} of radius ${size === 1 ? 1 : `√${site.n}`}`;
-  const rest = `inside: ${site.n - 3} more directions hold the rest`;
+  const sphere = `${norm.mode === "layer" ? "disc" : "ball"} of radius ${size === 1 ? 1 : `√${site.n} = ${number(size, 4)}`}`;
+  const rest = `points inside: the rest lies in ${site.n - 3} more directions`;
   const items = [
     { kind: "segments", pairs: tips.slice(0, 2).map((tip) => [ORIGIN, tip]), colours: "muted", width: 1, alpha: 0.55 },
     line(scale(tips[2], -1), tips[2], "contrast", 1.6, { dash: [7, 5], alpha: 0.8 }),
@@ -42,7 +45,7 @@ export function activations(state, computed) {
       label(tips[i], `direction ${i + 1}: ${Math.round(100 * share)} %`, "muted", [6, 14])),
     ...(appears ? [solid(centre, shape, { alpha: appears })] : []),
     ...label(rim([0, -0.6, 0.8]), gained ? "shadow of the ellipsoid" : sphere, "accent", [-8, -10], appears),
-    ...label(rim([0.5, 0, -0.8]), rest, "muted", [8, 22], site.n > 3 ? appears : 0),
+    ...label(rim([0.43, -0.21, -0.88]), rest, "muted", [-40, 20], site.n > 3 ? appears : 0),
     ...arrow(ORIGIN, centre, "ink", "bias"),
     ...points(state, computed, AXES),
   ];

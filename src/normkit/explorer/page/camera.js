@@ -3,7 +3,7 @@
 // Distance of the eye in radii of what is shown: far enough that parallels still look parallel.
 const DISTANCE = 6;
 // The share of a box's shorter side that the world takes at zoom 1.
-const FILL = 0.86;
+const FILL = 0.88;
 const RADIANS_PER_PIXEL = 0.008;
 
 /** A camera that looks at the origin so that a ball of that radius fits into the box {x, y, width, height}.

@@ -6,7 +6,8 @@ import { FEATURES, reaches, sets } from "explorer/space.js";
 /** @type {import("explorer/space.js").Scene} */
 export function clusters(state, computed) {
   const arms = Object.values(computed.arms ?? {}).map((arm) => ({ ...computed, ...arm }));
-  const radius = Math.max(...arms.map((arm) => fit(state, arm, reaches(arm.norm))));
+  // The farthest points may come near the edges of these smaller panels.
+  const radius = 0.9 * Math.max(...arms.map((arm) => fit(state, arm, reaches(arm.norm))));
   const panels = arms.map((arm) => ({
     kind: "space",
     title: NORMS[arm.norm.mode],

@@ -15,14 +15,20 @@ export const epsilonAt = (position) => (position > 0 ? Number((10 ** ((position 
 /** "exactly 0", "1e-5", "0.1". */
 export const epsilonText = (eps) => (eps === 0 ? "exactly 0" : eps < 0.01 ? eps.toExponential() : String(eps));
 
+/** A patch that shows a site of a model by the norm that it has there. */
+const shown = ({ models }, model, site) => {
+  const { mode, eps, place } = models[model]?.sites[site] ?? {};
+  return { model, site, ...(mode && { mode, eps, place }) };
+};
+
 /**
  * By id: the scenes where it matters, what it shows, what it sets, and how that reads. One that has the name of its
  * part of the state shows and sets just that.
  * @type {Record<string, {scenes: string, show?: Function, set?: Function, text?: Function}>}
  */
 const CONTROLS = {
-  model: { scenes: "model", set: (model) => ({ model: Number(model), site: 0 }) },
-  site: { scenes: "model", set: (site) => ({ site: Number(site) }) },
+  model: { scenes: "model", set: (model, data) => shown(data, Number(model), 0) },
+  site: { scenes: "model", set: (site, data, state) => shown(data, state.model, Number(site)) },
   modes: { scenes: `${FREE} model`, show: (state) => state.mode, set: (mode) => ({ mode }) },
   colour: { scenes: "model" },
   cloud: { scenes: FREE },
@@ -99,22 +105,28 @@ function mountVector(store, key) {
 /** Fills the panel and listens to it. */
 export function mountControls(store, data) {
   const scenes = [...byId("scenes").children];
-  for (const button of scenes) button.onclick = () => store.set({ scene: button.dataset.scene, walk: 0 });
+  const enter = ({ model, site }, scene) => ({ scene, walk: 0, ...(scene === "model" && shown(data, model, site)) });
+  for (const button of scenes) button.onclick = () => store.set(enter(store.get(), button.dataset.scene));
   const vectors = Object.keys(REACH).map((key) => mountVector(store, key));
   const inputs = Object.entries(CONTROLS).filter(([id]) => !REACH[id]);
   for (const [id, { set = (value) => ({ [id]: value }) }] of inputs) {
     const input = byId(id);
     const read = () => (input.options ? input.value : input.type === "checkbox" ? input.checked : input.valueAsNumber);
-    input.oninput = () => store.set(set(read()));
+    input.oninput = () => store.set(set(read(), data, store.get()));
   }
   byId("snap").onclick = () => store.set({ normal: [1, 1, 1, 1] });
-  byId("reset").onclick = () => store.set({ ...startFrom(data.start), scene: store.get().scene });
+  byId("reset").onclick = () => {
+    const { scene } = store.get();
+    put(byId("message"), { textContent: "" });
+    store.set(startFrom({ ...(scene === "model" && shown(data, 0, 0)), ...data.start, scene }));
+  };
 
   return (state, computed) => {
     choose(state, data);
     put(byId("layer"), { max: String(state.depth) });
     for (const [id, { scenes: where }] of Object.entries(CONTROLS)) {
-      const idle = byId(id).options?.length < 2 || (id === "normal" && state.mode !== "plane");
+      const idle = byId(id).options?.length < 2 || (id === "normal" && state.mode !== "plane")
+        || (id === "colour" && Boolean(computed.site?.groups));
       put(byId(id).closest(".field, fieldset"), { hidden: idle || !where.split(" ").includes(state.scene) });
     }
     for (const [id, { show = (from) => from[id], text }] of inputs) {

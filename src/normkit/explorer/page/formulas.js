@@ -30,6 +30,13 @@ const table = (...lines) => math("mtable", ...lines.map((line) => math("mtr", ma
 /** 1e-5 as 10 to the −5. */
 const power = (value) => number(value).replace(/e\+?/, " · 10^").replace("^-", "^−").replace(/^1 · /, "");
 
+/** What a row (batch: column) is divided by. */
+const divisor = ({ eps, place }, share, mode) => {
+  const squares = row(...(mode === "length" ? [] : [share]), mode === "batch" ? "∑_k c_kj^2" : "∑_j c_j^2");
+  const more = `+ ${power(eps)}`;
+  return place === "inside" ? math("msqrt", squares, more) : row(math("msqrt", squares), more);
+};
+
 /** One step of one mode, with the numbers of the state; those of a model are too many. */
 const stepFormula = (state, mode, step) => {
   const n = { four: 4, model: 0 }[state.scene] ?? 3;
@@ -43,21 +50,18 @@ const stepFormula = (state, mode, step) => {
     if (mode === "rms" || mode === "length") return row("c = x ,", said("nothing is centred"));
     return row(`${c} = ${x} −`, share, batch ? "∑_k x_kj" : "∑_j x_j 𝟏");
   }
-  if (step === 2) {
-    const squares = row(...(mode === "length" ? [] : [share]), batch ? "∑_k c_kj^2" : "∑_j c_j^2");
-    const eps = `+ ${power(state.eps)}`;
-    return row(`${z} =`, fraction(c, state.place === "inside" ? math("msqrt", squares, eps) : row(math("msqrt", squares), eps)));
-  }
+  if (step === 2) return row(`${z} =`, fraction(c, divisor(state, share, mode)));
   const [gain, bias] = [given("g", state.gain.slice(0, n)), given("b", state.bias.slice(0, n))];
   return row(`${y} = ${times}`, step === 3 ? gain : `${batch ? "+ b_j" : "+ b"}${gain}${bias}`);
 };
 
-/** A gradient on its way back; r is the root without epsilon, s with it. */
+/** A gradient on its way back; s is what c was divided by, r the same without epsilon. */
 const gradientFormula = ({ mode, place, eps }) => row(
   "d x =", fraction("1", "s"), "( I",
   ...(mode === "layer" ? ["−", fraction("𝟏 𝟏^T", "3")] : mode === "plane" ? ["− u u^T"] : []), "−",
   ...(place === "outside" && eps > 0 ? [fraction("s", "r")] : []), mode === "length" ? "z z^T" : fraction("z z^T", "3"),
-  ") ( g ⊙ d y )");
+  ") ( g ⊙ d y ) ,", "s =", divisor({ place, eps }, fraction("1", "3"), mode),
+  ...(place === "outside" && eps > 0 ? [`= r + ${power(eps)}`] : []));
 
 /** One layer of each stack. */
 const depthFormula = ({ residual, spread }) => {
@@ -85,7 +89,7 @@ const CENTRED = {
 };
 
 const span = (values) => `${number(Math.min(...values))} to ${number(Math.max(...values))}`;
-const largest = (values) => number(Math.max(...values.map(Math.abs)));
+const error = (values) => `(largest error ${number(Math.max(...values.map(Math.abs)))})`;
 
 /** What holds of means (or what else is centred) and sizes; those that are NaN are named. */
 const words = ({ mode, eps }, stage, n, means, sizes) => {
@@ -98,11 +102,11 @@ const words = ({ mode, eps }, stage, n, means, sizes) => {
   const name = radius === 1 ? "1" : `√${n} = ${number(radius)}`;
   return [
     along.length && (what === "" ? `Nothing is centred: means${of} ${span(along)}.` : stage < 1 ? `The ${what}: ${span(along)}.`
-      : `The ${what}${of} is 0 (largest error ${largest(along)}).`),
+      : `The ${what}${of} is 0 ${error(along)}.`),
     finite.length && (stage < 2 ? `Every ${size}: ${span(finite)}.`
-      : `Every ${size} is ${name}${eps === 0 ? ` (largest error ${largest(finite.map((value) => value - radius))})`
+      : `Every ${size}${of && " there"} is ${name}${eps === 0 ? ` ${error(finite.map((value) => value - radius))}`
         : `, of which epsilon takes up to ${number(Math.max(0, radius - Math.min(...finite)))}`}.`),
-    lost.length && `0/0 at ${mode === "batch" ? "column" : "row"} ${lost.slice(0, 3).join(", ")}${lost.length > 3 ? ", …" : ""}: ${why}.`,
+    lost.length && `0/0 at ${mode === "batch" ? "column" : "row"}${lost.length > 1 ? "s" : ""} ${lost.slice(0, 3).join(", ")}${lost.length > 3 ? ", …" : ""}: ${why}.`,
   ].filter(Boolean).join(" ");
 };
 

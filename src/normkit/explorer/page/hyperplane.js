@@ -33,7 +33,7 @@ export function hyperplane(state, computed) {
   const items = [
     ...sets(norm, raw, state.stage, radius, axes, { shell: rows[state.selected]?.shrink }),
     { kind: "segments", pairs: needles, colours: "contrast", width: 1.3, alpha: 0.7 },
-    ...(highest ? label(highest, free ? "part along u" : "part along all-ones", "contrast") : []),
+    ...(highest ? label(highest, `each needle: the part along ${free ? "u" : "all-ones"}`, "contrast") : []),
     ...points(state, computed, axes),
   ];
   const tilt = scale(matrixVector(helmert(4), u), 2);

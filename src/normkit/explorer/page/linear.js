@@ -25,6 +25,7 @@ export const unit = (a) => {
   return a.map((value) => value / length);
 };
 
+/** @type {(a: number[], b: number[]) => number[]} */
 export const cross = ([x, y, z], [u, v, w]) => [y * w - z * v, z * u - x * w, x * v - y * u];
 export const matrixVector = (matrix, a) => matrix.map((row) => dot(row, a));
 export const transpose = (matrix) => matrix[0].map((_, j) => matrix.map((row) => row[j]));

@@ -18,8 +18,9 @@ const SCHEMES = ["(prefers-color-scheme: dark)", "(forced-colors: active)", "(pr
 
 const data = JSON.parse(byId("data").textContent);
 const start = startFrom(data.start ?? {});
-const { state: first, problems } = decode(location.hash, start);
-const store = createStore(first, { clouds: { ...data.clouds, ...(data.given && { given: data.given }) } });
+const known = { models: data.models, clouds: { ...data.clouds, ...(data.given && { given: data.given }) } };
+const { state: first, problems } = decode(location.hash, start, known);
+const store = createStore(first, known);
 const canvas = byId("canvas");
 const brush = canvas.getContext("2d");
 const palette = new Map();
@@ -82,7 +83,7 @@ function describe() {
 const pointer = mountPointer(store, context);
 const all = [pointer, mountControls(store, data), mountTimeline(store), mountTable(store, context), mountWalk(store)];
 mountExports(store, context);
-const writeAddress = mountHash(store, start, say);
+const writeAddress = mountHash(store, start, say, known);
 byId("notes").append(...(data.notes ?? []).map((textContent) => element("li", { textContent })));
 if (problems.length) say(problems.join(" "));
 store.subscribe(() => { scheduled ||= requestAnimationFrame(draw); });

@@ -95,7 +95,8 @@ export function points({ stage: t, selected }, { shown, stages, groups, norm }, 
 
 /** The radius of the world to fit: large enough for all points at every moment, and straight between two stages. A
  * point moved by hand counts half, so that the world does not run away from the pointer.
- * @type {(state: State, computed: Computed, reaches: number[]) => number} reaches: of the sets, by stage */
+ * @type {(state: {stage: number, edits: any}, computed: {stages: number[][][]}, reaches: number[]) => number}
+ * reaches: of the sets, by stage */
 export function fit({ stage: t, edits }, { stages }, reaches) {
   const low = Math.min(3, Math.floor(t));
   const [from, to] = [low, low + 1].map((stage) =>

@@ -6,6 +6,8 @@
 
 import { add, dot, mean, minus, norm as length, scale, times, transpose, unit } from "explorer/linear.js";
 
+const ROUNDING = 4 * Number.EPSILON;
+
 /** A row less its mean; twice, as a mean is rounded in proportion to itself. */
 const centre = (row) => {
   const first = mean(row);
@@ -16,9 +18,16 @@ const centre = (row) => {
 
 /** The first map, for rows of n numbers. */
 const centring = ({ mode, normal }, n) => {
-  const u = unit(normal.slice(0, n));
+  if (mode !== "layer" && mode !== "plane") return (row) => row;
+  const given = normal.slice(0, n);
+  if (mode === "layer" || given.every((value) => value === given[0])) return centre;
+  const u = unit(given);
   const project = (row) => minus(row, scale(u, dot(row, u)));
-  return mode === "layer" ? centre : mode === "plane" ? (row) => project(project(row)) : (row) => row;
+  return (row) => {
+    const left = project(project(row));
+    // Of a row along u only its rounding is left, which has no direction.
+    return length(left) > ROUNDING * length(row) ? left : left.map(() => 0);
+  };
 };
 
 /** s, which a row is divided by: sqrt(root^2 + eps) or root + eps, with the root of its mean (length: total) square. */

@@ -8,15 +8,19 @@ import { across, ellipse, visible } from "explorer/surfaces.js";
 
 const TITLE = 30;
 const REACH = 14;
+const SMALL = 250;
 // Lines and points are taken for so many radii nearer than they are, and so painted after the face they lie on.
 const LIFT = 0.06;
 const LAYERS = { behind: 0, normal: 1, front: 2 };
 // Where the light comes from: right, up, toward.
 const LIGHT = [-0.48, 0.64, 0.6];
 
+/** How much larger than on a usual screen letters, markers and lines are drawn on a large one. */
+const enlargement = ({ width, height }) => Math.min(2, Math.max(1, Math.min(width, height) / 900));
+
 /** The boxes of the panels' contents, in as many columns as keep them large. */
 export function layout(panels, { width, height }) {
-  const strip = panels.length > 1 ? TITLE : 0;
+  const strip = panels.length > 1 ? TITLE * enlargement({ width, height }) : 0;
   const aspect = panels.some(({ draw }) => draw) ? 1.4 : 1;
   const grids = panels.map((_, k) => [k + 1, Math.ceil(panels.length / (k + 1))]);
   // A grid with empty places counts less.
@@ -31,10 +35,28 @@ export function layout(panels, { width, height }) {
   }));
 }
 
+const scaled = (box, factor) =>
+  ({ x: box.x * factor, y: box.y * factor, width: box.width * factor, height: box.height * factor });
+
 /** A frame {panels, radius} seen by a camera on a canvas of a size {width, height}, as commands. */
-export function commands({ panels, radius }, camera, size) {
+export function commands(frame, camera, size) {
   if (!(size.width >= 1 && size.height >= 1)) return [];
-  const boxes = layout(panels, size);
+  const factor = enlargement(size);
+  const boxes = layout(frame.panels, size).map((box) => scaled(box, 1 / factor));
+  const list = drawn(frame, camera, boxes, { width: size.width / factor, height: size.height / factor });
+  return factor === 1 ? list : list.map((command) => enlarged(command, factor));
+}
+
+const PLACED = ["x", "y", "size", "width", "height", "offset"];
+
+function enlarged(command, factor) {
+  const larger = { ...command };
+  for (const key of PLACED) if (key in command) larger[key] = factor * command[key];
+  for (const key of ["at", "dash"]) if (command[key]) larger[key] = command[key].map((value) => factor * value);
+  return larger;
+}
+
+function drawn({ panels, radius }, camera, boxes, size) {
   return panels.flatMap(({ title, items = [], draw }, k) => {
     const box = boxes[k];
     const view = { lens: lens(camera, box, radius), radius, box, out: [] };
@@ -60,7 +82,7 @@ export const worldDelta = (camera, box, radius, dx, dy, place = [0, 0, 0]) =>
 
 /** The point nearest to a place on the screen; of two at one place, the one in front. */
 export function pick({ panels, radius }, camera, size, x, y) {
-  let best = REACH;
+  let best = REACH * enlargement(size);
   let found = null;
   for (const [panel, box] of layout(panels, size).entries()) {
     if (x < box.x || x > box.x + box.width || y < box.y || y > box.y + box.height) continue;
@@ -215,7 +237,7 @@ function farToNear({ out, radius }) {
   return Array.from(keys.sort(), (key) => out[key % 2 ** 20]);
 }
 
-// Labels, moved where they would lie on another or leave the box.
+// Labels, moved where they would lie on another or leave the box. In a small box only those that find room.
 function labels(items, { lens, box }) {
   const taken = [];
   return items.filter(({ kind }) => kind === "label").flatMap((item) => {
@@ -224,17 +246,25 @@ function labels(items, { lens, box }) {
     if (!magnification) return [];
     const turned = { start: "end", middle: "middle", end: "start" }[anchor];
     const width = 0.56 * size * text.length;
-    const tries = [[dx, dy], [dx, -dy], [-dx, dy], [-dx, -dy], [dx, dy - 18], [dx, 18 - dy]].map(([across, down]) => {
+    const small = box.width < SMALL;
+    if (width > (small ? 0.7 : 1) * box.width) return [];
+    const near = [[dx, dy], [dx, -dy], [-dx, dy], [-dx, -dy]];
+    const around = [0, 18, 36].flatMap((more) => near.map(([over, down]) => [over, down + (down < 0 ? -more : more)]));
+    // As it was wished for; then pushed into the box.
+    const tries = [Infinity, 0].flatMap((limit) => around.map(([across, down]) => {
       const side = across === dx ? anchor : turned;
-      const left = x + across - width * { start: 0, middle: 0.5, end: 1 }[side];
+      const share = { start: 0, middle: 0.5, end: 1 }[side];
+      const free = x + across - width * share;
+      const left = Math.max(box.x - limit, Math.min(box.x + box.width - width + limit, free));
       const middle = y + down;
       const area = [left, middle - 0.7 * size, left + width, middle + 0.7 * size];
-      return { x: x + across, y: middle, anchor: side, area };
-    });
+      return { x: left + width * share, y: middle, anchor: side, area };
+    }));
     const clear = tries.find(({ area: [left, top, right, bottom] }) =>
       left >= box.x && top >= box.y && right <= box.x + box.width && bottom <= box.y + box.height &&
       taken.every((other) => left >= other[2] || other[0] >= right || top >= other[3] || other[1] >= bottom));
-    const { area, ...place } = clear ?? tries[0];
+    if (!clear && small) return [];
+    const { area, ...place } = clear ?? tries[around.length];
     taken.push(area);
     return [{ type: "text", ...place, text, colour, size }];
   });

@@ -5,7 +5,18 @@ const list = (row) => `[${row.map((value) => (Number.isFinite(value) ? String(va
 const tensor = (content) => `torch.tensor(${content}, dtype=torch.float64)`;
 const matrix = (rows) => tensor(`[\n${rows.map((row) => `    ${list(row)},\n`).join("")}]`);
 
-const CENTRED = { layer: "x - x.mean(1, keepdim=True)", batch: "x - x.mean(0)", rms: "x", length: "x", plane: "x - (x @ u)[:, None] * u" };
+// Twice, so that of equal entries exactly 0 is left.
+const CENTRED = {
+  layer: "once = x - x.mean(1, keepdim=True)\n    return once - once.mean(1, keepdim=True)",
+  batch: "once = x - x.mean(0)\n    return once - once.mean(0)", rms: "return x", length: "return x",
+  plane: `left = x
+    for _ in range(2):
+        left = left - (left @ u)[:, None] * u
+    rounding = 4 * torch.finfo().eps * x.norm(dim=1, keepdim=True)
+    return left.where(left.norm(dim=1, keepdim=True) > rounding, 0.0)`,
+};
+/** Along all-ones, the projection is a mean taken off. */
+const centred = ({ mode, normal }) => CENTRED[mode === "plane" && normal.every((value) => value === normal[0]) ? "layer" : mode];
 
 /** A norm by PyTorch's own function; written out where it has none. */
 const call = ({ mode, eps, place }, count) => {
@@ -32,7 +43,7 @@ def show(centre, norm):
 
 ${(arms ? Object.values(arms).map((arm) => arm.norm) : [norm]).map((each) => `
 def centre(x):
-    return ${CENTRED[each.mode]}
+    ${centred(each)}
 
 
 def norm(x, gain, bias):

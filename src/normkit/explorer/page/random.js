@@ -11,13 +11,14 @@ export const uniform = (seed) => {
   };
 };
 
-/** Standard normal numbers, an even count of them, by Box and Muller. */
+/** Standard normal numbers, an even count of them, by Box and Muller; as a Float64Array. */
 export const normals = (count, next) => {
-  const values = [];
-  while (values.length < count) {
+  const values = new Float64Array(count);
+  for (let i = 0; i < count; i += 2) {
     const radius = Math.sqrt(-2 * Math.log(next()));
     const angle = 2 * Math.PI * next();
-    values.push(radius * Math.cos(angle), radius * Math.sin(angle));
+    values[i] = radius * Math.cos(angle);
+    values[i + 1] = radius * Math.sin(angle);
   }
   return values;
 };

@@ -2,7 +2,7 @@
 // which more of them are seen ("four").
 import { number } from "explorer/formulas.js";
 import {
-  add, dot, hyperplaneBasis, matrixVector, mean, minus, norm as length, scale, times, transpose, unit,
+  add, cross, dot, hyperplaneBasis, matrixVector, mean, minus, norm as length, scale, times, transpose, unit,
 } from "explorer/linear.js";
 import { arrow, blend, farthest, fit, image, label, line, points, progress, see } from "explorer/marks.js";
 import { plane } from "explorer/surfaces.js";
@@ -15,6 +15,8 @@ import { plane } from "explorer/surfaces.js";
 const ORIGIN = [0, 0, 0];
 export const FEATURES = [[1, 0, 0], [0, 1, 0], [0, 0, 1]];
 const SNAP = Math.cos(Math.PI / 45);
+// Two edges of a drawn plane lie level for the eye of the first view.
+const UPRIGHT = [-0.43, 0.21, 0.88];
 
 /** @type {(n: number) => number[]} */
 export const ones = (n) => Array(n).fill(1 / Math.sqrt(n));
@@ -53,21 +55,22 @@ function deviations(norm, raw, t) {
     sides.flatMap((_, axis) => (bits & (1 << axis) ? [] : [[corner(bits), corner(bits | (1 << axis))]])));
 }
 
-/** All but the points: axes, plane, sphere, and what becomes of them. brief: fewer words; shell: how far eps lets the
+/** All but the points: axes, plane, sphere, and what becomes of them. brief: fewer words; bare: none; shell: how far eps lets the
  * selected row come. @type {(norm: Norm, raw: number[][], t: number, world: number, axes: number[][],
- *   options?: {brief?: boolean, shell?: number}) => Item[]} */
-export function sets(norm, raw, t, world, axes, { brief = false, shell = 1 } = {}) {
+ *   options?: {brief?: boolean, bare?: boolean, shell?: number}) => Item[]} */
+export function sets(norm, raw, t, world, axes, { brief = false, bare = false, shell = 1 } = {}) {
   const { n, u, flat, all, basis, radius, name, d, centre } = sphereOf(norm, t);
   const [appears, gained] = [progress(t, 1), progress(t, 2)];
   const free = norm.mode === "plane";
   const at = (row) => see(axes, row);
   const arms = (rows, size = radius) => rows.map((row) => at(scale(times(row, d), size)));
   const middle = at(centre);
-  const far = 0.92 * world;
-  const tips = transpose(axes).map((axis) => scale(axis, far));
+  const far = 1.08 * world;
+  const words = bare ? () => [] : label;
+  const tips = transpose(axes).map((axis) => scale(unit(axis), far));
   const items = [
     { kind: "segments", pairs: tips.map((tip) => [ORIGIN, tip]), colours: "muted", width: 1, alpha: 0.55 },
-    ...tips.flatMap((tip, i) => label(scale(tip, 1.05), `x${"₁₂₃₄"[i]}`, "muted", [0, 0])),
+    ...tips.flatMap((tip, i) => words(scale(tip, 1.04), `x${"₁₂₃₄"[i]}`, "muted", [0, 0])),
   ];
   if (norm.mode === "batch") {
     if (!raw.length) return items;
@@ -81,22 +84,24 @@ export function sets(norm, raw, t, world, axes, { brief = false, shell = 1 } = {
     if (!brief) items.push(...label(centroid, "centroid", "ink", [12, 4]), ...label(corner, "one deviation", "accent"));
     return items;
   }
-  const e = scale(at(ones(n)), far);
+  const e = scale(at(ones(n)), brief ? far : 1.2 * far);
   if (length(e) > 1e-9 * far && norm.mode !== "length") {
     items.push(line(scale(e, -1), e, "contrast", 1.6, { dash: [7, 5], alpha: norm.mode === "layer" ? 0.9 : 0.45 }));
-    items.push(...label(e, "all-ones", "contrast"));
+    items.push(...label(e, "all-ones", "contrast", [6, 12]));
   }
   if (flat && n === 3) {
-    const [first, second] = arms(basis, blend(Math.max(0.5 * world, 1.15 * radius), 1.15 * radius, appears));
-    const across = minus(second, scale(unit(first), dot(second, unit(first))));
-    const sheet = plane(middle, unit(first), unit(across), Math.max(length(first), length(second)));
+    const upright = imageNormal(u, d);
+    const level = unit(cross(UPRIGHT, upright));
+    const reach = Math.max(...arms(basis).map(length));
+    const size = blend(Math.max(0.6 * world, 1.03 * reach), 1.03 * reach, appears);
+    const sheet = plane(middle, level, cross(upright, level), size);
     const text = free ? "u · x = 0" : gained ? "image of mean = 0" : "mean = 0";
-    const along = scale(imageNormal(u, d), 0.95 * radius * (free ? 1 : gained));
+    const along = scale(upright, 0.95 * radius * (free ? 1 : gained));
     items.push(
       { kind: "surface", ...sheet, colour: "third", alpha: 0.07 + 0.06 * progress(t, 0), edge: "third" },
-      ...label(sheet.places[0], text, "third", [0, 14]),
+      ...words(sheet.places[0], text, "third", [0, 14]),
       image(arms(all), middle, { alpha: appears, colour: "muted", fill: 0.06, edge: 0.16 }),
-      ...arrow(middle, add(middle, along), "third", `normal ${free ? "u" : "1"}${gained ? "/g" : ""}`),
+      ...arrow(middle, add(middle, along), "third", brief ? "" : `normal ${free ? "u" : "1"}${gained ? "/g" : ""}`),
     );
   }
   const curve = basis.length === 2;
@@ -105,7 +110,7 @@ export function sets(norm, raw, t, world, axes, { brief = false, shell = 1 } = {
   const text = shadow + (gained ? (curve ? "ellipse" : "ellipsoid") : `${shadow && "sphere, "}radius ${name}`);
   items.push(image(arms(basis), middle, { alpha: appears }));
   items.push(line(middle, end(), "accent", 1.2, { alpha: 0.8 * appears * (1 - gained) }));
-  if (!brief || !gained) items.push(...label(end(), text, "accent", [8, curve ? 12 : -10], appears));
+  if (!brief || !gained) items.push(...words(end(), text, "accent", [8, curve ? 12 : -10], appears));
   if (shell < 0.995) {
     const dashed = curve ? { width: 1.6, dash: [5, 4] } : { fill: 0.05, edge: 0.45 };
     items.push(image(arms(basis, radius * shell), middle, { alpha: appears, colour: "error", ...dashed }));
@@ -117,8 +122,9 @@ export function sets(norm, raw, t, world, axes, { brief = false, shell = 1 } = {
 /** How far the sets of a norm reach at the five stages. @type {(norm: Norm) => number[]} */
 export function reaches(norm) {
   const { radius } = sphereOf(norm, 0);
-  const gained = radius * Math.max(1.4, ...norm.gain.map((gain) => 1.15 * Math.abs(gain)));
-  return [1.4 * radius, 1.4 * radius, 1.4 * radius, gained, gained + length(norm.bias)];
+  const whole = 1.04 * radius;
+  const gained = Math.max(whole, ...norm.gain.map((gain) => radius * Math.abs(gain)));
+  return [whole, whole, whole, gained, gained + 0.5 * length(norm.bias)];
 }
 
 /** The direction, but within four degrees of all-ones all-ones. @type {(direction: number[]) => number[]} */
@@ -175,11 +181,16 @@ export function three(state, computed) {
 export function gradient(state, computed) {
   const { norm, raw, rows, stages, gradient: found } = computed;
   const known = found && !rows[state.selected].undefined;
-  const fitted = fit(state, computed, reaches(norm));
+  // The world is that of this point alone, and the same at every stage; it does not run away from the pointer.
+  const own = stages.map((rows) => [rows[state.selected] ?? []]);
+  const edits = state.selected in state.edits ? [0] : [];
+  const sizes = [0, 2, 4].map((stage) => fit({ stage, edits }, { stages: own }, Array(5).fill(reaches(norm)[2])));
+  const fitted = Math.max(...sizes);
   const wanted = known ? [add(found.at, found.input), add(found.output, found.upstream)].map(length) : [];
   const radius = Math.min(1.6 * fitted, Math.max(fitted, ...wanted)) || fitted;
   const items = [
-    ...sets(norm, raw, 2, radius, FEATURES), ...points(state, computed, FEATURES, { alpha: 0.4, radius: 3.2 }),
+    ...sets(norm, raw, 2, radius, FEATURES, { bare: true }),
+    ...points(state, computed, FEATURES, { alpha: 0.22, radius: 3.2, selected: -1 }),
   ];
   if (!known) {
     if (found) items.push(...label(ORIGIN, "0/0: no gradient", "error"));
@@ -191,23 +202,23 @@ export function gradient(state, computed) {
   const without = add(kept, found.alongRow);
   const removed = (from, to, text) =>
     length(minus(to, from)) < 1e-6 ? [] : [
-      line(from, to, "contrast", 2, { dash: [5, 4] }), ...label(scale(add(from, to), 0.5), text, "contrast", [8, 0]),
+      line(from, to, "contrast", 2.2, { dash: [5, 4] }), ...label(scale(add(from, to), 0.5), text, "contrast", [9, 0]),
     ];
   if (length(minus(end, whole)) > 1e-9) {
     const { basis, radius: size, d, centre } = sphereOf(norm, 4);
     const arms = basis.map((vector) => scale(times(vector, d), size));
-    items.push(image(arms, centre, { alpha: 0.5, width: 1.6, fill: 0.06, edge: 0.15 }));
-    items.push(...arrow(row, whole, "accent", "times g"));
+    items.push(image(arms, centre, { alpha: 0.35, width: 1.4, fill: 0.05, edge: 0.12 }));
+    items.push(...arrow(row, whole, "accent", "times gain"));
   }
   items.push(
     { kind: "points", at: [x, row, output], colours: "ink", markers: 5, radius: 7 },
     ...[[x, row], [row, output]].map(([from, to]) => line(from, to, "muted", 1, { dash: [2, 3] })),
-    ...arrow(output, end, "accent", "upstream"),
-    ...arrow(row, kept, "third", "tangent part"),
-    ...removed(kept, without, "along the row"),
-    ...removed(without, whole, norm.mode === "plane" ? "along u" : "along all-ones"),
+    ...arrow(output, end, "accent", "gradient that arrives"),
+    ...arrow(row, kept, "third", "what is left"),
+    ...removed(kept, without, "removed: along the row"),
+    ...removed(without, whole, `removed: along ${norm.mode === "plane" ? "u" : "all-ones"}`),
     ...arrow(x, add(x, found.input), "third", "gradient at x"),
-    ...label(x, "x", "ink", [-14, 12]),
+    ...label(x, "x", "ink", [-10, 12]), ...label(row, "z", "ink", [-10, 12]), ...label(output, "y", "ink", [-10, 12]),
   );
   return view(state, { ...computed, shown: raw }, FEATURES, radius, "Gradients", items, {
     handle: ["upstream", "Gradient that arrives at the output", end],

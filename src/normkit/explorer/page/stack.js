@@ -10,6 +10,8 @@ const SERIES = [
   { key: "gradient", name: "gradient", colour: "third", dash: [8, 4] },
 ];
 const LEADING = 15;
+// Narrower panels have their readings below.
+const NARROW = 320;
 
 /** @type {(exponent: number) => string} */
 const power = (exponent) => (exponent === 0 ? "1"
@@ -53,8 +55,9 @@ export function reading(values, axis, layer) {
 function panel(arm, axis, { stage: t, layer }, box) {
   const depth = arm.rms.length - 1;
   const [left, top, stretch] = [box.x + 44, box.y + 12, axis.high - axis.low];
-  const width = Math.max(1, box.width - 44 - Math.min(130, 0.36 * box.width));
-  const tall = Math.max(1, box.height - 54);
+  const narrow = box.width < NARROW;
+  const width = Math.max(1, box.width - 44 - (narrow ? 14 : 130));
+  const tall = Math.max(1, box.height - (narrow ? 80 : 54));
   const bottom = top + tall;
   const x = (at) => left + (width * at) / depth;
   const y = (share) => bottom - tall * share;
@@ -65,7 +68,7 @@ function panel(arm, axis, { stage: t, layer }, box) {
     ({ type: "line", at: places.flatMap(([at, share]) => [x(at), y(share)]), colour, width: 1.2, ...style });
   const [ahead, back] = [Math.min(1, t / 2) * depth, depth * Math.min(1, 2 - t / 2)];
   const quantile = (k) => arm.quantiles.map((row) => row[k]);
-  const [low, high] = [0, 4].map((k) => path(quantile(k), axis, 0, ahead));
+  const [low, high] = [0, 1].map((k) => path(quantile(k), axis, 0, ahead));
   const out = [];
   out.push(text(left, bottom + 15, "layer 0"), text(x(depth) - 6, bottom + 15, `${depth}`));
   for (let exponent = axis.low; exponent <= axis.high; exponent++) {
@@ -85,7 +88,7 @@ function panel(arm, axis, { stage: t, layer }, box) {
   if (t > 0 && t < 4) {
     const [at, words, colour] = t < 2 ? [ahead, "signal →", "accent"] : [back, "← gradient", "third"];
     out.push(line([[at, 0], [at, 1]], colour));
-    out.push(text(x(at), bottom + 30, words, colour, { anchor: "middle", bold: true }));
+    if (!narrow) out.push(text(x(at), bottom + 30, words, colour, { anchor: "middle", bold: true }));
   }
   if (layer >= 0) out.push(line([[layer, 0], [layer, 1]], "ink", { dash: [3, 3] }));
   const names = SERIES.map(({ key, name, colour }) => {
@@ -95,6 +98,11 @@ function panel(arm, axis, { stage: t, layer }, box) {
     if (layer >= 0) out.push({ type: "marker", x: x(layer), y: at, size: 4, marker: 0, colour });
     return { words: `${name} ${reading(arm[key], axis, first ? 0 : layer)}`, colour, at, first };
   });
+  if (narrow) {
+    names.forEach(({ words, colour }, k) =>
+      out.push(text(left, bottom + 32 + 13 * k, words, colour, { bold: true, size: 11 })));
+    return out;
+  }
   const beside = names.filter(({ first }) => !first).sort((a, b) => a.at - b.at);
   beside.forEach((name, k) => {
     const above = k ? beside[k - 1].at + LEADING : 0;

@@ -31,7 +31,7 @@ const number = (start, low, high, steps = 1e4) => ({
 const whole = (start, low, high) => number(start, low, high, 1);
 // Four numbers; fewer leave the others as they were.
 const vector = (start, least = -1) => ({
-  start, says: "up to four numbers from -100 to 100",
+  start, says: `up to four numbers from -100 to 100${least < 0 ? "" : ", not all 0"}`,
   clean: (value, before) => (isVector(value, 100) && Math.hypot(...value.slice(0, 3)) > least
     ? [...value, ...before.slice(value.length)] : undefined),
 });
@@ -52,16 +52,16 @@ const FIELDS = {
   gain: vector([0.6, 1.3, 1, 0.8]),
   bias: vector([-0.3, 0.6, 0.4, 0.2]),
   // Where only three count they must have a direction, too.
-  normal: vector([0.3, 1, 0.5, 0.2], 1e-9),
+  normal: vector([0.2, 0.1, 1, 0.2], 1e-9),
   edits: {
     start: {}, says: "points such as 3:1,2,0.5;4:0,1,2",
     clean: (value) => (Object.entries(value ?? "?").every(([row, at]) => /^\d{1,6}$/.test(row) && isVector(at, 1e9))
       ? structuredClone(value) : undefined),
   },
   selected: whole(-1, -1, 999999),
-  upstream: vector([0.9, -0.6, 1.7, 0.4]),
-  yaw: number(-0.3, -3.1416, 3.1416),
-  pitch: number(0.3, -1.5708, 1.5708),
+  upstream: vector([0.1, 1.9, 0.3, 0.4]),
+  yaw: number(-0.45, -3.1416, 3.1416),
+  pitch: number(0.5, -1.5708, 1.5708),
   zoom: number(1, 0.2, 8),
   model: whole(0, 0, 9999),
   site: whole(0, 0, 9999),
@@ -92,8 +92,14 @@ const next = (before, patch, clouds = null) => {
   const modes = modesOf(after.scene);
   if (modes.length && !modes.includes(after.mode)) after.mode = "layer";
   const [n, own] = CLOUDS[after.scene] ?? [];
+  if (own && after.scene !== before.scene && !("cloud" in patch) && after.cloud !== "given") {
+    // The scene of three norms is about its own points, which no other scene keeps.
+    if ((after.cloud === CLOUDS.clusters[1]) !== (own === CLOUDS.clusters[1])) after.cloud = own;
+  }
   const bound = clouds && own;
-  if (bound && !(Object.hasOwn(clouds, after.cloud) && clouds[after.cloud].n === n)) after.cloud = own;
+  if (bound && !(Object.hasOwn(clouds, after.cloud) && clouds[after.cloud].n === n)) {
+    after.cloud = clouds.given?.n === n ? "given" : own;
+  }
   if (after.cloud !== before.cloud && !(patch.edits && after.cloud === patch.cloud)) after.edits = {};
   const source = ({ scene, model, cloud }) => (scene === "model" ? model : cloud);
   if (source(after) !== source(before) && !("selected" in patch)) after.selected = -1;
@@ -146,12 +152,13 @@ const read = (text, like) => {
 export const encode = (state, start) => {
   const { scene, mode, cloud, model } = state;
   const there = next(start, { scene, mode, cloud, model });
-  const differs = (key) => !same(state[key], start[key]) || !same(state[key], there[key]);
+  const differs = (key) => !same(state[key], start[key]) || !same(state[key], there[key])
+    || (key === "cloud" && cloud !== next(start, { scene }).cloud);
   return `#v=${VERSION}${KEYS.filter(differs).map((key) => `&${key}=${write(state[key])}`).join("")}`;
 };
 
-/** The state that a link asks for, and sentences on what it cannot use; it never throws. */
-export const decode = (hash, start) => {
+/** The state that a link asks for, and sentences on what it cannot use or what the page lacks; it never throws. */
+export const decode = (hash, start, { clouds = null, models = null } = {}) => {
   const text = hash.replace(/^#/, "");
   if (text.length > LONGEST) return { state: start, problems: [`A link of ${text.length} characters was left aside.`] };
   const problems = [];
@@ -181,19 +188,28 @@ export const decode = (hash, start) => {
   }
   const rest = problems.length - MOST_PROBLEMS;
   if (rest > 0) problems.splice(MOST_PROBLEMS, rest, `${rest} more such mistakes are in the link.`);
+  if (patch.cloud && clouds && !Object.hasOwn(clouds, patch.cloud)) {
+    problems.push(`The points ${quoted(patch.cloud)} of the link are not in this page.`);
+    delete patch.cloud;
+  }
+  const { model, site } = { ...start, ...patch };
+  if (("model" in patch || "site" in patch) && models && !models[model]?.sites[site]) {
+    problems.push(`The activations of the link (model ${model}, site ${site}) are not in this page.`);
+    Object.assign(patch, { model: start.model, site: start.site });
+  }
   const state = next(start, patch);
   if (patch.mode && state.mode !== patch.mode) problems.push(`The scene ${state.scene} has no mode ${patch.mode}.`);
   return { state, problems };
 };
 
 /** Takes over a link that is pasted into the address bar, and returns what writes the state there. */
-export const mountHash = (store, start, say) => {
+export const mountHash = (store, start, say, page) => {
   let known = location.hash;
   addEventListener("hashchange", () => {
     // A jump within the page is no link to a state.
     if (location.hash === known || document.getElementById(location.hash.slice(1))) return;
     known = location.hash;
-    const { state, problems } = decode(known, start);
+    const { state, problems } = decode(known, start, page);
     store.set(state);
     say(problems.join(" "));
   });

@@ -3,18 +3,24 @@ import { ARMS, NORMS, number } from "explorer/formulas.js";
 import { dot, norm as length, unit } from "explorer/linear.js";
 
 const vector = (values) => `(${values.map((value) => number(value)).join(", ")})`;
-const short = (text) => (text.length > 30 ? `${text.slice(0, 29)}…` : text).replace(/\s/g, " ");
+const short = (text, most = 30) => (text.length > most ? `${text.slice(0, most - 1)}…` : text).replace(/\s/g, " ");
 const counted = (count, name) => `${count.toLocaleString("en")} ${name}${count === 1 ? "" : "s"}`;
 
 /** Where the points of a finished step lie. */
 const place = ({ mode, eps, gain, bias }, n, step) => {
+  const flat = step > 2 ? gain.indexOf(0) : -1;
   const [normal, name] = { layer: ["all-ones", "1"], plane: ["the chosen normal", "the normal"] }[mode] ?? [];
   const centre = step > 3 ? `, centre ${vector(bias)}` : "";
   if (step === 0) return "where they were given";
-  if (step === 1) return normal ? `in the plane orthogonal to ${normal}` : mode === "batch" ? "about the origin, their mean" : "uncentred";
-  if (mode === "batch") {
-    return step === 2 ? "about the origin with deviations up to 1, on no sphere" : `stretched by ${vector(gain)}${centre}`;
+  if (step === 1) {
+    return normal ? `in the ${n > 3 ? "hyper" : ""}plane orthogonal to ${normal}`
+      : mode === "batch" ? "about the origin, their mean" : "where they were given: nothing is centred";
   }
+  if (mode === "batch") {
+    return step === 2 ? "about the origin with deviations up to 1, on no sphere"
+      : `about ${step > 3 ? vector(bias) : "the origin"}, stretched by ${vector(gain)}`;
+  }
+  if (flat >= 0) return `flattened along axis ${flat + 1}, where the gain is 0${centre}`;
   const round = step === 2 || gain.every((value) => value === 1);
   const shape = (round ? ["circle", "sphere", "3-sphere"] : ["ellipse", "ellipsoid", "3-ellipsoid"])[normal ? n - 3 : n - 2];
   const radius = round ? ` of radius ${number(mode === "length" ? 1 : Math.sqrt(n))}` : "";
@@ -33,7 +39,8 @@ const selectedWords = ({ selected, stage, scene }, { rows, norm, shown, labels }
   const row = rows[selected];
   if (!row || row.undefined) return "";
   const name = scene === "model" ? `Token ${JSON.stringify(short(labels[selected]))}` : `Point ${selected + 1}`;
-  const kept = stage < 2 || norm.eps === 0 || norm.mode === "batch" ? "" : `: epsilon keeps ${number(100 * row.shrink)} % of its radius`;
+  const percent = stage < 2 || norm.mode === "batch" ? "100" : number(100 * row.shrink);
+  const kept = percent === "100" ? "" : `: epsilon keeps ${percent} % of its radius`;
   return `${name} is at ${vector(shown[selected])}${kept}.`;
 };
 
@@ -50,19 +57,25 @@ const gradientWords = ({ selected }, { norm, stages }, input) => {
 export const summary = (state, computed) => {
   const { n, norm, shown, stack, arms, site, gradient, undefinedRows } = computed;
   if (stack) return depthWords(state, stack);
+  if (!shown.length && state.scene === "model") {
+    return "This page holds no activations. One that does is written by: normkit explore, alone or with the folder of a model.";
+  }
   if (!shown.length) return "There are no points.";
   const step = Math.ceil(state.stage);
-  const verb = step === state.stage ? "lie" : "move to lie";
+  const lies = (of) => {
+    const stands = step === state.stage || (step === 1 && (of.mode === "rms" || of.mode === "length"));
+    return `they ${stands ? "lie" : "move to lie"} ${place(of, n, step)}.`;
+  };
   const what = site ? "row" : "point";
   const words = [`${counted(shown.length, what)} in ${n} dimensions${arms ? "" : `, ${NORMS[norm.mode]}`}.`];
-  if (arms) words.push(...Object.values(arms).map((arm) => `${NORMS[arm.norm.mode]}: they ${verb} ${place(arm.norm, n, step)}.`));
+  if (arms) words.push(...Object.values(arms).map((arm) => `${NORMS[arm.norm.mode]}: ${lies(arm.norm)}`));
   else if (site) {
     const share = number(100 * (site.explained[0] + site.explained[1]));
-    words.push(`Site ${short(site.path)}; drawn are all-ones and two directions with ${share} % of the energy.`);
+    words.push(`Site ${short(site.path, 60)}; drawn are all-ones and two directions with ${share} % of the energy.`);
     if (step > 1) words.push(`The sphere has radius ${number(norm.mode === "length" ? 1 : Math.sqrt(n))}.`);
-  } else words.push(`They ${verb} ${place(norm, n, step)}.`);
+  } else words.push(lies(norm).replace("they", "They"));
   words.push(gradient ? gradientWords(state, computed, gradient.input) : arms ? "" : selectedWords(state, computed));
   const lost = state.stage > 1 ? undefinedRows.length : 0;
-  if (lost) words.push(lost > 1 ? `${counted(lost, what)} are 0/0.` : `The ${what} ${undefinedRows[0] + 1} is 0/0.`);
+  if (lost) words.push(lost > 1 ? `${counted(lost, what)} are 0/0.` : `${site ? "Row" : "Point"} ${undefinedRows[0] + 1} is 0/0.`);
   return words.filter(Boolean).join(" ");
 };

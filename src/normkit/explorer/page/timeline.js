@@ -100,6 +100,8 @@ export function mountTimeline(store) {
     });
     put(range, { value: String(stage), ariaValueText: stageText(state) });
     range.style.setProperty("--at", String(stage / 4));
+    // A button that is disabled lets go of the keyboard.
+    if (document.activeElement === { 0: byId("back"), 4: byId("step") }[stage]) play.focus();
     put(byId("back"), { disabled: stage === 0 });
     put(byId("step"), { disabled: stage === 4 });
     write("formula", [Math.ceil(stage), scene, mode, eps, place, gain, bias, normal, spread, residual, layer], () => [formula(state)]);

@@ -29,7 +29,7 @@ export const WALK = [
     { stage: 4, gain: [0.6, 1.3, 1, 1], bias: [-0.3, 0.6, 0.4, 0] }),
   step("Why RMSNorm drops the plane",
     "RMSNorm subtracts nothing: a point keeps its direction from the origin, its mean included, and may land anywhere on the "
-    + "sphere. Its image has one dimension more, of n; where the mean is 0 both norms agree.",
+    + "sphere: of n dimensions it loses one, LayerNorm two. Where the mean is 0 both agree.",
     { mode: "rms" }),
   step("Why BatchNorm is another thing",
     "BatchNorm takes mean and deviation down each column, over all points: one shift and one stretch for the whole cloud, onto "
@@ -63,8 +63,11 @@ export const mountWalk = (store) => {
     if (store.get().walk === written) return;
     written = store.get().walk;
     titles.forEach((title, index) => put(title, { ariaCurrent: index === written - 1 ? "step" : null }));
+    // A button that is disabled lets go of the keyboard, so the other one takes it.
+    const turns = document.activeElement === on || document.activeElement === back;
     put(back, { disabled: written < 2 });
     put(on, { disabled: written === WALK.length, textContent: written ? "Next" : "Start" });
+    if (turns && (on.disabled || back.disabled)) (on.disabled ? back : on).focus();
     const { title, sentence } = WALK[written - 1] ?? {};
     text.replaceChildren(...(title ? [element("p", { className: "count", textContent: `Step ${written} of ${WALK.length}` }),
       element("h3", { textContent: title }), element("p", { textContent: sentence })] : []));
