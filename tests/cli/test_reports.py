@@ -55,6 +55,8 @@ def test_where_a_page_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert page_file(Path("a/b.html"), "name", source) == Path("a/b.html")
     with pytest.raises(InputError, match="inside the model's own folder; choose --out elsewhere"):
         page_file(Path("model/page.html"), "name", source)
+    with pytest.raises(InputError, match="got --out -; name a file"):
+        page_file(Path("-"), "", None)
     assert list(tmp_path.iterdir()) == []
 
 

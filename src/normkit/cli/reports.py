@@ -44,8 +44,10 @@ def page_file(out: Path | None, name: str, source: Path | None) -> Path:
         source: The folder that the model was read from, or None.
 
     Raises:
-        InputError: If it lies within the model's folder, is a folder, or cannot be written.
+        InputError: If it is stdout, lies within the model's folder, is a folder, or cannot be written.
     """
+    if out is not None and str(out) == "-":
+        raise InputError("the page is a file to be opened and does not go to stdout, got --out -; name a file")
     file = out if out is not None else DEFAULT / name.replace("/", "--") / "explorer.html"
     if source is not None and file.resolve().is_relative_to(source.resolve()):
         raise InputError(f"the page would be written to {file}, inside the model's own folder; choose --out elsewhere")

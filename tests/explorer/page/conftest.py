@@ -20,7 +20,7 @@ def model_data() -> tuple[torch.Tensor, dict[str, Any]]:
     x = torch.randn(40, 16, generator=generator).double() * torch.rand(16, generator=generator).double() + 0.3
     gain, bias = (torch.randn(2, 16, generator=generator).double() * 0.3 + torch.tensor([[1.0], [0.0]])).unbind()
     centred = x - x.mean(1, keepdim=True)
-    _, energies, directions = torch.linalg.svd(centred, full_matrices=False)
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
     basis = torch.cat([torch.full((1, 16), 1 / math.sqrt(16), dtype=torch.float64), directions[:2]])
     seen = x @ basis.T
     rest = (centred.square().sum(1) - seen[:, 1:].square().sum(1)).sqrt()
@@ -35,7 +35,6 @@ def model_data() -> tuple[torch.Tensor, dict[str, Any]]:
         "n": 16,
         "layer": 0,
         "count": 40,
-        "explained": (energies.square() / energies.square().sum())[:2].tolist(),
         "floats": base64.b64encode(floats.astype("<f4").tobytes()).decode(),
         "token": [i % 5 for i in range(40)],
         "gain": (basis @ gain).tolist(),

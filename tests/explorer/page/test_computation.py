@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from normkit.explorer.conventions import Convention
+from normkit.explorer.projection import principal_basis, site_record
+
 pytestmark = pytest.mark.browser
 
 COMPUTE = """async ([patches, data]) => {
@@ -242,3 +245,17 @@ def test_2000_points_are_quick(modules):
     )
     # The first runs are compiled; of the others the quickest was disturbed least.
     assert min(times) < 5
+
+
+def test_the_shares_of_the_two_directions_are_those_of_the_whole_rows(modules):
+    rows = torch.cat([torch.randn(30, 12).double() * torch.linspace(0.2, 2, 12), torch.full((1, 12), 3.7).double()])
+    basis = principal_basis(rows)
+    convention = Convention(mode="layer", eps=1e-5, place="inside")
+    site = site_record(path="a", formula="y", convention=convention, layer=0, rows=rows, tokens=range(31), basis=basis)
+    script = """async (site) => {
+      const [{ compute }, { DEFAULTS }] = await Promise.all(["computation.js", "state.js"].map(load));
+      const data = { models: [{ tokens: site.token.map(String), sites: [site] }] };
+      return compute({ ...DEFAULTS, scene: "model" }, data).explained;
+    }"""
+    # Coordinates are embedded in float32.
+    assert modules.run(script, site) == pytest.approx(basis.explained, rel=1e-6)

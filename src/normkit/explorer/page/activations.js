@@ -4,20 +4,30 @@ import { add, norm as length, scale } from "explorer/linear.js";
 import { arrow, blend, farthest, fit, label, line, points, progress, root, see, solid } from "explorer/marks.js";
 
 /** The axes of the world in the basis (all-ones, first direction, second direction). */
-const AXES = [[0, 1, 0], [0, 0, 1], [1, 0, 0]];
+const AXES = [
+  [0, 1, 0],
+  [0, 0, 1],
+  [1, 0, 0],
+];
 const ORIGIN = [0, 0, 0];
 
 /** What is seen of the sphere in n dimensions, as the square of an ellipsoid's matrix: before gain a ball (without the
  * mean a disc), after gain what the Gram matrix of the site says. Between them squares are blended: such an ellipsoid
  * contains every point on its way. @type {(site: any, mode: string, share: number) => number[][]} */
 export function square({ n, gain, square: [s00, s01, s02, s11, s12, s22] }, mode, share) {
-  const full = [[s11, s12, s01], [s12, s22, s02], [s01, s02, s00]];
+  const full = [
+    [s11, s12, s01],
+    [s12, s22, s02],
+    [s01, s02, s00],
+  ];
   const g = see(AXES, gain);
   const size = mode === "length" ? 1 : n;
-  return full.map((row, i) => row.map((value, j) => {
-    const before = i === j && !(mode === "layer" && i === 2) ? size : 0;
-    return blend(before, mode === "layer" ? n * value - g[i] * g[j] : size * value, share);
-  }));
+  return full.map((row, i) =>
+    row.map((value, j) => {
+      const before = i === j && !(mode === "layer" && i === 2) ? size : 0;
+      return blend(before, mode === "layer" ? n * value - g[i] * g[j] : size * value, share);
+    }),
+  );
 }
 
 /** @type {import("explorer/space.js").Scene} */
@@ -41,8 +51,9 @@ export function activations(state, computed) {
     { kind: "segments", pairs: tips.slice(0, 2).map((tip) => [ORIGIN, tip]), colours: "muted", width: 1, alpha: 0.55 },
     line(scale(tips[2], -1), tips[2], "contrast", 1.6, { dash: [7, 5], alpha: 0.8 }),
     ...label(tips[2], "all-ones", "contrast", [8, 4]),
-    ...site.explained.flatMap((share, i) =>
-      label(tips[i], `direction ${i + 1}: ${Math.round(100 * share)} %`, "muted", [6, 14])),
+    ...computed.explained.flatMap((share, i) =>
+      label(tips[i], `direction ${i + 1}: ${Math.round(100 * share)} %`, "muted", [6, 14]),
+    ),
     ...(appears ? [solid(centre, shape, { alpha: appears })] : []),
     ...label(rim([0, -0.6, 0.8]), gained ? "shadow of the ellipsoid" : sphere, "accent", [-8, -10], appears),
     ...label(rim([0.43, -0.21, -0.88]), rest, "muted", [-40, 20], site.n > 3 ? appears : 0),

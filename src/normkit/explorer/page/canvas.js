@@ -22,8 +22,13 @@ export const thickness = (size) => Math.min(1.8, Math.max(1, 0.4 * size));
 
 /** Whether two commands can be one path. Polygons cannot: where two overlap, both must tell. */
 export const alike = (one, other) =>
-  one.type === "line" && other.type === "line" && !one.dash && !other.dash &&
-  one.colour === other.colour && one.alpha === other.alpha && one.width === other.width;
+  one.type === "line" &&
+  other.type === "line" &&
+  !one.dash &&
+  !other.dash &&
+  one.colour === other.colour &&
+  one.alpha === other.alpha &&
+  one.width === other.width;
 
 /** Paints over whatever the canvas shows; ratio: device pixels for one of the page's. */
 export function paint(context, commands, colours, { ratio }) {

@@ -12,7 +12,8 @@ export function clusters(state, computed) {
     kind: "space",
     title: NORMS[arm.norm.mode],
     items: [
-      ...sets(arm.norm, arm.raw, state.stage, radius, FEATURES, { brief: true }), ...points(state, arm, FEATURES),
+      ...sets(arm.norm, arm.raw, state.stage, radius, FEATURES, { brief: true }),
+      ...points(state, arm, FEATURES),
     ],
   }));
   return { panels, handles: [], drag: () => ({}), radius };

@@ -31,11 +31,24 @@ const armOf = ({ eps, place, gain, bias, normal }, { n, raw }, mode) => {
 };
 
 /** Seven little-endian float32 numbers a point. */
-const numbersOf = remember(({ floats, count }) => {
-  const view = new DataView(Uint8Array.from(atob(floats), (character) => character.charCodeAt(0)).buffer);
-  const number = (place) => view.getFloat32(4 * place, true);
-  return Array.from({ length: count }, (_, i) => [0, 1, 2, 3, 4, 5, 6].map((j) => number(7 * i + j)));
-}, (site) => [site]);
+const numbersOf = remember(
+  ({ floats, count }) => {
+    const view = new DataView(Uint8Array.from(atob(floats), (character) => character.charCodeAt(0)).buffer);
+    const number = (place) => view.getFloat32(4 * place, true);
+    return Array.from({ length: count }, (_, i) => [0, 1, 2, 3, 4, 5, 6].map((j) => number(7 * i + j)));
+  },
+  (site) => [site],
+);
+
+/** The shares of the centred squared lengths along the two directions, on average over the rows that are not constant
+ * (what is centred of a constant row is the rounding of float32). */
+const explainedBy = (numbers) => {
+  const shares = numbers
+    .map(([c0, c1, c2, r]) => [c1, c2, r, length([c1, c2, r]), 1e-6 * Math.abs(c0)])
+    .filter(([, , , across, rounding]) => across > rounding)
+    .map(([c1, c2, , across]) => [(c1 / across) ** 2, (c2 / across) ** 2]);
+  return [0, 1].map((i) => shares.reduce((sum, row) => sum + row[i], 0) / (shares.length || 1));
+};
 
 /** Colours 0..7: in order of size, or of frequency, where all rare ones are 7. */
 const coloursOf = (values, isOrdered) => {
@@ -55,21 +68,28 @@ const siteOf = ({ mode, eps, place, colour }, site, tokens) => {
   const isCentred = mode === "layer";
   const radius = mode === "length" ? 1 : Math.sqrt(n);
   const stages = [[], [], [], [], []];
-  const rows = numbersOf(site).map(([c0, c1, c2, r, ...d]) => {
+  const numbers = numbersOf(site);
+  const rows = numbers.map(([c0, c1, c2, r, ...d]) => {
     const mean = c0 / Math.sqrt(n);
     const across = length([c1, c2, r]);
     const root = (isCentred ? across : Math.hypot(c0, across)) / radius;
     const s = divisor(root, eps, place);
     const centred = [isCentred ? 0 : c0, c1, c2];
     const gained = d.map((value, i) => (isCentred ? value : value + mean * gain[i]) / s);
-    [[c0, c1, c2], centred, centred.map((value) => value / s), gained, gained.map((value, i) => value + bias[i])]
-      .forEach((row, stage) => stages[stage].push(row));
+    [
+      [c0, c1, c2],
+      centred,
+      centred.map((value) => value / s),
+      gained,
+      gained.map((value, i) => value + bias[i]),
+    ].forEach((row, stage) => stages[stage].push(row));
     return factsOf(n, mean, across, root / s);
   });
   const values = { token, layer: layers, position: layers.map((layer, i) => i - layers.indexOf(layer)) }[colour];
   const groups = site.groups ?? coloursOf(values, colour !== "token");
   const labels = token.map((index) => tokens[index]);
-  return { n, raw: stages[0], groups, labels, norm: { mode, eps, place, gain, bias, normal: [] }, stages, rows };
+  const norm = { mode, eps, place, gain, bias, normal: [] };
+  return { n, raw: stages[0], groups, labels, norm, stages, rows, explained: explainedBy(numbers) };
 };
 
 const partsOf = (state, data) => {
@@ -92,20 +112,27 @@ const partsOf = (state, data) => {
 
 const ASIDE = { yaw: 0, pitch: 0, zoom: 0, stage: 0, layer: 0, walk: 0 };
 /** All that does not depend on these. */
-const fixed = remember((state, data) => {
-  const parts = partsOf(state, data);
-  return { ...parts, undefinedRows: [...parts.rows.keys()].filter((row) => parts.rows[row].undefined) };
-}, (state, data) => [data, ...Object.values({ ...state, ...ASIDE })]);
+const fixed = remember(
+  (state, data) => {
+    const parts = partsOf(state, data);
+    return { ...parts, undefinedRows: [...parts.rows.keys()].filter((row) => parts.rows[row].undefined) };
+  },
+  (state, data) => [data, ...Object.values({ ...state, ...ASIDE })],
+);
 
 /**
  * All that a state shows; the same object while the camera moves.
  * @typedef {{scene: string, n: number, norm: import("explorer/norms.js").Norm, raw: number[][], groups: number[],
  *   labels: string[], stages: number[][][], shown: number[][], rows: any[], undefinedRows: number[], arms?: any,
- *   gradient?: any, site?: any, stack?: any}} Computed   rows: facts; at a site they and n are of the full vectors
+ *   gradient?: any, site?: any, explained?: number[], stack?: any}} Computed
+ *   rows: facts; at a site they and n are of the full vectors; explained: the shares of its two directions
  */
-export const compute = remember((state, data) => {
-  const found = fixed(state, data);
-  const show = (arm) => ({ ...arm, shown: at(arm.stages, state.stage) });
-  const { batch, layer, rms } = found.arms ?? {};
-  return { ...show(found), ...(batch && { arms: { batch: show(batch), layer: show(layer), rms: show(rms) } }) };
-}, (state, data) => [fixed(state, data), state.stage]);
+export const compute = remember(
+  (state, data) => {
+    const found = fixed(state, data);
+    const show = (arm) => ({ ...arm, shown: at(arm.stages, state.stage) });
+    const { batch, layer, rms } = found.arms ?? {};
+    return { ...show(found), ...(batch && { arms: { batch: show(batch), layer: show(layer), rms: show(rms) } }) };
+  },
+  (state, data) => [fixed(state, data), state.stage],
+);

@@ -60,23 +60,39 @@ function fill(id, choices) {
   const select = byId(id);
   if (select.dataset.choices === String(choices)) return;
   select.dataset.choices = choices;
-  select.replaceChildren(...choices.map(([value, text, reason]) => (reason
-    ? element("option", { value, textContent: `${text} (${reason})`, title: reason, disabled: true })
-    : element("option", { value, textContent: text }))));
+  select.replaceChildren(
+    ...choices.map(([value, text, reason]) =>
+      reason
+        ? element("option", { value, textContent: `${text} (${reason})`, title: reason, disabled: true })
+        : element("option", { value, textContent: text }),
+    ),
+  );
 }
 
 /** What there is to choose. */
 function choose(state, data) {
   const modes = modesOf(state.scene);
   const sites = data.models[state.model]?.sites ?? [];
-  const clouds = Object.entries({ ...(data.given && { given: { label: "your points", ...data.given } }), ...data.clouds });
+  const clouds = Object.entries({
+    ...(data.given && { given: { label: "your points", ...data.given } }),
+    ...data.clouds,
+  });
   const n = state.scene === "four" ? 4 : 3;
   const named = (list, key) => list.map((item, index) => [String(index), item[key]]);
   fill("model", named(data.models, "name"));
   fill("site", named(sites, "path"));
-  fill("modes", Object.entries(NORMS).map(([mode, name]) => [mode, name, !modes.includes(mode) && "needs whole vectors"]));
-  fill("colour", ["token", "position", "layer"].map((by) => [by, by, by === "layer" && !sites[state.site]?.layers && "one layer"]));
-  fill("cloud", clouds.filter(([, cloud]) => cloud.n === n).map(([name, cloud]) => [name, cloud.label]));
+  fill(
+    "modes",
+    Object.entries(NORMS).map(([mode, name]) => [mode, name, !modes.includes(mode) && "needs whole vectors"]),
+  );
+  fill(
+    "colour",
+    ["token", "position", "layer"].map((by) => [by, by, by === "layer" && !sites[state.site]?.layers && "one layer"]),
+  );
+  fill(
+    "cloud",
+    clouds.filter(([, cloud]) => cloud.n === n).map(([name, cloud]) => [name, cloud.label]),
+  );
 }
 
 /** A slider and a number for each axis of a vector. */
@@ -90,16 +106,19 @@ function mountVector(store, key) {
       const value = Number(target.valueAsNumber.toFixed(4));
       if (Number.isFinite(value)) store.set({ [key]: store.get()[key].with(axis, value) });
     };
-    const inputs = [range, { type: "number", step: "any", ariaLabel: `${label}, typed` }].map((of) => element("input", { ...of, oninput }));
+    const inputs = [range, { type: "number", step: "any", ariaLabel: `${label}, typed` }].map((of) =>
+      element("input", { ...of, oninput }),
+    );
     fieldset.append(element("div", { className: "axis" }, element("span", { textContent: axis + 1 }), ...inputs));
     return inputs;
   });
-  return (state, n) => rows.forEach((inputs, axis) => {
-    const value = state[key][axis];
-    put(inputs[0].parentElement, { hidden: axis >= n });
-    for (const input of inputs) if (input.valueAsNumber !== value) input.value = value;
-    put(inputs[0], { ariaValueText: `${name} ${value}` });
-  });
+  return (state, n) =>
+    rows.forEach((inputs, axis) => {
+      const value = state[key][axis];
+      put(inputs[0].parentElement, { hidden: axis >= n });
+      for (const input of inputs) if (input.valueAsNumber !== value) input.value = value;
+      put(inputs[0], { ariaValueText: `${name} ${value}` });
+    });
 }
 
 /** Fills the panel and listens to it. */
@@ -125,8 +144,10 @@ export function mountControls(store, data) {
     choose(state, data);
     put(byId("layer"), { max: String(state.depth) });
     for (const [id, { scenes: where }] of Object.entries(CONTROLS)) {
-      const idle = byId(id).options?.length < 2 || (id === "normal" && state.mode !== "plane")
-        || (id === "colour" && Boolean(computed.site?.groups));
+      const idle =
+        byId(id).options?.length < 2 ||
+        (id === "normal" && state.mode !== "plane") ||
+        (id === "colour" && Boolean(computed.site?.groups));
       put(byId(id).closest(".field, fieldset"), { hidden: idle || !where.split(" ").includes(state.scene) });
     }
     for (const [id, { show = (from) => from[id], text }] of inputs) {

@@ -74,7 +74,14 @@ const activate = (rows, matrix) => {
     const c = b + WIDTH;
     const d = c + WIDTH;
     for (let i = 0; i < WIDTH; i += 2) {
-      let a0 = 0, b0 = 0, c0 = 0, d0 = 0, a1 = 0, b1 = 0, c1 = 0, d1 = 0;
+      let a0 = 0,
+        b0 = 0,
+        c0 = 0,
+        d0 = 0,
+        a1 = 0,
+        b1 = 0,
+        c1 = 0,
+        d1 = 0;
       for (let k = 0, upper = i * WIDTH, lower = upper + WIDTH; k < WIDTH; k += 1) {
         const first = matrix[upper + k];
         const second = matrix[lower + k];
@@ -228,11 +235,13 @@ const advance = (arm, matrix, { before, branch, after }, residual) => {
  */
 export const stack = (options) => {
   const { depth, seed } = options;
-  return Object.fromEntries(Object.entries(signalsOf(options)).map(([name, { backs, found }]) => {
-    let gradient = draw(seed, depth).readout;
-    const gradients = [rmsOf(gradient)];
-    for (const back of backs.slice(0, depth).reverse()) gradients.unshift(rmsOf(gradient = back(gradient)));
-    const of = (key) => found.slice(0, depth + 1).map((layer) => layer[key]);
-    return [name, { rms: of("rms"), mean: of("mean"), gradient: gradients, quantiles: of("quantiles") }];
-  }));
+  return Object.fromEntries(
+    Object.entries(signalsOf(options)).map(([name, { backs, found }]) => {
+      let gradient = draw(seed, depth).readout;
+      const gradients = [rmsOf(gradient)];
+      for (const back of backs.slice(0, depth).reverse()) gradients.unshift(rmsOf((gradient = back(gradient))));
+      const of = (key) => found.slice(0, depth + 1).map((layer) => layer[key]);
+      return [name, { rms: of("rms"), mean: of("mean"), gradient: gradients, quantiles: of("quantiles") }];
+    }),
+  );
 };

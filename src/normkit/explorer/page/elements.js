@@ -11,7 +11,9 @@ export function put(node, properties) {
 /** A new element; "math:mi" is one of MathML. @param {Record<string, any>} properties @param {...(Node | string)} children @returns {any} */
 export function element(name, properties = {}, ...children) {
   const [tag, space] = name.split(":").reverse();
-  const node = space ? document.createElementNS("http://www.w3.org/1998/Math/MathML", tag) : document.createElement(tag);
+  const node = space
+    ? document.createElementNS("http://www.w3.org/1998/Math/MathML", tag)
+    : document.createElement(tag);
   node.append(...children);
   return put(node, properties);
 }

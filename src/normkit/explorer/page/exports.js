@@ -2,7 +2,8 @@
 import { paint } from "explorer/canvas.js";
 import { byId, element } from "explorer/elements.js";
 import { python } from "explorer/python.js";
-import { encode, startFrom } from "explorer/state.js";
+import { encode } from "explorer/link.js";
+import { startFrom } from "explorer/state.js";
 import { summary } from "explorer/summary.js";
 import { svg } from "explorer/vector.js";
 
@@ -52,8 +53,10 @@ export const mountExports = (store, context) => {
   };
 
   const drawing = () => {
-    const text = svg(context.commands(), context.size(), colours,
-      { title: data.title, description: summary(store.get(), context.computed()) });
+    const text = svg(context.commands(), context.size(), colours, {
+      title: data.title,
+      description: summary(store.get(), context.computed()),
+    });
     download(new Blob([text], { type: "image/svg+xml" }), "svg");
   };
 

@@ -2,7 +2,13 @@
 import { element } from "explorer/elements.js";
 import { dot, mean, norm as length, unit } from "explorer/linear.js";
 
-export const NORMS = { layer: "LayerNorm", rms: "RMSNorm", batch: "BatchNorm", length: "Scale only", plane: "Any hyperplane" };
+export const NORMS = {
+  layer: "LayerNorm",
+  rms: "RMSNorm",
+  batch: "BatchNorm",
+  length: "Scale only",
+  plane: "Any hyperplane",
+};
 export const ARMS = { none: "no norm", post: "Post-LN", pre: "Pre-LN", batch: "BatchNorm" };
 
 /** A number for reading: four digits (half as many if it is tiny or huge); NaN is 0/0 here. */
@@ -17,11 +23,22 @@ const math = (tag, ...children) =>
   element(`math:${tag}`, {}, ...children.flatMap((child) => (typeof child === "string" ? tokens(child) : child)));
 
 /** "z_j^2 = 1" as elements: letters are names, digits numbers, the rest operators. */
-const tokens = (text) => text.split(" ").filter(Boolean).map((word) => {
-  const parts = word.split(/(?!^)[_^]/).map((textContent) =>
-    element(`math:${/^−?[\d.𝟏]/u.test(textContent) ? "mn" : /^\p{L}/u.test(textContent) ? "mi" : "mo"}`, { textContent }));
-  return parts.length === 1 ? parts[0] : math(parts.length === 3 ? "msubsup" : word.includes("_") ? "msub" : "msup", ...parts);
-});
+const tokens = (text) =>
+  text
+    .split(" ")
+    .filter(Boolean)
+    .map((word) => {
+      const parts = word
+        .split(/(?!^)[_^]/)
+        .map((textContent) =>
+          element(`math:${/^−?[\d.𝟏]/u.test(textContent) ? "mn" : /^\p{L}/u.test(textContent) ? "mi" : "mo"}`, {
+            textContent,
+          }),
+        );
+      return parts.length === 1
+        ? parts[0]
+        : math(parts.length === 3 ? "msubsup" : word.includes("_") ? "msub" : "msup", ...parts);
+    });
 
 const row = (...children) => math("mrow", ...children);
 const fraction = (above, below) => math("mfrac", row(above), row(below));
@@ -56,36 +73,61 @@ const stepFormula = (state, mode, step) => {
 };
 
 /** A gradient on its way back; s is what c was divided by, r the same without epsilon. */
-const gradientFormula = ({ mode, place, eps }) => row(
-  "d x =", fraction("1", "s"), "( I",
-  ...(mode === "layer" ? ["−", fraction("𝟏 𝟏^T", "3")] : mode === "plane" ? ["− u u^T"] : []), "−",
-  ...(place === "outside" && eps > 0 ? [fraction("s", "r")] : []), mode === "length" ? "z z^T" : fraction("z z^T", "3"),
-  ") ( g ⊙ d y ) ,", "s =", divisor({ place, eps }, fraction("1", "3"), mode),
-  ...(place === "outside" && eps > 0 ? [`= r + ${power(eps)}`] : []));
+const gradientFormula = ({ mode, place, eps }) =>
+  row(
+    "d x =",
+    fraction("1", "s"),
+    "( I",
+    ...(mode === "layer" ? ["−", fraction("𝟏 𝟏^T", "3")] : mode === "plane" ? ["− u u^T"] : []),
+    "−",
+    ...(place === "outside" && eps > 0 ? [fraction("s", "r")] : []),
+    mode === "length" ? "z z^T" : fraction("z z^T", "3"),
+    ") ( g ⊙ d y ) ,",
+    "s =",
+    divisor({ place, eps }, fraction("1", "3"), mode),
+    ...(place === "outside" && eps > 0 ? [`= r + ${power(eps)}`] : []),
+  );
 
 /** One layer of each stack. */
 const depthFormula = ({ residual, spread }) => {
   const h = residual ? "h + " : "";
-  const layers = { none: `${h}f ( h )`, post: `LN ( ${h}f ( h ) )`, pre: `${h}f ( LN ( h ) )`, batch: `${h}BN ( f ( h ) )` };
-  return table(...Object.entries(layers).map(([arm, text]) => row(said(`${ARMS[arm]}: `), `h ← ${text}`)),
-    row("f ( h ) = max ( 0 , W h ) , W_ij ∼ 𝒩 ( 0 ,", fraction(`2 · ${power(spread)}^2`, "64"), ")"));
+  const layers = {
+    none: `${h}f ( h )`,
+    post: `LN ( ${h}f ( h ) )`,
+    pre: `${h}f ( LN ( h ) )`,
+    batch: `${h}BN ( f ( h ) )`,
+  };
+  return table(
+    ...Object.entries(layers).map(([arm, text]) => row(said(`${ARMS[arm]}: `), `h ← ${text}`)),
+    row("f ( h ) = max ( 0 , W h ) , W_ij ∼ 𝒩 ( 0 ,", fraction(`2 · ${power(spread)}^2`, "64"), ")"),
+  );
 };
 
 /** state -> a math element: the formula of the step that is shown; between two, of the one under way. */
 export const formula = (state) => {
   const { scene, mode } = state;
   const of = (name) => stepFormula(state, name, Math.ceil(state.stage));
-  const whole = math("math", scene === "depth" ? depthFormula(state)
-    : scene === "clusters" ? table(...["batch", "layer", "rms"].map((name) => row(said(`${NORMS[name]}: `), of(name))))
-      : scene === "gradient" ? table(of(mode), gradientFormula(state)) : of(mode));
+  const whole = math(
+    "math",
+    scene === "depth"
+      ? depthFormula(state)
+      : scene === "clusters"
+        ? table(...["batch", "layer", "rms"].map((name) => row(said(`${NORMS[name]}: `), of(name))))
+        : scene === "gradient"
+          ? table(of(mode), gradientFormula(state))
+          : of(mode),
+  );
   whole.setAttribute("display", "block");
   return whole;
 };
 
 /** What is centred, and when it is 0/0. */
 const CENTRED = {
-  layer: ["mean of every row", "entries all equal"], plane: ["part along u", "it lies along u"],
-  batch: ["mean of every column", "values all equal"], rms: ["", "entries all 0"], length: ["", "entries all 0"],
+  layer: ["mean of every row", "entries all equal"],
+  plane: ["part along u", "it lies along u"],
+  batch: ["mean of every column", "values all equal"],
+  rms: ["", "entries all 0"],
+  length: ["", "entries all 0"],
 };
 
 const span = (values) => `${number(Math.min(...values))} to ${number(Math.max(...values))}`;
@@ -101,13 +143,25 @@ const words = ({ mode, eps }, stage, n, means, sizes) => {
   const radius = mode === "batch" || mode === "length" ? 1 : Math.sqrt(n);
   const name = radius === 1 ? "1" : `√${n} = ${number(radius)}`;
   return [
-    along.length && (what === "" ? `Nothing is centred: means${of} ${span(along)}.` : stage < 1 ? `The ${what}: ${span(along)}.`
-      : `The ${what}${of} is 0 ${error(along)}.`),
-    finite.length && (stage < 2 ? `Every ${size}: ${span(finite)}.`
-      : `Every ${size}${of && " there"} is ${name}${eps === 0 ? ` ${error(finite.map((value) => value - radius))}`
-        : `, of which epsilon takes up to ${number(Math.max(0, radius - Math.min(...finite)))}`}.`),
-    lost.length && `0/0 at ${mode === "batch" ? "column" : "row"}${lost.length > 1 ? "s" : ""} ${lost.slice(0, 3).join(", ")}${lost.length > 3 ? ", …" : ""}: ${why}.`,
-  ].filter(Boolean).join(" ");
+    along.length &&
+      (what === ""
+        ? `Nothing is centred: means${of} ${span(along)}.`
+        : stage < 1
+          ? `The ${what}: ${span(along)}.`
+          : `The ${what}${of} is 0 ${error(along)}.`),
+    finite.length &&
+      (stage < 2
+        ? `Every ${size}: ${span(finite)}.`
+        : `Every ${size}${of && " there"} is ${name}${
+            eps === 0
+              ? ` ${error(finite.map((value) => value - radius))}`
+              : `, of which epsilon takes up to ${number(Math.max(0, radius - Math.min(...finite)))}`
+          }.`),
+    lost.length &&
+      `0/0 at ${mode === "batch" ? "column" : "row"}${lost.length > 1 ? "s" : ""} ${lost.slice(0, 3).join(", ")}${lost.length > 3 ? ", …" : ""}: ${why}.`,
+  ]
+    .filter(Boolean)
+    .join(" ");
 };
 
 /** What holds of points, gain and bias taken off again. */
@@ -122,11 +176,19 @@ const pointWords = (shown, norm, stage) => {
   if (norm.mode === "batch") {
     const columns = gain.map((_, axis) => points.map((point) => point[axis]));
     const means = columns.map(mean);
-    const deviations = columns.map((column, axis) => length(column.map((value) => value - means[axis])) / Math.sqrt(points.length));
+    const deviations = columns.map(
+      (column, axis) => length(column.map((value) => value - means[axis])) / Math.sqrt(points.length),
+    );
     return words(norm, stage, gain.length, means, deviations);
   }
   const u = unit(norm.normal);
-  return words(norm, stage, gain.length, points.map(norm.mode === "plane" ? (point) => dot(point, u) : mean), points.map(length));
+  return words(
+    norm,
+    stage,
+    gain.length,
+    points.map(norm.mode === "plane" ? (point) => dot(point, u) : mean),
+    points.map(length),
+  );
 };
 
 /** What holds of rows of which three coordinates are drawn. */
@@ -141,8 +203,13 @@ export const invariant = ({ stage, layer, depth }, computed) => {
   const { stack, arms } = computed;
   if (stack) {
     const at = layer < 0 ? depth : layer;
-    return `Rms at layer ${at}: ${Object.entries(stack).map(([arm, { rms }]) => `${ARMS[arm]} ${number(rms[at])}`).join(", ")}.`;
+    return `Rms at layer ${at}: ${Object.entries(stack)
+      .map(([arm, { rms }]) => `${ARMS[arm]} ${number(rms[at])}`)
+      .join(", ")}.`;
   }
-  if (arms) return Object.values(arms).map(({ norm, shown }) => `${NORMS[norm.mode]}: ${pointWords(shown, norm, stage)}`).join("\n");
+  if (arms)
+    return Object.values(arms)
+      .map(({ norm, shown }) => `${NORMS[norm.mode]}: ${pointWords(shown, norm, stage)}`)
+      .join("\n");
   return computed.site ? projectedWords(computed, stage) : pointWords(computed.shown, computed.norm, stage);
 };

@@ -1,7 +1,15 @@
 // Four dimensions, seen from inside the hyperplane in which the centred points lie: the world is the Helmert
 // coordinates of a point, and what leaves the hyperplane stands on it as a needle.
 import {
-  add, dot, helmert, hyperplaneBasis, matrixVector, norm as length, scale, transpose, unit,
+  add,
+  dot,
+  helmert,
+  hyperplaneBasis,
+  matrixVector,
+  norm as length,
+  scale,
+  transpose,
+  unit,
 } from "explorer/linear.js";
 import { arrow, fit, label, points, progress, see } from "explorer/marks.js";
 import { ones, reaches, sets, snapped, view } from "explorer/space.js";
@@ -25,10 +33,12 @@ export function hyperplane(state, computed) {
   const axes = free ? hyperplaneBasis(u) : helmert(4);
   const radius = fit(state, computed, reaches(norm));
   const centre = scale(norm.bias, progress(state.stage, 3));
-  const needles = shown.map((row) => {
-    const foot = see(axes, row, centre);
-    return [foot, add(foot, [0, 0, dot(u, row)])];
-  }).filter(([foot, tip]) => Math.abs(tip[2] - foot[2]) > 1e-9);
+  const needles = shown
+    .map((row) => {
+      const foot = see(axes, row, centre);
+      return [foot, add(foot, [0, 0, dot(u, row)])];
+    })
+    .filter(([foot, tip]) => Math.abs(tip[2] - foot[2]) > 1e-9);
   const [highest] = needles.map(([, tip]) => tip).sort((a, b) => b[2] - a[2]);
   const items = [
     ...sets(norm, raw, state.stage, radius, axes, { shell: rows[state.selected]?.shrink }),
@@ -39,8 +49,18 @@ export function hyperplane(state, computed) {
   const tilt = scale(matrixVector(helmert(4), u), 2);
   const turns = free && state.stage <= 2;
   if (turns) items.push(...arrow(ORIGIN, tilt, "third", "tilt of u"));
-  return view(state, computed, axes, radius, "Inside the hyperplane of four dimensions", items, turns ? {
-    handle: ["normal", "Tilt of the normal", tilt],
-    patch: (delta) => ({ normal: snapped(tilted(u, scale(delta, 0.5))) }),
-  } : null);
+  return view(
+    state,
+    computed,
+    axes,
+    radius,
+    "Inside the hyperplane of four dimensions",
+    items,
+    turns
+      ? {
+          handle: ["normal", "Tilt of the normal", tilt],
+          patch: (delta) => ({ normal: snapped(tilted(u, scale(delta, 0.5))) }),
+        }
+      : null,
+  );
 }

@@ -31,8 +31,10 @@ export const matrixVector = (matrix, a) => matrix.map((row) => dot(row, a));
 export const transpose = (matrix) => matrix[0].map((_, j) => matrix.map((row) => row[j]));
 
 /** n - 1 orthonormal rows, orthogonal to 1: (1, ..., 1, -k, 0, ...) / sqrt(k (k + 1)). */
-export const helmert = (n) => Array.from({ length: n - 1 }, (_, row) =>
-  unit(Array.from({ length: n }, (__, i) => (i <= row ? 1 : i === row + 1 ? -i : 0))));
+export const helmert = (n) =>
+  Array.from({ length: n - 1 }, (_, row) =>
+    unit(Array.from({ length: n }, (__, i) => (i <= row ? 1 : i === row + 1 ? -i : 0))),
+  );
 
 /** Such rows for any normal: Helmert's, turned as e = 1 / sqrt(n) turns to u = +-normal / |normal|, with u . e >= 0. */
 export const hyperplaneBasis = (normal) => {
@@ -46,14 +48,28 @@ export const hyperplaneBasis = (normal) => {
 /** Eigenvalues, largest first, and eigenvectors (as rows) of a symmetric 3 x 3 matrix, by Jacobi's rotations. */
 export const symmetricEigen3 = (matrix) => {
   let a = matrix;
-  let vectors = [[1, 0, 0], [0, 1, 0], [0, 0, 1]];
-  for (const [p, q] of Array(12).fill([[0, 1], [0, 2], [1, 2]]).flat()) {
+  let vectors = [
+    [1, 0, 0],
+    [0, 1, 0],
+    [0, 0, 1],
+  ];
+  for (const [p, q] of Array(12)
+    .fill([
+      [0, 1],
+      [0, 2],
+      [1, 2],
+    ])
+    .flat()) {
     if (a[p][q] === 0) continue;
     const theta = (a[q][q] - a[p][p]) / (2 * a[p][q]);
     const tangent = (theta < 0 ? -1 : 1) / (Math.abs(theta) + Math.hypot(theta, 1));
     const cosine = 1 / Math.hypot(tangent, 1);
-    const turn = (rows) => rows.map((row, i) => (i === p || i === q
-      ? add(scale(row, cosine), scale(rows[p + q - i], i === p ? -cosine * tangent : cosine * tangent)) : row));
+    const turn = (rows) =>
+      rows.map((row, i) =>
+        i === p || i === q
+          ? add(scale(row, cosine), scale(rows[p + q - i], i === p ? -cosine * tangent : cosine * tangent))
+          : row,
+      );
     a = transpose(turn(transpose(turn(a))));
     a[p][q] = a[q][p] = 0;
     vectors = turn(vectors);

@@ -7,7 +7,8 @@ import { mountExports } from "explorer/exports.js";
 import { frame } from "explorer/frames.js";
 import { mountPointer } from "explorer/pointer.js";
 import { commands } from "explorer/projection.js";
-import { createStore, decode, mountHash, startFrom } from "explorer/state.js";
+import { decode, mountHash } from "explorer/link.js";
+import { createStore, startFrom } from "explorer/state.js";
 import { summary } from "explorer/summary.js";
 import { mountTable } from "explorer/table.js";
 import { mountTimeline } from "explorer/timeline.js";
@@ -55,8 +56,9 @@ function say(message) {
 }
 
 /** Whether the state differs from the last frame's in the camera alone. */
-const turned = (state) => shown.state
-  && Object.keys(state).every((key) => ["yaw", "pitch", "zoom"].includes(key) || state[key] === shown.state[key]);
+const turned = (state) =>
+  shown.state &&
+  Object.keys(state).every((key) => ["yaw", "pitch", "zoom"].includes(key) || state[key] === shown.state[key]);
 
 function draw() {
   cancelAnimationFrame(scheduled);
@@ -86,17 +88,25 @@ mountExports(store, context);
 const writeAddress = mountHash(store, start, say, known);
 byId("notes").append(...(data.notes ?? []).map((textContent) => element("li", { textContent })));
 if (problems.length) say(problems.join(" "));
-store.subscribe(() => { scheduled ||= requestAnimationFrame(draw); });
+store.subscribe(() => {
+  scheduled ||= requestAnimationFrame(draw);
+});
 for (const query of SCHEMES) {
   matchMedia(query).addEventListener("change", () => {
     palette.clear();
     draw();
   });
 }
-new ResizeObserver(([{ contentRect: { width, height } }]) => {
-  Object.assign(size, { width, height });
-  draw();
-  document.documentElement.dataset.ready = "true";
-}).observe(byId("view"));
+new ResizeObserver(
+  ([
+    {
+      contentRect: { width, height },
+    },
+  ]) => {
+    Object.assign(size, { width, height });
+    draw();
+    document.documentElement.dataset.ready = "true";
+  },
+).observe(byId("view"));
 
 Object.assign(globalThis, { normkitExplorer: { store, frame: context.frame, commands: context.commands } });

@@ -1,6 +1,14 @@
 // What all scenes in space share: the points, where they came from, what becomes of a sphere, how large the world is.
 import {
-  add, dot, matrixVector, minus, norm as length, scale, symmetricEigen3, transpose, unit,
+  add,
+  dot,
+  matrixVector,
+  minus,
+  norm as length,
+  scale,
+  symmetricEigen3,
+  transpose,
+  unit,
 } from "explorer/linear.js";
 import { ellipse, ellipsoid } from "explorer/surfaces.js";
 
@@ -17,7 +25,10 @@ export const blend = (from, to, share) => (1 - share) * from + share * to;
 /** Where a row stands in the world, whose three axes are the rows of `axes`; what of it is not a number stands at the
  * centre. @type {(axes: number[][], row: number[], centre?: number[]) => number[]} */
 export const see = (axes, row, centre) =>
-  matrixVector(axes, row.map((value, i) => (Number.isFinite(value) ? value : centre?.[i] ?? 0)));
+  matrixVector(
+    axes,
+    row.map((value, i) => (Number.isFinite(value) ? value : (centre?.[i] ?? 0))),
+  );
 
 /** @type {(at: number[], text: string, colour: string, shift?: number[], alpha?: number) => Item[]} */
 export const label = (at, text, colour, shift = [8, -8], alpha = 1) =>
@@ -29,7 +40,8 @@ export const line = (from, to, colour, width, style) => ({ kind: "curve", at: [f
 /** @type {(from: number[], to: number[], colour: string, text?: string) => Item[]} */
 export const arrow = (from, to, colour, text) =>
   length(minus(to, from)) > 1e-9
-    ? [{ kind: "arrow", from, to, colour, width: 2.6 }, ...(text ? label(to, text, colour) : [])] : [];
+    ? [{ kind: "arrow", from, to, colour, width: 2.6 }, ...(text ? label(to, text, colour) : [])]
+    : [];
 
 /** How far a sphere whose axes have become `arms` reaches in a direction: the place from its centre.
  * @type {(arms: number[][], direction: number[]) => number[]} */
@@ -47,8 +59,12 @@ export function root(matrix) {
 
 /** The ellipsoid with this square of its matrix. @type {(centre: number[], square: number[][], style: any) => Item} */
 export const solid = (centre, square, { alpha = 1, fill = 0.16, edge = 0.4, colour = "accent" }) => ({
-  kind: "surface", ...ellipsoid(centre, root(square)),
-  colour, alpha: fill * alpha, edge: colour, edgeAlpha: edge * alpha,
+  kind: "surface",
+  ...ellipsoid(centre, root(square)),
+  colour,
+  alpha: fill * alpha,
+  edge: colour,
+  edgeAlpha: edge * alpha,
 });
 
 /** What a sphere looks like whose axes have become `arms`: an ellipse of two, the shadow of an ellipsoid of more.
@@ -59,35 +75,59 @@ export const image = (arms, centre, style = {}) => {
     return { kind: "curve", at, closed: true, colour: "accent", width: 3, ...style };
   }
   const rows = transpose(arms);
-  return solid(centre, rows.map((row) => rows.map((other) => dot(row, other))), style);
+  return solid(
+    centre,
+    rows.map((row) => rows.map((other) => dot(row, other))),
+    style,
+  );
 };
 
 /** The points of all rows, in order, 0/0 as a cross; behind them where they come from: a faint copy of the stage before
  * and a trail, which fade during the next stage.
  * @type {(state: State, computed: Computed, axes: number[][], options?: any) => Item[]} */
 export function points({ stage: t, selected }, { shown, stages, groups, norm }, axes, options) {
-  const seen = (rows, stage) =>
-    rows.map((row) => see(axes, row, scale(norm.bias, progress(stage, 3))));
+  const seen = (rows, stage) => rows.map((row) => see(axes, row, scale(norm.bias, progress(stage, 3))));
   const at = seen(shown, t);
   const colours = groups.map((group) => `group-${group % 8}`);
   const lost = shown.map((row) => !row.every(Number.isFinite));
-  const trails = at.length > 400 || options ? [] : [0, 1, 2, 3].flatMap((stage) => {
-    const alpha = Math.min(1, 8 * progress(t, stage)) * (1 - progress(t, stage + 1));
-    if (alpha <= 0) return [];
-    const [start, end] = [seen(stages[stage], stage), t < stage + 1 ? at : seen(stages[stage + 1], stage + 1)];
-    const moved = at.flatMap((_, i) => (length(minus(start[i], end[i])) > 1e-9 ? [i] : []));
-    const own = moved.map((i) => colours[i]);
-    return [
-      { kind: "points", at: moved.map((i) => start[i]), colours: own, markers: 5, radius: 2.6, alpha: 0.45 * alpha },
-      { kind: "segments", pairs: moved.map((i) => [start[i], end[i]]), colours: own, width: 1, alpha: 0.4 * alpha },
-    ];
-  });
+  const trails =
+    at.length > 400 || options
+      ? []
+      : [0, 1, 2, 3].flatMap((stage) => {
+          const alpha = Math.min(1, 8 * progress(t, stage)) * (1 - progress(t, stage + 1));
+          if (alpha <= 0) return [];
+          const [start, end] = [seen(stages[stage], stage), t < stage + 1 ? at : seen(stages[stage + 1], stage + 1)];
+          const moved = at.flatMap((_, i) => (length(minus(start[i], end[i])) > 1e-9 ? [i] : []));
+          const own = moved.map((i) => colours[i]);
+          return [
+            {
+              kind: "points",
+              at: moved.map((i) => start[i]),
+              colours: own,
+              markers: 5,
+              radius: 2.6,
+              alpha: 0.45 * alpha,
+            },
+            {
+              kind: "segments",
+              pairs: moved.map((i) => [start[i], end[i]]),
+              colours: own,
+              width: 1,
+              alpha: 0.4 * alpha,
+            },
+          ];
+        });
   return [
     ...trails,
     {
-      kind: "points", at, pick: true, selected, radius: at.length > 800 ? 2.2 : at.length > 200 ? 3.2 : 4.6,
+      kind: "points",
+      at,
+      pick: true,
+      selected,
+      radius: at.length > 800 ? 2.2 : at.length > 200 ? 3.2 : 4.6,
       colours: at.map((_, i) => (lost[i] ? "error" : colours[i])),
-      markers: at.map((_, i) => (lost[i] ? 4 : groups[i] % 4)), ...options,
+      markers: at.map((_, i) => (lost[i] ? 4 : groups[i] % 4)),
+      ...options,
     },
     ...(lost.includes(true) ? label(at[lost.indexOf(true)], "0/0", "error", [10, -10]) : []),
   ];
@@ -100,7 +140,10 @@ export function points({ stage: t, selected }, { shown, stages, groups, norm }, 
 export function fit({ stage: t, edits }, { stages }, reaches) {
   const low = Math.min(3, Math.floor(t));
   const [from, to] = [low, low + 1].map((stage) =>
-    stages[stage].reduce((most, row, i) =>
-      Math.max(most, length(row.filter(Number.isFinite)) * (i in edits ? 0.5 : 1)), reaches[stage]));
+    stages[stage].reduce(
+      (most, row, i) => Math.max(most, length(row.filter(Number.isFinite)) * (i in edits ? 0.5 : 1)),
+      reaches[stage],
+    ),
+  );
   return blend(from, to, t - low) || 1;
 }

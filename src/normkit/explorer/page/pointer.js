@@ -15,8 +15,8 @@ const NEIGHBOURS = { PageUp: -1, "[": -1, PageDown: 1, "]": 1 };
 
 const listed = (values) => values.map((value) => number(value, 3)).join(", ");
 // A patch with five digits a number, which is finer than any pixel.
-const short = (patch) => JSON.parse(JSON.stringify(patch), (_, value) =>
-  (typeof value === "number" ? Number(value.toPrecision(5)) : value));
+const short = (patch) =>
+  JSON.parse(JSON.stringify(patch), (_, value) => (typeof value === "number" ? Number(value.toPrecision(5)) : value));
 
 // A step of a direction's tip: over its sphere, as the eye sees it.
 const overSphere = (tip, step, toward) => {
@@ -58,7 +58,7 @@ export const mountPointer = (store, context) => {
   // The point there, or -1; over a handle there is none.
   const under = (event) => {
     const [x, y] = place(event);
-    return event.target.dataset.handle ? -1 : pick(context.frame(), store.get(), context.size(), x, y)?.index ?? -1;
+    return event.target.dataset.handle ? -1 : (pick(context.frame(), store.get(), context.size(), x, y)?.index ?? -1);
   };
 
   // What moves a handle by pixels from where it is now.

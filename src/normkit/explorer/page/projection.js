@@ -35,8 +35,12 @@ export function layout(panels, { width, height }) {
   }));
 }
 
-const scaled = (box, factor) =>
-  ({ x: box.x * factor, y: box.y * factor, width: box.width * factor, height: box.height * factor });
+const scaled = (box, factor) => ({
+  x: box.x * factor,
+  y: box.y * factor,
+  width: box.width * factor,
+  height: box.height * factor,
+});
 
 /** A frame {panels, radius} seen by a camera on a canvas of a size {width, height}, as commands. */
 export function commands(frame, camera, size) {
@@ -207,7 +211,10 @@ function strand(flat, order, style, view, front = null) {
 // Both ends moved outwards a little.
 function stretched(at) {
   const last = at.length - 2;
-  for (const [end, next] of [[0, 2], [last, last - 2]]) {
+  for (const [end, next] of [
+    [0, 2],
+    [last, last - 2],
+  ]) {
     const [dx, dy] = [at[end] - at[next], at[end + 1] - at[next + 1]];
     const share = 0.15 / (Math.hypot(dx, dy) || Infinity);
     at[end] += share * dx;
@@ -240,32 +247,48 @@ function farToNear({ out, radius }) {
 // Labels, moved where they would lie on another or leave the box. In a small box only those that find room.
 function labels(items, { lens, box }) {
   const taken = [];
-  return items.filter(({ kind }) => kind === "label").flatMap((item) => {
-    const { at, text, colour = "ink", anchor = "start", shift: [dx, dy] = [9, -9], size = 12.5 } = item;
-    const [x, y, , magnification] = seen(lens, [at]);
-    if (!magnification) return [];
-    const turned = { start: "end", middle: "middle", end: "start" }[anchor];
-    const width = 0.56 * size * text.length;
-    const small = box.width < SMALL;
-    if (width > (small ? 0.7 : 1) * box.width) return [];
-    const near = [[dx, dy], [dx, -dy], [-dx, dy], [-dx, -dy]];
-    const around = [0, 18, 36].flatMap((more) => near.map(([over, down]) => [over, down + (down < 0 ? -more : more)]));
-    // As it was wished for; then pushed into the box.
-    const tries = [Infinity, 0].flatMap((limit) => around.map(([across, down]) => {
-      const side = across === dx ? anchor : turned;
-      const share = { start: 0, middle: 0.5, end: 1 }[side];
-      const free = x + across - width * share;
-      const left = Math.max(box.x - limit, Math.min(box.x + box.width - width + limit, free));
-      const middle = y + down;
-      const area = [left, middle - 0.7 * size, left + width, middle + 0.7 * size];
-      return { x: left + width * share, y: middle, anchor: side, area };
-    }));
-    const clear = tries.find(({ area: [left, top, right, bottom] }) =>
-      left >= box.x && top >= box.y && right <= box.x + box.width && bottom <= box.y + box.height &&
-      taken.every((other) => left >= other[2] || other[0] >= right || top >= other[3] || other[1] >= bottom));
-    if (!clear && small) return [];
-    const { area, ...place } = clear ?? tries[around.length];
-    taken.push(area);
-    return [{ type: "text", ...place, text, colour, size }];
-  });
+  return items
+    .filter(({ kind }) => kind === "label")
+    .flatMap((item) => {
+      const { at, text, colour = "ink", anchor = "start", shift: [dx, dy] = [9, -9], size = 12.5 } = item;
+      const [x, y, , magnification] = seen(lens, [at]);
+      if (!magnification) return [];
+      const turned = { start: "end", middle: "middle", end: "start" }[anchor];
+      const width = 0.56 * size * text.length;
+      const small = box.width < SMALL;
+      if (width > (small ? 0.7 : 1) * box.width) return [];
+      const near = [
+        [dx, dy],
+        [dx, -dy],
+        [-dx, dy],
+        [-dx, -dy],
+      ];
+      const around = [0, 18, 36].flatMap((more) =>
+        near.map(([over, down]) => [over, down + (down < 0 ? -more : more)]),
+      );
+      // As it was wished for; then pushed into the box.
+      const tries = [Infinity, 0].flatMap((limit) =>
+        around.map(([across, down]) => {
+          const side = across === dx ? anchor : turned;
+          const share = { start: 0, middle: 0.5, end: 1 }[side];
+          const free = x + across - width * share;
+          const left = Math.max(box.x - limit, Math.min(box.x + box.width - width + limit, free));
+          const middle = y + down;
+          const area = [left, middle - 0.7 * size, left + width, middle + 0.7 * size];
+          return { x: left + width * share, y: middle, anchor: side, area };
+        }),
+      );
+      const clear = tries.find(
+        ({ area: [left, top, right, bottom] }) =>
+          left >= box.x &&
+          top >= box.y &&
+          right <= box.x + box.width &&
+          bottom <= box.y + box.height &&
+          taken.every((other) => left >= other[2] || other[0] >= right || top >= other[3] || other[1] >= bottom),
+      );
+      if (!clear && small) return [];
+      const { area, ...place } = clear ?? tries[around.length];
+      taken.push(area);
+      return [{ type: "text", ...place, text, colour, size }];
+    });
 }

@@ -1,14 +1,17 @@
 /** The numbers of the table as a Python script that computes them again with PyTorch. */
 import { grid } from "explorer/table.js";
 
-const list = (row) => `[${row.map((value) => (Number.isFinite(value) ? String(value) : `float("${value}")`)).join(", ")}]`;
+const list = (row) =>
+  `[${row.map((value) => (Number.isFinite(value) ? String(value) : `float("${value}")`)).join(", ")}]`;
 const tensor = (content) => `torch.tensor(${content}, dtype=torch.float64)`;
 const matrix = (rows) => tensor(`[\n${rows.map((row) => `    ${list(row)},\n`).join("")}]`);
 
 // Twice, so that of equal entries exactly 0 is left.
 const CENTRED = {
   layer: "once = x - x.mean(1, keepdim=True)\n    return once - once.mean(1, keepdim=True)",
-  batch: "once = x - x.mean(0)\n    return once - once.mean(0)", rms: "return x", length: "return x",
+  batch: "once = x - x.mean(0)\n    return once - once.mean(0)",
+  rms: "return x",
+  length: "return x",
   plane: `left = x
     for _ in range(2):
         left = left - (left @ u)[:, None] * u
@@ -16,13 +19,15 @@ const CENTRED = {
     return left.where(left.norm(dim=1, keepdim=True) > rounding, 0.0)`,
 };
 /** Along all-ones, the projection is a mean taken off. */
-const centred = ({ mode, normal }) => CENTRED[mode === "plane" && normal.every((value) => value === normal[0]) ? "layer" : mode];
+const centred = ({ mode, normal }) =>
+  CENTRED[mode === "plane" && normal.every((value) => value === normal[0]) ? "layer" : mode];
 
 /** A norm by PyTorch's own function; written out where it has none. */
 const call = ({ mode, eps, place }, count) => {
   if (place === "inside" && mode === "layer") return "F.layer_norm(x, (n,), gain, bias, eps)";
   if (place === "inside" && mode === "rms") return "F.rms_norm(x, (n,), gain, eps) + bias";
-  if (place === "inside" && mode === "batch" && eps > 0 && count > 1) return "F.batch_norm(x, None, None, gain, bias, True, 0, eps)";
+  if (place === "inside" && mode === "batch" && eps > 0 && count > 1)
+    return "F.batch_norm(x, None, None, gain, bias, True, 0, eps)";
   if (eps === 0 && mode === "length") return "F.normalize(x, dim=1, eps=0) * gain + bias";
   const square = `centre(x).square().${mode === "length" ? "sum" : "mean"}(${mode === "batch" ? 0 : 1}, keepdim=True)`;
   return `centre(x) / ${place === "inside" ? `(${square} + eps).sqrt()` : `(${square}.sqrt() + eps)`} * gain + bias`;
@@ -41,7 +46,9 @@ def show(centre, norm):
     below, share = int(stage), stage % 1
     shown.append((1 - share) * stages[below] + share * stages[below + 1] if share else stages[below])
 
-${(arms ? Object.values(arms).map((arm) => arm.norm) : [norm]).map((each) => `
+${(arms ? Object.values(arms).map((arm) => arm.norm) : [norm])
+  .map(
+    (each) => `
 def centre(x):
     ${centred(each)}
 
@@ -51,14 +58,20 @@ def norm(x, gain, bias):
 
 
 show(centre, norm)
-`).join("\n")}
+`,
+  )
+  .join("\n")}
 mean, deviation, rms = x.mean(1), x.std(1, correction=0), x.square().mean(1).sqrt()
 angle = torch.atan2(deviation, mean).rad2deg().where(rms > 0, torch.nan)
 rows = torch.cat([x, torch.stack([mean, rms, deviation, x.norm(dim=1), angle], 1), *shown], 1).tolist()
-${gradient ? `row = x[${selected}].clone().requires_grad_()
+${
+  gradient
+    ? `row = x[${selected}].clone().requires_grad_()
 norm(row[None], gain, bias).backward(${tensor(list(gradient.upstream))}[None])
 print("# gradient at point ${selected + 1}:", *row.grad.tolist())
-` : ""}`;
+`
+    : ""
+}`;
 
 /** The stacks of random layers again, differentiated by PyTorch. */
 const layers = ({ depth, spread, residual, seed }) => `import math
@@ -112,7 +125,16 @@ export const python = (state, computed) => {
 import torch.nn.functional as F
 
 torch.set_default_dtype(torch.float64)
-${what === "layer" ? layers(state) : what === "token" ? projections(computed, lines.map(({ values }) => values)) : points(state, computed)}
+${
+  what === "layer"
+    ? layers(state)
+    : what === "token"
+      ? projections(
+          computed,
+          lines.map(({ values }) => values),
+        )
+      : points(state, computed)
+}
 print(*${JSON.stringify([what, ...columns])}, sep="\\t")
 for label, row in zip(${JSON.stringify(lines.map(({ label }) => label))}, rows):
     print(label, *row, sep="\\t")

@@ -2,7 +2,18 @@
 // which more of them are seen ("four").
 import { number } from "explorer/formulas.js";
 import {
-  add, cross, dot, hyperplaneBasis, matrixVector, mean, minus, norm as length, scale, times, transpose, unit,
+  add,
+  cross,
+  dot,
+  hyperplaneBasis,
+  matrixVector,
+  mean,
+  minus,
+  norm as length,
+  scale,
+  times,
+  transpose,
+  unit,
 } from "explorer/linear.js";
 import { arrow, blend, farthest, fit, image, label, line, points, progress, see } from "explorer/marks.js";
 import { plane } from "explorer/surfaces.js";
@@ -13,7 +24,11 @@ import { plane } from "explorer/surfaces.js";
  *   import("explorer/frames.js").Frame} Scene */
 
 const ORIGIN = [0, 0, 0];
-export const FEATURES = [[1, 0, 0], [0, 1, 0], [0, 0, 1]];
+export const FEATURES = [
+  [1, 0, 0],
+  [0, 1, 0],
+  [0, 0, 1],
+];
 const SNAP = Math.cos(Math.PI / 45);
 // Two edges of a drawn plane lie level for the eye of the first view.
 const UPRIGHT = [-0.43, 0.21, 0.88];
@@ -52,7 +67,8 @@ function deviations(norm, raw, t) {
   });
   const corner = (bits) => sides.map((side, axis) => side[(bits >> axis) & 1]);
   return [...Array(1 << sides.length).keys()].flatMap((bits) =>
-    sides.flatMap((_, axis) => (bits & (1 << axis) ? [] : [[corner(bits), corner(bits | (1 << axis))]])));
+    sides.flatMap((_, axis) => (bits & (1 << axis) ? [] : [[corner(bits), corner(bits | (1 << axis))]])),
+  );
 }
 
 /** All but the points: axes, plane, sphere, and what becomes of them. brief: fewer words; bare: none; shell: how far eps lets the
@@ -148,7 +164,9 @@ export function view(state, computed, axes, radius, title, items, more) {
     handles.push({ id: "point", label: `Point ${labels[index]}`, at, panel: 0 });
   }
   return {
-    panels: [{ kind: "space", title, items }], handles, radius,
+    panels: [{ kind: "space", title, items }],
+    handles,
+    radius,
     drag(id, delta) {
       if (id !== "point") return more?.patch(delta);
       // As many digits as the world of that radius shows.
@@ -170,10 +188,20 @@ export function three(state, computed) {
     ...points(state, computed, FEATURES),
   ];
   const turns = norm.mode === "plane" && state.stage <= 2;
-  return view(state, computed, FEATURES, radius, "The space of the features", items, turns ? {
-    handle: ["normal", "Normal of the plane", tip],
-    patch: (delta) => ({ normal: [...snapped(add(tip, delta)), state.normal[3]] }),
-  } : null);
+  return view(
+    state,
+    computed,
+    FEATURES,
+    radius,
+    "The space of the features",
+    items,
+    turns
+      ? {
+          handle: ["normal", "Normal of the plane", tip],
+          patch: (delta) => ({ normal: [...snapped(add(tip, delta)), state.normal[3]] }),
+        }
+      : null,
+  );
 }
 
 /** The way back at one point: the gradient that arrives, what the norm takes out of it, what is left at x.
@@ -201,9 +229,12 @@ export function gradient(state, computed) {
   const [end, kept, whole] = [add(output, upstream), add(row, found.tangent), add(row, found.scaledGradient)];
   const without = add(kept, found.alongRow);
   const removed = (from, to, text) =>
-    length(minus(to, from)) < 1e-6 ? [] : [
-      line(from, to, "contrast", 2.2, { dash: [5, 4] }), ...label(scale(add(from, to), 0.5), text, "contrast", [9, 0]),
-    ];
+    length(minus(to, from)) < 1e-6
+      ? []
+      : [
+          line(from, to, "contrast", 2.2, { dash: [5, 4] }),
+          ...label(scale(add(from, to), 0.5), text, "contrast", [9, 0]),
+        ];
   if (length(minus(end, whole)) > 1e-9) {
     const { basis, radius: size, d, centre } = sphereOf(norm, 4);
     const arms = basis.map((vector) => scale(times(vector, d), size));
@@ -212,13 +243,18 @@ export function gradient(state, computed) {
   }
   items.push(
     { kind: "points", at: [x, row, output], colours: "ink", markers: 5, radius: 7 },
-    ...[[x, row], [row, output]].map(([from, to]) => line(from, to, "muted", 1, { dash: [2, 3] })),
+    ...[
+      [x, row],
+      [row, output],
+    ].map(([from, to]) => line(from, to, "muted", 1, { dash: [2, 3] })),
     ...arrow(output, end, "accent", "gradient that arrives"),
     ...arrow(row, kept, "third", "what is left"),
     ...removed(kept, without, "removed: along the row"),
     ...removed(without, whole, `removed: along ${norm.mode === "plane" ? "u" : "all-ones"}`),
     ...arrow(x, add(x, found.input), "third", "gradient at x"),
-    ...label(x, "x", "ink", [-10, 12]), ...label(row, "z", "ink", [-10, 12]), ...label(output, "y", "ink", [-10, 12]),
+    ...label(x, "x", "ink", [-10, 12]),
+    ...label(row, "z", "ink", [-10, 12]),
+    ...label(output, "y", "ink", [-10, 12]),
   );
   return view(state, { ...computed, shown: raw }, FEATURES, radius, "Gradients", items, {
     handle: ["upstream", "Gradient that arrives at the output", end],

@@ -14,8 +14,10 @@ const LEADING = 15;
 const NARROW = 320;
 
 /** @type {(exponent: number) => string} */
-const power = (exponent) => (exponent === 0 ? "1"
-  : `10${[...String(exponent)].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("")}`);
+const power = (exponent) =>
+  exponent === 0
+    ? "1"
+    : `10${[...String(exponent)].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("")}`;
 
 /** The axis that all panels share: whole decades around every rms and gradient, as far as they can be told apart.
  * @type {(stacks: any) => Axis} */
@@ -35,10 +37,12 @@ export const height = (value, { low, high }) =>
  * @type {(values: number[], axis: Axis, from: number, to: number) => number[][]} */
 export function path(values, axis, from, to) {
   const inner = values.map((_, layer) => layer).filter((layer) => layer > from && layer < to);
-  return [...new Set([from, ...inner, to])].map((layer) => {
-    const [below, above] = [Math.floor(layer), Math.ceil(layer)].map((k) => height(values[k], axis));
-    return [layer, below + (above - below) * (layer % 1)];
-  }).filter(([, share]) => !Number.isNaN(share));
+  return [...new Set([from, ...inner, to])]
+    .map((layer) => {
+      const [below, above] = [Math.floor(layer), Math.ceil(layer)].map((k) => height(values[k], axis));
+      return [layer, below + (above - below) * (layer % 1)];
+    })
+    .filter(([, share]) => !Number.isNaN(share));
 }
 
 /** What is said of a series at a layer, with an arrow if that lies beyond the panel; of layer -1 the last value, or
@@ -62,10 +66,22 @@ function panel(arm, axis, { stage: t, layer }, box) {
   const x = (at) => left + (width * at) / depth;
   const y = (share) => bottom - tall * share;
   const inside = (value) => y(Math.min(1, Math.max(0, height(value, axis) || 0)));
-  const text = (x, y, words, colour = "muted", style = {}) =>
-    ({ type: "text", x, y, text: words, colour, size: 11.5, ...style });
-  const line = (places, colour, style = {}) =>
-    ({ type: "line", at: places.flatMap(([at, share]) => [x(at), y(share)]), colour, width: 1.2, ...style });
+  const text = (x, y, words, colour = "muted", style = {}) => ({
+    type: "text",
+    x,
+    y,
+    text: words,
+    colour,
+    size: 11.5,
+    ...style,
+  });
+  const line = (places, colour, style = {}) => ({
+    type: "line",
+    at: places.flatMap(([at, share]) => [x(at), y(share)]),
+    colour,
+    width: 1.2,
+    ...style,
+  });
   const [ahead, back] = [Math.min(1, t / 2) * depth, depth * Math.min(1, 2 - t / 2)];
   const quantile = (k) => arm.quantiles.map((row) => row[k]);
   const [low, high] = [0, 1].map((k) => path(quantile(k), axis, 0, ahead));
@@ -74,7 +90,16 @@ function panel(arm, axis, { stage: t, layer }, box) {
   for (let exponent = axis.low; exponent <= axis.high; exponent++) {
     if (exponent % Math.ceil((stretch * 30) / tall)) continue;
     const share = (exponent - axis.low) / stretch;
-    out.push(line([[0, share], [depth, share]], exponent ? "line" : "muted", { width: 1 }));
+    out.push(
+      line(
+        [
+          [0, share],
+          [depth, share],
+        ],
+        exponent ? "line" : "muted",
+        { width: 1 },
+      ),
+    );
     out.push(text(left - 6, y(share), power(exponent), "muted", { anchor: "end" }));
   }
   out.push({ type: "clip", x: left, y: top, width: width + 2, height: tall });
@@ -87,10 +112,28 @@ function panel(arm, axis, { stage: t, layer }, box) {
   out.push({ type: "clip", ...box });
   if (t > 0 && t < 4) {
     const [at, words, colour] = t < 2 ? [ahead, "signal →", "accent"] : [back, "← gradient", "third"];
-    out.push(line([[at, 0], [at, 1]], colour));
+    out.push(
+      line(
+        [
+          [at, 0],
+          [at, 1],
+        ],
+        colour,
+      ),
+    );
     if (!narrow) out.push(text(x(at), bottom + 30, words, colour, { anchor: "middle", bold: true }));
   }
-  if (layer >= 0) out.push(line([[layer, 0], [layer, 1]], "ink", { dash: [3, 3] }));
+  if (layer >= 0)
+    out.push(
+      line(
+        [
+          [layer, 0],
+          [layer, 1],
+        ],
+        "ink",
+        { dash: [3, 3] },
+      ),
+    );
   const names = SERIES.map(({ key, name, colour }) => {
     // A gradient is given at the output and ends at layer 0: its name stands there.
     const first = key === "gradient" && layer < 0;
@@ -100,7 +143,8 @@ function panel(arm, axis, { stage: t, layer }, box) {
   });
   if (narrow) {
     names.forEach(({ words, colour }, k) =>
-      out.push(text(left, bottom + 32 + 13 * k, words, colour, { bold: true, size: 11 })));
+      out.push(text(left, bottom + 32 + 13 * k, words, colour, { bold: true, size: 11 })),
+    );
     return out;
   }
   const beside = names.filter(({ first }) => !first).sort((a, b) => a.at - b.at);
@@ -118,7 +162,10 @@ function panel(arm, axis, { stage: t, layer }, box) {
 /** @type {import("explorer/space.js").Scene} */
 export function stack(state, computed) {
   const axis = decades(computed.stack);
-  const panels = Object.entries(ARMS).map(([key, title]) => (
-    { kind: "chart", title, draw: (box) => panel(computed.stack[key], axis, state, box) }));
+  const panels = Object.entries(ARMS).map(([key, title]) => ({
+    kind: "chart",
+    title,
+    draw: (box) => panel(computed.stack[key], axis, state, box),
+  }));
   return { panels, handles: [], drag: () => ({}), radius: 1 };
 }

@@ -1,52 +1,66 @@
-// The state of the page: one plain frozen object, its rules, and its text in the address bar.
+// The state of the page: one plain frozen object, and what each of its parts may be.
 
 /** @typedef {{[key in keyof typeof FIELDS]: any}} State   FIELDS says what each part may be */
 /** @typedef {{get(): State, set(patch: Partial<State>): void, subscribe(listener: any): void}} Store */
 
-const VERSION = 1;
-const [LONGEST, MOST_PROBLEMS] = [40000, 6];
 const MODES = ["layer", "rms", "batch", "length", "plane"];
 
 /** The modes that a scene offers; none where it shows several at once. */
-export const modesOf = (scene) => ({
-  three: MODES, four: MODES, model: MODES.filter((mode) => mode !== "batch" && mode !== "plane"),
-  clusters: [], gradient: MODES.filter((mode) => mode !== "batch"), depth: [],
-})[scene];
+export const modesOf = (scene) =>
+  ({
+    three: MODES,
+    four: MODES,
+    model: MODES.filter((mode) => mode !== "batch" && mode !== "plane"),
+    clusters: [],
+    gradient: MODES.filter((mode) => mode !== "batch"),
+    depth: [],
+  })[scene];
 
 // The dimensions of a scene, and its cloud if the present one has others.
 const CLOUDS = { three: [3, "scatter"], four: [4, "four"], clusters: [3, "clusters"], gradient: [3, "scatter"] };
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value)) + 0;
-const isVector = (value, limit) => Array.isArray(value) && value.length > 0 && value.length < 5
-  && value.every((each) => typeof each === "number" && Math.abs(each) <= limit);
+const isVector = (value, limit) =>
+  Array.isArray(value) &&
+  value.length > 0 &&
+  value.length < 5 &&
+  value.every((each) => typeof each === "number" && Math.abs(each) <= limit);
 
 // A part of the state: where it starts, what it may be, and what of a value is used (undefined: nothing).
 const choice = (...choices) => ({
-  start: choices[0], says: choices.join(" or "), clean: (value) => (choices.includes(value) ? value : undefined),
+  start: choices[0],
+  says: choices.join(" or "),
+  clean: (value) => (choices.includes(value) ? value : undefined),
 });
 const number = (start, low, high, steps = 1e4) => ({
-  start, says: `a ${steps === 1 ? "whole " : ""}number from ${low} to ${high}`,
+  start,
+  says: `a ${steps === 1 ? "whole " : ""}number from ${low} to ${high}`,
   clean: (value) => (Number.isFinite(value) ? Math.round(clamp(value, low, high) * steps) / steps : undefined),
 });
 const whole = (start, low, high) => number(start, low, high, 1);
 // Four numbers; fewer leave the others as they were.
 const vector = (start, least = -1) => ({
-  start, says: `up to four numbers from -100 to 100${least < 0 ? "" : ", not all 0"}`,
-  clean: (value, before) => (isVector(value, 100) && Math.hypot(...value.slice(0, 3)) > least
-    ? [...value, ...before.slice(value.length)] : undefined),
+  start,
+  says: `up to four numbers from -100 to 100${least < 0 ? "" : ", not all 0"}`,
+  clean: (value, before) =>
+    isVector(value, 100) && Math.hypot(...value.slice(0, 3)) > least
+      ? [...value, ...before.slice(value.length)]
+      : undefined,
 });
 
-const FIELDS = {
+export const FIELDS = {
   scene: choice("three", "four", "model", "clusters", "gradient", "depth"),
   mode: choice(...MODES),
   cloud: {
-    start: "scatter", says: "the name of a cloud of points",
+    start: "scatter",
+    says: "the name of a cloud of points",
     clean: (value) => (/^[a-z][\w-]{0,39}$/i.test(value) ? `${value}` : undefined),
   },
   stage: number(0, 0, 4),
   eps: {
-    start: 1e-5, says: "0 or a number from 1e-12 to 10",
-    clean: (value) => (Number.isFinite(value) ? value > 0 && clamp(value, 1e-12, 10) || 0 : undefined),
+    start: 1e-5,
+    says: "0 or a number from 1e-12 to 10",
+    clean: (value) => (Number.isFinite(value) ? (value > 0 && clamp(value, 1e-12, 10)) || 0 : undefined),
   },
   place: choice("inside", "outside"),
   gain: vector([0.6, 1.3, 1, 0.8]),
@@ -54,9 +68,12 @@ const FIELDS = {
   // Where only three count they must have a direction, too.
   normal: vector([0.2, 0.1, 1, 0.2], 1e-9),
   edits: {
-    start: {}, says: "points such as 3:1,2,0.5;4:0,1,2",
-    clean: (value) => (Object.entries(value ?? "?").every(([row, at]) => /^\d{1,6}$/.test(row) && isVector(at, 1e9))
-      ? structuredClone(value) : undefined),
+    start: {},
+    says: "points such as 3:1,2,0.5;4:0,1,2",
+    clean: (value) =>
+      Object.entries(value ?? "?").every(([row, at]) => /^\d{1,6}$/.test(row) && isVector(at, 1e9))
+        ? structuredClone(value)
+        : undefined,
   },
   selected: whole(-1, -1, 999999),
   upstream: vector([0.1, 1.9, 0.3, 0.4]),
@@ -73,16 +90,17 @@ const FIELDS = {
   layer: whole(-1, -1, 48),
   walk: whole(0, 0, 6),
 };
-const KEYS = Object.keys(FIELDS);
+export const KEYS = Object.keys(FIELDS);
 
-const same = (a, b) => a === b || (typeof a === "object" && JSON.stringify(a) === JSON.stringify(b));
+/** Whether two values of a part are one. */
+export const same = (a, b) => a === b || (typeof a === "object" && JSON.stringify(a) === JSON.stringify(b));
 const freeze = (value) => {
   if (typeof value === "object") Object.values(value).forEach(freeze);
   return Object.freeze(value);
 };
 
-// The state after a patch. What cannot be used leaves the old value; what makes no sense any more goes.
-const next = (before, patch, clouds = null) => {
+/** The state after a patch. What cannot be used leaves the old value; what makes no sense any more goes. */
+export const next = (before, patch, clouds = null) => {
   const after = { ...before };
   for (const key of Object.keys(patch)) {
     if (!Object.hasOwn(FIELDS, key)) throw new TypeError(`The state has no "${key}".`);
@@ -133,96 +151,5 @@ export const createStore = (initial, { clouds = null } = {}) => {
       listeners.forEach((listener) => listener(state, previous));
     },
     subscribe: (listener) => void listeners.push(listener),
-  };
-};
-
-const write = (value) => (typeof value === "object" && !Array.isArray(value)
-  ? Object.entries(value).map(([row, at]) => `${row}:${at}`).join(";") : String(value));
-// Text as a value of the type of `like`.
-const read = (text, like) => {
-  if (typeof like === "string") return text;
-  if (typeof like === "number") return /^-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(text) ? Number(text) : undefined;
-  if (typeof like === "boolean") return text === "true" || (text === "false" ? false : undefined);
-  if (Array.isArray(like)) return text.split(",").map((each) => read(each, 0));
-  const pairs = text.split(";").filter(Boolean).map((edit) => edit.split(/:(.*)/s));
-  return Object.fromEntries(pairs.map(([row, at = ""]) => [row, read(at, [])]));
-};
-
-/** The state as text: what differs from the start of the page. */
-export const encode = (state, start) => {
-  const { scene, mode, cloud, model } = state;
-  const there = next(start, { scene, mode, cloud, model });
-  const differs = (key) => !same(state[key], start[key]) || !same(state[key], there[key])
-    || (key === "cloud" && cloud !== next(start, { scene }).cloud);
-  return `#v=${VERSION}${KEYS.filter(differs).map((key) => `&${key}=${write(state[key])}`).join("")}`;
-};
-
-/** The state that a link asks for, and sentences on what it cannot use or what the page lacks; it never throws. */
-export const decode = (hash, start, { clouds = null, models = null } = {}) => {
-  const text = hash.replace(/^#/, "");
-  if (text.length > LONGEST) return { state: start, problems: [`A link of ${text.length} characters was left aside.`] };
-  const problems = [];
-  const patch = {};
-  const quoted = (word) => `"${word.length > 30 ? `${word.slice(0, 30)}…` : word}"`;
-  for (const part of text.split("&").filter(Boolean)) {
-    const [name] = part.split("=", 1);
-    let value = part.slice(name.length + 1);
-    try {
-      value = decodeURIComponent(value);
-    } catch { /* A stray percent sign: the text counts as it stands. */ }
-    if (name === "v" && value === String(VERSION)) continue;
-    if (name === "v") {
-      problems.push(`The link is of version ${quoted(value)}, this page of ${VERSION}: what both know is used.`);
-    } else if (!Object.hasOwn(FIELDS, name)) {
-      problems.push(`The link sets ${quoted(name)}, which this page does not have.`);
-    } else {
-      const { says, clean } = FIELDS[name];
-      const wanted = read(value, DEFAULTS[name]);
-      const used = clean(wanted, start[name]);
-      const shown = quoted(write(used ?? start[name]));
-      if (used !== undefined) patch[name] = used;
-      if (used === undefined || Math.abs(wanted - used) > 1e-3) {
-        problems.push(`${name} should be ${says}, not ${quoted(value)}: it is ${shown} here.`);
-      }
-    }
-  }
-  const rest = problems.length - MOST_PROBLEMS;
-  if (rest > 0) problems.splice(MOST_PROBLEMS, rest, `${rest} more such mistakes are in the link.`);
-  if (patch.cloud && clouds && !Object.hasOwn(clouds, patch.cloud)) {
-    problems.push(`The points ${quoted(patch.cloud)} of the link are not in this page.`);
-    delete patch.cloud;
-  }
-  const { model, site } = { ...start, ...patch };
-  if (("model" in patch || "site" in patch) && models && !models[model]?.sites[site]) {
-    problems.push(`The activations of the link (model ${model}, site ${site}) are not in this page.`);
-    Object.assign(patch, { model: start.model, site: start.site });
-  }
-  const state = next(start, patch);
-  if (patch.mode && state.mode !== patch.mode) problems.push(`The scene ${state.scene} has no mode ${patch.mode}.`);
-  return { state, problems };
-};
-
-/** Takes over a link that is pasted into the address bar, and returns what writes the state there. */
-export const mountHash = (store, start, say, page) => {
-  let known = location.hash;
-  addEventListener("hashchange", () => {
-    // A jump within the page is no link to a state.
-    if (location.hash === known || document.getElementById(location.hash.slice(1))) return;
-    known = location.hash;
-    const { state, problems } = decode(known, start, page);
-    store.set(state);
-    say(problems.join(" "));
-  });
-  return () => {
-    const text = encode(store.get(), start);
-    if (text === (known || `#v=${VERSION}`)) return;
-    known = text;
-    const address = location.href.split("#")[0] + known;
-    // A frame without an origin may not touch its history; where the address cannot change either, nothing is lost.
-    for (const put of [() => history.replaceState(null, "", known), () => location.replace(address)]) {
-      try {
-        return put();
-      } catch { /* The next way. */ }
-    }
   };
 };

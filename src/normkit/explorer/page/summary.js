@@ -13,25 +13,36 @@ const place = ({ mode, eps, gain, bias }, n, step) => {
   const centre = step > 3 ? `, centre ${vector(bias)}` : "";
   if (step === 0) return "where they were given";
   if (step === 1) {
-    return normal ? `in the ${n > 3 ? "hyper" : ""}plane orthogonal to ${normal}`
-      : mode === "batch" ? "about the origin, their mean" : "where they were given: nothing is centred";
+    return normal
+      ? `in the ${n > 3 ? "hyper" : ""}plane orthogonal to ${normal}`
+      : mode === "batch"
+        ? "about the origin, their mean"
+        : "where they were given: nothing is centred";
   }
   if (mode === "batch") {
-    return step === 2 ? "about the origin with deviations up to 1, on no sphere"
+    return step === 2
+      ? "about the origin with deviations up to 1, on no sphere"
       : `about ${step > 3 ? vector(bias) : "the origin"}, stretched by ${vector(gain)}`;
   }
   if (flat >= 0) return `flattened along axis ${flat + 1}, where the gain is 0${centre}`;
   const round = step === 2 || gain.every((value) => value === 1);
-  const shape = (round ? ["circle", "sphere", "3-sphere"] : ["ellipse", "ellipsoid", "3-ellipsoid"])[normal ? n - 3 : n - 2];
+  const shape = (round ? ["circle", "sphere", "3-sphere"] : ["ellipse", "ellipsoid", "3-ellipsoid"])[
+    normal ? n - 3 : n - 2
+  ];
   const radius = round ? ` of radius ${number(mode === "length" ? 1 : Math.sqrt(n))}` : "";
   const plane = normal ? `, orthogonal to ${round ? normal : `${name} / gain`}` : "";
   return `${eps === 0 ? "on" : "on or inside"} the ${shape}${radius}${plane}${centre}`;
 };
 
 const depthWords = ({ depth, spread, residual }, stack) => {
-  const each = (of, at) => Object.entries(stack).map(([arm, found]) => `${ARMS[arm]} ${number(found[of][at])}`).join(", ");
-  return `${counted(depth, "random layer")}, weights times ${number(spread)}, ${residual ? "with" : "without"} residual. `
-    + `Rms after the last: ${each("rms", depth)}. Gradient at the input: ${each("gradient", 0)}.`;
+  const each = (of, at) =>
+    Object.entries(stack)
+      .map(([arm, found]) => `${ARMS[arm]} ${number(found[of][at])}`)
+      .join(", ");
+  return (
+    `${counted(depth, "random layer")}, weights times ${number(spread)}, ${residual ? "with" : "without"} residual. ` +
+    `Rms after the last: ${each("rms", depth)}. Gradient at the input: ${each("gradient", 0)}.`
+  );
 };
 
 /** The selected row, and what epsilon leaves of it. */
@@ -49,8 +60,10 @@ const gradientWords = ({ selected }, { norm, stages }, input) => {
   if (!input.every(Number.isFinite)) return `The gradient at point ${selected + 1} is 0/0.`;
   const u = unit(norm.mode === "plane" ? norm.normal : input.map(() => 1));
   const plane = norm.mode === "layer" || norm.mode === "plane" ? `${number(dot(input, u))} along the normal, ` : "";
-  return `The gradient at point ${selected + 1} has length ${number(length(input))}: `
-    + `${plane}${number(dot(input, unit(stages[1][selected])))} along the row.`;
+  return (
+    `The gradient at point ${selected + 1} has length ${number(length(input))}: ` +
+    `${plane}${number(dot(input, unit(stages[1][selected])))} along the row.`
+  );
 };
 
 /** (state, computed) -> the scene in short sentences. */
@@ -70,12 +83,15 @@ export const summary = (state, computed) => {
   const words = [`${counted(shown.length, what)} in ${n} dimensions${arms ? "" : `, ${NORMS[norm.mode]}`}.`];
   if (arms) words.push(...Object.values(arms).map((arm) => `${NORMS[arm.norm.mode]}: ${lies(arm.norm)}`));
   else if (site) {
-    const share = number(100 * (site.explained[0] + site.explained[1]));
+    const share = number(100 * (computed.explained[0] + computed.explained[1]));
     words.push(`Site ${short(site.path, 60)}; drawn are all-ones and two directions with ${share} % of the energy.`);
     if (step > 1) words.push(`The sphere has radius ${number(norm.mode === "length" ? 1 : Math.sqrt(n))}.`);
   } else words.push(lies(norm).replace("they", "They"));
   words.push(gradient ? gradientWords(state, computed, gradient.input) : arms ? "" : selectedWords(state, computed));
   const lost = state.stage > 1 ? undefinedRows.length : 0;
-  if (lost) words.push(lost > 1 ? `${counted(lost, what)} are 0/0.` : `${site ? "Row" : "Point"} ${undefinedRows[0] + 1} is 0/0.`);
+  if (lost)
+    words.push(
+      lost > 1 ? `${counted(lost, what)} are 0/0.` : `${site ? "Row" : "Point"} ${undefinedRows[0] + 1} is 0/0.`,
+    );
   return words.filter(Boolean).join(" ");
 };

@@ -35,7 +35,14 @@ export const box = (centre, half) =>
   [1, 2, 4].flatMap((axis) =>
     list(8, (bits) => [bits, bits | axis])
       .filter(([start, end]) => start !== end)
-      .map((ends) => ends.map((end) => add(centre, half.map((value, i) => (end & (1 << i) ? value : -value))))),
+      .map((ends) =>
+        ends.map((end) =>
+          add(
+            centre,
+            half.map((value, i) => (end & (1 << i) ? value : -value)),
+          ),
+        ),
+      ),
   );
 
 /** Two unit vectors at right angles to a direction and to each other. */

@@ -11,24 +11,37 @@ const PARTS = ["rms", "mean", "gradient"];
 export const grid = ({ scene, selected }, { stack, arms, raw, rows, shown, labels }, most = Infinity) => {
   if (stack) {
     const pairs = Object.keys(stack).flatMap((arm) => PARTS.map((part) => [arm, part]));
-    const lines = stack.none.rms.map((_, index) => (
-      { index, label: String(index), raw: [], values: pairs.map(([arm, part]) => stack[arm][part][index]) }));
+    const lines = stack.none.rms.map((_, index) => ({
+      index,
+      label: String(index),
+      raw: [],
+      values: pairs.map(([arm, part]) => stack[arm][part][index]),
+    }));
     return { what: "layer", columns: pairs.map(([arm, part]) => `${ARMS[arm]} ${part}`), lines, total: lines.length };
   }
   const own = scene !== "model";
   const axes = (raw[0] ?? []).map((_, axis) => axis + 1);
-  const images = arms ? Object.values(arms).map((arm) => ({ name: NORMS[arm.norm.mode], shown: arm.shown })) : [{ name: "shown", shown }];
+  const images = arms
+    ? Object.values(arms).map((arm) => ({ name: NORMS[arm.norm.mode], shown: arm.shown }))
+    : [{ name: "shown", shown }];
   const indices = [...raw.keys()].slice(0, most);
   if (selected >= most) indices[most - 1] = selected;
   return {
     what: own ? "point" : "token",
     total: raw.length,
     columns: [
-      ...(own ? axes.map((axis) => `x${axis}`) : []), "mean", "rms", "deviation", "length", "angle to all-ones, °",
+      ...(own ? axes.map((axis) => `x${axis}`) : []),
+      "mean",
+      "rms",
+      "deviation",
+      "length",
+      "angle to all-ones, °",
       ...images.flatMap(({ name }) => axes.map((axis) => `${name} ${axis}`)),
     ],
     lines: indices.map((index) => ({
-      index, label: labels[index].trim() || JSON.stringify(labels[index]), raw: own ? raw[index] : [],
+      index,
+      label: labels[index].trim() || JSON.stringify(labels[index]),
+      raw: own ? raw[index] : [],
       values: [...FACTS.map((name) => rows[index][name]), ...images.flatMap((image) => image.shown[index])],
     })),
   };
@@ -45,24 +58,45 @@ export const mountTable = (store, { say }) => {
     store.set({ edits: { ...store.get().edits, [index]: point }, selected: index });
     const kept = store.get().edits[index]?.[axis] ?? raw[axis];
     input.value = String(kept);
-    say(kept === point[axis] ? "" : `x${axis + 1} of point ${index + 1} takes a number from -1e9 to 1e9; it stays ${kept}.`);
+    say(
+      kept === point[axis]
+        ? ""
+        : `x${axis + 1} of point ${index + 1} takes a number from -1e9 to 1e9; it stays ${kept}.`,
+    );
   };
 
   const build = () => {
     slots = now.lines.map(({ raw, values }, slot) => ({
       pick: element("button", {
-        type: "button", onclick: () => store.set({ [now.what === "layer" ? "layer" : "selected"]: now.lines[slot].index }),
+        type: "button",
+        onclick: () => store.set({ [now.what === "layer" ? "layer" : "selected"]: now.lines[slot].index }),
       }),
-      inputs: raw.map((_, axis) => element("input", {
-        type: "number", step: "any", onchange: ({ target }) => edit(now.lines[slot], axis, target),
-      })),
+      inputs: raw.map((_, axis) =>
+        element("input", {
+          type: "number",
+          step: "any",
+          onchange: ({ target }) => edit(now.lines[slot], axis, target),
+        }),
+      ),
       cells: values.map(() => element("td")),
       written: [],
     }));
     table.replaceChildren(
-      element("tr", {}, ...[now.what, ...now.columns].map((textContent) => element("th", { scope: "col", textContent }))),
-      ...slots.map(({ pick, inputs, cells }) => element("tr", {}, element("th", { scope: "row" }, pick),
-        ...inputs.map((input) => element("td", {}, input)), ...cells)));
+      element(
+        "tr",
+        {},
+        ...[now.what, ...now.columns].map((textContent) => element("th", { scope: "col", textContent })),
+      ),
+      ...slots.map(({ pick, inputs, cells }) =>
+        element(
+          "tr",
+          {},
+          element("th", { scope: "row" }, pick),
+          ...inputs.map((input) => element("td", {}, input)),
+          ...cells,
+        ),
+      ),
+    );
   };
 
   const update = () => {
@@ -76,10 +110,16 @@ export const mountTable = (store, { say }) => {
     put(note, { textContent: now.total > MOST ? `Showing ${MOST} of ${now.total.toLocaleString("en")}.` : "" });
     now.lines.forEach(({ index, label, raw, values }, slot) => {
       const { pick, inputs, cells, written } = slots[slot];
-      put(pick, { textContent: label, ariaPressed: String(index === (now.what === "layer" ? state.layer : state.selected)) });
+      put(pick, {
+        textContent: label,
+        ariaPressed: String(index === (now.what === "layer" ? state.layer : state.selected)),
+      });
       raw.forEach((value, axis) => {
         const isBeingTyped = inputs[axis] === document.activeElement;
-        put(inputs[axis], { ariaLabel: `x${axis + 1} of point ${index + 1}`, ...(!isBeingTyped && { value: String(value) }) });
+        put(inputs[axis], {
+          ariaLabel: `x${axis + 1} of point ${index + 1}`,
+          ...(!isBeingTyped && { value: String(value) }),
+        });
       });
       values.forEach((value, column) => {
         if (!Object.is(value, written[column])) cells[column].textContent = number(value, 6);

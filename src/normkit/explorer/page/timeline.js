@@ -12,9 +12,20 @@ const ease = (t) => t * t * (3 - 2 * t);
 
 /** Where the timeline stops: [stage, name] each. */
 export function stops({ scene, mode }) {
-  if (scene === "depth") return [[0, "input"], [2, "output"], [4, "back"]];
+  if (scene === "depth")
+    return [
+      [0, "input"],
+      [2, "output"],
+      [4, "back"],
+    ];
   const first = { rms: "as it is", length: "as it is", plane: "project" }[mode];
-  return [[0, "raw"], [1, (scene !== "clusters" && first) || "centre"], [2, "scale"], [3, "gain"], [4, "bias"]];
+  return [
+    [0, "raw"],
+    [1, (scene !== "clusters" && first) || "centre"],
+    [2, "scale"],
+    [3, "gain"],
+    [4, "bias"],
+  ];
 }
 
 /** The stage in words. */
@@ -22,7 +33,9 @@ export function stageText(state) {
   const names = stops(state);
   const next = names.findIndex(([place]) => place >= state.stage);
   const [[from, before], [to, name]] = [names[Math.max(next - 1, 0)], names[next]];
-  return to === state.stage ? name : `${Math.round((100 * (state.stage - from)) / (to - from))} % from ${before} to ${name}`;
+  return to === state.stage
+    ? name
+    : `${Math.round((100 * (state.stage - from)) / (to - from))} % from ${before} to ${name}`;
 }
 
 /** Fills the timeline and listens to it. */
@@ -93,8 +106,11 @@ export function mountTimeline(store) {
   return (state, computed) => {
     const { scene, mode, stage, eps, place, gain, bias, normal, spread, residual, layer } = state;
     const places = stops(state);
-    write("stages", places, () => places.map(([at, textContent]) =>
-      element("button", { type: "button", textContent, style: `--at: ${at / 4}`, onclick: () => jump(at) })));
+    write("stages", places, () =>
+      places.map(([at, textContent]) =>
+        element("button", { type: "button", textContent, style: `--at: ${at / 4}`, onclick: () => jump(at) }),
+      ),
+    );
     places.forEach(([at], index) => {
       put(list.children[index], { className: at <= stage ? "reached" : "", ariaCurrent: at === stage ? "step" : null });
     });
@@ -104,7 +120,9 @@ export function mountTimeline(store) {
     if (document.activeElement === { 0: byId("back"), 4: byId("step") }[stage]) play.focus();
     put(byId("back"), { disabled: stage === 0 });
     put(byId("step"), { disabled: stage === 4 });
-    write("formula", [Math.ceil(stage), scene, mode, eps, place, gain, bias, normal, spread, residual, layer], () => [formula(state)]);
+    write("formula", [Math.ceil(stage), scene, mode, eps, place, gain, bias, normal, spread, residual, layer], () => [
+      formula(state),
+    ]);
     const lines = invariant(state, computed).split("\n");
     write("invariant", lines, () => lines.map((textContent) => element("span", { textContent })));
   };

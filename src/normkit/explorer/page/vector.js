@@ -42,7 +42,10 @@ const escaped = (text) =>
     .replace(/[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|\p{Surrogate}/gu, "\ufffd")
     .replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
 
-const numbers = (given) => Object.entries(given).map(([name, value]) => ` ${name}="${short(value)}"`).join("");
+const numbers = (given) =>
+  Object.entries(given)
+    .map(([name, value]) => ` ${name}="${short(value)}"`)
+    .join("");
 
 const faint = (name, alpha) => (alpha < 1 ? ` ${name}="${short(alpha)}"` : "");
 
