@@ -45,7 +45,8 @@ export function activations(state, computed) {
   const tips = AXES.map((_, i) => AXES.map((__, j) => (i === j ? 0.95 * radius : 0)));
   const shape = square(site, norm.mode, gained);
   const rim = (direction) => add(centre, farthest(root(shape), direction));
-  const sphere = `${norm.mode === "layer" ? "disc" : "ball"} of radius ${size === 1 ? 1 : `√${site.n} = ${number(size, 4)}`}`;
+  const radiusName = size === 1 ? "1" : `√${site.n} = ${number(size, 4)}`;
+  const sphere = `${norm.mode === "layer" ? "disc" : "ball"} of radius ${radiusName}`;
   const rest = `points inside: the rest lies in ${site.n - 3} more directions`;
   const items = [
     { kind: "segments", pairs: tips.slice(0, 2).map((tip) => [ORIGIN, tip]), colours: "muted", width: 1, alpha: 0.55 },

@@ -112,7 +112,7 @@ const activate = (rows, matrix) => {
   return result;
 };
 
-/** The gradient before relu(M h), of one after it: of each row a sum of M's rows, four at a time, the open ones only. */
+/** The gradient before relu(M h), of one after it: of each row a sum of M's open rows, four at a time. */
 const reverse = (gradient, output, matrix) => {
   const result = new Float64Array(SIZE);
   // Where the open rows of M start, and their factors; three more, so that the last four are four.

@@ -8,7 +8,8 @@ export function put(node, properties) {
   return node;
 }
 
-/** A new element; "math:mi" is one of MathML. @param {Record<string, any>} properties @param {...(Node | string)} children @returns {any} */
+/** A new element; "math:mi" is one of MathML.
+ * @param {Record<string, any>} properties @param {...(Node | string)} children @returns {any} */
 export function element(name, properties = {}, ...children) {
   const [tag, space] = name.split(":").reverse();
   const node = space

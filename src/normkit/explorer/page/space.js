@@ -71,8 +71,8 @@ function deviations(norm, raw, t) {
   );
 }
 
-/** All but the points: axes, plane, sphere, and what becomes of them. brief: fewer words; bare: none; shell: how far eps lets the
- * selected row come. @type {(norm: Norm, raw: number[][], t: number, world: number, axes: number[][],
+/** All but the points: axes, plane, sphere, and what becomes of them. brief: fewer words; bare: none; shell: how far
+ * eps lets the selected row come. @type {(norm: Norm, raw: number[][], t: number, world: number, axes: number[][],
  *   options?: {brief?: boolean, bare?: boolean, shell?: number}) => Item[]} */
 export function sets(norm, raw, t, world, axes, { brief = false, bare = false, shell = 1 } = {}) {
   const { n, u, flat, all, basis, radius, name, d, centre } = sphereOf(norm, t);

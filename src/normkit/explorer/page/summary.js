@@ -1,4 +1,4 @@
-/** The scene in words, for whoever does not see it: what is shown, where it lies, what epsilon does; at most 60 words. */
+/** The scene in at most 60 words, for whoever does not see it: what is shown, where it lies, what epsilon does. */
 import { ARMS, NORMS, number } from "explorer/formulas.js";
 import { dot, norm as length, unit } from "explorer/linear.js";
 
@@ -71,7 +71,10 @@ export const summary = (state, computed) => {
   const { n, norm, shown, stack, arms, site, gradient, undefinedRows } = computed;
   if (stack) return depthWords(state, stack);
   if (!shown.length && state.scene === "model") {
-    return "This page holds no activations. One that does is written by: normkit explore, alone or with the folder of a model.";
+    return (
+      "This page holds no activations. " +
+      "One that does is written by: normkit explore, alone or with the folder of a model."
+    );
   }
   if (!shown.length) return "There are no points.";
   const step = Math.ceil(state.stage);

@@ -6,8 +6,8 @@ const MOST = 100;
 const FACTS = ["mean", "rms", "deviation", "length", "angleToOnes"];
 const PARTS = ["rms", "mean", "gradient"];
 
-/** (state, computed, most) -> the numbers of the table, {what, columns, lines: {index, label, raw: to edit, values}[], total}:
- * a line a point or a layer; of more than `most` the first ones and the selected. */
+/** (state, computed, most) -> the numbers of the table: {what, columns, lines: {index, label, raw, values}[], total}, raw
+ * to be edited; a line a point or a layer; of more than `most` the first ones and the selected. */
 export const grid = ({ scene, selected }, { stack, arms, raw, rows, shown, labels }, most = Infinity) => {
   if (stack) {
     const pairs = Object.keys(stack).flatMap((arm) => PARTS.map((part) => [arm, part]));
