@@ -32,10 +32,10 @@ explore: $(STAMP)  ## write the explorer of the geometry, one offline page, and 
 	$(BIN)/normkit explore
 
 test: lint types $(STAMP)  ## every check (under 10 minutes on 2 cores)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 check: lint types $(STAMP)  ## lint, types and the quick tests, in parallel (under 3 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) -m "not slow and not browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow and not browser"
 
 bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minutes)
 	@mkdir -p benchmarks/results

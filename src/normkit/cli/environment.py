@@ -11,7 +11,12 @@ import click
 
 from normkit.files import json_text
 
-EXTRAS = {"hf": ("transformers",), "plot": ("matplotlib",), "study": ("scikit-learn", "scipy")}
+EXTRAS = {
+    "hf": ("transformers",),
+    "plot": ("matplotlib",),
+    "study": ("scikit-learn", "scipy"),
+    "video": ("imageio-ffmpeg",),
+}
 """The packages that each extra brings."""
 
 # Instructions that decide how 16-bit and fused arithmetic are done.

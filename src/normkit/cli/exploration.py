@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.cli.options import run_options
+from normkit.cli.options import run_options, source_options
 from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 from normkit.errors import InputError
 
@@ -44,8 +44,7 @@ _CLIPS = (".gif", ".mp4")
 )
 @click.option("--no-open", is_flag=True, help="Write the page and open no browser.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else, no browser.")
-@click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id.")
-@click.option("--local-files-only", is_flag=True, help="Ask no server.")
+@source_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
 @click.pass_context
 def explore_norms(

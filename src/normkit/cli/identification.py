@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from normkit.cli.options import run_options
+from normkit.cli.options import run_options, source_options
 from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 from normkit.errors import InputError, NormkitError
 
@@ -40,8 +40,7 @@ _WITHOUT_MODEL = {"model", "no_report", "quiet"}
 )
 @click.option("--no-report", is_flag=True, help="Write no file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.option("--revision", metavar="REV", help="Branch, tag or commit of MODEL, a Hub id.")
-@click.option("--local-files-only", is_flag=True, help="Ask no server.")
+@source_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
 @click.pass_context
 def identify_norms(

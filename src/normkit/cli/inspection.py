@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.cli.options import run_options
+from normkit.cli.options import run_options, source_options
 from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
     help="Exit with 1 on a finding at least this bad.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id.")
-@click.option("--local-files-only", is_flag=True, help="Ask no server.")
+@source_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
 @click.pass_context
 def inspect_model(

@@ -27,9 +27,21 @@ _RUN = (
     ),
 )
 
+_SOURCE = (
+    click.option("--revision", metavar="REV", help="Branch, tag or commit of MODEL, a Hub id."),
+    click.option("--local-files-only", is_flag=True, help="Ask no server."),
+)
+
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The text, how much of it, in what portions, and the dtype of the weights."""
     for option in reversed(_RUN):
+        function = option(function)
+    return function
+
+
+def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Which version of a Hub id, and whether its server may be asked."""
+    for option in reversed(_SOURCE):
         function = option(function)
     return function

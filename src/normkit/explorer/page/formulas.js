@@ -28,13 +28,11 @@ const tokens = (text) =>
     .split(" ")
     .filter(Boolean)
     .map((word) => {
-      const parts = word
-        .split(/(?!^)[_^]/)
-        .map((textContent) =>
-          element(`math:${/^−?[\d.𝟏]/u.test(textContent) ? "mn" : /^\p{L}/u.test(textContent) ? "mi" : "mo"}`, {
-            textContent,
-          }),
-        );
+      const parts = word.split(/(?!^)[_^]/).map((textContent) =>
+        element(`math:${/^−?[\d.𝟏]/u.test(textContent) ? "mn" : /^\p{L}/u.test(textContent) ? "mi" : "mo"}`, {
+          textContent,
+        }),
+      );
       return parts.length === 1
         ? parts[0]
         : math(parts.length === 3 ? "msubsup" : word.includes("_") ? "msub" : "msup", ...parts);
