@@ -12,6 +12,9 @@ import families
 import family_facts
 import wiring
 
+# Whole families of transformers.
+pytestmark = pytest.mark.slow
+
 PAGE = families.PAGE.read_text(encoding="utf-8")
 FAMILIES = {family.name: family for family in configurations.families()}
 

@@ -53,6 +53,7 @@ def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
     assert list(written("normkit-figures")) == ["index.html", "jacobian-spectrum.svg", "two-epsilons.svg"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("kind", "magic"),
@@ -74,6 +75,7 @@ def test_formats_and_schemes(run: Run, kind: str, magic: bytes) -> None:
     assert written("b") == files
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_dark_alone_is_named_dark_and_makes_the_same_page(run: Run) -> None:
     assert run("figures", "--out", "dark", "--scheme", "dark").exit_code == 0

@@ -9,6 +9,9 @@ import transformers
 import conversions
 from configurations import Family
 
+# Whole families of transformers; the swap itself has quick tests.
+pytestmark = pytest.mark.slow
+
 PAGE = conversions.PAGE.read_text(encoding="utf-8")
 FAMILIES = {family.name: family for family in conversions.convertible()}
 # Every kind of norm that a family of transformers has, and every way to be left alone; then others with norms of these.

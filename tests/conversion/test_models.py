@@ -18,6 +18,9 @@ from normkit.conversion.replacement import is_normkit
 from normkit.conversion.swapping import convert, revert
 from normkit.kernels import cpu
 
+# Whole models of transformers; the swap itself has quick tests.
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,

@@ -13,6 +13,9 @@ from normkit.demo import corpus, training
 from normkit.demo.architecture import build
 from normkit.demo.training import Recipe, _batches, _learning_rate, _parameter_groups, main, train
 
+# Trains a small model.
+pytestmark = pytest.mark.slow
+
 RECIPE = Recipe(steps=200, seed=3, batch=4, learning_rate=1e-2, evaluate_every=100)
 
 

@@ -199,6 +199,7 @@ def test_compile_keeps_the_operators_and_compiles_once(called, name, dynamic):
     assert len(graphs) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("called")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_compiler_partitions_forward_and_backward_around_them(name):

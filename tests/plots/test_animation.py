@@ -16,6 +16,9 @@ from normkit.plots.film import SIZE, Film
 from normkit.plots.stages import course_of
 from normkit.plots.timeline import timeline
 
+# Draws whole clips; the parts they are made of have quick tests.
+pytestmark = pytest.mark.slow
+
 GAIN, BIAS = torch.tensor([1.3, 0.6, 1.0]).double(), torch.tensor([0.3, 0.1, 0.9]).double()
 SPEC = NormSpec()
 X = np.random.default_rng(0).normal(size=(12, 3)) + 0.4

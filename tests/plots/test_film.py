@@ -8,6 +8,9 @@ from normkit.plots.film import SIZE, Film
 from normkit.plots.stages import course_of
 from normkit.plots.timeline import Moment, timeline
 
+# Draws whole frames; the parts it is made of have quick tests.
+pytestmark = pytest.mark.slow
+
 GAIN, BIAS = torch.tensor([1.3, 0.6, 1.0]).double(), torch.tensor([0.3, 0.1, 0.9]).double()
 SPEC, RMS = NormSpec(), specs.LLAMA
 X = torch.randn(14, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.4

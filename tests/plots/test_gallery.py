@@ -8,6 +8,9 @@ from normkit import specs
 from normkit.plots import theme
 from normkit.plots.gallery import Twin, gallery
 
+# Draws every figure; each has a quick test of its own.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def twins(healthy):

@@ -8,6 +8,9 @@ import torch
 import normkit as nk
 from normkit import demo
 
+# Whole families of transformers; each rule has quick tests of its own.
+pytestmark = pytest.mark.slow
+
 DECODERS = {
     "GPT2": {},
     "Llama": {},
