@@ -134,10 +134,10 @@ def test_outline_and_lines_only_where_an_edge_is_asked_for(modules):
     assert max(line["alpha"] for line in lines) > 2.5 * min(line["alpha"] for line in lines)
 
 
-def test_screen_and_world_delta_are_inverse(modules):
+def test_screen_and_what_moves_a_place_there_are_inverse(modules):
     box, place = {"x": 100, "y": 50, "width": 300, "height": 200}, [0.7, -0.2, 1.1]
     before = modules("projection.js", "screen", place, CAMERA, box, 2.0)
-    step = modules("projection.js", "worldDelta", CAMERA, box, 2.0, 13, 21, place)
+    step = modules("camera.js", "unseen", modules("camera.js", "lens", CAMERA, box, 2.0), 13, 21, place)
     after = modules("projection.js", "screen", [a + b for a, b in zip(place, step, strict=True)], CAMERA, box, 2.0)
     assert after["x"] - before["x"] == pytest.approx(13)
     assert after["y"] - before["y"] == pytest.approx(21)

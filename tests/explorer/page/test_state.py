@@ -8,9 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.browser
 
-SCENES = ["three", "four", "model", "clusters", "gradient", "depth"]
 MODES = ["layer", "rms", "batch", "length", "plane"]
-ORIGIN = [[0.0] * 3] * 5
 CLOUDS = {
     name: {"n": n, "points": [[0.0] * n] * 5}
     for name, n in {"scatter": 3, "clusters": 3, "small": 3, "four": 4}.items()

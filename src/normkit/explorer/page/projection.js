@@ -1,5 +1,5 @@
 // From a frame in the world to commands on the screen, in the order in which they are to be painted: far to near.
-import { lens, seen, unseen } from "explorer/camera.js";
+import { lens, seen } from "explorer/camera.js";
 import { add, minus, norm, scale } from "explorer/linear.js";
 import { across, ellipse, visible } from "explorer/surfaces.js";
 
@@ -79,10 +79,6 @@ export function screen(place, camera, box, radius) {
   const [x, y, depth, magnification] = seen(eye, [place]);
   return { x, y, depth, scale: magnification * eye.pixels };
 }
-
-/** The step in the world, parallel to the screen, that moves a place by dx, dy pixels. */
-export const worldDelta = (camera, box, radius, dx, dy, place = [0, 0, 0]) =>
-  unseen(lens(camera, box, radius), dx, dy, place);
 
 /** The point nearest to a place on the screen; of two at one place, the one in front. */
 export function pick({ panels, radius }, camera, size, x, y) {

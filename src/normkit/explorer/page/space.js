@@ -16,6 +16,7 @@ import {
   unit,
 } from "explorer/linear.js";
 import { arrow, blend, farthest, fit, image, label, line, points, progress, see } from "explorer/marks.js";
+import { divisor } from "explorer/norms.js";
 import { plane } from "explorer/surfaces.js";
 
 /** @typedef {import("explorer/marks.js").Item} Item */
@@ -61,7 +62,7 @@ function deviations(norm, raw, t) {
   const sides = transpose(raw).map((column, axis) => {
     const middle = mean(column);
     const size = length(column.map((value) => value - middle)) / Math.sqrt(column.length);
-    const scaled = size / (norm.place === "outside" ? size + norm.eps : Math.sqrt(size ** 2 + norm.eps)) || 0;
+    const scaled = size / divisor(size, norm.eps, norm.place) || 0;
     const reach = d[axis] * blend(size, scaled, progress(t, 1));
     return [-reach, reach].map((value) => value + d[axis] * middle * (1 - progress(t, 0)) + centre[axis]);
   });
