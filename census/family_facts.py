@@ -127,7 +127,7 @@ def measure(family: Family) -> Facts:
         kind=_kind(model, batch),
         year=_year(type(model)),
         norms=_norm_kinds(sites),
-        others=dict(Counter(_other(reason) for _, reason in unrecognised)),
+        others=dict(Counter(_other(other.reason) for other in unrecognised)),
         placements=dict(placements),
         final_norm=final_norm,
         query_key=tuple(wiring.query_key),

@@ -121,7 +121,8 @@ def test_gated_norms_are_named_but_not_passed_off_as_norms():
     )
     sites, unrecognised = text_sites(transformers.Mamba2ForCausalLM(config).eval())
     assert [site.path for site in sites] == ["backbone.layers.0.norm", "backbone.norm_f"]
-    ((path, reason),) = unrecognised
+    (other,) = unrecognised
+    path, reason = other.path, other.reason
     assert path == "backbone.layers.0.mixer.norm"
     assert reason.startswith("MambaRMSNormGated: gated or adaptive norm: called with 2 tensors")
 
@@ -304,8 +305,8 @@ def test_what_normalizes_otherwise_is_named():
 
     sites, unrecognised = sites_of(Mixed().eval(), torch.randn(4, 8))
     assert sites == ()
-    assert [path for path, _ in unrecognised] == ["batch", "magnitude", "gated"]
-    reasons = [reason for _, reason in unrecognised]
+    assert [other.path for other in unrecognised] == ["batch", "magnitude", "gated"]
+    reasons = [other.reason for other in unrecognised]
     assert reasons[0].startswith("BatchNorm1d: batch norm: in training mode")
     assert reasons[1].startswith("ByMagnitude: it does not grow with its input")
     assert reasons[2].startswith("Gated: gated norm: ")

@@ -9,7 +9,7 @@ from normkit.checkpoint.weights import listed
 from normkit.errors import InputError, SpecError
 from normkit.explorer.conventions import Convention, convention_of
 from normkit.explorer.gathering import DECODER
-from normkit.identification.sites import NormSite
+from normkit.identification.sites import NormSite, OtherNorm
 from normkit.identification.tracing import Trace
 from normkit.inspection.blocks import BlockCall, block_of
 from normkit.inspection.running import Batch
@@ -37,7 +37,7 @@ class Selection:
 def select(
     name: str,
     found: Sequence[NormSite],
-    unrecognised: Sequence[tuple[str, str]],
+    unrecognised: Sequence[OtherNorm],
     called: Trace,
     wanted: Sequence[str] | None,
 ) -> Selection:
@@ -46,14 +46,14 @@ def select(
     Args:
         name: Of the model.
         found: Its norms, in forward order.
-        unrecognised: Paths of modules that normalize as no spec describes, each with the reason.
+        unrecognised: The modules that normalize as no spec describes.
         called: The trace in which they were found.
         wanted: Paths, or None for all.
 
     Raises:
         InputError: If a path is no norm of the model, or there is no norm that can be drawn.
     """
-    reasons = dict(unrecognised)
+    reasons = {other.path: other.reason for other in unrecognised}
     known = {site.path for site in found} | reasons.keys()
     if missing := [path for path in wanted or () if path not in known]:
         paths = ", ".join(site.path for site in found) or "none at all"

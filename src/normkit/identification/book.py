@@ -15,7 +15,7 @@ from torch import nn
 from normkit import files
 from normkit.errors import IdentificationError, InputError, NormkitError
 from normkit.identification.passport import Passport
-from normkit.identification.sites import NormSite, find_sites
+from normkit.identification.sites import NormSite, OtherNorm, find_sites
 from normkit.identification.tracing import trace
 
 _SCHEMA = 1
@@ -70,9 +70,10 @@ class PassportBook:
     left_out: Mapping[str, str]
 
     @classmethod
-    def of(cls, name: str, sites: Sequence[NormSite], left_out: Sequence[tuple[str, str]]) -> PassportBook:
+    def of(cls, name: str, sites: Sequence[NormSite], left_out: Sequence[OtherNorm]) -> PassportBook:
         """The book of what `find_sites` found."""
-        return cls(model=name, entries=tuple(map(Entry.of, sites)), left_out=dict(left_out))
+        reasons = {other.path: other.reason for other in left_out}
+        return cls(model=name, entries=tuple(map(Entry.of, sites)), left_out=reasons)
 
     def only(self, pattern: str | None) -> PassportBook:
         """The book of the norms whose paths match a pattern such as "model.layers.*.input_layernorm"; None is all.

@@ -59,7 +59,22 @@ class NormSite:
     bias: Tensor | None
 
 
-def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tuple[tuple[str, str], ...]]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OtherNorm:
+    """A module that normalizes as no spec describes: a batch norm, a gated or adaptive norm, or another.
+
+    Attributes:
+        path: The module's path.
+        reason: Its class and why no spec describes it, on one line.
+        passport: What was found out about it.
+    """
+
+    path: str
+    reason: str
+    passport: Passport
+
+
+def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tuple[OtherNorm, ...]]:
     """The norms that one forward pass of a model called.
 
     Where a norm has modules inside it, the outermost is the site. A module that was called more than
@@ -70,8 +85,7 @@ def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tu
         trace: Of one forward pass of it.
 
     Returns:
-        The sites in forward order; and the paths of modules that normalize, but as no spec describes
-        (batch norms, gated norms, others), each with the reason.
+        The sites in forward order; and the modules that normalize, but as no spec describes.
     """
     search = _Search(model)
     for call in trace.modules:
@@ -83,9 +97,9 @@ def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tu
             sites.append(site)
     first = {site.path: site for site in sorted(sites, key=lambda site: -site.order)}
     ordered = tuple(sorted(first.values(), key=lambda site: site.order))
-    bare = [each for each in search.unrecognised if not any(_is_within(site.parent, each[0]) for site in ordered)]
+    bare = [each for each in search.unrecognised if not any(_is_within(site.parent, each.path) for site in ordered)]
     outermost = tuple(
-        each for each in bare if not any(_is_within(each[0], path) for path, _ in bare if path != each[0])
+        each for each in bare if not any(_is_within(each.path, other.path) for other in bare if other is not each)
     )
     return ordered, outermost
 
@@ -96,7 +110,7 @@ class _Search:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.sites: list[NormSite] = []
-        self.unrecognised: list[tuple[str, str]] = []
+        self.unrecognised: list[OtherNorm] = []
         self._seen: set[str] = set()
         self._known: dict[object, list[tuple[str, Examination]]] = defaultdict(list)
 
@@ -118,16 +132,17 @@ class _Search:
             return
         if passport.spec is None:
             kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
-            self.unrecognised.append(
-                (call.path, f"{type(module).__name__}: {kind}{passport.readings['kind'].evidence[0]}")
-            )
+            self._add_other(call.path, module, passport, kind + passport.readings["kind"].evidence[0])
         elif call.tensors > 1:
             reason = (
                 f"gated or adaptive norm: called with {call.tensors} tensors; on the first alone it is {passport.spec}"
             )
-            self.unrecognised.append((call.path, f"{type(module).__name__}: {reason}"))
+            self._add_other(call.path, module, passport, reason)
         else:
             self.sites.append(_module_site(call, module, found))
+
+    def _add_other(self, path: str, module: nn.Module, passport: Passport, reason: str) -> None:
+        self.unrecognised.append(OtherNorm(path=path, reason=f"{type(module).__name__}: {reason}", passport=passport))
 
     def _examined(self, path: str, module: nn.Module, shape: Sequence[int]) -> Examination:
         sizes = tuple((name, value.shape, value.dtype) for name, value in module.named_parameters())

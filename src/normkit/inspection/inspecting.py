@@ -11,20 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
-from normkit.identification.sites import NormSite, find_sites
-from normkit.identification.tracing import trace
-from normkit.inspection import placement, rules
-from normkit.inspection.blocks import BlockCall, block_of, find_blocks
-from normkit.inspection.fingerprint import BlockSweep
+from normkit.identification.sites import NormSite
+from normkit.inspection import rules
+from normkit.inspection.blocks import block_of
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.probing import Probe
-from normkit.inspection.result import Block, Inspection, ModelFacts, Role, Site, Spectrum, Walk
+from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Spectrum, Walk
 from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask
 from normkit.inspection.selecting import key_selections
 from normkit.inspection.spectrum import recurring_outliers, spectrum
+from normkit.inspection.structure import Progress, Structure, survey
 from normkit.inspection.walk import capture, walk
-
-Progress = Callable[[str, int, int], None]
 
 
 def inspect(
@@ -73,18 +70,13 @@ def inspect(
     with evaluating(model), torch.no_grad():
         small = shortened(first)
         run = runner(model, small)
-        report("structure", 0, 3)
-        called = trace(model, run)
-        report("norms", 1, 3)
-        found, unrecognised = find_sites(model, called)
+        structure = survey(model, run, report)
+        found, blocks = structure.sites, structure.blocks
         # Before the whole text is run: a slip in the path is told at once.
         if site is not None and site not in (paths := [norm.path for norm in found]):
             raise InputError(f"the model has no norm at {site!r}; it has {', '.join(paths) or 'none at all'}")
-        blocks = find_blocks(model, called)
-        report("placement", 2, 3)
-        sweeps, roles, final_norm = placement.sweep(model, found, blocks, run)
         tokens, padding = 0, 0
-        with Probe(model, found, blocks, called) as probe:
+        with Probe(model, found, blocks, structure.called) as probe:
             for index, batch in enumerate(chain([first], stream)):
                 report("text", index, 0)
                 mask = token_mask(batch)
@@ -92,20 +84,22 @@ def inspect(
                 runner(model, batch)()
                 counted, left_out = _tokens(batch, mask)
                 tokens, padding = tokens + counted, padding + left_out
-        sites = _sites(probe, found, blocks, roles)
+        sites = _sites(probe, structure)
         text, valid = _first_text(first)
         selections = key_selections(
-            model, called, blocks, runner(model, text), valid, partial(report, "selectable keys")
+            model, structure.called, blocks, runner(model, text), valid, partial(report, "selectable keys")
         )
         walked = _walk(model, found, sites, first, decode, site)
-    measured = _blocks(probe, blocks, sweeps)
+    measured = _blocks(probe, structure)
     facts = rules.Facts(
         model=_model_facts(model, name, source, tokens, padding, sites, measured),
         sites=sites,
         blocks=measured,
         attentions=probe.attentions(),
-        final_norm=final_norm,
+        final_norm=structure.final_norm,
         intent=stock_intent(model),
+        passports={norm.path: norm.passport for norm in found},
+        others=structure.others,
     )
     findings, checks = rules.check(facts)
     return Inspection(
@@ -113,12 +107,12 @@ def inspect(
         sites=facts.sites,
         blocks=facts.blocks,
         attentions=facts.attentions,
-        final_norm=final_norm,
+        final_norm=structure.final_norm,
         recurring_outliers=recurring_outliers({site.path: site.gain for site in sites if site.gain is not None}),
         walk=walked,
         findings=findings,
         checks=checks,
-        unrecognised=unrecognised,
+        unrecognised=tuple((other.path, other.reason) for other in structure.others),
         selections=selections,
     )
 
@@ -140,11 +134,9 @@ def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
     return first.shape[0] * (first.shape[1] if first.dim() > 1 else 1), 0
 
 
-def _sites(
-    probe: Probe, found: tuple[NormSite, ...], blocks: tuple[BlockCall, ...], roles: Mapping[str, Role]
-) -> tuple[Site, ...]:
+def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
     sites = []
-    for order, norm in enumerate(found):
+    for order, norm in enumerate(structure.sites):
         measured = probe.site(norm)
         sites.append(
             Site(
@@ -152,8 +144,8 @@ def _sites(
                 class_name=norm.class_name,
                 order=order,
                 calls=measured.calls,
-                block=block_of(norm.parent, blocks),
-                role=roles.get(norm.path, "unknown"),
+                block=block_of(norm.parent, structure.blocks),
+                role=structure.roles.get(norm.path, "unknown"),
                 spec=norm.spec,
                 confidence=norm.passport.confidence,
                 evidence=norm.passport.evidence,
@@ -166,14 +158,15 @@ def _sites(
                 headroom_bits=measured.headroom_bits,
                 statistics_headroom_bits=measured.statistics_headroom_bits,
                 geometry=probe.geometry(norm),
+                forward_calls=structure.forward_calls[norm.path],
             )
         )
     return tuple(sites)
 
 
-def _blocks(probe: Probe, blocks: tuple[BlockCall, ...], sweeps: tuple[BlockSweep, ...]) -> tuple[Block, ...]:
+def _blocks(probe: Probe, structure: Structure) -> tuple[Block, ...]:
     measured = []
-    for block, swept in zip(blocks, sweeps, strict=True):
+    for block, swept in zip(structure.blocks, structure.sweeps, strict=True):
         entering, leaving = probe.block(block)
         measured.append(
             Block(

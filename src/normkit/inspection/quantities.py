@@ -27,6 +27,7 @@ class RowStatistics:
         angle_to_ones: Mean over rows of the angle between x and the all-ones direction, in degrees, 0 to 180.
         absmax: Largest magnitude of a finite element.
         nonfinite: Elements that are NaN or infinite.
+        kurtosis: Mean over rows of E[(x - mean)^4] / var^2, 3 for Gaussian rows; NaN where it was not measured.
     """
 
     rows: int
@@ -40,6 +41,7 @@ class RowStatistics:
     angle_to_ones: float
     absmax: float
     nonfinite: int
+    kurtosis: float = math.nan
 
     @property
     def rms_median(self) -> float:

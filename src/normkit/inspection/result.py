@@ -22,6 +22,7 @@ from normkit.inspection.quantities import (
     Walk,
     WalkStep,
 )
+from normkit.inspection.training import Training
 from normkit.spec import NormSpec
 
 __all__ = [
@@ -77,6 +78,10 @@ class Site:
         headroom_bits: log2 of the dtype's largest number over the largest magnitude seen at input or output.
         statistics_headroom_bits: The same for the sum of squares if that is accumulated in 16 bits, else None.
         geometry: What it does to the vectors, and the shape of its image; None if no row was sampled.
+        output_dtype: Of what leaves; "" if it was not seen.
+        forward_calls: Calls in one forward pass: more than one where the norm is shared.
+        error: Largest difference of a sampled output from its spec computed in float64, in units of the output dtype's
+            machine epsilon times the row's largest output; NaN where it was not measured.
     """
 
     path: str
@@ -97,6 +102,9 @@ class Site:
     headroom_bits: float
     statistics_headroom_bits: float | None
     geometry: SiteGeometry | None = None
+    output_dtype: str = ""
+    forward_calls: int = 1
+    error: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +258,7 @@ class Inspection:
         checks: One a rule, in the rules' order.
         unrecognised: Modules that change scale like a norm and are none that a spec describes, with the reason.
         selections: Which keys of one text are selectable, an attention call each; empty where none was tried.
+        training: What was seen of a training run; None where the model was only run.
     """
 
     model: ModelFacts
@@ -263,6 +272,7 @@ class Inspection:
     checks: tuple[Check, ...]
     unrecognised: tuple[tuple[str, str], ...]
     selections: tuple[KeySelection, ...] = ()
+    training: Training | None = None
 
     @property
     def worst(self) -> Severity | None:

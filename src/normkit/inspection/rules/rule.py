@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from normkit.identification.passport import Passport
+from normkit.identification.sites import OtherNorm
+from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import Intent
 from normkit.inspection.result import Attention, Block, ModelFacts, Severity, Site
+from normkit.inspection.training import Training
 from normkit.spec import NormSpec
 
 # A reader checks a few sites; the rest are in the site table.
@@ -27,6 +31,10 @@ class Facts:
         attentions: The attention calls, in forward order.
         final_norm: Path of the norm between the last block and what reads it, or None.
         intent: What the model's configuration asks for, or None if that is unknown.
+        passports: What was found out about each norm, by path.
+        others: Norms that no spec describes: batch norms, gated norms and others.
+        baseline: What an earlier run of this model was seen to do, or what the user declared; None without one.
+        training: What was seen of a training run, or None.
     """
 
     model: ModelFacts
@@ -35,6 +43,10 @@ class Facts:
     attentions: tuple[Attention, ...]
     final_norm: str | None
     intent: Intent | None
+    passports: Mapping[str, Passport] = field(default_factory=dict)
+    others: tuple[OtherNorm, ...] = ()
+    baseline: Baseline | None = None
+    training: Training | None = None
 
     def intended(self, site: Site) -> NormSpec | None:
         """What the config's class computes at this site, or None if that is unknown."""
@@ -108,6 +120,12 @@ class Rule:
 
 NO_INTENT = NotChecked("there is no stock transformers class and config to tell what was intended")
 """The answer of a rule that needs the intent."""
+
+NO_TRAINING = NotChecked("it shows in training only: nk.watch, or normkit inspect --train-step")
+"""The answer of a rule that needs a training run."""
+
+NO_BASELINE = NotChecked("nothing declares what was meant: give an intent file with --intent or intent=")
+"""The answer of a rule that needs a declared intent or an earlier run."""
 
 
 def worst(severities: Sequence[Severity]) -> Severity:

@@ -1,0 +1,75 @@
+"""What a model is made of, as one forward pass shows it: its norms, its blocks, and where each norm sits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normkit.identification.sites import NormSite, OtherNorm, find_sites
+from normkit.identification.tracing import Trace, trace
+from normkit.inspection import placement
+from normkit.inspection.blocks import BlockCall, find_blocks
+from normkit.inspection.fingerprint import BlockSweep
+from normkit.inspection.result import Role
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Structure:
+    """What a model is made of.
+
+    Attributes:
+        called: The forward pass that showed it.
+        sites: The norms, in forward order.
+        others: Norms that no spec describes.
+        blocks: The repeated blocks, in forward order.
+        sweeps: What replaying each block on scaled inputs said, one a block.
+        roles: What each norm does, by path.
+        final_norm: Path of the norm after the last block, or None.
+        forward_calls: Calls of each norm in that pass, by path.
+    """
+
+    called: Trace
+    sites: tuple[NormSite, ...]
+    others: tuple[OtherNorm, ...]
+    blocks: tuple[BlockCall, ...]
+    sweeps: tuple[BlockSweep, ...]
+    roles: Mapping[str, Role]
+    final_norm: str | None
+    forward_calls: Mapping[str, int]
+
+
+def survey(model: nn.Module, run: Callable[[], object], progress: Progress | None = None) -> Structure:
+    """Run a model some times on a small input and see what it is made of.
+
+    Args:
+        model: In evaluation mode.
+        run: Calls it on the input, without a cache of keys and values.
+        progress: Called with a stage's name, the steps done and the steps in all.
+    """
+    report = progress or (lambda _stage, _done, _total: None)
+    with torch.no_grad():
+        report("structure", 0, 3)
+        called = trace(model, run)
+        report("norms", 1, 3)
+        sites, others = find_sites(model, called)
+        blocks = find_blocks(model, called)
+        report("placement", 2, 3)
+        sweeps, roles, final_norm = placement.sweep(model, sites, blocks, run)
+    calls = Counter(call.path for call in called.modules)
+    return Structure(
+        called=called,
+        sites=sites,
+        others=others,
+        blocks=blocks,
+        sweeps=sweeps,
+        roles=roles,
+        final_norm=final_norm,
+        # Each call of a function is a site of its own.
+        forward_calls={site.path: 1 if site.module is None else calls[site.path] for site in sites},
+    )
