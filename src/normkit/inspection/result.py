@@ -82,6 +82,8 @@ class Site:
         forward_calls: Calls in one forward pass: more than one where the norm is shared.
         error: Largest difference of a sampled output from its spec computed in float64, in units of the output dtype's
             machine epsilon times the row's largest output; NaN where it was not measured.
+        gain_gradient_error: Relative error of the gradient of its gain on random rows, against float64; NaN where it
+            was not tried, as in float32.
     """
 
     path: str
@@ -105,6 +107,7 @@ class Site:
     output_dtype: str = ""
     forward_calls: int = 1
     error: float = math.nan
+    gain_gradient_error: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

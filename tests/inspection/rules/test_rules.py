@@ -50,7 +50,7 @@ def test_a_finding_carries_the_rules_text(monkeypatch):
 
 def test_identifiers_are_unique_and_sorted():
     identifiers = [rule.id for rule in RULES]
-    assert identifiers == sorted(set(identifiers))
+    assert identifiers == sorted(set(identifiers), key=lambda identifier: (identifier[0], int(identifier[1:])))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)

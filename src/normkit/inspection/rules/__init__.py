@@ -1,23 +1,56 @@
 """The rules: facts in, findings out.
 
-rule.py        what a rule is; Facts, its input
-scale.py       what eps and divisor do to a row of a given length
-formula.py     A: eps and variance
-gain.py        B: gain and bias
-placing.py     D: where the norms sit
-precision.py   E: 16-bit statistics, overflow, NaN
-dynamics.py    F: attention logits, growth over the depth
+rule.py         what a rule is; Facts, its input
+scale.py        what eps and divisor do to a row of a given length
+formula.py      A: eps and variance
+arithmetic.py   A: homogeneity, cancellation, degenerate rows
+gain.py         B: gain and bias
+parameters.py   B: start, decay, training and gradient of gains and biases
+coupling.py     C: axes, heads, time, batch, padding
+placing.py      D: where the norms sit
+wiring.py       D: what was declared, norms used twice, norms that overwrite
+precision.py    E: 16-bit statistics, overflow, NaN
+backend.py      E: cast order, results off the formula, dtypes
+replicas.py     E: what differs between processes
+dynamics.py     F: attention logits, the stream over the depth
+descent.py      F: gradients, updates, spikes
 """
 
 from __future__ import annotations
 
+import re
+from itertools import chain
+
 from normkit.inspection.result import Check, Finding, Status
-from normkit.inspection.rules import dynamics, formula, gain, placing, precision
+from normkit.inspection.rules import (
+    arithmetic,
+    backend,
+    coupling,
+    descent,
+    dynamics,
+    formula,
+    gain,
+    parameters,
+    placing,
+    precision,
+    replicas,
+    wiring,
+)
 from normkit.inspection.rules.rule import SEVERITIES, Facts, Hit, NotChecked, Rule
 
 __all__ = ["RULES", "Facts", "Rule", "check"]
 
-RULES: tuple[Rule, ...] = (*formula.RULES, *gain.RULES, *placing.RULES, *precision.RULES, *dynamics.RULES)
+
+def _place(rule: Rule) -> tuple[str, int]:
+    """The letter and the number of a rule: A10 comes after A9."""
+    return rule.id[0], int(re.sub(r"\D", "", rule.id))
+
+
+_GROUPS = (
+    *(formula, arithmetic, gain, parameters, coupling, placing, wiring),
+    *(precision, backend, replicas, dynamics, descent),
+)
+RULES: tuple[Rule, ...] = tuple(sorted(chain.from_iterable(group.RULES for group in _GROUPS), key=_place))
 """All rules, in the order in which reports list them."""
 
 

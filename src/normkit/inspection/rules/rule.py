@@ -9,6 +9,7 @@ from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import Intent
+from normkit.inspection.leaks import Leak
 from normkit.inspection.result import Attention, Block, ModelFacts, Severity, Site
 from normkit.inspection.training import Training
 from normkit.spec import NormSpec
@@ -35,6 +36,7 @@ class Facts:
         others: Norms that no spec describes: batch norms, gated norms and others.
         baseline: What an earlier run of this model was seen to do, or what the user declared; None without one.
         training: What was seen of a training run, or None.
+        leaks: Rows that moved when others, which they should not know of, were changed; None where it was not tried.
     """
 
     model: ModelFacts
@@ -47,6 +49,7 @@ class Facts:
     others: tuple[OtherNorm, ...] = ()
     baseline: Baseline | None = None
     training: Training | None = None
+    leaks: tuple[Leak, ...] | None = None
 
     def intended(self, site: Site) -> NormSpec | None:
         """What the config's class computes at this site, or None if that is unknown."""
