@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+# The tests start many processes: each would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo explore test check bench lint types clean
@@ -47,6 +49,7 @@ bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minut
 	$(BIN)/python benchmarks/geometry_scaling.py
 	$(BIN)/python benchmarks/rms_against_layer.py
 	$(BIN)/python benchmarks/explorer.py
+	$(BIN)/python benchmarks/watch_overhead.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -27,7 +27,8 @@ settings.load_profile("fixed")
 @pytest.fixture(autouse=True)
 def _single_thread_and_seed() -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    # `torch.manual_seed` also notes a stack trace for each device that is not there yet.
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ ROWS = [
     ["identification", "models"],
     ["conversion", "testing", "hub_kernels"],
     ["checkpoint", "inspection"],
+    ["watching"],
     ["study", "bench"],
     ["demo", "plots"],
     ["report", "explorer"],
@@ -78,6 +79,9 @@ EXTRA_TESTS = {
             *("odd_arguments", "paths", "conventions", "row_groups", "subnormal_numbers"),
         )
     },
+    "test_injection.py": "tests/injection.py, and what docs/faults.md states",
+    "watching/test_bad_input.py": "models, optimizers and calls that a watch has not foreseen",
+    "watching/test_compile.py": "torch.compile",
     "inspection/rules/test_families.py": "all rules together, on untrained models of many families",
 }
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
     from normkit.layers import LayerNorm, Norm, RMSNorm
     from normkit.spec import NormSpec
+    from normkit.watching.lightning import LightningWatch
+    from normkit.watching.trainer import WatchCallback
+    from normkit.watching.watcher import Watch, watch
 
 # name -> the module that defines it; a name that is itself a module maps to that module.
 _HOME = {
@@ -30,10 +33,13 @@ _HOME = {
     "Exploration": "normkit.explorer.exploration",
     "Inspection": "normkit.inspection.result",
     "LayerNorm": "normkit.layers",
+    "LightningWatch": "normkit.watching.lightning",
     "Norm": "normkit.layers",
     "NormSpec": "normkit.spec",
     "Passport": "normkit.identification.passport",
     "RMSNorm": "normkit.layers",
+    "Watch": "normkit.watching.watcher",
+    "WatchCallback": "normkit.watching.trainer",
     "add_layer_norm": "normkit.functional",
     "add_normalize": "normkit.functional",
     "add_rms_norm": "normkit.functional",
@@ -51,6 +57,7 @@ _HOME = {
     "rms_norm": "normkit.functional",
     "specs": "normkit.specs",
     "testing": "normkit.testing",
+    "watch": "normkit.watching.watcher",
 }
 
 __all__ = [
@@ -58,10 +65,13 @@ __all__ = [
     "Exploration",
     "Inspection",
     "LayerNorm",
+    "LightningWatch",
     "Norm",
     "NormSpec",
     "Passport",
     "RMSNorm",
+    "Watch",
+    "WatchCallback",
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",
@@ -79,6 +89,7 @@ __all__ = [
     "rms_norm",
     "specs",
     "testing",
+    "watch",
 ]
 
 

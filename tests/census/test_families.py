@@ -9,15 +9,12 @@ import torch
 
 import configurations
 import families
-import family_facts
 import wiring
 
 # Whole families of transformers.
 pytestmark = pytest.mark.slow
 
 PAGE = families.PAGE.read_text(encoding="utf-8")
-FAMILIES = {family.name: family for family in configurations.families()}
-
 # Read from each modelling file: norms, placement, final norm, QK-norm, norms a block.
 KNOWN = {
     "bart": ("LayerNorm 1e-05 late", "post", "no", "no", "2-3"),
@@ -52,51 +49,47 @@ KNOWN = {
 }
 
 
-# The others have norms and placements of these.
-QUICK = ("bart", "cohere", "convnext", "deepseek_v3", "gemma3_text", "gpt2", "llama", "minimax", "nanochat", "olmo2")
-QUICK += ("qwen3_next", "resnet", "t5")
+@pytest.fixture(scope="module")
+def built() -> dict[str, configurations.Family]:
+    """The families by name. To list them is to import every configuration of transformers, which takes seconds."""
+    return {family.name: family for family in configurations.families()}
 
 
-def rows() -> dict[str, list[str]]:
+@pytest.fixture(scope="module")
+def rows(built) -> dict[str, list[str]]:
     """The cells of each family's row on the page, by its name."""
     lines = re.findall(r"^\| ([^|]+) \| (.*) \|$", PAGE, re.MULTILINE)
-    return {name: [name, *rest.split(" | ")] for name, rest in lines if name in FAMILIES}
+    return {name: [name, *rest.split(" | ")] for name, rest in lines if name in built}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in KNOWN]
-)
-def test_what_is_found_is_what_the_source_says(name):
-    found = families.row(family_facts.measure(FAMILIES[name]))
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_the_page_says_is_what_the_source_says(name, rows):
     norms, placement, final, query_key, per_block = KNOWN[name]
-    assert found.startswith(f"| {name} | {norms} | {placement} | {final} | {query_key} | {per_block} |")
-    assert found in PAGE.splitlines()
+    assert rows[name][:6] == [name, norms, placement, final, query_key, per_block]
 
 
-@pytest.mark.slow
 def test_the_page_is_what_is_found_now():
     assert families.page(families.take()) == PAGE
 
 
-def test_every_family_has_its_row_and_every_row_an_answer():
-    found = rows()
-    assert found.keys() == FAMILIES.keys()
-    assert len(found) >= 300
-    for cells in found.values():
+def test_every_family_has_its_row_and_every_row_an_answer(built, rows):
+    assert rows.keys() == built.keys()
+    assert len(rows) >= 300
+    for cells in rows.values():
         assert len(cells) == len(families.COLUMNS)
         assert cells[1] not in ("", "none")
 
 
-def test_each_model_type_is_built_or_has_a_reason():
-    assert FAMILIES.keys() | configurations.refused().keys() == set(configurations.model_types())
-    assert not FAMILIES.keys() & configurations.refused().keys()
+def test_each_model_type_is_built_or_has_a_reason(built):
+    assert built.keys() | configurations.refused().keys() == set(configurations.model_types())
+    assert not built.keys() & configurations.refused().keys()
     for name, reason in configurations.refused().items():
         assert re.search(rf"^- {re.escape(reason)} \(\d+\): .*\b{re.escape(name)}\b", PAGE, re.MULTILINE)
 
 
-def test_tiny_configurations_keep_every_eps():
+def test_tiny_configurations_keep_every_eps(built):
     changed = {}
-    for name, family in FAMILIES.items():
+    for name, family in built.items():
         tiny = configurations.epsilons(configurations.tiny_configuration(family))
         if tiny != configurations.epsilons(configurations.configuration_class(name)()):
             changed[name] = tiny
@@ -110,14 +103,14 @@ def test_an_eps_that_no_field_gives_is_named():
     assert "- llama: " not in PAGE
 
 
-def test_the_rows_of_the_counts_add_up():
+def test_the_rows_of_the_counts_add_up(built):
     header = re.findall(r"^\|  \| (decoder.*) \|$", PAGE, re.MULTILINE)
     assert len(header) == 2
     table = {
         name: list(map(int, cells.split(" | ")))
         for name, cells in re.findall(r"^\| ([^|]+) \| ([\d |]+) \|$", PAGE, re.MULTILINE)
     }
-    assert sum(table["families"][::2]) == len(FAMILIES)
+    assert sum(table["families"][::2]) == len(built)
     placed = [sum(column) for column in zip(*(table[name] for name in families.PLACEMENTS), strict=True)]
     assert placed == table["families"]
 

@@ -1,3 +1,4 @@
+import functools
 import json
 import shlex
 import shutil
@@ -81,15 +82,29 @@ def run(library):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def trained(library, tmp_path_factory):
+    """`trained(name)`: the folder that a first run leaves; to be read, or copied."""
+
+    @functools.cache
+    def folder(name):
+        out = tmp_path_factory.mktemp("trained")
+        threads = torch.get_num_threads()
+        assert CliRunner().invoke(main, options(out, library, name)).exit_code == 0
+        torch.set_num_threads(threads)
+        return out
+
+    return folder
+
+
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
-def test_a_run_repeats_bit_for_bit_in_another_process(name, library, run, tmp_path):
+def test_a_run_repeats_bit_for_bit_in_another_process(name, library, run, trained, tmp_path):
     command = [sys.executable, "-m", "normkit.demo.training", *options(tmp_path / "first", library, name)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert run(tmp_path / "second", name).exit_code == 0
     assert run(tmp_path / "other", name, seed=2).exit_code == 0
-    weights = [(tmp_path / out / name / "model.safetensors").read_bytes() for out in ("first", "second", "other")]
+    folders = [tmp_path / "first", trained(name), tmp_path / "other"]
+    weights = [(folder / name / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
     assert weights[0] != weights[2]
     record = json.loads((tmp_path / "first" / name / "training.json").read_text())
@@ -97,32 +112,22 @@ def test_a_run_repeats_bit_for_bit_in_another_process(name, library, run, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
-def test_a_run_leaves_a_loadable_model_and_nothing_else(name, library, run, tmp_path):
-    assert run(tmp_path, name).exit_code == 0
-    folder = tmp_path / name
+def test_a_run_leaves_a_loadable_model_and_nothing_else(name, library, trained):
+    out = trained(name)
+    folder = out / name
     _, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     assert AutoTokenizer.from_pretrained(folder)("é")["input_ids"] == list("é".encode())
-    listing = json.loads((tmp_path / "corpus.json").read_text())
+    listing = json.loads((out / "corpus.json").read_text())
     assert listing == corpus.read(library).to_json()
     assert json.loads((folder / "training.json").read_text())["corpus"] == listing["digest"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.json", name]
+    assert sorted(path.name for path in out.iterdir()) == ["corpus.json", name]
     # Readable for everybody, as the files of an installed package must be.
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
 
 
-@pytest.fixture(scope="module")
-def trained(library, tmp_path_factory):
-    """What a first run of the RMSNorm twin leaves."""
-    out = tmp_path_factory.mktemp("trained")
-    threads = torch.get_num_threads()
-    assert CliRunner().invoke(main, options(out, library, "rmsnorm")).exit_code == 0
-    torch.set_num_threads(threads)
-    return out
-
-
 def test_a_run_that_fails_leaves_the_previous_model(run, trained, tmp_path, monkeypatch):
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(trained("rmsnorm"), tmp_path, dirs_exist_ok=True)
     weights = tmp_path / "rmsnorm" / "model.safetensors"
     before = weights.read_bytes()
 
@@ -138,7 +143,7 @@ def test_a_run_that_fails_leaves_the_previous_model(run, trained, tmp_path, monk
 
 
 def test_a_second_run_replaces_the_model(run, trained, tmp_path):
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(trained("rmsnorm"), tmp_path, dirs_exist_ok=True)
     weights = tmp_path / "rmsnorm" / "model.safetensors"
     before = weights.read_bytes()
     assert run(tmp_path, "rmsnorm", seed=2).exit_code == 0

@@ -96,16 +96,21 @@ def test_a_module_that_cannot_be_trained_is_left_open():
 
 
 @pytest.mark.parametrize(
-    ("norm", "said"),
+    ("norm", "said", "is_norm_like"),
     [
-        (lambda x: F.dropout(x, 0.5), "draws random numbers"),
-        (lambda x: F.rms_norm(x, (6,)) * random.random(), "keeps a state"),
+        (lambda x: F.dropout(x, 0.5), "draws random numbers", False),
+        (lambda x: torch.rand_like(x), "draws random numbers", False),
+        (lambda x: torch.tanh(x) + 0.01 * torch.randn_like(x), "draws random numbers", False),
+        (lambda x: F.rms_norm(x, (6,)) + 0.01 * torch.randn_like(x), "draws random numbers", True),
+        (lambda x: F.rms_norm(x, (6,)) * (1 + 0.01 * random.random()), "keeps a state", True),
     ],
 )
-def test_what_is_not_repeatable_is_undecidable(norm, said):
+def test_what_is_not_repeatable_is_undecidable(norm, said, is_norm_like):
     passport = identify(norm, 6)
     assert (passport.verdict, passport.spec) == ("undecidable", None)
     assert said in passport.evidence[0]
+    assert passport.readings["repeatable"].value is False
+    assert ("scale" in passport.readings) is is_norm_like
 
 
 def test_all_random_generators_come_back():

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from normkit import specs
+from normkit.identification.passport import Passport
+from normkit.identification.tracing import Trace
+from normkit.inspection.blocks import BlockCall
 from normkit.inspection.gauges import SiteGauge, spec_moments
 from normkit.inspection.moments import RowAccumulator, row_moments
+from normkit.inspection.probing import Probe
 
 WIDTH, BATCH, TOKENS = 16, 3, 10
 MASK = torch.arange(TOKENS) < torch.tensor([[4], [TOKENS], [7]])
@@ -18,7 +24,8 @@ def gauged(x, spec, *, y=None, gain=None, mask=None):
     """One call of a norm on x."""
     gauge = SiteGauge(spec, gain)
     gauge.enter(x, spec_moments(x, spec, mask), mask)
-    gauge.leave(spec_moments(x if y is None else y, spec, mask))
+    left = x if y is None else y
+    gauge.leave(left, spec_moments(left, spec, mask))
     return gauge.result()
 
 
@@ -106,3 +113,67 @@ def test_machine_eps_is_that_of_the_input():
     tiny = F.rms_norm(torch.randn(100, WIDTH, dtype=torch.float64), (WIDTH,), eps=0.0) * 2.0**-26
     assert gauged(tiny, specs.TORCH_RMS_NORM).attenuation.median == pytest.approx(0.5**0.5, rel=0.01)
     assert gauged(tiny.float(), specs.TORCH_RMS_NORM).attenuation.median < 1e-3
+
+
+def test_the_dtype_of_what_leaves():
+    x = torch.randn(2, 3, WIDTH).bfloat16()
+    found = gauged(x, specs.LLAMA, y=x.float())
+    assert (found.dtype, found.output_dtype) == ("bfloat16", "float32")
+    assert SiteGauge(specs.LLAMA, None).result().output_dtype == ""
+
+
+def bare_site(module, spec):
+    """What a probe needs to know of a norm."""
+    passport = Passport(verdict="norm", spec=spec, readings={})
+    return SimpleNamespace(
+        path="0", parent="0", function=None, ordinal=0, module=module, spec=spec, gain=None, passport=passport
+    )
+
+
+@torch.no_grad()
+def test_how_far_outputs_are_off_their_formula():
+    class Late(nn.Module):
+        """A norm that is wrong for more than one row."""
+
+        def forward(self, x):
+            y = torch.nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6)
+            return 2 * y if x.shape[1] == TOKENS else y
+
+    # One rounding or two of float32; and all of the output.
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), Late()), torch.randn(BATCH, TOKENS, WIDTH)
+    spec = specs.TORCH_RMS_NORM.replace(eps=1e-6, has_weight=False)
+    for tokens, least, most in ((TOKENS - 1, 0.0, 4.0), (TOKENS, 0.9 * 2**23, 1.1 * 2**23)):
+        with Probe(model, [bare_site(model[1], spec)], [], Trace(modules=(), functions=())) as probe:
+            probe.batch(None)
+            model(x[:, :tokens])
+        assert least <= probe.error(bare_site(model[1], spec)) < most
+
+
+@torch.no_grad()
+def test_an_input_that_is_overwritten_was_measured_before():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.div_(x.square().mean(-1, keepdim=True).sqrt())
+
+    model = nn.Sequential(InPlace())
+    site = bare_site(model[0], specs.LLAMA)
+    x = 7 * torch.randn(BATCH, TOKENS, WIDTH)
+    expected = statistics(x)
+    probe = Probe(model, [site], [], Trace(modules=(), functions=()))
+    with probe:
+        model(x)
+    assert probe.site(site).input == expected
+    assert probe.site(site).output.rms_max == pytest.approx(1.0, rel=1e-5)
+
+
+@torch.no_grad()
+def test_one_tensor_may_be_rows_of_two_kinds():
+    model, spec = nn.Sequential(nn.Identity()), specs.LLAMA.replace(groups=4)
+    site = bare_site(model[0], spec)
+    block = BlockCall(path="0", index=0, module=model[0])
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    probe = Probe(model, [site], [block], Trace(modules=(), functions=()))
+    with probe:
+        model(x)
+    assert probe.block(block) == (statistics(x), statistics(x))
+    assert probe.site(site).input == statistics(x.unflatten(-1, (4, 4)))

@@ -255,3 +255,28 @@ def test_the_largest_sum_under_the_root(spec, expected):
     accumulator = AttenuationAccumulator(spec, 1e-6)
     accumulator.add(row_moments(torch.tensor([[3.0] * 8, [1.0] * 8])))
     assert accumulator.largest_sum() == pytest.approx(expected, **CLOSE)
+
+
+def test_kurtosis_is_the_mean_over_rows():
+    gaussian = torch.randn(4000, 512, generator=torch.Generator().manual_seed(0))
+    found = measured(*gaussian.split(100))
+    # Of 40 calls 32 rows each count; one row's kurtosis has a standard deviation of sqrt(24 / 512).
+    assert found.kurtosis == pytest.approx(3.0, abs=4 * math.sqrt(24 / 512 / 1280) + 6 / 512)
+    rows = torch.tensor([[1.0, -1.0, 1.0, -1.0], [3.0, -1.0, -1.0, -1.0]])
+    # Two values give 1, one out of four (n - 1 + 1 / (n - 1) - 1).
+    assert measured(rows).kurtosis == pytest.approx((1.0 + 7 / 3) / 2)
+    assert measured(1e8 + 1e4 * rows).kurtosis == pytest.approx((1.0 + 7 / 3) / 2, rel=1e-2)
+
+
+def test_constant_rows_have_no_kurtosis():
+    assert math.isnan(measured(torch.full((3, 8), 0.1)).kurtosis)
+    assert math.isnan(measured(torch.zeros(3, 8)).kurtosis)
+    assert math.isnan(measured(torch.empty(0, 8)).kurtosis)
+    one = torch.cat([torch.full((3, 4), 0.1), torch.tensor([[3.0, -1.0, -1.0, -1.0]])])
+    assert measured(one).kurtosis == pytest.approx(7 / 3)
+
+
+def test_one_spike_shows_in_the_kurtosis():
+    rows = torch.randn(20, 1024, generator=torch.Generator().manual_seed(0))
+    rows[:, 7] = 200.0
+    assert measured(rows).kurtosis > 900

@@ -195,3 +195,35 @@ def test_a_block_that_cannot_be_scaled_is_unknown():
     sweeps, _, _ = swept(nn.Sequential(Picky(), Picky()), torch.randn(1, TOKENS, WIDTH))
     assert [one.placement for one in sweeps] == ["unknown"] * 2
     assert all(math.isnan(one.output_slope) for one in sweeps)
+
+
+def test_how_far_a_block_moves_its_stream():
+    class Adding(nn.Module):
+        """Adds a fixed share of its input, in a direction orthogonal to it; overwrites what it was given."""
+
+        def __init__(self, share):
+            super().__init__()
+            self.norm, self.share = nn.LayerNorm(WIDTH), share
+
+        def forward(self, x):
+            self.norm(x)
+            turned = x.reshape(*x.shape[:-1], -1, 2).flip(-1) * torch.tensor([1.0, -1.0])
+            return x.add_(self.share * turned.reshape(x.shape))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Adding(0.01), Adding(0.5)])
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = Model().eval()
+    x = torch.randn(1, TOKENS, WIDTH)
+    called = trace(model, lambda: model(x.clone()))
+    sites, _ = find_sites(model, called)
+    sweeps, _, _ = sweep(model, sites, find_blocks(model, called), lambda: model(x.clone()))
+    assert [one.branch_share for one in sweeps] == pytest.approx([0.01, 0.5], rel=1e-4)
+    assert [one.cosine for one in sweeps] == pytest.approx([1 / math.hypot(1, 0.01), 1 / math.hypot(1, 0.5)], rel=1e-6)

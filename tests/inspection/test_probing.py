@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normkit import specs
 from normkit.errors import InputError
 from normkit.identification.sites import find_sites
-from normkit.identification.tracing import Trace, trace
-from normkit.inspection.blocks import BlockCall, find_blocks
+from normkit.identification.tracing import trace
+from normkit.inspection.blocks import find_blocks
 from normkit.inspection.moments import RowAccumulator, row_moments
 from normkit.inspection.probing import Probe
 
@@ -361,36 +359,6 @@ def test_gradients_flow_as_before():
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert (gradient is None) == (parameter.grad is None)
         assert gradient is None or torch.equal(parameter.grad, gradient)
-
-
-@torch.no_grad()
-def test_an_input_that_is_overwritten_was_measured_before():
-    class InPlace(nn.Module):
-        def forward(self, x):
-            return x.div_(x.square().mean(-1, keepdim=True).sqrt())
-
-    model = nn.Sequential(InPlace())
-    site = SimpleNamespace(path="0", parent="0", function=None, ordinal=0, module=model[0], spec=specs.LLAMA, gain=None)
-    x = 7 * torch.randn(BATCH, TOKENS, WIDTH)
-    expected = statistics(x)
-    probe = Probe(model, [site], [], Trace(modules=(), functions=()))
-    with probe:
-        model(x)
-    assert probe.site(site).input == expected
-    assert probe.site(site).output.rms_max == pytest.approx(1.0, rel=1e-5)
-
-
-@torch.no_grad()
-def test_one_tensor_may_be_rows_of_two_kinds():
-    model, spec = nn.Sequential(nn.Identity()), specs.LLAMA.replace(groups=4)
-    site = SimpleNamespace(path="0", parent="0", function=None, ordinal=0, module=model[0], spec=spec, gain=None)
-    block = BlockCall(path="0", index=0, module=model[0])
-    x = torch.randn(BATCH, TOKENS, WIDTH)
-    probe = Probe(model, [site], [block], Trace(modules=(), functions=()))
-    with probe:
-        model(x)
-    assert probe.block(block) == (statistics(x), statistics(x))
-    assert probe.site(site).input == statistics(x.unflatten(-1, (4, 4)))
 
 
 @pytest.mark.parametrize("mask", [torch.ones(2, 3), torch.ones(3, dtype=torch.bool)])

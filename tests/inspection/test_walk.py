@@ -26,7 +26,17 @@ def site(spec, weight=None, bias=None):
     passport = Passport(spec=spec, verdict="norm", readings={})
     n = next((value.numel() for value in (weight, bias) if value is not None), 1)
     place = {"path": "norm", "parent": "norm", "function": None, "ordinal": 0, "module": None}
-    return NormSite(**place, class_name="", order=0, shape=(n,), spec=spec, passport=passport, gain=gain, bias=bias)
+    return NormSite(
+        **place,
+        class_name="",
+        order=0,
+        shape=(n,),
+        spec=spec,
+        passport=passport,
+        gain=gain,
+        bias=bias,
+        parameters=lambda: (gain, bias),
+    )
 
 
 def walked(spec, x, weight=None, bias=None):

@@ -79,7 +79,9 @@ def test_the_contract_holds_on_every_path(path):
     """The one in use is what the files themselves run on; what gives its bits need not be asked everything again."""
     names = CONTRACT if path == "off" else ["forward_numbers", "degenerate_rows", "subnormal_numbers"]
     files = [str(FOLDER / f"test_{name}.py") for name in names]
-    result = run(path, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files)
+    # Plain torch is itself what outputs in 16 bits are held against.
+    chosen = ["-k", "not test_16_bit"] if path == "off" else []
+    result = run(path, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *chosen, *files)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
@@ -90,9 +92,10 @@ def test_no_arguments_crash_or_are_computed_wrong():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS)
-def test_no_arguments_of_many_crash_or_are_computed_wrong(path):
-    result = run(path, str(FOLDER / "argument_fuzz.py"), "1500")
+@pytest.mark.parametrize(("path", "seed"), [(path, str(seed)) for seed, path in enumerate(PATHS, 1)])
+def test_no_arguments_of_many_crash_or_are_computed_wrong(path, seed):
+    """Others on each path: together three thousand calls."""
+    result = run(path, str(FOLDER / "argument_fuzz.py"), "750", seed)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 

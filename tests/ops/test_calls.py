@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import func
@@ -19,7 +21,10 @@ ROWS = {name: spec for name, spec in PRESETS.items() if cpu.supports_spec(spec) 
 
 
 # The compiled library too, where there is one.
-@pytest.fixture(params=["kernels", "no kernels", *(["library"] if cpu.load() is None else [])])
+ROADS = ["kernels", "no kernels", *(["library"] if cpu.load() is None else [])]
+
+
+@pytest.fixture(params=ROADS)
 def called(request, monkeypatch):
     """Names of the operators that were called; None where it is the library that computes, or there are no kernels."""
     if request.param == "kernels":
@@ -149,28 +154,41 @@ def leaves(value):
     return torch.utils._pytree.tree_leaves(value)
 
 
-@pytest.mark.usefixtures("called")
-@pytest.mark.parametrize(
-    ("name", "transform", "order"),
-    [
-        *((name, transform, "eager") for name in FUNCTIONS for transform in TRANSFORMS),
-        *diagonal([*FUNCTIONS], [*TRANSFORMS], ["compiled", "compiled inside"]),
-    ],
-)
-def test_transforms_give_the_right_values(name, transform, order):
-    function = FUNCTIONS[name]
+def assert_transformed(name, transform, transformed):
+    """Against what torch itself makes of the reference's operations, without any of ours."""
     arguments = tensors(n=4, rows=3)
-    # What torch itself makes of the reference's operations, without any of ours.
-    expected = TRANSFORMS[transform](plain(function))(*arguments)
-    torch._dynamo.reset()
-    if order == "compiled":
-        actual = torch.compile(TRANSFORMS[transform](function), fullgraph=True, backend="aot_eager")(*arguments)
-    elif order == "compiled inside":
-        actual = TRANSFORMS[transform](torch.compile(function, backend="aot_eager"))(*arguments)
-    else:
-        actual = TRANSFORMS[transform](function)(*arguments)
+    expected = TRANSFORMS[transform](plain(FUNCTIONS[name]))(*arguments)
+    actual = transformed(*arguments)
     for mine, wanted in zip(leaves(actual), leaves(expected), strict=True):
         assert_close(mine, wanted, units=256)
+
+
+@pytest.mark.usefixtures("called")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_transforms_give_the_right_values(name, transform):
+    assert_transformed(name, transform, TRANSFORMS[transform](FUNCTIONS[name]))
+
+
+def compiled_cases():
+    """Any three of road, function, transform and order meet; all four would be thrice as many compilations."""
+    for (row, name), (column, transform), (place, order) in itertools.product(
+        enumerate(FUNCTIONS), enumerate(TRANSFORMS), enumerate(["compiled", "compiled inside"])
+    ):
+        is_quick = (row, place) == (column % len(FUNCTIONS), column % 2)
+        road = ROADS[(row + column + place) % len(ROADS)]
+        yield pytest.param(road, name, transform, order, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.usefixtures("called")
+@pytest.mark.parametrize(("called", "name", "transform", "order"), [*compiled_cases()], indirect=["called"])
+def test_compiled_transforms_give_the_right_values(name, transform, order):
+    torch._dynamo.reset()
+    if order == "compiled":
+        transformed = torch.compile(TRANSFORMS[transform](FUNCTIONS[name]), fullgraph=True, backend="aot_eager")
+    else:
+        transformed = TRANSFORMS[transform](torch.compile(FUNCTIONS[name], backend="aot_eager"))
+    assert_transformed(name, transform, transformed)
 
 
 @pytest.mark.parametrize(("name", "dynamic"), diagonal([*FUNCTIONS], [False, True]))

@@ -4,8 +4,11 @@ import dataclasses
 import math
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from normkit import specs
+from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import (
     Attention,
     Attenuation,
@@ -277,6 +280,14 @@ def logit_finding():
 @pytest.fixture(scope="session")
 def healthy():
     return model("demo layernorm", 6)
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """A real model, just large enough to have depth."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    return inspect(GPT2LMHeadModel(config).eval(), [{"input_ids": torch.arange(32).view(2, 16)}], name="tiny")
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -11,6 +12,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+import imagined_runs
 from normkit.errors import InputError
 from normkit.plots import theme
 from normkit.report import html
@@ -175,6 +177,77 @@ def test_the_geometry_of_norms_and_keys_has_a_section(page):
     assert "6.4 to 12.0°" in cells
     assert "16 of 128" in cells
     assert "62.5 %" in cells
+
+
+def watched(inspection, kind, *arguments):
+    return dataclasses.replace(inspection, training=kind(inspection, *arguments))
+
+
+def test_a_run_comes_first_after_the_verdict_then_findings_then_figures(faulty):
+    page = Page(rendered(watched(faulty, imagined_runs.spike)))
+    named = [attrs["aria-labelledby"] for tag, attrs in page.elements if tag in ("section", "article")]
+    assert named[:6] == [
+        "verdict-heading", "run-heading", "finding-1", "finding-2", "steps-heading", "walk-heading",
+    ]  # fmt: skip
+    assert {"href": "#run"} in page.named("a")
+    assert "Loss spike at step 412" in page.text("h2")
+    assert "step 409, the update of a parameter" in page.text("strong")
+    for question in imagined_runs.QUESTIONS:
+        assert question in page.text("h3")
+    classes = [attrs.get("class") for attrs in page.named("li")]
+    assert classes[:4] == ["neutral", "warning", "warning", "note"]
+    assert "Clip the gradient norm at 1.0." in page.text("li")
+    assert "Resume from step 400" in page.text("p")
+    figures = [attrs for attrs in page.named("svg") if attrs.get("role") == "img"]
+    assert len(figures) == 9
+    assert "All 33 rows" in page.text("summary")
+
+
+def test_a_run_leaves_no_id_twice_and_headings_in_order(faulty):
+    page = Page(rendered(watched(faulty, imagined_runs.spike)))
+    ids = Counter(attrs["id"] for _, attrs in page.elements if "id" in attrs)
+    assert [name for name, count in ids.items() if count > 1] == []
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert all(below <= above + 1 for above, below in itertools.pairwise(levels))
+    assert page.open == []
+
+
+@pytest.mark.parametrize("kind", [imagined_runs.calm, imagined_runs.broken, imagined_runs.bare, imagined_runs.short])
+def test_every_run_of_a_real_model_has_a_page_with_the_same_bytes(tiny, kind):
+    inspection = watched(tiny, kind)
+    text = html.render(inspection)
+    assert text == html.render(inspection)
+    page = Page(text)
+    assert page.open == []
+    data, _ = page.content["script"]
+    assert json.loads(data) == json.loads(json.dumps(inspection.to_json()))
+    assert ("What happened" in page.text("h2")) == (kind in (imagined_runs.broken, imagined_runs.bare))
+
+
+def test_a_run_without_sampled_rows_has_no_section_of_geometry(empty, tiny):
+    assert 'id="geometry"' in rendered(empty)
+    sites = tuple(dataclasses.replace(site, geometry=None) for site in tiny.sites)
+    bare = dataclasses.replace(tiny, sites=sites, selections=())
+    text = html.render(watched(bare, imagined_runs.bare))
+    assert "geometry" not in {attrs.get("id") for _, attrs in Page(text).elements}
+    assert 'href="#geometry"' not in text
+
+
+def test_a_run_with_hostile_strings_is_text_only(hostile):
+    text = rendered(watched(hostile, imagined_runs.hostile, hostile.model.name))
+    page = Page(text)
+    assert Counter(tag for tag, _ in page.elements)["script"] == 2
+    assert page.named("img") == []
+    assert [name for _, attrs in page.elements for name in attrs if name.startswith("on")] == []
+    assert "<script>alert" not in text
+    assert {character for character in text if unicodedata.category(character)[0] == "C"} == {"\n"}
+    text.encode()
+
+
+def test_a_page_without_a_run_does_not_speak_of_one(faulty):
+    text = rendered(faulty)
+    assert 'id="run"' not in text
+    assert 'id="steps"' not in text
 
 
 def test_numbers_in_tables_can_be_sorted_by_value(page):

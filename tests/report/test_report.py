@@ -1,7 +1,10 @@
 """The page in a real browser."""
 
+import dataclasses
+
 import pytest
 
+import imagined_runs
 from normkit.report import html
 
 pytestmark = pytest.mark.browser
@@ -40,8 +43,18 @@ def size(width):
     return {"viewport": {"width": width, "height": 900}}
 
 
-@pytest.mark.parametrize("name", ["faulty", "hostile", "long", "empty"])
-@pytest.mark.parametrize("width", [420, 1280])
+@pytest.fixture
+def spiking(faulty):
+    return dataclasses.replace(faulty, training=imagined_runs.spike(faulty))
+
+
+@pytest.fixture
+def hostile_run(hostile):
+    return dataclasses.replace(hostile, training=imagined_runs.hostile(hostile, hostile.model.name))
+
+
+@pytest.mark.parametrize("name", ["faulty", "hostile", "long", "empty", "spiking", "hostile_run"])
+@pytest.mark.parametrize("width", [320, 1280])
 def test_the_page_loads_alone_and_fits_its_window(opened, request, name, width):
     page = opened(request.getfixturevalue(name), **size(width))
     assert page.requests == [page.address]
@@ -57,6 +70,15 @@ def test_the_page_reads_without_scripts(opened, faulty):
     assert page.locator("article.finding").first.is_visible()
     assert page.locator("figure svg").count() == 6
     assert page.locator("th button").count() == 0
+
+
+def test_the_answers_of_a_run_stand_side_by_side_where_there_is_room(opened, spiking):
+    for width, columns in ((1280, 2), (390, 1)):
+        page = opened(spiking, java_script_enabled=False, **size(width))
+        replies = page.locator(".replies li")
+        assert replies.count() == 4
+        assert len({replies.nth(place).bounding_box()["x"] for place in range(4)}) == columns
+        assert page.locator("#steps figure svg").count() == 3
 
 
 def test_a_click_sorts_a_table_by_number_and_another_turns_it_round(opened, faulty):
@@ -93,9 +115,10 @@ def test_the_page_and_its_figures_follow_the_scheme(opened, faulty, scheme, pape
     assert title.evaluate(f"{colour}.fill") == ink
 
 
-def test_print_is_on_white_paper_and_cuts_nothing_off(opened, faulty):
+@pytest.mark.parametrize("name", ["faulty", "spiking"])
+def test_print_is_on_white_paper_and_cuts_nothing_off(opened, request, name):
     # A4 less 15 mm to every side, in CSS pixels.
-    page = opened(faulty, color_scheme="dark", **size(680))
+    page = opened(request.getfixturevalue(name), color_scheme="dark", **size(680))
     page.emulate_media(media="print")
     assert page.locator("body").evaluate("element => getComputedStyle(element).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("document.documentElement.scrollWidth") <= 680

@@ -3,6 +3,7 @@ import unicodedata
 
 from rich.console import Console
 
+import imagined_runs
 from normkit.report import text
 
 HEALTHY = """\
@@ -83,6 +84,50 @@ distance from its hyperplane             3.1e-9
 difference from the module's own output  2.4e-7
 """
 
+RUN = """\
+! Loss spike at step 412  437 steps seen, the norms measured 18 times, every 25 steps. It began 3
+steps earlier.
+  began          step 409, the update of a parameter at transformer.h.5.mlp.c_fc.weight: update
+                 ratio 0.132, 31 deviations above its median of 0.0120
+  loss           5.50 at step 0, 9.08 at step 436; 5.55 is chance among 256 entries
+  gradient norm  2.50 at step 0, 9.62 at step 436
+  update ratio   0.132 at transformer.h.5.mlp.c_fc.weight, then 0.0100 at
+                 transformer.h.4.mlp.c_fc.weight
+  logit bound    233 at step 425
+
+- no       1. Is a norm wrong?  All norms compute their specs to 1.3 machine eps.
+! yes      2. Is the learning rate too high, and where?  One step changed the weight by 13.2 % of
+           its rms; the usual is 1.2 %. At transformer.h.5.mlp.c_fc.weight.
+! yes      3. Would clipping have held it, and at which norm?  The gradient norm rose from 0.41 to
+           12.3 one step later: a limit of 1.0 would have held it.
+i unknown  4. Is the initialisation off?  Step 0 was not seen: the run was resumed.
+
+change first  1. Lower the learning rate of this weight's group by 3 or more, or lengthen the
+              warm-up.
+              2. Clip the gradient norm at 1.0.
+confirm       Resume from step 400 with the changed rate: the update ratio stays below 0.02 past
+              step 420.
+
+x error  A1  eps is not the config's  at 3 places
+"""
+
+BROKEN = """\
+x Non-finite values at step 0  No finding: 8 checks clean, 1 not checked.
+  began          step 0, NaN or infinity in the forward pass at transformer.h.0.ln_1: 4,096 of 4,096
+                 outputs are NaN; every input is finite
+  loss           NaN at step 0; 5.55 is chance among 256 entries
+  gradient norm  NaN at step 0
+  logit bound    NaN at step 0
+
+! yes      1. Is a norm wrong?  No number was finite.
+"""
+
+BARE = """\
+- No step was seen  No finding: 8 checks clean, 1 not checked.
+
+norms          13 LayerNorm, eps 1e-5
+"""
+
 TWINS = """\
 model                     norms                      verdict               findings
 ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -127,6 +172,31 @@ def test_a_long_model_is_folded(long):
     assert len(lines.splitlines()) <= 25
 
 
+def watched(inspection, kind):
+    return dataclasses.replace(inspection, training=kind(inspection))
+
+
+def test_a_run_stands_first_with_its_answers(faulty):
+    shorter = dataclasses.replace(faulty, findings=faulty.findings[:1])
+    lines = shown(text.summary(watched(shorter, imagined_runs.spike)))
+    assert RUN in lines
+    assert "\nwatch          observer verified: 3 known shards" in lines
+    assert len(lines.splitlines()) <= 48
+    assert max(map(len, lines.splitlines())) <= 100
+
+
+def test_runs_without_findings(healthy):
+    assert BROKEN in shown(text.summary(watched(healthy, imagined_runs.broken)))
+    bare = shown(text.summary(watched(healthy, imagined_runs.bare)))
+    assert BARE in bare
+    assert "\nnot watched    Registered after torch.compile: the hooks were ignored;" in bare
+    calm = shown(text.summary(watched(healthy, imagined_runs.calm)))
+    assert "+ Healthy  Nothing wrong was found in 13 norms" in calm
+    assert "\n+ Ran to its end, step 436  437 steps seen" in calm
+    assert "\n+ no  4. Is the initialisation off?  The first loss, 5.50, is that of chance, 5.55.\n" in calm
+    assert len(calm.splitlines()) <= 30
+
+
 def test_rows_past_a_screen_are_counted(long):
     # Without blocks nothing can be folded.
     lines = shown(text.summary(dataclasses.replace(long, blocks=())))
@@ -164,7 +234,14 @@ def test_several_models_side_by_side(healthy, faulty, empty):
 
 
 def test_nothing_of_a_model_reaches_the_terminal_as_a_command(hostile):
-    for renderable in (text.summary(hostile), text.walk_table(hostile.walk), text.side_by_side([hostile])):
+    run = imagined_runs.hostile(hostile, hostile.model.name)
+    watched_run = dataclasses.replace(hostile, training=run)
+    for renderable in (
+        text.summary(hostile),
+        text.summary(watched_run),
+        text.walk_table(hostile.walk),
+        text.side_by_side([hostile]),
+    ):
         lines = shown(renderable)
         assert {c for c in lines if unicodedata.category(c)[0] == "C"} == {"\n"}
         assert "[bold]markup[/bold]" in lines.replace("\n", "")

@@ -13,6 +13,7 @@ from normkit.files import json_text
 
 EXTRAS = {
     "hf": ("transformers",),
+    "lightning": ("lightning",),
     "plot": ("matplotlib",),
     "study": ("scikit-learn", "scipy"),
     "video": ("imageio-ffmpeg",),

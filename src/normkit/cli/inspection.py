@@ -22,6 +22,7 @@ _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 @click.argument("model", required=False)
 @run_options
 @click.option("--site", metavar="PATH", help="Norm to follow one token through.  [default: in the middle block]")
+@click.option("--train-step", is_flag=True, help="Also one batch forward and backward; no weight changes.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -36,6 +37,12 @@ _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
     show_default=True,
     help="Exit with 1 on a finding at least this bad.",
 )
+@click.option(
+    "--intent",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="What the model is meant to be, to hold it to; written if it is not there.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 @source_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
@@ -49,9 +56,11 @@ def inspect_model(
     batch_size: int,
     dtype: str,
     site: str | None,
+    train_step: bool,
     out: Path | None,
     no_report: bool,
     fail_on: str,
+    intent: Path | None,
     as_json: bool,
     revision: str | None,
     local_files_only: bool,
@@ -74,7 +83,10 @@ def inspect_model(
     from normkit.cli.inputs import batches_for
     from normkit.cli.reports import report_folder, write_report
     from normkit.cli.texts import read_text
+    from normkit.inspection import baseline
 
+    # Read before the model is: a slip in the file is told at once.
+    _, unwritten = baseline.declared(intent)
     words = None if text is None else read_text(text, max_tokens)
     if shown:
         click.echo(f"loading {model}", err=True)
@@ -88,7 +100,17 @@ def inspect_model(
     from normkit.cli.measurement import measure
 
     with progress(shown=shown) as report:
-        inspection = measure(loaded, batches, site=site, progress=report)
+        if train_step:
+            from normkit.cli.training import joined, training_step
+
+            report(f"{loaded.name}: one training step", 0, 1)
+            # First, as a model without a loss is to be told at once.
+            step = training_step(loaded, batches)
+        inspection = measure(loaded, batches, site=site, intent=intent, progress=report)
+        if train_step:
+            inspection = joined(inspection, step)
+    if unwritten is not None and not quiet:
+        note(_written(inspection, unwritten))
     _print(inspection, as_json=as_json)
     if folder is not None:
         page = write_report(inspection, folder)
@@ -107,6 +129,17 @@ def _print(inspection: Inspection, *, as_json: bool) -> None:
     from normkit.report import text
 
     results().print(text.summary(inspection))
+
+
+def _written(inspection: Inspection, path: Path) -> str:
+    """That an intent file was written, and whether a fault may stand in it."""
+    remark = f"{path} says what this run saw; later runs with --intent are held to it"
+    bad = sum(finding.severity != "note" for finding in inspection.findings)
+    return (
+        remark
+        if not bad
+        else f"{remark}; it may hold faults, as there {'is' if bad == 1 else 'are'} {bad} above a note"
+    )
 
 
 def _fails(inspection: Inspection, fail_on: str) -> bool:

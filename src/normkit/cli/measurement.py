@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.loading import LoadedModel
@@ -13,7 +14,13 @@ from normkit.inspection.result import Inspection
 
 
 def measure(
-    loaded: LoadedModel, batches: Batches, *, progress: Progress, model: Any = None, site: str | None = None
+    loaded: LoadedModel,
+    batches: Batches,
+    *,
+    progress: Progress,
+    model: Any = None,
+    site: str | None = None,
+    intent: Path | None = None,
 ) -> Inspection:
     """Inspect a loaded model.
 
@@ -23,9 +30,11 @@ def measure(
         progress: Told of each stage.
         model: To inspect in place of the loaded one, as with a fault planted in a copy.
         site: The norm of the token walk.
+        intent: The intent file, which is written if it is not there.
 
     Raises:
         ModelError: If the model cannot be run.
+        InputError: If the intent file cannot be used.
     """
     total = len(batches.batches)
 
@@ -41,5 +50,6 @@ def measure(
             source="; ".join([batches.source, *loaded.notes]),
             decode=batches.decode,
             site=site,
+            intent=intent,
             progress=report,
         )

@@ -199,7 +199,8 @@ def _found(
         try:
             found = _examined(fresh.as_function(), shape, given, generator)
         except UnrecognisedError as error:
-            raise UnrecognisedError("norm", f"{seen.reason}; with these as they are, {error.reason}") from error
+            reason = f"{seen.reason}; with these as they are, {error.reason}"
+            raise UnrecognisedError("norm", reason, error.readings) from error
         names = ", ".join(fresh.parameters)
         reading = Reading.open(f"it is made of {names} in a way that no spec describes; taken as it acts", seen.reason)
         readings = {**found.passport.readings, "gain": reading, "bias": reading}
@@ -232,9 +233,8 @@ def _examined(
     felt = roll_off(specimen, found.spec, shape, generator)
     rescaled = conditioning.rescaled_eps(specimen, found.spec, shape, generator) if felt.eps == 0 else None
     if rescaled is not None:
-        raise UnrecognisedError(
-            "norm", f"eps is multiplied by the square of a row's largest element: {rescaled:.3g} after a division by it"
-        )
+        reason = f"eps is multiplied by the square of a row's largest element: {rescaled:.3g} after a division by it"
+        raise UnrecognisedError("norm", reason, {"rescaled eps": Reading(value=float(f"{rescaled:.3g}"))})
     choice = divisor.choose(found.n, found.length, felt, precision.length, found.spec.centre_statistics)
     choice = divisor.settle_machine_eps(
         choice,

@@ -16,6 +16,8 @@ from normkit.identification.passport import Reading
 from normkit.identification.specimen import Specimen, UnrecognisedError
 
 _SEED = 1
+_FOLLOWS, _AS_LONG = 0.5, 1.25
+"""An activation that saturates grows 1.4 times and more over this range; what norms leave beside noise stays."""
 
 
 def conduct(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> dict[str, Reading]:
@@ -25,7 +27,7 @@ def conduct(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     the buffers that a call in training mode "updates".
 
     Raises:
-        UnrecognisedError: If the same input gives different outputs.
+        UnrecognisedError: If the same input gives different outputs; with a reading "scale" where that is of a norm.
     """
     x = torch.randn(tuple(shape), generator=generator).to(specimen.device, specimen.dtype)
     given = x.clone()
@@ -37,7 +39,8 @@ def conduct(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
             reason = "the same input gives different outputs: it draws random numbers"
         else:
             reason = "the same input gives different outputs, with the same random numbers: it keeps a state"
-        raise UnrecognisedError("undecidable", reason)
+        repeatable = Reading(value=False, evidence=(reason,))
+        raise UnrecognisedError("undecidable", reason, {"repeatable": repeatable, **_scale(specimen, x)})
     found = {
         "input": _input(_same(given, x), aliased),
         "repeatable": Reading(value=True, evidence=("the same input gives the same output, bit for bit",)),
@@ -84,6 +87,16 @@ def _difference(
     if reach is not None and reach[0] > 1:
         return "batch statistics", "in training mode the output is another: changing one sample moves the others"
     return "different", "in training mode the output is another"
+
+
+def _scale(specimen: Specimen, x: Tensor) -> dict[str, Reading]:
+    """Reading "scale", "forgotten": outputs follow the input, and are as long for a short one as for a long one."""
+    short, again, long, other = (specimen(given).clone().double().flatten() for given in (x / 4, x / 4, 64 * x, -x / 4))
+    follows = torch.cosine_similarity(short, again, dim=0) - torch.cosine_similarity(short, other, dim=0)
+    ratio = long.norm() / short.norm()
+    if not (float(follows) > _FOLLOWS and 1 / _AS_LONG < float(ratio) < _AS_LONG):
+        return {}
+    return {"scale": Reading(value="forgotten", evidence=("what enters 256 times as long leaves as long",))}
 
 
 def _seeded(specimen: Specimen, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit.errors import ShapeError
+from normkit.identification.passport import Reading
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import Axes
@@ -80,7 +81,8 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
         choices = [((-1,), groups)] if len(row) == 1 else [("all_but_batch", groups)] if row[0] == 1 else []
     if choices:
         return Coupling(choices=tuple(choices), row=row, evidence=evidence)
-    raise UnrecognisedError("norm", f"{evidence}: no spec describes such rows")
+    reading = Reading(value=list(row), evidence=(evidence,))
+    raise UnrecognisedError("norm", f"{evidence}: no spec describes such rows", {"coupled axes": reading})
 
 
 def reach(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> tuple[int, ...] | None:

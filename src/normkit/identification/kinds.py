@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from normkit.errors import IdentificationError, NormkitError
-from normkit.identification import batch, causality, coupling, direction, formula, gating, maps
+from normkit.identification import batch, causality, conditioning, coupling, direction, formula, gating, maps, power
 from normkit.identification.batch import Recover
 from normkit.identification.maps import Kind, drawn
+from normkit.identification.passport import Reading
 from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
+from normkit.spec import NormSpec
 
+_LARGEST_EPS = 0.1
 _RETURNED = 3
 """So many of several outputs are looked at."""
 
@@ -39,7 +42,7 @@ def second_look(
     """
     match seen.verdict:
         case "undecidable":
-            return Kind.of("undecidable", seen.reason)
+            return Kind.of("undecidable", seen.reason, **seen.readings)
         case "gated":
             return gating.two_inputs(specimen, shape, generator, seen.reason, recover)
     try:
@@ -57,7 +60,7 @@ def second_look(
         return batch.always(specimen, shape, generator, seen.reason, recover)
     if seen.verdict == "norm":
         return _unusual(specimen, shape, generator, seen)
-    return Kind.of(seen.verdict, seen.reason)
+    return Kind.of(seen.verdict, seen.reason, **power.degree_reading(specimen, shape, generator))
 
 
 def _unusual(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: UnrecognisedError) -> Kind:
@@ -66,14 +69,29 @@ def _unusual(specimen: Specimen, shape: tuple[int, ...], generator: torch.Genera
         saturates = formula.saturates(specimen, shape, generator)
     if saturates:
         return Kind.of("not a norm", seen.reason, "it is not the same for small and large inputs: it saturates")
-    readings = causality.time_reading(specimen, shape, generator, None)
+    readings = {**seen.readings, **causality.time_reading(specimen, shape, generator, None)}
     try:
         rows = coupling.rows_of(specimen, shape, generator)
     except (UnrecognisedError, NormkitError):
         rows = None
     if rows is not None and (rows.axes, rows.groups) == ((-1,), 1):
         readings |= direction.centring_readings(specimen, shape, generator)
+        readings = {**_rescaled_eps(specimen, shape, generator), **readings}
     return Kind.of("norm", seen.reason, **readings)
+
+
+def _rescaled_eps(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:
+    """Reading "rescaled eps" of a norm whose eps is too large for its rows to fit any formula."""
+    with drawn(specimen, generator):
+        specimen.fill(specimen.parameters, 1.0)
+        for centred in (False, True):
+            spec = NormSpec(centre_numerator=centred, centre_statistics=centred)
+            found = conditioning.rescaled_eps(specimen, spec, shape, generator)
+            # More is no eps: a division by the largest element itself looks like one without end.
+            if found is not None and 0 < found < _LARGEST_EPS:
+                line = f"eps is multiplied by the square of a row's largest element: {found:.3g} after a division by it"
+                return {"rescaled eps": Reading(value=float(f"{found:.3g}"), evidence=(line,))}
+    return {}
 
 
 def _one_of_returned(index: int, run: Callable[..., object], x: Tensor) -> object:

@@ -90,7 +90,9 @@ def recover(
         if _best(of_its_own).worst >= _MATCHED:
             reason = "eps is the machine epsilon of the input's own dtype, which no spec describes: "
             reason += " and ".join(f"{torch.finfo(dtype).eps:g} in {_name(dtype)}" for dtype in compared)
-            candidates, eps = of_its_own, {"eps": Reading.open(reason)}
+            by_dtype = {_name(dtype): torch.finfo(dtype).eps for dtype in compared}
+            candidates = of_its_own
+            eps = {"eps": Reading.open(reason), "eps by dtype": Reading(value=by_dtype)}
     shares = {dtype: rate.share for dtype, rate in _best(candidates).rates.items()}
     # A tie is between programs that do the same here: the simplest stands for them.
     found = next(candidate for candidate in candidates if candidate.is_as_good_as(shares))

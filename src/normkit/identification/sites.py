@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,11 +19,18 @@ from normkit import reference, specs
 from normkit.errors import NormkitError
 from normkit.identification.behaviour import Examination, agrees, examine
 from normkit.identification.passport import Passport, Reading
+from normkit.identification.sharding import is_elsewhere, whole
 from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
 from normkit.spec import NormSpec
 
 _PARAMETERS_PER_FEATURE = 4
 """A gain and a bias make two; anything with more than twice that is a block, a projection or an attention."""
+
+_NORM_LIKE = {"degree", "scale"}
+"""Readings of what would be a norm but for a fault."""
+
+_TELLING = ("degree", "rescaled eps")
+"""Readings that say more than that no spec describes a norm."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +50,7 @@ class NormSite:
         passport: How that was found.
         gain: Effective gain, the offset included, in float64 on the CPU: (n,), or (heads, n); None without.
         bias: Bias, likewise.
+        parameters: Gain and bias as they are when this is called.
     """
 
     path: str
@@ -57,11 +65,12 @@ class NormSite:
     passport: Passport
     gain: Tensor | None
     bias: Tensor | None
+    parameters: Callable[[], tuple[Tensor | None, Tensor | None]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OtherNorm:
-    """A module that normalizes as no spec describes: a batch norm, a gated or adaptive norm, or another.
+    """A module that normalizes as no spec describes: a batch, gated or adaptive norm, one with a fault, or another.
 
     Attributes:
         path: The module's path.
@@ -92,8 +101,11 @@ def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tu
         search.consider(call)
     sites = [*search.sites]
     for called in trace.functions:
+        # What a module that is a norm calls inside is that norm.
+        if any(_is_within(called.parent, found.path) for found in search.sites):
+            continue
         site = _function_site(called)
-        if site is not None and not any(_is_within(called.parent, found.path) for found in search.sites):
+        if site is not None:
             sites.append(site)
     first = {site.path: site for site in sorted(sites, key=lambda site: -site.order)}
     ordered = tuple(sorted(first.values(), key=lambda site: site.order))
@@ -122,17 +134,23 @@ class _Search:
         module = self.model.get_submodule(call.path)
         if not _may_be_norm(call, module):
             return
+        with whole(module):
+            self._consider_whole(call, module)
+
+    def _consider_whole(self, call: ModuleCall, module: nn.Module) -> None:
         try:
             found = self._examined(call.path, module, call.input_shape)
         except (NormkitError, RuntimeError):
             # It takes no other input than the model's own, as no norm does.
             return
         passport = found.passport
-        if passport.verdict not in ("norm", "batch", "gated", "adaptive"):
+        if passport.verdict not in ("norm", "batch", "gated", "adaptive") and not passport.readings.keys() & _NORM_LIKE:
             return
         if passport.spec is None:
             kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
-            self._add_other(call.path, module, passport, kind + passport.readings["kind"].evidence[0])
+            named = (passport.readings[name] for name in (*_TELLING, "kind") if name in passport.readings)
+            seen = next(reading.evidence[0] for reading in named if reading.evidence)
+            self._add_other(call.path, module, passport, kind + seen)
         elif call.tensors > 1:
             reason = (
                 f"gated or adaptive norm: called with {call.tensors} tensors; on the first alone it is {passport.spec}"
@@ -190,8 +208,16 @@ def _module_site(call: ModuleCall, module: nn.Module, found: Examination) -> Nor
     spec = found.passport.spec
     assert spec is not None
     shape = _feature_shape(call.input_shape, spec)
-    # The relation of parameters to what acts was measured, or verified on this very module.
-    weight, bias = found.affine.of(module)
+
+    def parameters() -> tuple[Tensor | None, Tensor | None]:
+        # The relation of parameters to what acts was measured, or verified on this very module.
+        weight, bias = found.affine.of(module)
+        return (
+            None if weight is None else _acting(_effective(weight, spec), shape),
+            None if bias is None else _acting(bias, shape),
+        )
+
+    gain, bias = parameters()
     return NormSite(
         path=call.path,
         parent=call.path,
@@ -203,8 +229,9 @@ def _module_site(call: ModuleCall, module: nn.Module, found: Examination) -> Nor
         shape=(math.prod(shape),),
         spec=spec,
         passport=found.passport,
-        gain=None if weight is None else _acting(_effective(weight, spec), shape),
-        bias=None if bias is None else _acting(bias, shape),
+        gain=gain,
+        bias=bias,
+        parameters=parameters,
     )
 
 
@@ -225,6 +252,14 @@ def _function_site(call: FunctionCall) -> NormSite | None:
     shape = _feature_shape(call.input_shape, spec)
     given = ", ".join(f"{name}={value}" for name, value in arguments.items() if not isinstance(value, Tensor))
     evidence = (f"torch.nn.functional.{call.function} was called with {given}",)
+
+    def parameters() -> tuple[Tensor | None, Tensor | None]:
+        return (
+            None if weight is None or is_elsewhere(weight) else _acting(weight, shape),
+            None if bias is None or is_elsewhere(bias) else _acting(bias, shape),
+        )
+
+    gain, acting_bias = parameters()
     return NormSite(
         path=f"{call.parent}:{call.function}" + (f"#{call.ordinal + 1}" if call.ordinal else ""),
         parent=call.parent,
@@ -243,8 +278,9 @@ def _function_site(call: FunctionCall) -> NormSite | None:
             weight=weight,
             bias=bias,
         ),
-        gain=None if weight is None else _acting(weight, shape),
-        bias=None if bias is None else _acting(bias, shape),
+        gain=gain,
+        bias=acting_bias,
+        parameters=parameters,
     )
 
 

@@ -7,7 +7,7 @@ import inspect
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import IdentificationError, ModelError, ShapeError
-from normkit.identification.passport import Verdict
+from normkit.identification.passport import Reading, Verdict
 
 NormLike = nn.Module | Callable[..., object]
 Call = Callable[[Any, Tensor], object]
@@ -39,10 +39,11 @@ _HOOKS = (
 class UnrecognisedError(Exception):
     """Ends an identification: what was seen, and the verdict that follows. No spec describes it."""
 
-    def __init__(self, verdict: Verdict, reason: str) -> None:
+    def __init__(self, verdict: Verdict, reason: str, readings: Mapping[str, Reading] | None = None) -> None:
         super().__init__(reason)
         self.verdict = verdict
         self.reason = reason
+        self.readings = readings or {}
 
 
 class Specimen:

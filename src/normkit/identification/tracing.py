@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from normkit.identification.sharding import part_of
+
 NORM_FUNCTIONS: dict[object, str] = {F.layer_norm: "layer_norm", F.rms_norm: "rms_norm", F.group_norm: "group_norm"}
 ATTENTION_FUNCTIONS: dict[object, str] = {
     F.scaled_dot_product_attention: "sdpa",
@@ -37,8 +39,10 @@ class ModuleCall:
         input_shape: Of the first tensor argument.
         input_dtype: Of the first tensor argument.
         output_shape: Of the output, or of its first tensor where it is a tuple.
+        output_dtype: Likewise.
         tensors: Number of floating-point tensor arguments.
         bare: The output is one tensor, not a tuple.
+        part: Which part of a split parameter of its own this process has, and how many parts there are.
     """
 
     path: str
@@ -47,8 +51,10 @@ class ModuleCall:
     input_shape: tuple[int, ...]
     input_dtype: torch.dtype
     output_shape: tuple[int, ...]
+    output_dtype: torch.dtype
     tensors: int
     bare: bool
+    part: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -118,6 +124,7 @@ class _Frame:
     path: str
     order: int
     made: Counter[str]
+    part: tuple[int, int] = (0, 1)
 
 
 class _Recorder(TorchFunctionMode):
@@ -173,7 +180,7 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
 
     def before(module: nn.Module, _args: object) -> None:
         if module in paths:
-            recorder.stack.append(_Frame(paths[module], recorder.next_order(), Counter()))
+            recorder.stack.append(_Frame(paths[module], recorder.next_order(), Counter(), part_of(module)))
 
     def after(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
         if module not in paths:
@@ -191,8 +198,10 @@ def _hooked(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
                     input_shape=tuple(x.shape),
                     input_dtype=x.dtype,
                     output_shape=tuple(y.shape),
+                    output_dtype=y.dtype,
                     tensors=sum(1 for _ in _floating((*args, *kwargs.values()))),
                     bare=isinstance(output, Tensor),
+                    part=frame.part,
                 )
             )
 

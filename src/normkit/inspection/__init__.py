@@ -13,6 +13,10 @@ placement.py    one run in which every block is replayed
 gauges.py       the accumulators of one norm
 probing.py      the probe: everything measured while a model runs
 intent.py       what the stock class of the model's config computes at each norm
+baseline.py     what a model is meant to be: inferred, declared by a file, read and written
+trials.py       pairs of small batches that differ in what some rows should not know of
+leaks.py        which norms let such a difference in, in evaluation and in training mode
+sharing.py      norms that serve several places
 walk.py         one token's vector through one norm, stage by stage
 running.py      how a model is run to be looked at
 pairing.py      which norm of a port stands for which of its reference, and in which conventions they differ

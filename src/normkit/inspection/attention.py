@@ -18,8 +18,8 @@ from torch import Tensor
 from normkit.inspection.result import Attention
 
 _SAMPLED_ROWS = 16
-# Hand-written attention masks with -1e9, which float32 holds and no real logit reaches.
-_MASKED = -1e8
+# Hand-written attention masks with -1e4 to -1e9, and logits that have exploded so far are seen above zero too.
+_MASKED = -9.9e3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

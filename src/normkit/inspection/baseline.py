@@ -6,11 +6,24 @@ norm over all heads. No formula tells which; this file does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
-from normkit.inspection.result import Placement, Role
+from normkit import files
+from normkit.errors import InputError, SpecError
+from normkit.inspection.result import Block, Inspection, Placement, Role, Site
 from normkit.spec import NormSpec
+
+if TYPE_CHECKING:
+    from normkit.inspection.intent import Intent
+
+_SCHEMA = 1
+_CONTENT = "normkit intent"
+_HOW = "`normkit inspect MODEL --intent FILE` writes such a file where there is none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +56,185 @@ class Baseline:
         norms: By path, in forward order.
         placements: Of the blocks, by path.
         final_norm: Path of the norm after the last block, or None.
+        others: Paths of norms that no spec describes, such as batch norms.
     """
 
     source: str
     norms: Mapping[str, DeclaredNorm]
     placements: Mapping[str, Placement]
     final_norm: str | None
+    others: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary with a `schema_version`; all but the source."""
+        return {
+            "schema_version": _SCHEMA,
+            "content": _CONTENT,
+            "final_norm": self.final_norm,
+            "placements": dict(self.placements),
+            "norms": {path: _plain(norm) for path, norm in self.norms.items()},
+            "others": list(self.others),
+        }
+
+
+def declared(intent: Baseline | Path | str | None) -> tuple[Baseline | None, Path | None]:
+    """What is declared, and the file to which it is yet to be written, as none is there.
+
+    Args:
+        intent: A baseline, the path of an intent file, or None.
+
+    Raises:
+        InputError: If there is a file that cannot be used.
+    """
+    if intent is None or isinstance(intent, Baseline):
+        return intent, None
+    path = Path(intent)
+    return (read(path), None) if path.exists() else (None, path)
+
+
+def check_fits(baseline: Baseline | None, paths: Collection[str]) -> None:
+    """Refuse a baseline of another model: one that shares no norm with this one.
+
+    Raises:
+        InputError: If so.
+    """
+    if baseline is not None and baseline.norms and paths and not set(paths) & set(baseline.norms):
+        raise InputError(
+            f"{baseline.source or 'the baseline'} declares {len(baseline.norms)} norms such as "
+            f"{next(iter(baseline.norms))}, and this model has none of them; give the intent of this model"
+        )
+
+
+def infer(inspection: Inspection, intent: Intent | None = None, *, source: str = "") -> Baseline:
+    """What a model is meant to be, from what it was seen to do.
+
+    Where the stock class of its config computes something else, that is what is meant; so is a residual taken before
+    the norm, unless the stock class takes it after.
+
+    Args:
+        inspection: Of the model.
+        intent: What its stock class computes, or None.
+        source: The name of the file it goes to.
+    """
+    return Baseline(
+        source=source,
+        norms={site.path: _declared(site, intent) for site in inspection.sites},
+        placements={block.path: _placement(block, intent) for block in inspection.blocks},
+        final_norm=inspection.final_norm,
+        others=tuple(path for path, _ in inspection.unrecognised),
+    )
+
+
+def write(baseline: Baseline, path: Path) -> Path:
+    """Write an intent file, whole or not at all, the same bytes for the same values; returns its path.
+
+    Raises:
+        InputError: If it cannot be written there.
+    """
+    try:
+        return files.write_text(path, files.json_text(baseline.to_json()))
+    except InputError as error:
+        reason, _, _ = str(error).partition(";")
+        raise InputError(f"{reason}; give another path for the intent file") from None
+
+
+def read(path: Path) -> Baseline:
+    """Read an intent file.
+
+    Raises:
+        InputError: If it cannot be read, holds something else or is damaged; the message names the file.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {_HOW}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"expected an intent file in {path}, found no JSON ({error}); {_HOW}") from None
+    if not isinstance(values, dict) or values.get("content") != _CONTENT:
+        raise InputError(f"expected an intent file in {path}, found other JSON; {_HOW}")
+    if values.get("schema_version") != _SCHEMA:
+        raise InputError(
+            f"expected schema_version {_SCHEMA} in {path}, got {values.get('schema_version')!r}; update normkit, or "
+            "remove the file and have it written anew"
+        )
+    try:
+        return _baseline(values, path.name)
+    except (_DamageError, SpecError) as error:
+        raise InputError(f"the intent file {path} is damaged: {error}; mend it, or have it written anew") from None
+
+
+def _declared(site: Site, intent: Intent | None) -> DeclaredNorm:
+    spec, features = site.spec, site.input.features
+    if intent is not None and (meant := intent.specs.get(site.path)) is not None:
+        # The stock norm was identified on one row: only the model in action shows along which axes it works.
+        spec = meant.replace(axes=spec.axes, groups=spec.groups) if site.path in intent.stock else meant
+        features = intent.features.get(site.path, features)
+    return DeclaredNorm(
+        spec=spec,
+        role=site.role,
+        features=features,
+        calls=site.forward_calls,
+        dtype=site.dtype,
+        output_dtype=site.output_dtype,
+    )
+
+
+def _placement(block: Block, intent: Intent | None) -> Placement:
+    by_design = intent is not None and block.path in intent.stock
+    return "pre" if block.placement == "residual-after-norm" and not by_design else block.placement
+
+
+class _DamageError(Exception):
+    """What is wrong with a file, in words."""
+
+
+def _plain(norm: DeclaredNorm) -> dict[str, Any]:
+    shallow = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
+    return {**shallow, "spec": norm.spec.to_json()}
+
+
+def _baseline(values: Mapping[str, Any], source: str) -> Baseline:
+    placements, norms = _entry(values, "placements", dict), _entry(values, "norms", dict)
+    for path, placement in placements.items():
+        _check_one_of(placement, get_args(Placement), f'"placements" of {path}')
+    final_norm, others = values.get("final_norm"), _entry(values, "others", list)
+    if not isinstance(final_norm, str | None):
+        raise _DamageError(f'"final_norm" must be a path or null, got {final_norm!r}')
+    if not all(isinstance(path, str) for path in others):
+        raise _DamageError(f'"others" must be paths, got {others!r}')
+    return Baseline(
+        source=source,
+        norms={path: _norm(path, norm) for path, norm in norms.items()},
+        placements=placements,
+        final_norm=final_norm,
+        others=tuple(others),
+    )
+
+
+def _norm(path: str, values: Any) -> DeclaredNorm:
+    if not isinstance(values, dict):
+        raise _DamageError(f"{path} must be an object, got {values!r}")
+    kinds = {"spec": dict, "role": str, "features": int, "calls": int, "dtype": str, "output_dtype": str}
+    given = {name: _entry(values, name, kind, path) for name, kind in kinds.items()}
+    _check_one_of(given["role"], get_args(Role), f'"role" of {path}')
+    for name in ("features", "calls"):
+        if given[name] < 1:
+            raise _DamageError(f'"{name}" of {path} must be at least 1, got {given[name]}')
+    try:
+        return DeclaredNorm(**{**given, "spec": NormSpec.from_json(given["spec"])})
+    except (SpecError, TypeError) as error:
+        raise _DamageError(f'"spec" of {path}: {error}') from None
+
+
+def _entry(values: Mapping[str, Any], name: str, kind: type, path: str = "") -> Any:
+    value = values.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        where = f'"{name}" of {path}' if path else f'"{name}"'
+        words = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
+        raise _DamageError(f"{where} must be {words[kind]}, got {value!r}" if name in values else f"{where} is missing")
+    return value
+
+
+def _check_one_of(value: object, allowed: tuple[str, ...], where: str) -> None:
+    if value not in allowed:
+        raise _DamageError(f"{where} must be one of {', '.join(allowed)}, got {value!r}")

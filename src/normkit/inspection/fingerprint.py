@@ -50,12 +50,16 @@ class BlockSweep:
             every row of its stream by one number c, for f(a x) - c a x.
         rows_normalized: Rows of the output have one length, once a closing norm's gain and bias are undone;
             None where the output grows.
+        branch_share: |f(x) - x| over |x| of the median row, as the block is called; NaN if that was not seen.
+        cosine: Between f(x) and x, of the median row.
     """
 
     placement: Placement
     output_slope: float
     branch_slope: float
     rows_normalized: bool | None
+    branch_share: float = math.nan
+    cosine: float = math.nan
 
 
 ReplayAt = Callable[[float, NormSite | None, float], Replay]

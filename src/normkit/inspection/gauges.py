@@ -29,6 +29,7 @@ class SiteMeasurement:
         dtype: Of the input, as in "float32"; "" if it was never called.
         headroom_bits: log2 of the dtype's largest number over the largest magnitude seen; infinite for zeros.
         statistics_headroom_bits: The same for the sum of squares if that is accumulated in 16 bits, else None.
+        output_dtype: Of what leaves; "" if it was never called.
     """
 
     input: RowStatistics
@@ -39,6 +40,7 @@ class SiteMeasurement:
     dtype: str
     headroom_bits: float
     statistics_headroom_bits: float | None
+    output_dtype: str
 
 
 class SiteGauge:
@@ -56,6 +58,7 @@ class SiteGauge:
         self._attenuation = AttenuationAccumulator(spec, 0.0)
         self._calls = self._left_out = 0
         self._dtype: torch.dtype | None = None
+        self._output_dtype: torch.dtype | None = None
 
     def enter(self, x: Tensor, moments: RowMoments | None, mask: Tensor | None) -> None:
         """Count a call on x, whose `spec_moments` under the token mask are given."""
@@ -72,8 +75,9 @@ class SiteGauge:
         if scaled is not None:
             self._attenuation.add(scaled)
 
-    def leave(self, moments: RowMoments | None) -> None:
-        """Count what the call returned."""
+    def leave(self, y: Tensor, moments: RowMoments | None) -> None:
+        """Count what the call returned, whose `spec_moments` are given."""
+        self._output_dtype = y.dtype
         if moments is not None:
             self._output.add(moments)
 
@@ -87,15 +91,20 @@ class SiteGauge:
             attenuation=self._attenuation.result(),
             calls=self._calls,
             left_out=self._left_out,
-            dtype=str(self._dtype).removeprefix("torch.") if self._dtype else "",
+            dtype=_name(self._dtype),
             headroom_bits=self._headroom(max(entering.absmax, leaving.absmax)),
             statistics_headroom_bits=self._headroom(self._attenuation.largest_sum()) if in_half else None,
+            output_dtype=_name(self._output_dtype),
         )
 
     def _headroom(self, largest: float) -> float:
         if self._dtype is None or largest == 0:
             return math.inf
         return math.log2(torch.finfo(self._dtype).max) - math.log2(largest)
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def spec_moments(x: Tensor, spec: NormSpec, mask: Tensor | None, gain: Tensor | None = None) -> RowMoments | None:

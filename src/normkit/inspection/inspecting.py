@@ -6,19 +6,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
 from normkit.identification.sites import NormSite
-from normkit.inspection import rules
+from normkit.inspection import baseline, rules
+from normkit.inspection.baseline import Baseline
 from normkit.inspection.blocks import block_of
+from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
+from normkit.inspection.leaks import find_leaks
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Spectrum, Walk
 from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask
 from normkit.inspection.selecting import key_selections
+from normkit.inspection.sharing import find_shared
 from normkit.inspection.spectrum import recurring_outliers, spectrum
 from normkit.inspection.structure import Progress, Structure, survey
 from normkit.inspection.walk import capture, walk
@@ -32,6 +37,7 @@ def inspect(
     source: str = "",
     decode: Callable[[int], str] | None = None,
     site: str | None = None,
+    intent: Path | str | Baseline | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
     """Find every norm of a model, measure it on real input, and check it against the rules.
@@ -48,13 +54,15 @@ def inspect(
         source: What the batches are, in a few words.
         decode: Token id -> text, for the token walk.
         site: Path of the norm that the token walk goes through; a norm of the middle block by default.
+        intent: What the model is meant to be, and is held to; or the file that says so. If there is no such file, it
+            is written: from what is found here, and from the stock class of the model's config where there is one.
         progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
 
     Returns:
         An `Inspection`: sites, blocks, attentions, findings; `write_html` and `to_json` of it.
 
     Raises:
-        InputError: If there is no batch, or `site` is no norm of the model.
+        InputError: If there is no batch, `site` is no norm of the model, or the intent file cannot be used.
 
     Example:
         >>> from torch import nn
@@ -67,14 +75,14 @@ def inspect(
     if first is None:
         raise InputError("inspect needs at least one batch, got none")
     report = progress or (lambda _stage, _done, _total: None)
+    declared, unwritten = baseline.declared(intent)
     with evaluating(model), torch.no_grad():
-        small = shortened(first)
-        run = runner(model, small)
-        structure = survey(model, run, report)
+        structure = _surveyed(model, first, report)
         found, blocks = structure.sites, structure.blocks
         # Before the whole text is run: a slip in the path is told at once.
         if site is not None and site not in (paths := [norm.path for norm in found]):
             raise InputError(f"the model has no norm at {site!r}; it has {', '.join(paths) or 'none at all'}")
+        baseline.check_fits(declared, [norm.path for norm in found])
         tokens, padding = 0, 0
         with Probe(model, found, blocks, structure.called) as probe:
             for index, batch in enumerate(chain([first], stream)):
@@ -90,9 +98,10 @@ def inspect(
             model, structure.called, blocks, runner(model, text), valid, partial(report, "selectable keys")
         )
         walked = _walk(model, found, sites, first, decode, site)
+        leaks = find_leaks(model, structure, first)
     measured = _blocks(probe, structure)
     facts = rules.Facts(
-        model=_model_facts(model, name, source, tokens, padding, sites, measured),
+        model=model_facts(model, name, source, tokens, padding, sites, measured),
         sites=sites,
         blocks=measured,
         attentions=probe.attentions(),
@@ -100,9 +109,12 @@ def inspect(
         intent=stock_intent(model),
         passports={norm.path: norm.passport for norm in found},
         others=structure.others,
+        baseline=declared,
+        leaks=leaks,
+        shared=find_shared(model, structure),
     )
     findings, checks = rules.check(facts)
-    return Inspection(
+    inspection = Inspection(
         model=facts.model,
         sites=facts.sites,
         blocks=facts.blocks,
@@ -115,6 +127,19 @@ def inspect(
         unrecognised=tuple((other.path, other.reason) for other in structure.others),
         selections=selections,
     )
+    if unwritten is not None:
+        baseline.write(baseline.infer(inspection, facts.intent, source=unwritten.name), unwritten)
+    return inspection
+
+
+def _surveyed(model: nn.Module, batch: Batch, report: Progress) -> Structure:
+    """The structure seen on the beginning of the first row; on all of it where the model takes no less, as of sound."""
+    try:
+        return survey(model, runner(model, shortened(batch)), report)
+    # Whatever the model's own code raises.
+    except Exception:
+        row = {key: value[:1] if value.dim() > 0 else value for key, value in batch.items()}
+        return survey(model, runner(model, row), report)
 
 
 def _first_text(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -136,8 +161,10 @@ def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
 
 def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
     sites = []
+    seen = {norm.path: probe.site(norm) for norm in structure.sites}
+    gradient_errors = gain_gradient_errors(structure.sites, {path: measured.dtype for path, measured in seen.items()})
     for order, norm in enumerate(structure.sites):
-        measured = probe.site(norm)
+        measured = seen[norm.path]
         sites.append(
             Site(
                 path=norm.path,
@@ -158,7 +185,10 @@ def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
                 headroom_bits=measured.headroom_bits,
                 statistics_headroom_bits=measured.statistics_headroom_bits,
                 geometry=probe.geometry(norm),
+                output_dtype=measured.output_dtype,
                 forward_calls=structure.forward_calls[norm.path],
+                error=probe.error(norm),
+                gain_gradient_error=gradient_errors[norm.path],
             )
         )
     return tuple(sites)
@@ -178,6 +208,8 @@ def _blocks(probe: Probe, structure: Structure) -> tuple[Block, ...]:
                 rows_normalized=swept.rows_normalized,
                 stream_in=entering,
                 stream_out=leaving,
+                branch_share=swept.branch_share,
+                cosine=swept.cosine,
             )
         )
     return tuple(measured)
@@ -223,7 +255,7 @@ def _middle_site(sites: tuple[Site, ...]) -> str | None:
     return sites[len(sites) // 2].path if sites else None
 
 
-def _model_facts(
+def model_facts(
     model: nn.Module,
     name: str,
     source: str,
@@ -232,6 +264,7 @@ def _model_facts(
     sites: tuple[Site, ...],
     blocks: tuple[Block, ...],
 ) -> ModelFacts:
+    """What is said of a model as a whole."""
     dtypes = Counter(str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
     width = blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0)
     return ModelFacts(

@@ -7,6 +7,7 @@ the model's own are. No table of families and no list of names: the config and i
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,7 @@ class Intent:
         initial_gains: What every entry of their gains is at initialisation, offset included, by path.
         replaced: Those of these paths where the model has a module of another class, or none.
         stock: Paths whose module is of the stock one's class and runs that class's own forward.
+        features: Features a row, n, of the norms whose parameters tell it, by path.
     """
 
     source: str
@@ -44,6 +46,7 @@ class Intent:
     initial_gains: Mapping[str, float] = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
     stock: frozenset[str] = frozenset()
+    features: Mapping[str, int] = field(default_factory=dict)
 
 
 def stock_intent(model: nn.Module) -> Intent | None:
@@ -78,6 +81,7 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         initial_gains={path: norm.gain for path, norm in norms.items() if norm.gain is not None},
         replaced=frozenset(path for path in norms if _is_replaced(path, here, there)),
         stock=frozenset(path for path in there if path in here and _is_stock(here[path], there[path])),
+        features={path: norm.features for path, norm in norms.items() if norm.features is not None},
     )
 
 
@@ -126,10 +130,11 @@ def _undisturbed() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Norm:
-    """What a stock norm computes, and what every entry of its gain is before training."""
+    """What a stock norm computes, what every entry of its gain is before training, and its features a row."""
 
     spec: NormSpec
     gain: float | None
+    features: int | None
 
 
 def _norms(stock: Any) -> dict[str, _Norm]:
@@ -182,7 +187,17 @@ def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
     weight, _ = seen.affine.of(fresh)
     gain = None if weight is None else reference.effective_weight(weight, seen.passport.spec, torch.float32)
     constant = gain is not None and bool((gain == gain.flatten()[0]).all())
-    return _Norm(seen.passport.spec, float(gain.flatten()[0]) if gain is not None and constant else None)
+    return _Norm(
+        seen.passport.spec,
+        float(gain.flatten()[0]) if gain is not None and constant else None,
+        None if gain is None else _features(seen.passport.spec, shape),
+    )
+
+
+def _features(spec: NormSpec, shape: tuple[int, ...]) -> int | None:
+    """Features a row for a norm of trailing axes, whose parameters have this shape."""
+    trailing = not isinstance(spec.axes, str) and spec.axes[0] < 0 and spec.groups == 1
+    return math.prod(shape[-len(spec.axes) :]) if trailing else None
 
 
 def _is_replaced(path: str, here: Mapping[str, nn.Module], there: Mapping[str, nn.Module]) -> bool:

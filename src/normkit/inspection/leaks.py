@@ -1,23 +1,282 @@
-"""Rows that move when others, which they should not know of, are changed: samples, later tokens, padding."""
+"""Rows that move when others, which they should not know of, are changed: samples, later tokens, padding.
+
+A model runs on a few tokens twice, with something changed in between, and each norm's input and output are
+compared where nothing may move. A norm whose input stood still and whose output moved has let the change in. There
+its old output is put back, so that what follows is judged by itself.
+"""
 
 from __future__ import annotations
 
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from normkit.identification.passport import Passport
+from normkit.identification.sites import NormSite, OtherNorm
+from normkit.identification.specimen import undisturbed
+from normkit.identification.tracing import first_output, first_tensor
+from normkit.inspection.observing import Listener, observed
+from normkit.inspection.running import Batch, evaluating, runner
+from normkit.inspection.structure import Structure
+from normkit.inspection.trials import Kind, Trial, change, put_back, trials
+
+Mode = Literal["evaluation", "training"]
+
+_SEED = 0
+# An input that stood still may differ in the last bit or two; an output that moved does so by more than rounding.
+_STILL_UNITS, _MOVED_UNITS, _LEAST_MOVE = 4, 8, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """One way in which rows know of each other.
+    """One way in which rows know of each other, or of the mode.
 
     Attributes:
-        kind: Changed were another sample of the batch, later tokens of a causal model, or the content of padding.
+        kind: Changed were another sample of the batch, later tokens of a causal model, the content of padding, or,
+            for "mode", nothing but the mode of a batch norm.
         mode: The model was in "evaluation" or "training" mode.
-        path: First norm in forward order whose output moved while its input had not, or "" if only the model's did.
-        change: Largest difference of the output there over its largest magnitude.
+        path: A norm whose output moved while its input had not, or "" if only the model's output did.
+        change: Largest difference of an output row there over the row's largest magnitude; for "mode", the root mean
+            square of the difference over that of the output in evaluation mode.
     """
 
-    kind: Literal["batch", "time", "padding"]
-    mode: Literal["evaluation", "training"]
+    kind: Kind
+    mode: Mode
     path: str
     change: float
+
+
+def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Leak, ...] | None:
+    """Change another sample, later tokens and the content of padding, and see which norms let it in.
+
+    Some five forward passes of two rows of up to 19 tokens; as many again in training mode where a norm behaves
+    differently there. Parameters, buffers, modes and random generators are left as they were. Later tokens count only
+    where the model without these norms' leaks is causal.
+
+    Args:
+        model: The model.
+        structure: What it is made of.
+        batch: Keyword arguments with token ids of shape (B, T).
+
+    Returns:
+        The leaks, norms in forward order; None if it could not be tried: no token ids, or the model refuses them.
+    """
+    plan = trials(model, batch)
+    if plan is None:
+        return None
+    leaks: list[Leak] = []
+    with undisturbed(), evaluating(model), _buffers_kept(model):
+        try:
+            seen = _Comparison(model, structure, plan)
+            leaks += seen.leaks("evaluation")
+        # Any third-party forward runs here, on an input that it was not made for.
+        except Exception:
+            return None
+        passports = [norm.passport for norm in structure.sites] + [norm.passport for norm in structure.others]
+        if any(map(_differs_in_training, passports)):
+            leaks += seen.mode_gaps()
+            with _training(model), _tolerated():
+                leaks += seen.leaks("training")
+    return tuple(leaks)
+
+
+class _Comparison:
+    """Runs of one model on pairs of batches."""
+
+    def __init__(self, model: nn.Module, structure: Structure, plan: Sequence[Trial]) -> None:
+        self._model, self._structure, self._plan = model, structure, plan
+        self._entered: dict[str, Tensor] = {}
+
+    def leaks(self, mode: Mode) -> list[Leak]:
+        found = []
+        for trial in self._plan:
+            before = _Recorder()
+            output = self._run(trial.before, before)
+            after = _Comparer(before, trial.kept)
+            changed = self._run(trial.after, after)
+            rest = max((change(a, b, trial.kept) for a, b in zip(output, changed, strict=True)), default=0.0)
+            moved = rest > _moves(output[0].dtype) if output else False
+            if trial.kind == "time" and (moved or after.moved_input):
+                # The rest of the model looks ahead as well: it is not causal.
+                continue
+            found += [Leak(kind=trial.kind, mode=mode, path=path, change=by) for path, by in after.moved.items()]
+            if moved and not after.moved:
+                found.append(Leak(kind=trial.kind, mode=mode, path="", change=rest))
+            if mode == "evaluation":
+                self._entered = {path: inputs[0] for path, inputs in before.inputs.items()} | self._entered
+        return found
+
+    def mode_gaps(self) -> list[Leak]:
+        """What nothing but the mode changes at batch norms, on what entered them."""
+        gaps = []
+        for other in self._structure.others:
+            x, module = self._entered.get(other.path), self._model.get_submodule(other.path)
+            if x is None or other.passport.verdict != "batch":
+                continue
+            with _tolerated():
+                plain = first_output(module(x.clone()))
+                with _training(module):
+                    batched = first_output(module(x.clone()))
+                if plain is None or batched is None:
+                    continue
+                gap = (batched.double() - plain.double()).square().mean() / plain.double().square().mean()
+                gaps.append(Leak(kind="mode", mode="training", path=other.path, change=float(gap.sqrt())))
+        return gaps
+
+    def _run(self, batch: Batch, listener: _Recorder) -> list[Tensor]:
+        """The floating-point tensors that the model returns; every run draws the same random numbers."""
+        torch.manual_seed(_SEED)
+        random.seed(_SEED)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(_SEED)
+        sites, others = self._structure.sites, self._structure.others
+        parents = {site.parent for site in sites if site.function is not None}
+        with observed(self._model, sites, (), parents, listener), _heard(self._model, others, listener):
+            return list(_tensors(runner(self._model, batch)()))
+
+
+class _Recorder(Listener):
+    """Keeps what enters and leaves each norm, call by call."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, list[Tensor]] = {}
+        self.outputs: dict[str, list[Tensor]] = {}
+
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        self.enter(site.path, x)
+
+    def after_site(self, site: NormSite, y: Tensor) -> Tensor | None:
+        return self.leave(site.path, y)
+
+    def enter(self, path: str, x: Tensor) -> None:
+        self.inputs.setdefault(path, []).append(x.clone())
+
+    def leave(self, path: str, y: Tensor) -> Tensor | None:
+        self.outputs.setdefault(path, []).append(y.clone())
+        return None
+
+
+class _Comparer(_Recorder):
+    """Holds a second run against a first one.
+
+    Attributes:
+        moved: By how much the outputs of norms moved whose inputs stood still, by path.
+        moved_input: The input of a norm moved where nothing may.
+    """
+
+    def __init__(self, first: _Recorder, kept: Tensor) -> None:
+        super().__init__()
+        self.moved: dict[str, float] = {}
+        self.moved_input = False
+        self._first, self._kept = first, kept
+        self._calls: Counter[str] = Counter()
+        self._still = False
+
+    def enter(self, path: str, x: Tensor) -> None:
+        moved = self._change(self._first.inputs, path, x)
+        self._still = moved is not None and moved <= _STILL_UNITS * torch.finfo(x.dtype).eps
+        self.moved_input |= moved is not None and moved > _moves(x.dtype)
+
+    def leave(self, path: str, y: Tensor) -> Tensor | None:
+        moved = self._change(self._first.outputs, path, y)
+        call = self._calls[path]
+        self._calls[path] += 1
+        if not self._still or moved is None or moved <= _moves(y.dtype):
+            return None
+        self.moved[path] = max(moved, self.moved.get(path, 0.0))
+        return put_back(self._first.outputs[path][call], y, self._kept)
+
+    def _change(self, first: dict[str, list[Tensor]], path: str, now: Tensor) -> float | None:
+        """None where the first run made no such call."""
+        calls = first.get(path, [])
+        call = self._calls[path]
+        return change(calls[call], now, self._kept) if call < len(calls) else None
+
+
+@contextmanager
+def _heard(model: nn.Module, others: Iterable[OtherNorm], listener: _Recorder) -> Iterator[None]:
+    """Tell the recorder of the norms that no spec describes."""
+    handles = []
+
+    def listen(path: str, module: nn.Module) -> None:
+        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            if (x := first_tensor(args, kwargs)) is not None:
+                listener.enter(path, x)
+
+        def after(_module: nn.Module, _args: object, output: object) -> object:
+            return listener.leave(path, output) if isinstance(output, Tensor) else None
+
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after))
+
+    try:
+        for other in others:
+            listen(other.path, model.get_submodule(other.path))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _training(module: nn.Module) -> Iterator[None]:
+    modes = {part: part.training for part in module.modules()}
+    module.train()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+@contextmanager
+def _tolerated() -> Iterator[None]:
+    """Not every model can be called in training mode, or every norm by itself: then that shows nothing."""
+    try:
+        yield
+    except Exception:
+        return
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put back the buffers that calls in training mode update: the same tensors with the same values."""
+    registered = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(held, held.clone()) for _, buffers in registered for held in buffers.values() if held is not None]
+    try:
+        yield
+    finally:
+        for module, buffers in registered:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for held, value in values:
+            if not torch.equal(held, value):
+                held.copy_(value)
+
+
+def _differs_in_training(passport: Passport) -> bool:
+    reading = passport.readings.get("training")
+    return reading is not None and (reading.value is None or reading.value["output"] != "as in eval")
+
+
+def _moves(dtype: torch.dtype) -> float:
+    return max(_LEAST_MOVE, _MOVED_UNITS * torch.finfo(dtype).eps)
+
+
+def _tensors(output: object) -> Iterator[Tensor]:
+    """The floating-point tensors of rows in what a model returns."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point() and output.dim() > 1:
+            yield output
+    elif isinstance(output, dict):
+        yield from _tensors(tuple(output.values()))
+    elif isinstance(output, (tuple, list)):
+        for part in output:
+            yield from _tensors(part)

@@ -16,6 +16,10 @@ _TOGETHER = 1 << 12
 # Sums are taken in the input's own type or float32, whichever is wider: of each, the share of the mean square below
 # which the variance E[x^2] - E[x]^2 has lost too many digits, and the range in which squares do not leave it.
 _LIMITS = {torch.float32: (1e-2, 1e-30, 1e30), torch.float64: (1e-8, 1e-290, 1e290)}
+# Fourth powers are taken of so many rows a tensor: they would cost more than all the rest.
+_SAMPLED = 32
+# A variance below this share of the mean square may be what rounding left.
+_CONSTANT = 1e-12
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,6 +33,7 @@ class RowMoments:
         rms: Root mean square of each finite row.
         absmax: Largest magnitude of a finite element, 0 without one.
         nonfinite: Elements that are NaN or infinite; their rows are left out of the rest.
+        kurtosis: E[(x - mean)^4] / var^2 of up to 32 rows that are not constant, spread evenly.
     """
 
     features: int
@@ -37,6 +42,7 @@ class RowMoments:
     rms: Tensor
     absmax: float
     nonfinite: int
+    kurtosis: Tensor
 
 
 def row_moments(x: Tensor) -> RowMoments:
@@ -48,7 +54,9 @@ def row_moments(x: Tensor) -> RowMoments:
         rows = rows.cpu()
     if not rows.numel():
         empty = torch.empty(0, dtype=torch.float64)
-        return RowMoments(features=x.shape[-1], mean=empty, std=empty, rms=empty, absmax=0.0, nonfinite=0)
+        return RowMoments(
+            features=x.shape[-1], mean=empty, std=empty, rms=empty, absmax=0.0, nonfinite=0, kurtosis=empty
+        )
     work = rows if rows.dtype in _LIMITS else rows.float()
     absmax, nonfinite = max(abs(float(end)) for end in torch.aminmax(work)), 0
     if not math.isfinite(absmax):
@@ -65,7 +73,13 @@ def row_moments(x: Tensor) -> RowMoments:
     if bool(careful.any()):
         mean[careful], std[careful], rms[careful] = _two_pass(work[careful].double())
     return RowMoments(
-        features=x.shape[-1], mean=mean.cpu(), std=std.cpu(), rms=rms.cpu(), absmax=absmax, nonfinite=nonfinite
+        features=x.shape[-1],
+        mean=mean.cpu(),
+        std=std.cpu(),
+        rms=rms.cpu(),
+        absmax=absmax,
+        nonfinite=nonfinite,
+        kurtosis=_kurtosis(work),
     )
 
 
@@ -129,7 +143,8 @@ class RowAccumulator:
         self._waiting = _Waiting()
         self._histogram = _Histogram(bins=8, lowest=-160, highest=130)
         self._features = self._rows = self._zero_rows = self._nonfinite = 0
-        self._energy = self._angle = self._absmax = self._rms_max = 0.0
+        self._energy = self._angle = self._absmax = self._rms_max = self._kurtosis = 0.0
+        self._sampled = 0
         self._rms_min = math.inf
 
     def add(self, moments: RowMoments) -> None:
@@ -137,6 +152,8 @@ class RowAccumulator:
         self._features = moments.features
         self._nonfinite += moments.nonfinite
         self._absmax = max(self._absmax, moments.absmax)
+        self._kurtosis += float(moments.kurtosis.sum())
+        self._sampled += moments.kurtosis.numel()
         self._waiting.add(moments)
         self._count(_TOGETHER)
 
@@ -174,6 +191,7 @@ class RowAccumulator:
             angle_to_ones=math.degrees(self._angle / present) if present else math.nan,
             absmax=self._absmax,
             nonfinite=self._nonfinite,
+            kurtosis=self._kurtosis / self._sampled if self._sampled else math.nan,
         )
 
 
@@ -271,18 +289,43 @@ class _Histogram:
         return tuple(zip((filled + self._offset).tolist(), self._counts[filled].tolist(), strict=True))
 
     def quantiles(self, *shares: float) -> tuple[float, ...]:
-        """Quantiles of the logarithms, taken as spread evenly within a bin; NaN where nothing was counted."""
-        cumulative = self._counts.cumsum(0)
-        total = int(cumulative[-1])
-        if not total:
-            return (math.nan,) * len(shares)
-        result = []
-        for share in shares:
-            index = int(torch.searchsorted(cumulative, torch.tensor(max(1, math.ceil(share * total)))))
-            count = int(self._counts[index])
-            within = (share * total - (int(cumulative[index]) - count)) / count
-            result.append((index + self._offset + min(max(within, 0.0), 1.0)) / self._bins)
-        return tuple(result)
+        """Quantiles of the logarithms; NaN where nothing was counted."""
+        return log_quantiles(self._counts, self._bins, self._offset, *shares)
+
+
+def log_quantiles(counts: Tensor, bins: int, offset: int, *shares: float) -> tuple[float, ...]:
+    """Quantiles of base-2 logarithms that were counted in bins, taken as spread evenly within a bin.
+
+    Args:
+        counts: Of bin i, for logarithms from (i + offset) / bins on, int64.
+        bins: Bins an octave.
+        offset: Number of the first bin.
+        shares: From 0 to 1.
+
+    Returns:
+        One a share; NaN where nothing was counted.
+    """
+    cumulative = counts.cumsum(0)
+    total = int(cumulative[-1])
+    if not total:
+        return (math.nan,) * len(shares)
+    result = []
+    for share in shares:
+        index = int(torch.searchsorted(cumulative, torch.tensor(max(1, math.ceil(share * total)))))
+        count = int(counts[index])
+        within = (share * total - (int(cumulative[index]) - count)) / count
+        result.append((index + offset + min(max(within, 0.0), 1.0)) / bins)
+    return tuple(result)
+
+
+def _kurtosis(work: Tensor) -> Tensor:
+    rows = work[:: max(1, math.ceil(len(work) / _SAMPLED))].double()
+    mean = rows.mean(-1, keepdim=True)
+    squares = (rows - mean).square_()
+    variance = squares.mean(-1)
+    kurtosis = squares.square_().mean(-1) / variance.square()
+    varies = variance > _CONSTANT * (variance + mean.squeeze(-1).square())
+    return kurtosis[varies & kurtosis.isfinite()].cpu()
 
 
 def _two_pass(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from normkit.identification.sharding import is_distributed
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_output, first_tensor
 from normkit.inspection.blocks import BlockCall
@@ -139,5 +140,7 @@ def _hook_block(block: BlockCall, listener: Listener) -> Iterator[RemovableHandl
         if (y := first_output(output)) is not None:
             listener.after_block(block, y)
 
-    yield block.module.register_forward_pre_hook(before, with_kwargs=True)
+    # Before the hooks that gather a sharded block's parameters and free them again: a replay goes through these itself.
+    is_split = any(map(is_distributed, block.module.parameters()))
+    yield block.module.register_forward_pre_hook(before, with_kwargs=True, prepend=is_split)
     yield block.module.register_forward_hook(after)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import first_tensor
 from normkit.inspection.blocks import BlockCall
@@ -47,7 +48,7 @@ def sweep(
     outside, final_norm = _outside_blocks(sweeper.visits)
     unseen: dict[str, Role] = dict.fromkeys((site.path for site in sites), "unknown")
     return (
-        tuple(sweeper.sweeps.get(block.path, UNKNOWN) for block in blocks),
+        tuple(sweeper.swept(block) for block in blocks),
         unseen | outside | sweeper.roles,
         final_norm,
     )
@@ -80,7 +81,14 @@ class _Sweeper(Replayer):
         self.visits: list[_Visit] = []
         self._sites = {site.path: site for site in sites}
         self._stream: Tensor | None = None
+        self._entered: Tensor | None = None
+        self._changes: dict[str, tuple[float, float]] = {}
         self._in_block = False
+
+    def swept(self, block: BlockCall) -> BlockSweep:
+        """What was seen of a block."""
+        share, cosine = self._changes.get(block.path, (math.nan, math.nan))
+        return replace(self.sweeps.get(block.path, UNKNOWN), branch_share=share, cosine=cosine)
 
     def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self.current is not None:
@@ -91,7 +99,9 @@ class _Sweeper(Replayer):
             return
         self.sweeps[block.path] = UNKNOWN
         x = first_tensor(args, kwargs)
-        rms = 0.0 if x is None else float(x.cpu().double().square().mean(-1).sqrt().nanmedian())
+        # The block may overwrite its input.
+        self._entered = None if x is None else local(x).detach().to("cpu", torch.float64, copy=True)
+        rms = 0.0 if x is None else float(local(x).cpu().double().square().mean(-1).sqrt().nanmedian())
         if not 0 < rms < math.inf:
             return
         unit = max(1.0, 1.0 / rms)
@@ -111,12 +121,18 @@ class _Sweeper(Replayer):
         with suppress(ReplayError):
             read(torch.float32) or read(torch.float64)
 
-    def after_block(self, _block: BlockCall, y: Tensor) -> None:
-        if self.current is None:
-            self._in_block, self._stream = False, y
+    def after_block(self, block: BlockCall, y: Tensor) -> None:
+        if self.current is not None:
+            return
+        y = local(y)
+        self._in_block, self._stream = False, y
+        if self._entered is not None and self._entered.shape == y.shape:
+            self._changes.setdefault(block.path, _change(self._entered, y))
+        self._entered = None
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
         super().before_site(site, x)
+        x = local(x)
         if self.current is None and not self._in_block:
             stream = self._stream
             same_shape = stream is not None and stream.shape == x.shape
@@ -127,6 +143,13 @@ class _Sweeper(Replayer):
                     reads_part=stream is not None and not same_shape and stream.shape[-1] == x.shape[-1],
                 )
             )
+
+
+def _change(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """How far a block moves its stream: |y - x| / |x| and the cosine between both, of the median row."""
+    moved = y.cpu().double() - x
+    shares = torch.linalg.vector_norm(moved, dim=-1) / torch.linalg.vector_norm(x, dim=-1)
+    return float(shares.nanmedian()), median_cosine(x, y)
 
 
 def _outside_blocks(visits: Iterable[_Visit]) -> tuple[dict[str, Role], str | None]:

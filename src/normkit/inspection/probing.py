@@ -29,6 +29,7 @@ from normkit.inspection.moments import RowAccumulator, RowMoments
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.result import Attention, RowStatistics, SiteGeometry
 from normkit.inspection.sampling import RowPicker, RowSample
+from normkit.inspection.truth import RowTruth
 from normkit.spec import NormSpec
 
 P = ParamSpec("P")
@@ -102,6 +103,10 @@ class Probe:
         """What one norm did so far to a sample of its rows; None if there is none."""
         return self._gauges.samples[site.path].result(site.gain)
 
+    def error(self, site: NormSite) -> float:
+        """How far a norm's outputs are off its formula, as in `RowTruth.error`; NaN where that was not measured."""
+        return self._gauges.samples[site.path].error
+
     def block(self, block: BlockCall) -> tuple[RowStatistics, RowStatistics]:
         """Statistics of the residual stream entering and leaving one block so far."""
         entering, leaving = self._gauges.blocks[block.path]
@@ -128,7 +133,7 @@ class _Gauges(Listener):
 
     def __init__(self, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
         self.sites = {site.path: SiteGauge(site.spec, site.gain) for site in sites}
-        self.samples = {site.path: RowSample(site.spec) for site in sites}
+        self.samples = {site.path: RowSample(site.spec, RowTruth.of(site.passport)) for site in sites}
         self.blocks = {block.path: (RowAccumulator(), RowAccumulator()) for block in blocks}
         self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
         self._blocks = blocks
@@ -152,7 +157,7 @@ class _Gauges(Listener):
 
     @_unseen
     def after_site(self, site: NormSite, y: Tensor) -> None:
-        self.sites[site.path].leave(self._moments(y, site.spec))
+        self.sites[site.path].leave(y, self._moments(y, site.spec))
         self.samples[site.path].leave(y, self._picker)
 
     @_unseen

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from normkit.identification.sharding import is_distributed, local
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import first_output, first_tensor
 from normkit.inspection.attention import softmax_logits
@@ -92,7 +93,9 @@ class Replayer(Listener):
             self.current = None
         y = first_output(output)
         assert y is not None
-        replay.y = y.cpu()
+        replay.y = _copied(y)
+        if replay.y.shape != replay.x.shape:
+            raise ReplayError("this process has other rows of the output than of the input")
         return replay
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
@@ -120,6 +123,8 @@ def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> obje
     tensors = {**dict(module.named_parameters()), **buffers}
     copies = {name: _widened(tensor, dtype) for name, tensor in tensors.items()}
     if any(copies[name] is not tensor for name, tensor in tensors.items()):
+        if any(map(is_distributed, tensors.values())):
+            raise RuntimeError("the parameters are spread over processes, and are not copied for a replay")
         copies |= {name: buffer.clone() for name, buffer in buffers.items() if copies[name] is buffer}
         return functional_call(module, copies, args, kwargs)
     before = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -132,7 +137,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> obje
 
 def _copied(tensor: Tensor) -> Tensor:
     """A copy on the CPU that what the block does next in place leaves alone."""
-    return tensor.detach().clone().cpu()
+    return local(tensor).detach().clone().cpu()
 
 
 def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -80,8 +80,9 @@ class Site:
         geometry: What it does to the vectors, and the shape of its image; None if no row was sampled.
         output_dtype: Of what leaves; "" if it was not seen.
         forward_calls: Calls in one forward pass: more than one where the norm is shared.
-        error: Largest difference of a sampled output from its spec computed in float64, in units of the output dtype's
-            machine epsilon times the row's largest output; NaN where it was not measured.
+        error: Largest difference of a sampled output from its spec computed in float64, in units of the machine epsilon
+            of the coarsest dtype of input, gain and output, times the row's largest output and what a mean leaves of
+            it; NaN where it was not measured.
         gain_gradient_error: Relative error of the gradient of its gain on random rows, against float64; NaN where it
             was not tried, as in float32.
     """
@@ -124,6 +125,8 @@ class Block:
             norm; None where output_slope is near 1.
         stream_in: Statistics of the residual stream entering.
         stream_out: Statistics of the residual stream leaving.
+        branch_share: |f(x) - x| over |x| of the median row, where its norms were looked for; NaN if that was not seen.
+        cosine: Between f(x) and x, of the median row.
     """
 
     path: str
@@ -134,6 +137,8 @@ class Block:
     rows_normalized: bool | None
     stream_in: RowStatistics
     stream_out: RowStatistics
+    branch_share: float = math.nan
+    cosine: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

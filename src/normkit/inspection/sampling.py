@@ -16,10 +16,13 @@ from normkit.errors import InputError, ShapeError, SpecError
 from normkit.geometry.image import image_of
 from normkit.inspection.moments import token_rows
 from normkit.inspection.result import SiteGeometry
+from normkit.inspection.truth import AffineRows, RowTruth
 from normkit.spec import NormSpec
 
 _ROWS = 64
 _BATCHES = 16
+# Outputs are held against the formula in the first batches: a program that is off is off in each.
+_CHECKED = 4
 # A gain this much smaller than the largest is as good as 0: its feature is lost in the rounding of any float32 sum.
 _VANISHING = 2.0**-24
 
@@ -66,11 +69,19 @@ class RowSample:
 
     Args:
         spec: What the norm computes.
+        truth: What its rows are held against, or None.
+
+    Attributes:
+        error: The largest error of a row, as in `RowTruth.error`; NaN where none was held against its formula.
     """
 
-    def __init__(self, spec: NormSpec) -> None:
+    def __init__(self, spec: NormSpec, truth: RowTruth | None = None) -> None:
+        self.error = math.nan
         self._spec = spec
+        self._truth = truth
         self._entered: Tensor | None = None
+        self._beside: AffineRows | None = None
+        self._dtype = torch.float32
         self._kept: dict[int, list[Tensor]] = {}
         self._every = 1
         self._features = 0
@@ -78,6 +89,10 @@ class RowSample:
     def enter(self, x: Tensor, picker: RowPicker) -> None:
         """Pick from what a call is given, before it can overwrite that."""
         self._entered = None if picker.batch % self._every else picker.rows(x, self._spec)
+        self._beside = None
+        if self._truth is not None and self._entered is not None and picker.batch < _CHECKED:
+            self._dtype = x.dtype
+            self._beside = self._truth.beside(x, lambda values: picker.rows(values, self._spec))
 
     def leave(self, y: Tensor, picker: RowPicker) -> None:
         """Pick the same rows of what the call returned, and compare."""
@@ -87,6 +102,10 @@ class RowSample:
             return
         self._features = x.shape[-1]
         self._kept.setdefault(picker.batch, []).append(_compared(x, left, self._spec))
+        if self._truth is not None and self._beside is not None:
+            error = self._truth.error(x, left, self._beside, (self._dtype, y.dtype))
+            # Written so that NaN, which stands for nothing yet, gives way.
+            self.error = error if not self.error >= error and not math.isnan(error) else self.error
         if len(self._kept) > _BATCHES:
             self._every *= 2
             self._kept = {batch: kept for batch, kept in self._kept.items() if batch % self._every == 0}

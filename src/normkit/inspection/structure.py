@@ -43,6 +43,15 @@ class Structure:
     final_norm: str | None
     forward_calls: Mapping[str, int]
 
+    def dtypes(self, site: NormSite) -> tuple[torch.dtype, torch.dtype]:
+        """Of what entered and left a norm in that pass."""
+        if site.module is not None:
+            call = next(call for call in self.called.modules if call.path == site.path)
+            return call.input_dtype, call.output_dtype
+        key = (site.parent, site.function, site.ordinal)
+        made = next(each for each in self.called.functions if (each.parent, each.function, each.ordinal) == key)
+        return made.input_dtype, made.input_dtype
+
 
 def survey(model: nn.Module, run: Callable[[], object], progress: Progress | None = None) -> Structure:
     """Run a model some times on a small input and see what it is made of.

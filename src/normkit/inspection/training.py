@@ -178,6 +178,7 @@ class Training:
         optimizers: One line each: class, learning rate, parameters.
         series: All series, of the whole run or its last part.
         parameters: In the model's order.
+        broken: Parameters that held NaN or infinity already when such a value was first seen, in the model's order.
         vocabulary: Entries of the output, where the loss can be compared with the logarithm of that; else 0.
         origin: Where it began, or None where nothing moved.
         answers: The four questions in order.
@@ -197,6 +198,7 @@ class Training:
     series: tuple[Series, ...]
     parameters: tuple[Parameter, ...]
     vocabulary: int
+    broken: tuple[str, ...] = ()
     origin: Origin | None = None
     answers: tuple[Answer, ...] = ()
     first_change: tuple[str, ...] = ()

@@ -24,6 +24,11 @@ when this package is.
     ellipsoid.py   the image of each norm over depth; the axes of one between the entries of its gain
     attention.py   attention logits, attention entropy
 
+    course.py      numbers over the steps of a run, peaks kept and gaps marked
+    training.py    the timeline of a run; `run_drawings`: all figures of a run
+    profiles.py    gradients, stream and updates over depth, first and last
+    drift.py       what all norms do over a run, and the one that moves most
+
     gallery.py     all of them with fixed data, for `normkit figures`
     page.py        many figures as one HTML page
 

@@ -87,6 +87,13 @@ def legend(ax: Axes) -> None:
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, handlelength=1.8, columnspacing=1.4)
 
 
+def shared_legend(ax: Axes) -> None:
+    """The legend of some axes above all panels of their figure."""
+    handles, labels = ax.get_legend_handles_labels()
+    if labels:
+        figure_of(ax).legend(handles, labels, loc="outside upper left", ncols=3, handlelength=1.8, columnspacing=1.4)
+
+
 def figure_of(ax: Axes) -> Figure:
     """The figure that axes belong to.
 

@@ -19,6 +19,7 @@ from normkit.plots.ellipsoid import ellipsoid_depth, has_axes
 from normkit.plots.gains import gain_spectrum, has_finite_gain
 from normkit.plots.numerals import percent_spread, significant, spread
 from normkit.plots.theme import colour
+from normkit.plots.training import run_drawings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ _ROLES: dict[Role, tuple[str, str, str]] = {
 
 
 def drawings(inspection: Inspection) -> tuple[Drawing, ...]:
-    """Every figure for which the inspection holds numbers.
+    """Every figure for which the inspection holds numbers; those of a training run come first.
 
     Raises:
         InputError: If Matplotlib is not installed.
@@ -51,7 +52,7 @@ def drawings(inspection: Inspection) -> tuple[Drawing, ...]:
             figures.append(ellipsoid_depth)
         if inspection.attentions:
             figures += [attention_logits, attention_entropy]
-        return tuple(draw(inspection) for draw in figures)
+        return (*run_drawings(inspection), *(draw(inspection) for draw in figures))
 
 
 def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:

@@ -3,6 +3,7 @@
     parts.py        the vocabulary: Report, Verdict, Table, Stage ... plain frozen strings
     wording.py      what words stand for roles, placements, conventions; strings made safe to print
     sites.py        the table of norms, and the same with alike neighbours folded
+    training.py     a watched run: what happened, where it began, the answers, the table of parameters
     description.py  Inspection -> Report: everything the two below say
     text.py         Report -> rich renderables: `summary`, `walk_table`, `side_by_side`
     html.py         Report -> one self-contained page: `render`, `write`, `frame`

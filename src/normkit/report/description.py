@@ -8,8 +8,9 @@ from collections import Counter
 from normkit.inspection.result import Attention, Block, Inspection, Walk, WalkStep
 from normkit.plots.numerals import counted, degrees, percent, percent_spread, significant, spread
 from normkit.report.geometry import folded_geometry_table, geometry_facts, geometry_table, selection_table
-from normkit.report.parts import Cell, Column, Fact, Formula, Passage, Report, Stage, Table, Verdict
+from normkit.report.parts import Cell, Column, Fact, Formula, Passage, Report, Run, Stage, Table, Verdict
 from normkit.report.sites import folded_table, formulas, site_table
+from normkit.report.training import RUN_METHOD, describe_training
 from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable, shortened
 
 _METHOD = (
@@ -37,11 +38,14 @@ def describe(inspection: Inspection) -> Report:
     width = f", width {model.width:,}" if model.width else ""
     kind = f" ({model.architecture})" if model.architecture else ""
     padding = f", {counted(model.padding, 'padding token')} left out" if model.padding else ""
+    found = inspection.worst in ("error", "warning")
+    run = describe_training(inspection.training, found=found) if inspection.training else None
     report = Report(
         title=model.name or model.class_name,
         subtitle=f"{model.class_name}{kind}, {size}{width}",
         source=f"{model.source or 'the given batches'}: {counted(model.tokens, 'token')}{padding}",
-        verdict=_verdict(inspection),
+        verdict=_verdict(inspection, run),
+        run=run,
         glance=_glance(inspection),
         findings=inspection.findings,
         passage=describe_walk(inspection.walk) if inspection.walk else None,
@@ -55,7 +59,7 @@ def describe(inspection: Inspection) -> Report:
         attention=_attention_table(inspection.attentions),
         checks=inspection.checks,
         unrecognised=tuple(Fact(label=path, value=reason) for path, reason in inspection.unrecognised),
-        method=_METHOD,
+        method=_METHOD + (RUN_METHOD if run else ()),
     )
     return printable(report)
 
@@ -82,13 +86,15 @@ def describe_walk(walk: Walk) -> Passage:
     return printable(passage)
 
 
-def _verdict(inspection: Inspection) -> Verdict:
+def _verdict(inspection: Inspection, run: Run | None) -> Verdict:
     checks = Counter(check.status for check in inspection.checks)
     tally = f"{counted(checks['clean'], 'check')} clean, {checks['not checked']} not checked."
     if inspection.worst:
         counts = Counter(finding.severity for finding in inspection.findings)
         headline = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES if counts[severity])
         return Verdict(tone=inspection.worst, headline=headline, detail=tally)
+    if run is not None and run.verdict.tone != "good":
+        return Verdict(tone=run.verdict.tone, headline=run.verdict.headline, detail=f"No finding: {tally}")
     if not inspection.sites:
         detail = f"This model has no normalization layer that a spec describes. {tally}"
         return Verdict(tone="neutral", headline="No norms", detail=detail)

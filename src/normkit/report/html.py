@@ -19,6 +19,7 @@ from normkit.report import embedding
 from normkit.report.bars import bars
 from normkit.report.description import describe
 from normkit.report.formula import mathml
+from normkit.report.wording import printable
 
 _HERE = Path(__file__).parent
 _FRAME_HEIGHT = 760
@@ -32,7 +33,7 @@ def render(inspection: Inspection) -> str:
     figures: tuple[Drawing, ...] = ()
     missing = ""
     try:
-        figures = drawings(inspection)
+        figures = printable(drawings(inspection))
     except InputError as error:
         missing = f"No figures: {error}"
     script = (_HERE / "page.js").read_text(encoding="utf-8")

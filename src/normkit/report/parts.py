@@ -164,6 +164,67 @@ class Passage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Onset:
+    """Where and when a run began to fail.
+
+    Attributes:
+        what: The step, and what moved first.
+        path: Where; "" where only the whole model tells.
+        detail: The measured values.
+    """
+
+    what: str
+    path: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """One of the questions a run is asked, answered.
+
+    Attributes:
+        tone: "warning" for yes: there is something to do; "good" or "neutral" for no; "note" for unknown.
+        verdict: "yes", "no" or "unknown".
+        question: As it is asked.
+        detail: The numbers.
+        places: Paths it is about, the worst first.
+    """
+
+    tone: Tone
+    verdict: str
+    question: str
+    detail: str
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that is said about a watched training run.
+
+    Attributes:
+        verdict: What happened, and how much was seen of it.
+        onset: Where and when it began, or None where nothing moved.
+        replies: The questions in order, answered.
+        first_change: What to change first, most likely cure first.
+        confirm: How to confirm it; may be empty.
+        glance: Loss, gradient norm, updates and attention in a line each.
+        parameters: One row a parameter, worst first.
+        worst: The first of these rows.
+        facts: Optimizers, what the watch proved of itself, what it could not see.
+    """
+
+    verdict: Verdict
+    onset: Onset | None
+    replies: tuple[Reply, ...]
+    first_change: tuple[str, ...]
+    confirm: str
+    glance: tuple[Fact, ...]
+    parameters: Table
+    worst: Table
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that is said about one inspection.
 
@@ -172,6 +233,7 @@ class Report:
         subtitle: Its class and size.
         source: What was run through it.
         verdict: The answer.
+        run: The training run that was watched, or None.
         glance: The model's norms in a few lines.
         findings: Worst first.
         passage: One token's way, or None.
@@ -192,6 +254,7 @@ class Report:
     subtitle: str
     source: str
     verdict: Verdict
+    run: Run | None
     glance: tuple[Fact, ...]
     findings: tuple[Finding, ...]
     passage: Passage | None

@@ -13,8 +13,8 @@ from rich.text import Text
 from normkit.inspection.result import Check, Finding, Inspection, Walk
 from normkit.report.description import describe, describe_walk
 from normkit.report.grids import lines, marked
-from normkit.report.parts import Fact, Formula, Table, Verdict
-from normkit.report.wording import tail
+from normkit.report.parts import Fact, Formula, Reply, Run, Table, Verdict
+from normkit.report.wording import shortened, tail
 
 WIDTH = 100
 """Columns that tables are laid out for."""
@@ -27,12 +27,20 @@ def summary(inspection: Inspection) -> RenderableType:
     """The verdict, the findings, the norms and the checks, on one screen for a small model."""
     report = describe(inspection)
     head = Text.assemble((report.title, "bold"), "  ", report.subtitle, "\n", (report.source, "dim"))
-    parts: list[RenderableType] = [head, "", _verdict(report.verdict), *map(finding, report.findings)]
-    # The table says the rest of what stands at a glance; what is wrong needs the room of what is merely so.
-    left_out = {"norms", "input rows", "eps", *(("geometry", "images", "keys") if report.findings else ())}
-    if glance := [fact for fact in report.glance if fact.label not in left_out]:
+    parts: list[RenderableType] = [head, "", _verdict(report.verdict)]
+    if report.run:
+        parts += [_run(report.run, report.verdict), ""] if report.findings else [_run(report.run, report.verdict)]
+    parts += map(finding, report.findings)
+    # The table says the rest of what stands at a glance; what is wrong needs the room of what is merely so. With a run
+    # the table stands in the page only.
+    left_out = set() if report.run else {"norms", "input rows", "eps"}
+    left_out |= {"geometry", "images", "keys"} if report.findings or report.run else set()
+    glance = [fact for fact in report.glance if fact.label not in left_out]
+    if report.run:
+        glance += [fact for fact in report.run.facts if fact.label != "optimizer"]
+    if glance:
         parts += ["", lines(glance)]
-    if report.sites.rows:
+    if report.sites.rows and not report.run:
         table = report.sites if len(report.sites.rows) <= _MOST_ROWS else report.folded
         parts += ["", _norms(table, report.formulas)]
     if report.unrecognised:
@@ -90,6 +98,36 @@ def _ruled() -> Grid:
 
 def _verdict(verdict: Verdict) -> RenderableType:
     return Text.assemble(marked(verdict.tone, verdict.headline), "  ", verdict.detail)
+
+
+def _run(run: Run, verdict: Verdict) -> RenderableType:
+    """What happened, where it began, the questions answered, what to change first."""
+    parts: list[RenderableType] = []
+    if run.verdict.headline != verdict.headline:
+        parts.append(_verdict(run.verdict))
+    began = []
+    if run.onset:
+        where = f" at {run.onset.path}" if run.onset.path else ""
+        began = [Fact(label="began", value=f"{run.onset.what}{where}: {run.onset.detail}")]
+    parts.append(Padding(lines([*began, *run.glance]), (0, 0, 0, 2)))
+    if run.replies:
+        parts += ["", _replies(run.replies)]
+    steps = run.first_change if len(run.first_change) < 2 else [f"{n}. {s}" for n, s in enumerate(run.first_change, 1)]
+    last = (Fact(label="change first", value="\n".join(steps)), Fact(label="confirm", value=run.confirm))
+    if said := [fact for fact in last if fact.value]:
+        parts += ["", lines(said)]
+    return Group(*parts)
+
+
+def _replies(replies: Sequence[Reply]) -> RenderableType:
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for number, reply in enumerate(replies, 1):
+        at = f" At {shortened(reply.places, 2)}." if reply.places and reply.places[0] not in reply.detail else ""
+        answer = Text.assemble((f"{number}. {reply.question}", "bold"), f"  {reply.detail}{at}")
+        grid.add_row(marked(reply.tone, reply.verdict), answer)
+    return grid
 
 
 def _norms(table: Table, formulas: Sequence[Formula]) -> RenderableType:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import normkit as nk
+from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.result import Finding, Inspection
 from normkit.inspection.rules import Facts
@@ -98,14 +99,14 @@ def models():
     return SimpleNamespace(tiny=_tiny, plain=Plain, train=_train)
 
 
-def _inspected(model: nn.Module, tokens: int = 40) -> Inspection:
+def _inspected(model: nn.Module, tokens: int = 40, intent: Baseline | None = None) -> Inspection:
     ids = torch.randint(3, VOCABULARY, (2, tokens), generator=torch.Generator().manual_seed(0))
-    return nk.inspect(model, {"input_ids": ids})
+    return nk.inspect(model, {"input_ids": ids}, intent=intent)
 
 
 @pytest.fixture
 def inspected():
-    """`inspected(model)`: the inspection on two rows of random tokens."""
+    """`inspected(model)`: the inspection on two rows of random tokens, held to an intent if one is given."""
     return _inspected
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from normkit import specs
+from normkit.inspection.baseline import infer
 from normkit.inspection.rules.formula import RULES
 from normkit.inspection.rules.rule import NotChecked
 
@@ -92,7 +93,7 @@ def test_without_a_config_only_what_enters_counts(models, inspected, finding):
     inspection = inspected(models.plain())
     check = next(check for check in inspection.checks if check.rule == "A1")
     assert check.status == "not checked"
-    assert "no stock config" in check.reason
+    assert "no config or intent file" in check.reason
     small = models.plain(lambda width: nn.LayerNorm(width, eps=1e-2), scale=0.15)
     found = finding(inspected(small), "A1")
     assert (found.severity, found.sites[0]) == ("warning", "blocks.0.norm_1")
@@ -167,3 +168,12 @@ def test_unbiased_variance_by_intent_is_clean_and_its_absence_is_not(models, ins
     assert "transformer.ln_f" not in hit.sites
     assert len(hit.sites) == len(facts.sites) - 1
     assert "divides by n;" in hit.evidence[0]
+
+
+def test_an_intent_file_is_named_where_it_says_what_is_meant(models, inspected, finding, status):
+    model = models.plain()
+    declared = infer(inspected(model), source="intent.json")
+    assert status(inspected(model, intent=declared), "A1") == "clean"
+    found = finding(inspected(set_eps(model, "norm", 1e-2), intent=declared), "A1")
+    assert found.measured.startswith("1 norm with another eps than is meant")
+    assert "norm: eps is 0.01, intent.json says 1e-05" in found.evidence[0]

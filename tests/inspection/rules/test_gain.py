@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
+
+from normkit.inspection.baseline import infer
+from normkit.inspection.rules.gain import RULES
+from normkit.inspection.rules.rule import NotChecked
+from watched_runs import series, training
 
 
 class PlainGain(nn.Module):
@@ -50,7 +57,7 @@ def test_a_port_that_misses_the_1(models, inspected, finding, status):
     assert found.severity == "error"
     assert found.sites[0] == "model.layers.0.input_layernorm"
     assert len(found.sites) == 7
-    assert "that of GemmaForCausalLM is 1 + weight" in found.evidence[0]
+    assert "the gain is the weight, the config says 1 + weight" in found.evidence[0]
 
 
 def test_one_norm_that_misses_the_1(models, inspected, finding):
@@ -89,7 +96,7 @@ def test_a_1_too_many(models, inspected, finding, status):
     assert status(inspected(gemma), "B2") == "clean"
     found = finding(inspected(ported(gemma, DoubledGain)), "B2")
     assert found.sites[0] == "model.layers.0.input_layernorm"
-    assert "2 is added to the weight, GemmaForCausalLM adds 1" in found.evidence[0]
+    assert "the gain is 2 + weight, the config says 1 + weight" in found.evidence[0]
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -103,9 +110,80 @@ def test_a_family_that_starts_at_2_is_clean(models, inspected, status):
     assert status(inspected(models.tiny("Nemotron")), "B2") == "clean"
 
 
+def test_a_family_that_starts_at_2_and_was_trained(models, inspected, finding, status):
+    nemotron = models.train(models.tiny("Nemotron"))
+    assert status(inspected(nemotron), "B2") == "clean"
+    with torch.no_grad():
+        for module in nemotron.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.weight += 1.0
+    assert "weights contain the 1" in finding(inspected(nemotron), "B2").measured
+
+
+@pytest.mark.parametrize(
+    ("norm", "rule", "found"), [(PlainGain, "B1", "the weight"), (DoubledGain, "B2", "2 + weight")]
+)
+def test_an_intent_file_tells_the_offset_too(models, inspected, finding, status, norm, rule, found):
+    class Offset(PlainGain):
+        def forward(self, x):
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+
+    model = models.plain(lambda width: Offset(0.1 * torch.randn(width)))
+    declared = infer(inspected(model), source="intent.json")
+    assert status(inspected(model, intent=declared), rule) == "clean"
+    model.norm = norm(model.norm.weight)
+    hit = finding(inspected(model, intent=declared), rule)
+    assert hit.sites == ("norm",)
+    assert f"norm: the gain is {found}, intent.json says 1 + weight" in hit.evidence[0]
+
+
 @pytest.mark.parametrize("rule", ["B1", "B2"])
 def test_without_a_config_offsets_are_not_checked(models, inspected, status, rule):
     assert status(inspected(models.plain()), rule) == "not checked"
+
+
+class NarrowGain(nn.Module):
+    """A Gemma norm that adds the 1 in the weight's own dtype."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach().clone())
+
+    def forward(self, x):
+        wide = x.float()
+        row = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+        return (row * (1.0 + self.weight).float()).to(x.dtype)
+
+
+def of(inspection, rule):
+    return next((found for found in inspection.findings if found.rule == rule), None)
+
+
+def test_a_1_that_is_added_in_16_bits(models, inspected, status):
+    gemma = models.train(models.tiny("Gemma", layers=2, head_dim=16)).bfloat16()
+    assert status(inspected(gemma), "B3") == "clean"
+    gemma.model.norm = NarrowGain(gemma.model.norm.weight)
+    found = of(inspected(gemma), "B3")
+    assert (found.severity, found.sites) == ("warning", ("model.norm",))
+    assert "1 is added in bfloat16, which changes" in found.evidence[0]
+
+
+def test_a_1_that_would_round_in_16_bits_is_a_note(models, inspected):
+    gemma = models.train(models.tiny("Gemma", layers=2, head_dim=16))
+    gemma.model.norm = NarrowGain(gemma.model.norm.weight)
+    found = of(inspected(gemma), "B3")
+    assert (found.severity, found.measured.partition("; ")[2]) == ("note", "in 16 bits it would round")
+
+
+def test_a_family_that_adds_in_the_weights_dtype_is_clean(models, inspected, status):
+    nemotron = models.tiny("Nemotron", layers=2)
+    with torch.no_grad():
+        for module in nemotron.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.weight.zero_()
+    inspection = inspected(models.train(nemotron).bfloat16())
+    assert inspection.sites[0].spec.offset_dtype == "parameter"
+    assert status(inspection, "B3") == "clean"
 
 
 def reset(model, *paths):
@@ -124,6 +202,35 @@ def test_one_norm_that_was_never_loaded(models, inspected, finding, status):
     found = finding(inspected(reset(trained, "transformer.h.1.ln_2")), "B6")
     assert (found.severity, found.sites) == ("error", ("transformer.h.1.ln_2",))
     assert "all 64 gains are exactly 1 and all 64 biases are exactly 0" in found.evidence[0]
+
+
+def test_a_run_with_fresh_weights_had_nothing_to_load(models, inspected, facts_of):
+    model = reset(models.train(models.tiny("GPT2")), "transformer.h.1.ln_2")
+    inspection = inspected(model)
+    never_loaded = next(rule for rule in RULES if rule.id == "B6")
+
+    def outcome(start):
+        begun = [series("gain mean", [start, 1.1], site.path) for site in inspection.sites]
+        return never_loaded.check(replace(facts_of(inspection, model), training=training(*begun)))
+
+    assert isinstance(outcome(1.0), NotChecked)
+    assert outcome(1.05).sites == ("transformer.h.1.ln_2",)
+
+
+def test_a_gain_that_is_made_in_another_way_is_another_rules(models, inspected, finding):
+    class Longer(nn.LayerNorm):
+        """A Nemotron norm whose rows are 1 % too long: its gain is no entry of a parameter."""
+
+        def forward(self, x):
+            return 1.01 * nn.functional.layer_norm(x, self.normalized_shape, 1 + self.weight, self.bias, self.eps)
+
+    model = models.train(models.tiny("Nemotron"))
+    stock = model.model.norm
+    model.model.norm = Longer(64, eps=stock.eps)
+    model.model.norm.load_state_dict(stock.state_dict())
+    found = finding(inspected(model), "E5")
+    assert (found.severity, found.sites) == ("warning", ("model.norm",))
+    assert "its gain is no such" in found.evidence[0]
 
 
 def test_in_16_bit_a_gain_can_stay_at_1(models, inspected, finding):

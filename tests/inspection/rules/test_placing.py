@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import nn
 from transformers import GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2Model
+
+from normkit.inspection.baseline import infer
 
 
 class ResidualAfterNorm(GPT2Block):
@@ -49,6 +53,21 @@ def test_a_residual_taken_after_the_norm(models, inspected, finding, status):
     assert found.measured == "2 blocks of 3 add the branch to the normalized stream"
 
 
+def test_a_list_of_branches_that_are_added_outside(models, inspected, status):
+    class Branches(type(models.plain())):
+        def forward(self, input_ids):
+            x = self.embedding(input_ids)
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(self.norm(x))
+
+    model = Branches()
+    model.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(3))
+    inspection = inspected(model)
+    assert {block.placement for block in inspection.blocks} == {"residual-after-norm"}
+    assert status(inspection, "D1") == "clean"
+
+
 def test_a_residual_taken_after_the_norm_by_design(models, inspected, status):
     inspection = inspected(models.tiny("Bloom", apply_residual_connection_post_layernorm=True))
     assert {block.placement for block in inspection.blocks} == {"residual-after-norm"}
@@ -63,6 +82,19 @@ def test_a_final_norm_replaced_by_the_identity(models, inspected, finding, statu
     assert (found.severity, found.sites) == ("error", ("transformer.ln_f",))
     assert found.measured == "1 norm of GPT2LMHeadModel is missing"
     assert "rows leave the last block with an rms from" in found.evidence[1]
+
+
+def test_a_norm_of_another_kind_is_not_missing(models, inspected):
+    class Squared(nn.Module):
+        def forward(self, x):
+            x = x - x.mean(-1, keepdim=True)
+            return x / (x.square().mean(-1, keepdim=True) + 1e-5)
+
+    model = models.tiny("GPT2")
+    model.transformer.ln_f = Squared()
+    rules = {found.rule: found.sites for found in inspected(model).findings}
+    assert rules["A5"] == ("transformer.ln_f",)
+    assert "D3" not in rules
 
 
 def test_a_norm_in_a_block_replaced_by_the_identity(models, inspected, finding):
@@ -108,3 +140,54 @@ def test_norms_of_a_part_that_does_not_run_are_not_missing(inspected, status):
 
 def test_without_a_config_missing_norms_are_not_checked(models, inspected, status):
     assert status(inspected(models.plain()), "D3") == "not checked"
+
+
+def test_declared_norms_that_are_gone(models, inspected, finding, status):
+    model = models.plain()
+    declared = infer(inspected(model), source="intent.json")
+    assert status(inspected(model, intent=declared), "D3") == "clean"
+    model.norm, model.blocks[1].norm_2 = nn.Identity(), nn.Identity()
+    found = finding(inspected(model, intent=declared), "D3")
+    assert (found.severity, found.sites) == ("error", ("blocks.1.norm_2", "norm"))
+    assert found.measured == "2 norms of intent.json are missing"
+    assert "rows leave the last block with an rms from" in found.evidence[2]
+
+
+def test_a_declared_final_norm_that_runs_elsewhere(models, inspected, finding):
+    class Early(type(models.plain())):
+        def forward(self, input_ids):
+            x = self.norm(self.embedding(input_ids))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    declared = infer(inspected(models.plain()), source="intent.json")
+    found = finding(inspected(Early(), intent=declared), "D3")
+    assert found.sites == ("norm",)
+    assert "declared as the final norm; it runs, but nothing" in found.evidence[0]
+
+
+def test_declared_norms_of_blocks_left_out_are_not_missing(models, inspected, status):
+    model = models.plain()
+    declared = infer(inspected(model))
+    del model.blocks[2]
+    assert status(inspected(model, intent=declared), "D3") == "clean"
+
+
+def test_a_residual_after_the_norm_is_no_design_that_a_first_run_declares(models, inspected, finding):
+    class After(nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.norm, self.mlp = block.norm_1, block.mlp
+
+        def forward(self, x):
+            x = self.norm(x)
+            return x + self.mlp(x)
+
+    model = models.plain()
+    model.blocks = nn.ModuleList(After(block) for block in model.blocks)
+    declared = infer(inspected(model))
+    assert set(declared.placements.values()) == {"pre"}
+    assert len(finding(inspected(model, intent=declared), "D1").sites) == 3
+    meant = replace(declared, placements=dict.fromkeys(declared.placements, "residual-after-norm"))
+    assert "D1" not in [found.rule for found in inspected(model, intent=meant).findings]

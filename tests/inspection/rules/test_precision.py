@@ -109,13 +109,15 @@ def test_infinity_in_a_projection_comes_in_with_the_next_norms_input(models, ins
     assert "look between transformer.h.0.ln_2 and here" in found.evidence[0]
 
 
-def test_a_norm_that_makes_nan_itself(models, inspected, finding):
+def test_a_norm_that_makes_nan_itself(models, inspected):
     class NoEps(NarrowNorm):
         def forward(self, x):
             return x / x.pow(2).mean(-1, keepdim=True).sqrt() * self.weight
 
     model = models.plain(NoEps)
     model.embedding.weight.data[5:30] = 0.0
-    found = finding(inspected(model), "E3")
+    cause, found = [each for each in inspected(model).findings if each.severity == "error"]
+    # The cause is told first, what it leads to behind it.
+    assert (cause.rule, found.rule) == ("A10", "E3")
     assert found.sites[0] == "blocks.0.norm_1"
     assert "so the norm itself makes them" in found.evidence[0]

@@ -39,6 +39,41 @@ def test_findings_come_worst_first_and_then_in_the_rules_order(monkeypatch):
     assert by_rule["F2"] == ("clean", "")
 
 
+def found(monkeypatch, **severities):
+    """The order of findings, where these rules find something and no others do."""
+    outcomes = {rule: hit(severity) for rule, severity in severities.items()}
+    monkeypatch.setattr(rules, "RULES", tuple(replace(rule, check=fixed(outcomes.get(rule.id))) for rule in RULES))
+    return [finding.rule for finding in rules.check(None)[0]]
+
+
+@pytest.mark.parametrize(("cause", "effect"), [(cause, rule.id) for rule in RULES for cause in rule.follows])
+def test_a_cause_comes_before_what_follows_from_it(monkeypatch, cause, effect):
+    assert found(monkeypatch, **{effect: "error", cause: "error"}) == [cause, effect]
+    assert found(monkeypatch, **{effect: "note", cause: "warning"}) == [cause, effect]
+    assert found(monkeypatch, **{effect: "error", cause: "warning"}) == [effect, cause]
+
+
+def test_chains_of_causes_leave_the_others_where_they_are(monkeypatch):
+    mixed = dict.fromkeys(("A2", "E7", "E8", "F1", "F5", "F11", "F12"), "error")
+    assert found(monkeypatch, **mixed) == ["A2", "E8", "E7", "F12", "F11", "F1", "F5"]
+
+
+def test_no_rule_follows_itself():
+    follows = {rule.id: set(rule.follows) for rule in RULES}
+    assert set().union(*follows.values()) <= follows.keys()
+    while follows:
+        roots = {rule for rule, causes in follows.items() if not causes & follows.keys()}
+        assert roots, f"a circle among {sorted(follows)}"
+        follows = {rule: causes for rule, causes in follows.items() if rule not in roots}
+
+
+def test_all_rules_at_once_are_ranked(monkeypatch):
+    order = found(monkeypatch, **{rule.id: "error" for rule in RULES})
+    assert sorted(order) == sorted(rule.id for rule in RULES)
+    for rule in RULES:
+        assert all(order.index(cause) < order.index(rule.id) for cause in rule.follows)
+
+
 def test_a_finding_carries_the_rules_text(monkeypatch):
     rule = RULES[0]
     monkeypatch.setattr(rules, "RULES", (replace(rule, check=fixed(hit("warning"))),))

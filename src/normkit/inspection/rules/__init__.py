@@ -2,7 +2,9 @@
 
 rule.py         what a rule is; Facts, its input
 scale.py        what eps and divisor do to a row of a given length
+case.py         one deviating place, and many as one hit
 formula.py      A: eps and variance
+epsilon.py      A: eps as a clamp or none, of the dtype, lost in 16 bits, under a rescale
 arithmetic.py   A: homogeneity, cancellation, degenerate rows
 gain.py         B: gain and bias
 parameters.py   B: start, decay, training and gradient of gains and biases
@@ -13,12 +15,16 @@ precision.py    E: 16-bit statistics, overflow, NaN
 backend.py      E: cast order, results off the formula, dtypes
 replicas.py     E: what differs between processes
 dynamics.py     F: attention logits, the stream over the depth
-descent.py      F: gradients, updates, spikes
+depth.py        F: idle blocks, gradients over the depth
+descent.py      F: spikes, gradients at the end, the optimizer's eps, updates
+lengths.py      F: inputs too small for eps, weights before a norm
+start.py        F: the initialisation
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import chain
 
 from normkit.inspection.result import Check, Finding, Status
@@ -26,19 +32,23 @@ from normkit.inspection.rules import (
     arithmetic,
     backend,
     coupling,
+    depth,
     descent,
     dynamics,
+    epsilon,
     formula,
     gain,
+    lengths,
     parameters,
     placing,
     precision,
     replicas,
+    start,
     wiring,
 )
 from normkit.inspection.rules.rule import SEVERITIES, Facts, Hit, NotChecked, Rule
 
-__all__ = ["RULES", "Facts", "Rule", "check"]
+__all__ = ["RULES", "Facts", "Rule", "check", "ranked"]
 
 
 def _place(rule: Rule) -> tuple[str, int]:
@@ -47,8 +57,9 @@ def _place(rule: Rule) -> tuple[str, int]:
 
 
 _GROUPS = (
-    *(formula, arithmetic, gain, parameters, coupling, placing, wiring),
-    *(precision, backend, replicas, dynamics, descent),
+    *(formula, epsilon, arithmetic, gain, parameters, coupling, placing, wiring),
+    *(precision, backend, replicas),
+    *(dynamics, depth, descent, lengths, start),
 )
 RULES: tuple[Rule, ...] = tuple(sorted(chain.from_iterable(group.RULES for group in _GROUPS), key=_place))
 """All rules, in the order in which reports list them."""
@@ -61,7 +72,8 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
         facts: What was measured.
 
     Returns:
-        Findings, worst first, at most one a rule; and what became of each rule, in the rules' order.
+        Findings, worst first and causes before what follows from them, at most one a rule; and what became of each
+        rule, in the rules' order.
     """
     findings, checks = [], []
     for rule in RULES:
@@ -74,8 +86,20 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
             status = "not checked"
         reason = outcome.reason if isinstance(outcome, NotChecked) else ""
         checks.append(Check(rule=rule.id, title=rule.title, status=status, reason=reason))
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return tuple(findings), tuple(checks)
+    return ranked(findings), tuple(checks)
+
+
+def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings, worst first; of the same severity, a cause before what follows from it, else in the given order."""
+    causes = {rule.id: rule.follows for rule in RULES}
+    left = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    ordered = []
+    while left:
+        alike = {finding.rule for finding in left if finding.severity == left[0].severity}
+        first = next(finding for finding in left if alike.isdisjoint(causes[finding.rule]))
+        left.remove(first)
+        ordered.append(first)
+    return tuple(ordered)
 
 
 def _finding(rule: Rule, hit: Hit) -> Finding:

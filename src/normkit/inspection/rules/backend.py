@@ -2,7 +2,189 @@
 
 from __future__ import annotations
 
-from normkit.inspection.rules.rule import Rule
+import math
 
-RULES: tuple[Rule, ...] = ()
+from normkit.identification.sites import OtherNorm
+from normkit.inspection.result import Severity, Site
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import NO_INTENT, Facts, Outcome, Rule, counted, percent
+from normkit.spec import NormSpec
+
+_HALF = ("float16", "bfloat16")
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+# In units of the dtype's machine epsilon; 16 families stay below 1.5 in float32 and 0.5 in 16 bits.
+_OFF = {"float64": 1e3, "float32": 64.0, "float16": 4.0, "bfloat16": 4.0}
+_NARROW = 4.0
+_WRONG = 1e-1
+_NO_SUM = 1.0
+# What rules of the formula and of the axes name.
+_TOLD = {"degree", "rescaled eps", "coupled axes"}
+
+_ORDERS = {
+    "early": "rounds the row before the gain",
+    "weight": "rounds the row before the gain, to the weight's dtype",
+    "late": "rounds once, at the end",
+    "none": "rounds at every step",
+}
+
+
+def _cast_order(facts: Facts) -> Outcome:
+    """Another order of rounding than that of the config's class, or of the baseline."""
+    if not facts.is_intent_known:
+        return NO_INTENT
+    cases = []
+    for site in facts.sites:
+        wanted, passport = facts.intended(site), facts.passports.get(site.path)
+        is_open = passport is None or "casts" in passport.undecidable
+        is_bare = not site.spec.has_weight and not site.spec.has_bias
+        # Statistics in 16 bits are another rule's.
+        if wanted is None or is_open or is_bare or wanted.statistics_dtype != site.spec.statistics_dtype:
+            continue
+        weight = passport.weight if passport is not None else None
+        is_mixed = weight is not None and str(weight.dtype).removeprefix("torch.") != site.dtype
+        if _order(site.spec, is_mixed) == _order(wanted, is_mixed):
+            continue
+        severity: Severity = "warning" if site.dtype in _HALF else "note"
+        line = f"{site.path}: it {_in_words(site.spec)}; the one that is meant {_in_words(wanted)}"
+        cases.append(Case(site.path, severity, 0.0, line))
+    where = "" if any(case.severity == "warning" for case in cases) else ", which shows in 16 bits only"
+    return hit(cases, f"another order of casts at {counted(len(cases), 'norm')}{where}")
+
+
+def _order(spec: NormSpec, is_mixed: bool) -> tuple[str, bool]:
+    """What decides the bits; the weight's dtype and the input's are one unless they differ here."""
+    return "early" if spec.cast == "weight" and not is_mixed else spec.cast, spec.round_rstd
+
+
+def _in_words(spec: NormSpec) -> str:
+    return _ORDERS[spec.cast] + (" and rounds 1 / s" if spec.round_rstd else "")
+
+
+def _off_its_formula(facts: Facts) -> Outcome:
+    """Sampled outputs against the formula that the norm was found to compute; and norms of no formula at all."""
+    cases = []
+    for site in facts.sites:
+        dtype = _coarsest(site, facts)
+        limit = _OFF.get(dtype, math.inf)
+        in_half = site.dtype in _HALF and site.spec.statistics_dtype == "input"
+        limit *= _NARROW if in_half else 1.0
+        bits = site.statistics_headroom_bits
+        # What overflows, and what is not finite, are other rules'.
+        overflows = bits is not None and bits < _NO_SUM
+        if not site.error > limit or overflows or site.output.nonfinite or site.input.nonfinite:
+            continue
+        share = site.error * _EPS[dtype]
+        line = (
+            f"{site.path}: an output is {site.error:.3g} units of {dtype} off {site.spec}: "
+            f"{percent(share)} of the row's largest"
+        )
+        is_wrong = share > _WRONG or dtype not in _HALF
+        cases.append(Case(site.path, "error" if is_wrong else "warning", share, line))
+    unknown = [
+        Case(other.path, "error", math.inf, f"{other.path}: {facts.source_at(other.path)} says {spec}; {other.reason}")
+        for other in facts.others
+        if (spec := facts.intended_at(other.path)) is not None and _is_of_no_formula(other, facts)
+    ]
+    unknown += [
+        Case(site.path, "warning", 0.0, f"{site.path}: {facts.source_at(site.path)} says {spec}; its gain is no such")
+        for site in facts.sites
+        if facts.is_gain_open(site)
+        and (spec := facts.intended(site)) is not None
+        and spec.weight_offset != site.spec.weight_offset
+        and not facts.is_stock(site.path)
+    ]
+    words = "outputs off their own formula" if cases else "outputs of no formula that is known"
+    return hit([*cases, *unknown], f"{words} at {counted(len(cases) + len(unknown), 'norm')}")
+
+
+def _is_of_no_formula(other: OtherNorm, facts: Facts) -> bool:
+    """It normalizes, as neither a spec describes nor the config's class does, and no other rule says why."""
+    leaks = any(leak.path == other.path for leak in facts.leaks or ())
+    told = leaks or other.passport.readings.keys() & _TOLD
+    return other.passport.verdict == "norm" and not told and not facts.is_stock(other.path)
+
+
+def _coarsest(site: Site, facts: Facts) -> str:
+    """Of input, gain and output, the dtype that rounds most; "" where none was seen."""
+    passport = facts.passports.get(site.path)
+    weight = None if passport is None else passport.weight
+    dtypes = [site.dtype, site.output_dtype, "" if weight is None else str(weight.dtype).removeprefix("torch.")]
+    return max((dtype for dtype in dtypes if dtype in _EPS), key=lambda dtype: _EPS[dtype], default="")
+
+
+def _dtype_changes(facts: Facts) -> Outcome:
+    """What leaves has another dtype than what entered, and than what is meant."""
+    cases = []
+    for site in facts.sites:
+        declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
+        intended, severity, meant = facts.intended(site), "note", site.dtype
+        if not site.output_dtype or not site.dtype:
+            continue
+        if declared is not None and declared.dtype == site.dtype:
+            severity, meant = "warning", declared.output_dtype
+        elif intended is not None:
+            severity, meant = "warning", site.output_dtype if intended.output_dtype == site.spec.output_dtype else meant
+        if site.output_dtype != meant:
+            line = f"{site.path}: {site.dtype} enters, {site.output_dtype} leaves, {meant} is expected"
+            cases.append(Case(site.path, "warning" if severity == "warning" else "note", 0.0, line))
+    return hit(cases, f"the dtype changes at {counted(len(cases), 'norm')}")
+
+
+RULES = (
+    Rule(
+        id="E1",
+        title="Another order of casts than is meant",
+        severity="warning",
+        threshold="bit for bit another program than the config's class or the baseline has (in 16 bits; else a note)",
+        source="huggingface/transformers#29402 and #33133, NVIDIA/TransformerEngine#1132",
+        why=(
+            "Rounding the row before the gain, or only after it, gives other bits in 20 to 40 % of the outputs in 16 "
+            "bits. Neither is wrong; a checkpoint was trained with one, and tests that compare tokens notice the other."
+        ),
+        remedy=("use the order that the checkpoint was trained with: nk.NormSpec(cast=...)",),
+        confirm="nk.identify(module, shape).readings['casts']",
+        check=_cast_order,
+    ),
+    Rule(
+        id="E5",
+        title="Outputs are off their own formula, or follow none",
+        severity="error",
+        threshold=(
+            f"an output off its formula in float64 by more than {_OFF['float32']:g} machine epsilons of float32 "
+            f"(error) or {_OFF['bfloat16']:g} of a 16-bit dtype, {_NARROW:g} times that with 16-bit statistics "
+            f"(warning), {percent(_WRONG)} of the row's largest output there (error); or a norm that no spec describes "
+            "where the config's class or the intent file has one (error)"
+        ),
+        source="microsoft/onnxruntime#29034, pytorch/pytorch#66707; norms of 16 families stay below 1.5 epsilons",
+        why=(
+            "On its own, with random rows, the norm computes the formula that is shown. On the model's rows it does "
+            "not: a kernel for this shape, size or dtype is wrong, or something between the call and the output "
+            "changes it. A norm that follows no known formula was written anew, and does not fit the weights."
+        ),
+        remedy=(
+            "run the same input through torch's own norm, and compare row by row",
+            "switch the fused kernel off; look for hooks and in-place operations on the output",
+        ),
+        confirm="norm(x) against nk.identify(norm, shape)(x.double()) for the model's own x",
+        check=_off_its_formula,
+        follows=("D6",),
+    ),
+    Rule(
+        id="E6",
+        title="The dtype changes in the norm",
+        severity="warning",
+        threshold="another output dtype than the config's class or the baseline has (warning); without either a note",
+        source="huggingface/transformers#29402 (float32 gains beside 16-bit inputs), #33133",
+        why=(
+            "A float32 gain on a 16-bit row makes the output float32: what follows runs wider and slower, takes twice "
+            "the memory, or fails where two dtypes meet. The reverse drops digits that the model was trained with."
+        ),
+        remedy=(
+            "cast the output back to the input's dtype, or the parameters to the model's",
+            "if it is meant, say so: nk.NormSpec(output_dtype='promote')",
+        ),
+        confirm="norm(x).dtype beside x.dtype",
+        check=_dtype_changes,
+    ),
+)
 """The rules of this group, in order."""

@@ -2,7 +2,371 @@
 
 from __future__ import annotations
 
-from normkit.inspection.rules.rule import Rule
+import math
+from collections.abc import Iterable
 
-RULES: tuple[Rule, ...] = ()
+from normkit.identification.sites import OtherNorm
+from normkit.inspection.leaks import Leak
+from normkit.inspection.result import Severity, Site
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import (
+    NO_BASELINE,
+    NO_TOKENS,
+    NO_TRAINING,
+    Facts,
+    Hit,
+    Outcome,
+    Rule,
+    counted,
+    percent,
+    shortened,
+    worst,
+)
+from normkit.spec import Axes
+
+_LAST: Axes = (-1,)
+# Of a small batch, statistics alone make the two modes differ by some 20 %.
+_MODE_GAP = 1.0
+_BATCH_NOISE = 0.12
+
+
+def _wrong_axis(facts: Facts) -> Outcome:
+    """Other axes than declared; or over the tokens of a (B, T, D) stream whose other norms take its features."""
+    width = facts.model.width
+    along_features = [site for site in facts.sites if site.spec.axes == _LAST and site.input.features == width]
+    cases: list[Case] = []
+    for site in facts.sites:
+        seen, meant = _axes(site.spec.axes, site.spec.groups), _declared_axes(site, facts)
+        if meant is not None:
+            if seen != meant:
+                cases.append(Case(site.path, "error", 0.0, f"{site.path}: its rows are {seen}, declared are {meant}"))
+            continue
+        over_tokens = [other for other in facts.sites if _spans_tokens(other, facts)]
+        if site in over_tokens and len(along_features) > len(over_tokens) and not facts.is_stock(site.path):
+            line = f"{site.path}: its rows are {seen}; those of {counted(len(along_features), 'other norm')} are "
+            line += f"{_axes(_LAST, 1)}, the {width} features of the stream"
+            cases.append(Case(site.path, "error", 0.0, line))
+    for other in facts.others:
+        found, spec = other.passport.readings.get("coupled axes"), facts.intended_at(other.path)
+        if found is not None and spec is not None and not facts.is_stock(other.path):
+            meant = f"{facts.source_at(other.path)} says {_axes(spec.axes, spec.groups)}"
+            cases.append(Case(other.path, "error", 0.0, f"{other.path}: {found.evidence[0]}; {meant}"))
+    return hit(cases, f"{counted(len(cases), 'norm')} over other axes than the features")
+
+
+def _declared_axes(site: Site, facts: Facts) -> str | None:
+    if facts.baseline is not None and (declared := facts.baseline.norms.get(site.path)) is not None:
+        return _axes(declared.spec.axes, declared.spec.groups)
+    stock = None if facts.intent is None else facts.intent.specs.get(site.path)
+    # The stock norm was identified on one row, which tells trailing features and nothing else.
+    if stock is None or stock.axes != _LAST or facts.is_stock(site.path):
+        return None
+    return _axes(stock.axes, stock.groups)
+
+
+def _spans_tokens(site: Site, facts: Facts) -> bool:
+    """Its input is (B, T, D), and a row holds several tokens."""
+    passport = facts.passports.get(site.path)
+    shape = () if passport is None else passport.shape
+    if len(shape) != 3 or shape[-1] != facts.model.width:
+        return False
+    return site.spec.axes in ((1,), (-2, -1)) or (site.spec.axes == "all_but_batch" and site.spec.groups == 1)
+
+
+def _axes(axes: Axes, groups: int) -> str:
+    if axes == "all_but_batch":
+        words = "all of a sample"
+    else:
+        words = f"along axis {axes[0]}" if len(axes) == 1 else f"along axes {', '.join(map(str, axes))}"
+    return words if groups == 1 else f"{words}, in {groups} groups"
+
+
+def _heads_mixed(facts: Facts) -> Outcome:
+    """Query and key norms over another number of heads than declared."""
+    cases: list[Case] = []
+    undeclared = False
+    for site in facts.sites:
+        declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
+        if "query-key" not in (site.role, declared.role if declared is not None else "") and site.role != "unknown":
+            continue
+        n, meant = site.input.features, declared.features if declared is not None else None
+        if meant is None and facts.intent is not None:
+            meant = facts.intent.features.get(site.path)
+        if meant is None:
+            undeclared |= site.role == "query-key" and not facts.is_wired_as_stock(site.path)
+        elif n > meant and n % meant == 0:
+            line = f"{site.path}: a row holds {n // meant} heads of {meant} features, declared is one"
+            cases.append(Case(site.path, "error", 0.0, line))
+        elif n < meant and meant % n == 0:
+            line = f"{site.path}: a row holds {n} features, declared are {meant}, {meant // n} times that"
+            cases.append(Case(site.path, "error", 0.0, line))
+    if not cases and undeclared:
+        return NO_BASELINE
+    return hit(cases, f"{counted(len(cases), 'norm')} of queries or keys over another number of heads than declared")
+
+
+def _leaks_future(facts: Facts) -> Outcome:
+    """Earlier rows move with later tokens, through a norm, in a model that is causal but for this."""
+    if facts.leaks is None:
+        return NO_TOKENS
+    leaks = _of_norms(facts.leaks, "time")
+    changed = "with later tokens changed, the rows of earlier ones"
+    return _leak_hit(facts, leaks, changed, "let earlier tokens know of later ones", "error", "warning")
+
+
+def _couples_batch(facts: Facts) -> Outcome:
+    """Samples know of each other: in evaluation always a fault; in training what batch norms do, if modes agree."""
+    leaks = facts.leaks or ()
+    leaking = _of_norms(leaks, "batch")
+    changed = "with another sample changed, the rows"
+    if any(leak.mode == "evaluation" for leak in leaking):
+        return _leak_hit(facts, leaking, changed, "couple the samples of a batch", "error", "note")
+    always = [other for other in facts.others if _batch_mode(other) == "always"]
+    if always:
+        return Hit(
+            severity="error",
+            sites=tuple(other.path for other in always),
+            measured=f"{counted(len(always), 'norm')} with statistics of the batch in evaluation mode",
+            evidence=shortened([f"{other.path}: {other.reason}" for other in always]),
+        )
+    apart = [leak for leak in leaks if leak.kind == "mode" and leak.change > _MODE_GAP]
+    if apart:
+        largest = max(leak.change for leak in apart)
+        return Hit(
+            severity="note" if facts.is_untrained or facts.is_stock(*(leak.path for leak in apart)) else "warning",
+            sites=tuple(leak.path for leak in apart),
+            measured=f"training and evaluation mode differ by up to {percent(largest)} of the output's rms",
+            evidence=shortened(
+                [
+                    f"{leak.path}: on the same input, the batch's own statistics change the output by "
+                    f"{percent(leak.change)} of what the running ones give"
+                    for leak in sorted(apart, key=lambda leak: -leak.change)
+                ]
+            ),
+        )
+    elsewhere = [leak for leak in leaks if leak.kind == "batch" and not leak.path]
+    if leaking or not elsewhere:
+        return _leak_hit(facts, leaking, changed, "couple the samples of a batch", "error", "note")
+    line = f"{changed} of the model's output move by {percent(elsewhere[0].change)}, and through no norm"
+    return Hit(severity="note", sites=(), measured="samples of a batch are coupled", evidence=(line,))
+
+
+def _counts_padding(facts: Facts) -> Outcome:
+    """Rows of tokens move with the content of padding, through a norm."""
+    if facts.leaks is None:
+        return NO_TOKENS
+    leaks = _of_norms(facts.leaks, "padding")
+    words, changed = "let padding into their statistics", "with the tokens under mask 0 changed, the other rows"
+    padded = facts.model.padding > 0
+    return _leak_hit(facts, leaks, changed, words, "error" if padded else "warning", "warning" if padded else "note")
+
+
+def _of_norms(leaks: Iterable[Leak], kind: str) -> list[Leak]:
+    return [leak for leak in leaks if leak.kind == kind and leak.path]
+
+
+def _leak_hit(
+    facts: Facts, leaks: list[Leak], changed: str, words: str, evaluating: Severity, training: Severity
+) -> Outcome:
+    """One hit for one kind of leak; a class of transformers that leaks was meant to."""
+    if not leaks:
+        return None
+    always = {leak.path for leak in leaks if leak.mode == "evaluation"}
+    # What shows in evaluation mode needs no second line for training mode.
+    leaks = [leak for leak in leaks if leak.mode == "evaluation" or leak.path not in always]
+    known = () if facts.baseline is None else facts.baseline.others
+    severity = worst(
+        [evaluating if leak.mode == "evaluation" else "note" if leak.path in known else training for leak in leaks]
+    )
+    paths = tuple(dict.fromkeys(leak.path for leak in leaks))
+    mode = "" if always else " in training mode"
+    return Hit(
+        severity="note" if facts.is_stock(*paths) else severity,
+        sites=paths,
+        measured=f"{counted(len(paths), 'norm')} that {words if len(paths) > 1 else _singular(words)}{mode}",
+        evidence=shortened(
+            [
+                f"{leak.path}: {changed} move by up to {percent(leak.change)} of their largest entry, "
+                f"in {leak.mode} mode"
+                for leak in leaks
+            ]
+        ),
+    )
+
+
+def _singular(words: str) -> str:
+    verb, _, rest = words.partition(" ")
+    return f"{verb}s {rest.replace('their', 'its')}"
+
+
+def _uneven_batches(facts: Facts) -> Outcome:
+    """Batch norms in a run of several ranks, or with statistics of few samples."""
+    batched = [other for other in facts.others if _batch_mode(other) is not None]
+    if not batched:
+        return None
+    if facts.training is None:
+        return NO_TRAINING
+    ranks = facts.training.ranks
+    alone = [other for other in batched if ranks > 1 and not other.reason.startswith("SyncBatchNorm")]
+    lines = [f"{other.path}: each of the {ranks} processes normalizes by its own share of the batch" for other in alone]
+    samples = max((site.input.rows // max(site.calls, 1) for site in facts.sites), default=0)
+    # Statistics over samples alone are of fewer rows than there are tokens, nobody knows how many.
+    noisy = [other for other in batched if samples and len(_shared_axes(other)) > 1]
+    noise = math.sqrt(2 / samples) if samples else 0.0
+    noisy = noisy if noise > _BATCH_NOISE else []
+    lines += [
+        f"{other.path}: a variance of {samples} rows has a relative noise of {percent(noise)}, "
+        "which eval mode does not have"
+        for other in noisy
+    ]
+    if not lines:
+        return None
+    paths = {other.path for other in (*alone, *noisy)}
+    words = [f"not synchronised over {ranks} processes"] if alone else []
+    words += [f"with statistics of {samples} rows"] if noisy else []
+    return Hit(
+        severity="warning",
+        sites=tuple(other.path for other in batched if other.path in paths),
+        measured=f"{counted(len(paths), 'batch norm')} {' and '.join(words)}",
+        evidence=shortened(lines),
+    )
+
+
+def _batch_mode(other: OtherNorm) -> str | None:
+    """In which mode a norm shares statistics between samples, or None."""
+    if other.passport.verdict != "batch":
+        return None
+    reading = other.passport.readings.get("batch")
+    if reading is None or reading.value is None:
+        return "training"
+    return str(reading.value["mode"]) if 0 in reading.value["axes"] else None
+
+
+def _shared_axes(other: OtherNorm) -> list[int]:
+    reading = other.passport.readings.get("batch")
+    return [] if reading is None or reading.value is None else list(reading.value["axes"])
+
+
+RULES = (
+    Rule(
+        id="C1",
+        title="Rows lie along another axis",
+        severity="error",
+        threshold="other axes or groups than declared; or several tokens in a row where most norms take the features",
+        source="OpenNMT-tf#6, tensorflow-addons#2142",
+        why=(
+            "A norm over the tokens ties each output to how long the text is and to what else stands in it. Shapes "
+            "fit, training runs, and results get worse as soon as lengths differ from those of training."
+        ),
+        remedy=(
+            "normalize the last axis of (batch, token, feature)",
+            "for a norm over channels, transpose to (batch, channel, token) before it and back behind it",
+        ),
+        confirm='nk.identify(module, (2, 5, features)).readings["axes"]: which outputs one input element moves',
+        check=_wrong_axis,
+        follows=("C2",),
+    ),
+    Rule(
+        id="C2",
+        title="Query or key norms span another number of heads",
+        severity="error",
+        threshold="features a row against those declared: one head, or all heads together",
+        source="vllm-project/vllm#16311, OLMo#521",
+        why=(
+            "Normalized head by head, every head has queries of one length; normalized over all heads, only their sum "
+            "is fixed. Weights trained with one form lose accuracy with the other: 4.5 points of MMLU-Pro in one port. "
+            "Both are in use, so only the model's own declaration tells which is right."
+        ),
+        remedy=(
+            "reshape to (..., heads, head_dim) before the norm, or after it, as the reference model does",
+            "if this form is meant, write it into the intent file",
+        ),
+        confirm="the length of the norm's weight in the checkpoint: head_dim, or heads * head_dim",
+        check=_heads_mixed,
+    ),
+    Rule(
+        id="C4",
+        title="Statistics over time leak the future",
+        severity="error",
+        threshold=(
+            "rows of earlier tokens move when later ones change, by 0.1 % or more (8 machine epsilons in 16 bits), "
+            "while the norm's input stands still, in a model that is causal otherwise"
+        ),
+        source="DeepXi#18, btgym#79",
+        why=(
+            "A causal model must predict a token from those before it. Statistics that hold later tokens tell it "
+            "about them: the loss in training is too good, and at generation, where they are not there yet, it fails."
+        ),
+        remedy=(
+            "normalize each token by itself (LayerNorm, RMSNorm)",
+            "where statistics over time are wanted, accumulate them over the past only",
+        ),
+        confirm="change the last token of a text: no logit before it may change",
+        check=_leaks_future,
+        follows=("C1",),
+    ),
+    Rule(
+        id="C5",
+        title="Samples of a batch are coupled",
+        severity="error",
+        threshold=(
+            "rows move with another sample in evaluation mode (error), in training mode only (note); or the modes "
+            f"differ by more than {percent(_MODE_GAP)} of the output (warning)"
+        ),
+        source="Shen et al. 2020, arXiv:2003.07845; x-transformers#320",
+        why=(
+            "With statistics of the batch, an answer depends on what else was asked at the same time. A batch norm "
+            "does so in training by design; where its running statistics do not describe the data, the model that is "
+            "evaluated is not the one that was trained."
+        ),
+        remedy=(
+            "use a norm of each token by itself (LayerNorm, RMSNorm)",
+            "call model.eval() before evaluating, and check that every module follows",
+            "train on, or pass data through in training mode, until the running statistics fit",
+        ),
+        confirm="the output of one sample alone, and in a batch: the difference must be rounding",
+        check=_couples_batch,
+    ),
+    Rule(
+        id="C6",
+        title="Padding enters the statistics",
+        severity="error",
+        threshold=(
+            "rows of tokens move when ids under mask 0 change, by 0.1 % or more (8 machine epsilons in 16 bits), "
+            "while the norm's input stands still"
+        ),
+        source="pytorch/pytorch#70529 and #81985, powernorm#13",
+        why=(
+            "Padding is as long as the longest text in the batch happens to make it. Where a norm counts it, real "
+            "tokens are shifted and scaled by it: half a batch of zeros turns mean 0 and variance 1 into 0.9 and 0.35."
+        ),
+        remedy=(
+            "take the moments over the tokens with mask 1 only",
+            "use a norm of each token by itself (LayerNorm, RMSNorm)",
+        ),
+        confirm="pad one text by 10 and by 100: the rows of its tokens must not change",
+        check=_counts_padding,
+        follows=("C1",),
+    ),
+    Rule(
+        id="C7",
+        title="Batch statistics are of too little",
+        severity="warning",
+        threshold=(
+            "a batch norm that is no SyncBatchNorm in a run of several processes; or sqrt(2 / N) above "
+            f"{percent(_BATCH_NOISE)}, the relative noise of a variance of N rows"
+        ),
+        source="pytorch/pytorch#22192 and #48988, fvcore#152",
+        why=(
+            "Each process normalizes by its own share of the batch, so more processes mean noisier statistics and "
+            "running ones that drift apart. A variance of 8 rows is off by 50 %, one of 128 by 12 %."
+        ),
+        remedy=(
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), which weights by the number of rows",
+            "a larger batch on each device, or a norm that needs none (LayerNorm, RMSNorm, GroupNorm)",
+        ),
+        confirm="compare running_mean between processes after some steps without broadcasting buffers",
+        check=_uneven_batches,
+    ),
+)
 """The rules of this group, in order."""

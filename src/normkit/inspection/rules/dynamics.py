@@ -164,6 +164,7 @@ RULES = (
         ),
         confirm="watch the largest logit over some steps, or over other texts: it grows where training is unstable",
         check=_logits_explode,
+        follows=("F11", "F12"),
     ),
     Rule(
         id="F2",
@@ -189,6 +190,7 @@ RULES = (
         ),
         confirm="plot the stream's rms over the depth on a logarithmic axis: a straight line is exponential growth",
         check=_stream_grows,
+        follows=("A5", "B5", "D1", "F11", "F12"),
     ),
 )
 """The rules of this group, in order."""

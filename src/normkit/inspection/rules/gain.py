@@ -5,28 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from normkit.inspection.result import Severity, Site, Spectrum
-from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, percent, shortened
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
 
 # Half of the 1 that is looked for.
 _GAP = 0.5
-_MOST_SITES = 0.8
-_SCATTER_MEAN, _SCATTER_NEGATIVE, _SCATTER_RMS = 0.3, 0.2, 0.3
-_DOUBLED_MEAN, _DOUBLED_SPREAD, _DOUBLED_LEAST = 2.0, 0.3, 0.5
+MOST_SITES = 0.8
+"""Share of the norms at which a sign of one cause must show."""
+_SCATTER_MEAN, _SCATTER_NEGATIVE = 0.3, 0.2
+SCATTER_RMS = 0.3
+"""A gain around 0 leaves rows shorter than this."""
+_DOUBLED_SPREAD, _DOUBLED_LEAST = 0.3, 0.5
 _NEAR_ONE = (0.5, 1.5)
+# Beyond the rounding of float32: an offset that was added there changes no more.
+_ROUNDING, _SMALLEST = 2.0**-20, 1e-30
 
 
 @dataclass(frozen=True)
 class _Gain:
-    """A site with a gain, the offset that was intended, and what the config's class fills the gain with."""
+    """A site with a gain, the offset that is meant and who says so, and what every entry starts as, offset included."""
 
     site: Site
     gain: Spectrum
     intended: float
-    initial: float | None
+    source: str
+    initial: float
 
     @property
     def is_initial(self) -> bool:
-        """Every entry is what the config's class starts with."""
+        """Every entry is what it starts as."""
         return self.gain.quantiles[0] == self.gain.quantiles[-1] == self.initial
 
     @property
@@ -41,36 +48,38 @@ class _Gain:
 
 
 def _gains(facts: Facts) -> list[_Gain]:
-    """The sites where the intended offset is known."""
-    initial = facts.intent.initial_gains if facts.intent is not None else {}
+    """The sites where the intended offset is known, and so is what the gain is made of."""
     return [
-        _Gain(site, site.gain, intended.weight_offset, initial.get(site.path))
+        _Gain(site, site.gain, intended.weight_offset, facts.source_at(site.path), facts.initial_gain(site.path))
         for site in facts.sites
-        if site.gain is not None and (intended := facts.intended(site)) is not None and intended.has_weight
+        if site.gain is not None
+        and (intended := facts.intended(site)) is not None
+        and intended.has_weight
+        and not facts.is_gain_open(site)
     ]
 
 
 def _offset_missed(facts: Facts) -> Outcome:
-    """The code adds less than the config's class, or the weights lack the 1 that neither of them adds."""
-    if facts.intent is None:
+    """The code adds less than is meant, or the weights lack the 1 that it rightly does not add."""
+    if not facts.is_intent_known:
         return NO_INTENT
     gains = _gains(facts)
-    # A gain that acts as the stock one at its start shows that the weights were converted along with the code.
+    # A gain that acts as the one that is meant at its start shows that the weights were converted along with the code.
     missed = [gain for gain in gains if gain.excess < -_GAP and not gain.is_initial]
     if missed:
         near_one = [gain for gain in missed if _NEAR_ONE[0] <= _median(gain.gain) <= _NEAR_ONE[1]]
         lines = [
-            f"{gain.site.path}: the gain is the weight, that of {facts.intent.source} is {gain.intended:g} + weight; "
-            f"{gain.seen}"
+            f"{gain.site.path}: the gain is {_sum(gain.site.spec.weight_offset)}, {gain.source} says "
+            f"{_sum(gain.intended)}; {gain.seen}"
             for gain in missed
         ]
-        measured = f"{counted(len(missed), 'norm')} without the offset of {facts.intent.source}"
-        if len(near_one) >= _MOST_SITES * len(missed):
+        measured = f"{counted(len(missed), 'norm')} without the offset that is meant"
+        if len(near_one) >= MOST_SITES * len(missed):
             return _hit(missed, "warning", f"{measured}, which the weights may contain: they lie around 1", lines)
         return _hit(missed, "error", measured, lines)
     plain = [gain for gain in gains if gain.intended == 0 and abs(gain.excess) < _GAP]
     scattered = [gain for gain in plain if _scatters_around_zero(gain)]
-    if not scattered or len(scattered) < _MOST_SITES * len(plain):
+    if not scattered or len(scattered) < MOST_SITES * len(plain):
         return None
     lines = [
         f"{gain.site.path}: {percent(gain.gain.negative)} of the gain is negative; {gain.seen}" for gain in scattered
@@ -80,22 +89,22 @@ def _offset_missed(facts: Facts) -> Outcome:
 
 
 def _offset_doubled(facts: Facts) -> Outcome:
-    """The code adds more than the config's class, or the weights contain the 1 already."""
-    if facts.intent is None:
+    """The code adds more than is meant, or the weights contain the 1 already."""
+    if not facts.is_intent_known:
         return NO_INTENT
     gains = _gains(facts)
     extra = [gain for gain in gains if gain.excess > _GAP and not gain.is_initial]
     if extra:
         lines = [
-            f"{gain.site.path}: {gain.site.spec.weight_offset:g} is added to the weight, {facts.intent.source} adds "
-            f"{gain.intended:g}; {gain.seen}"
+            f"{gain.site.path}: the gain is {_sum(gain.site.spec.weight_offset)}, {gain.source} says "
+            f"{_sum(gain.intended)}; {gain.seen}"
             for gain in extra
         ]
-        measured = f"{counted(len(extra), 'norm')} with a larger offset than that of {facts.intent.source}"
+        measured = f"{counted(len(extra), 'norm')} with a larger offset than is meant"
         return _hit(extra, "error", measured, lines)
     offset = [gain for gain in gains if gain.intended == 1 and abs(gain.excess) < _GAP]
-    doubled = [gain for gain in offset if _is_near_two(gain.gain) and not gain.is_initial]
-    if not doubled or len(doubled) < _MOST_SITES * len(offset):
+    doubled = [gain for gain in offset if _is_doubled(gain) and not gain.is_initial]
+    if not doubled or len(doubled) < MOST_SITES * len(offset):
         return None
     lines = [
         f"{gain.site.path}: 1 + weight goes from {gain.gain.quantiles[0]:.3g} to {gain.gain.quantiles[-1]:.3g} and "
@@ -103,7 +112,8 @@ def _offset_doubled(facts: Facts) -> Outcome:
         for gain in doubled
     ]
     measured = (
-        f"1 + weight averages near 2 at {len(doubled)} of {counted(len(offset), 'norm')}: the weights contain the 1"
+        f"1 + weight averages 1 more than it starts with at {len(doubled)} of {counted(len(offset), 'norm')}: the "
+        "weights contain the 1"
     )
     return _hit(doubled, "error", measured, lines)
 
@@ -113,23 +123,40 @@ def _hit(gains: list[_Gain], severity: Severity, measured: str, lines: list[str]
     return Hit(severity=severity, sites=sites, measured=measured, evidence=shortened(lines))
 
 
+def _sum(offset: float) -> str:
+    """What a gain is, in words."""
+    return f"{offset:g} + weight" if offset else "the weight"
+
+
 def _median(gain: Spectrum) -> float:
     return gain.quantiles[3]
 
 
 def _scatters_around_zero(gain: _Gain) -> bool:
+    if abs(gain.initial) < _SCATTER_MEAN:
+        # It starts there by design.
+        return False
     if gain.gain.quantiles[0] == gain.gain.quantiles[-1] == 0:
-        return not gain.is_initial
-    small = abs(gain.gain.mean) < _SCATTER_MEAN and gain.site.output.rms_median < _SCATTER_RMS
-    return small and gain.gain.negative > _SCATTER_NEGATIVE
+        return True
+    return scatters_around_zero(gain.site, gain.gain)
 
 
-def _is_near_two(gain: Spectrum) -> bool:
-    return abs(gain.mean - _DOUBLED_MEAN) < _DOUBLED_SPREAD and gain.quantiles[0] > _DOUBLED_LEAST
+def scatters_around_zero(site: Site, gain: Spectrum) -> bool:
+    """A gain of both signs, around 0, that leaves short rows."""
+    small = abs(gain.mean) < _SCATTER_MEAN and site.output.rms_median < SCATTER_RMS
+    return small and gain.negative > _SCATTER_NEGATIVE
+
+
+def _is_doubled(gain: _Gain) -> bool:
+    # Some families start at 2.
+    more = gain.gain.mean - gain.initial
+    return abs(more - 1) < _DOUBLED_SPREAD and gain.gain.quantiles[0] > _DOUBLED_LEAST
 
 
 def _never_loaded(facts: Facts) -> Outcome:
     """Some norms are exactly as initialised while most are trained."""
+    if _began_fresh(facts):
+        return NotChecked("the run began with fresh weights: there was nothing to load")
     learnt = [site for site in facts.sites if site.gain is not None or site.bias is not None]
     untouched = [
         site for site in learnt if all(part is None or part.at_initialisation for part in (site.gain, site.bias))
@@ -146,6 +173,14 @@ def _never_loaded(facts: Facts) -> Outcome:
     )
 
 
+def _began_fresh(facts: Facts) -> bool:
+    """A run in whose step 0 most gains were what they start as."""
+    starts = [] if facts.training is None else facts.training.of("gain mean")
+    seen = [(series.values[0], series.path) for series in starts if series.steps[:1] == (0,)]
+    fresh = [path for mean, path in seen if mean == facts.initial_gain(path)]
+    return bool(seen) and 2 * len(fresh) >= len(seen)
+
+
 def _untouched(site: Site) -> str:
     parts = []
     if site.gain is not None:
@@ -155,15 +190,37 @@ def _untouched(site: Site) -> str:
     return f"{site.path}: {' and '.join(parts)}"
 
 
+def _offset_in_16_bit(facts: Facts) -> Outcome:
+    """The offset is added in the weight's own dtype; what that changes, from the weights as they are stored."""
+    cases = []
+    for site in facts.sites:
+        passport, intended = facts.passports.get(site.path), facts.intended(site)
+        if passport is None or not site.spec.weight_offset or site.spec.offset_dtype != "parameter":
+            continue
+        meant = intended is not None and intended.weight_offset and intended.offset_dtype == "parameter"
+        if meant or "offset dtype" in passport.undecidable or passport.weight is None:
+            continue
+        weight, offset = passport.weight.detach().cpu(), site.spec.weight_offset
+        exact = weight.double() + offset
+        error = ((weight + offset).double() - exact).abs() / exact.abs().clamp_min(_SMALLEST)
+        rounded, largest = float((error > _ROUNDING).double().mean()), float(error.max())
+        dtype = str(weight.dtype).removeprefix("torch.")
+        line = f"{site.path}: {offset:g} is added in {dtype}"
+        line += f", which changes {percent(rounded)} of the gains, by up to {percent(largest)}" if rounded else ""
+        cases.append(Case(site.path, "warning" if rounded else "note", largest, line))
+    where = "" if any(case.severity == "warning" for case in cases) else "; in 16 bits it would round"
+    return hit(cases, f"the offset is added in the weight's dtype at {counted(len(cases), 'norm')}{where}")
+
+
 RULES = (
     Rule(
         id="B1",
         title="The 1 of a 1 + weight gain is missing",
         severity="error",
         threshold=(
-            "the code adds less to the weight than the config's class; or a plain gain with |mean| below "
-            f"{_SCATTER_MEAN:g}, over {percent(_SCATTER_NEGATIVE)} of it negative, output rms below "
-            f"{_SCATTER_RMS:g}, at {percent(_MOST_SITES)} of the norms"
+            "the code adds less to the weight than the config's class or the intent file; or a plain gain with |mean| "
+            f"below {_SCATTER_MEAN:g}, over {percent(_SCATTER_NEGATIVE)} of it negative, output rms below "
+            f"{SCATTER_RMS:g}, at {percent(MOST_SITES)} of the norms"
         ),
         source="linkedin/Liger-Kernel#74, ggml-org/llama.cpp#5631",
         why=(
@@ -182,9 +239,9 @@ RULES = (
         title="The 1 of a 1 + weight gain is added twice",
         severity="error",
         threshold=(
-            "the code adds more to the weight than the config's class; or 1 + weight averages "
-            f"{_DOUBLED_MEAN:g} ± {_DOUBLED_SPREAD:g} and stays above {_DOUBLED_LEAST:g}, at {percent(_MOST_SITES)} of "
-            "the norms"
+            "the code adds more to the weight than the config's class or the intent file; or 1 + weight averages "
+            f"1 ± {_DOUBLED_SPREAD:g} more than it starts with and stays above {_DOUBLED_LEAST:g}, at "
+            f"{percent(MOST_SITES)} of the norms"
         ),
         source="unslothai/unsloth#219, utensils/mold#1078",
         why=(
@@ -197,6 +254,23 @@ RULES = (
         ),
         confirm="nk.identify(module, shape).spec.weight_offset; the mean of the stored weights",
         check=_offset_doubled,
+    ),
+    Rule(
+        id="B3",
+        title="The 1 of a 1 + weight gain is added in 16 bits",
+        severity="warning",
+        threshold=(
+            "1 + weight in a 16-bit dtype, where it is meant to be added in float32 or nothing is known, and gains "
+            "that it changes (warning); where no gain changes, or the weights are float32, a note"
+        ),
+        source="vllm-project/vllm#29810 (15.8125 + 1 rounds in bfloat16)",
+        why=(
+            "A weight near 0 has its digits far below those of 1: in bfloat16 the sum keeps 8 bits in all, and up to "
+            "0.4 % of every gain is lost, differently for each feature. Storing the gain less 1 was meant to keep them."
+        ),
+        remedy=("add the 1 in float32: 1.0 + weight.float()",),
+        confirm="nk.identify(module, shape).spec.offset_dtype",
+        check=_offset_in_16_bit,
     ),
     Rule(
         id="B6",

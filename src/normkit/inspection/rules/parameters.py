@@ -2,7 +2,296 @@
 
 from __future__ import annotations
 
-from normkit.inspection.rules.rule import Rule
+import math
+from collections.abc import Sequence
 
-RULES: tuple[Rule, ...] = ()
+from normkit.inspection.result import Severity, Site, Spectrum
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.gain import MOST_SITES, SCATTER_RMS, scatters_around_zero
+from normkit.inspection.rules.rule import NO_OPTIMIZER, NO_RUN, Facts, NotChecked, Outcome, Rule, counted, percent
+from normkit.inspection.training import Parameter, Training
+
+_OFF, _NEAR_ZERO = 0.05, 0.3
+# Fresh weights guess: their first loss is the logarithm of the vocabulary, or more.
+_FRESH_LOSS = 0.9
+_CHOSEN_DECAY = 0.05
+_FIRST_STEPS = 3
+_GRADIENT_ERROR = 1e-2
+_SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
+_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+_NORM_KINDS = ("gain", "bias of a norm")
+
+
+def _start(facts: Facts) -> Outcome:
+    """Gains that do not start where their class starts them: seen in step 0, or in a model that is not trained yet."""
+    if facts.training is not None:
+        return _start_of_run(facts, facts.training)
+    gained = [(site, site.gain) for site in facts.sites if site.gain is not None]
+    scattered = [(site, gain) for site, gain in gained if scatters_around_zero(site, gain)]
+    if not facts.is_intent_known and scattered and len(scattered) >= MOST_SITES * len(gained):
+        cases = [_drawn(site, gain, "error") for site, gain in scattered]
+        return hit(cases, f"gains scatter around 0 at {len(cases)} of {counted(len(gained), 'norm')}")
+    fresh = [site for site, gain in gained if _is_constant(gain) and gain.mean == facts.initial_gain(site.path)]
+    if not fresh or 2 * len(fresh) < len(gained):
+        return NotChecked("the model is trained, and how it began shows in training only: nk.watch")
+    cases = []
+    for site, gain in gained:
+        if site in fresh or not abs(gain.mean - facts.initial_gain(site.path)) > _OFF:
+            continue
+        if _is_constant(gain):
+            known = facts.intent is not None and site.path in facts.intent.initial_gains
+            line = f"{site.path}: every gain is {gain.mean:.3g}, not {facts.initial_gain(site.path):.3g}"
+            cases.append(Case(site.path, "warning" if known else "note", abs(gain.mean - 1), line))
+        else:
+            cases.append(_drawn(site, gain, "error" if abs(gain.mean) < _NEAR_ZERO else "warning"))
+    return hit(cases, f"{len(cases)} of {counted(len(gained), 'gain')} not at their start in an untrained model")
+
+
+def _start_of_run(facts: Facts, training: Training) -> Outcome:
+    """The same by the mean gains of step 0, of a run that began with fresh weights."""
+    first = {series.path: series.values[0] for series in training.of("gain mean") if series.steps[:1] == (0,)}
+    sites = [site for site in facts.sites if site.path in first]
+    if not sites:
+        return NotChecked("no gain was measured in step 0")
+    as_usual = [site for site in sites if first[site.path] == facts.initial_gain(site.path)]
+    if 2 * len(as_usual) < len(sites) and not _guesses(training):
+        return NotChecked("the run began with trained weights")
+    cases = []
+    for site in sites:
+        start, initial = first[site.path], facts.initial_gain(site.path)
+        if abs(start - initial) <= _OFF:
+            continue
+        known = facts.intent is not None and site.path in facts.intent.initial_gains
+        severity: Severity = "warning" if abs(start) >= _NEAR_ZERO else "error"
+        if start == 0 and not known:
+            severity = "note"
+        cases.append(
+            Case(site.path, severity, abs(start - initial), f"{site.path}: starts at a mean gain of {start:.3g}")
+        )
+    return hit(cases, f"{len(cases)} of {counted(len(sites), 'gain')} do not start near 1")
+
+
+def _guesses(training: Training) -> bool:
+    """The first loss is that of a model that knows nothing."""
+    losses = [series for series in training.of("loss") if series.steps[:1] == (0,)]
+    return (
+        bool(losses) and training.vocabulary > 1 and losses[0].values[0] > _FRESH_LOSS * math.log(training.vocabulary)
+    )
+
+
+def _is_constant(gain: Spectrum) -> bool:
+    return gain.quantiles[0] == gain.quantiles[-1]
+
+
+def _drawn(site: Site, gain: Spectrum, severity: Severity) -> Case:
+    line = (
+        f"{site.path}: the gain goes from {gain.quantiles[0]:.3g} to {gain.quantiles[-1]:.3g} and averages "
+        f"{gain.mean:.3g}; the median output has rms {site.output.rms_median:.3g}"
+    )
+    return Case(site.path, severity, abs(gain.mean - 1), line)
+
+
+def _decayed(facts: Facts) -> Outcome:
+    """The optimizer's groups, by the module that each parameter belongs to."""
+    if facts.training is None:
+        return NO_RUN
+    held = [each for each in facts.training.parameters if each.trained]
+    if not held:
+        return NO_OPTIMIZER
+    norms = [each for each in held if each.kind in _NORM_KINDS]
+    decayed = [each for each in norms if each.weight_decay > 0]
+    # Where other gains or biases are spared, these were missed; else nobody thought of them.
+    spared = any(each.weight_decay == 0 for each in held if each.kind in (*_NORM_KINDS, "bias"))
+    offsets = {site.path: site.spec.weight_offset for site in facts.sites}
+    cases = []
+    for each in decayed:
+        offset = offsets.get(each.site, 0.0) if each.kind == "gain" else 0.0
+        is_chosen = each.weight_decay >= _CHOSEN_DECAY and offset == 0
+        severity: Severity = "warning" if spared or is_chosen else "note"
+        rate = each.learning_rate * each.weight_decay
+        limit = "others have 0" if spared else f"{_CHOSEN_DECAY:g} and more is a warning"
+        line = f"{each.path}: weight decay {each.weight_decay:g} ({limit}) pulls it to {offset:g}"
+        line += f", half of the way in {math.log(2) / rate:.2g} steps if nothing holds it" if rate > 0 else ""
+        cases.append(Case(each.site or each.path, severity, each.weight_decay, line))
+    measured = f"{len(decayed)} of {counted(len(norms), 'parameter')} of norms decayed"
+    return hit(cases, measured + (", others are spared" if spared else ""), "parameter")
+
+
+def _not_trained(facts: Facts) -> Outcome:
+    """Frozen, held by no optimizer, or without a gradient, while the weights around them train."""
+    if facts.training is None:
+        return NO_RUN
+    training = facts.training
+    if not any(each.trained for each in training.parameters):
+        return NO_OPTIMIZER
+    weights = [each for each in training.parameters if each.kind == "weight"]
+    if 2 * sum(each.trained for each in weights) < len(weights):
+        return NotChecked("most weights are frozen too, as where an adapter is trained")
+    norms = [each for each in training.parameters if each.kind in _NORM_KINDS]
+    frozen = [each for each in norms if not each.trained]
+    idle = [each for each in norms if each.trained and each.gradient_steps == 0 and training.steps >= _FIRST_STEPS]
+    severity: Severity = "note" if len(frozen) == len(norms) else "warning"
+    cases = [_still(each, severity, "is frozen, or no optimizer holds it") for each in frozen]
+    cases += [_still(each, "warning", f"had no gradient in {training.steps} steps") for each in idle]
+    order = {each.path: index for index, each in enumerate(norms)}
+    cases.sort(key=lambda case: order[case.line.partition(":")[0]])
+    return hit(cases, f"{len(cases)} of {counted(len(norms), 'parameter')} of norms do not move", "parameter")
+
+
+def _still(parameter: Parameter, severity: Severity, words: str) -> Case:
+    return Case(parameter.site or parameter.path, severity, 0.0, f"{parameter.path}: {words}")
+
+
+def _gradient_in_16_bit(facts: Facts) -> Outcome:
+    """The gain's gradient on random rows against float64; it matters where the model trains."""
+    severity: Severity = "note" if facts.training is None else "warning"
+    cases = [
+        Case(
+            site.path,
+            severity,
+            site.gain_gradient_error,
+            f"{site.path}: {site.class_name} in {site.dtype}: the gradient of its gain is off by "
+            f"{percent(site.gain_gradient_error)}",
+        )
+        for site in facts.sites
+        if site.gain_gradient_error > _GRADIENT_ERROR
+    ]
+    largest = max((case.effect for case in cases), default=0.0)
+    return hit(cases, f"gain gradients off by up to {percent(largest)} at {counted(len(cases), 'norm')}")
+
+
+def _extreme(facts: Facts) -> Outcome:
+    """Gains near 0, which switch features off, and gains far above the median."""
+    cases = []
+    for site in facts.sites:
+        if (gain := site.gain) is None or gain.nonfinite:
+            continue
+        small = _share_below(gain.quantiles, _SMALL_GAIN)
+        median = abs(gain.quantiles[3])
+        ratio = max(abs(gain.quantiles[0]), abs(gain.quantiles[-1])) / median if median else 0.0
+        if small >= _SMALL_SHARE:
+            line = f"{site.path}: at least {percent(small)} of {counted(gain.size, 'gain')} lie within ±{_SMALL_GAIN:g}"
+            cases.append(Case(site.path, "note", small, line))
+        elif ratio > _LARGE_RATIO:
+            line = f"{site.path}: the largest gain is {ratio:.3g} times the median one of {median:.3g}"
+            cases.append(Case(site.path, "note", 1.0, line))
+    return hit(cases, f"gains near 0, or far above the others, at {counted(len(cases), 'norm')}")
+
+
+def _share_below(quantiles: Sequence[float], limit: float) -> float:
+    """The share of entries that is sure to lie within ±limit: those between two quantiles that do."""
+    inside = [abs(value) < limit for value in quantiles]
+    pairs = zip(_SHARES, _SHARES[1:], inside, inside[1:], strict=False)
+    return sum(high - low for low, high, first, last in pairs if first and last)
+
+
+RULES = (
+    Rule(
+        id="B5",
+        title="Gains do not start where they should",
+        severity="error",
+        threshold=(
+            f"in step 0, or in a model most of whose gains are at their start: a mean gain off by more than {_OFF:g} "
+            f"(warning), or within {_NEAR_ZERO:g} of 0 (error); gains around 0 with both signs and an output rms below "
+            f"{SCATTER_RMS:g} at {percent(MOST_SITES)} of the norms (error); one constant, without a config, is a "
+            "note"
+        ),
+        source="huggingface/transformers#143, NVIDIA/TransformerEngine#2528, llm-foundry#1745",
+        why=(
+            "An initialisation meant for matrices, N(0, 0.02), reached the gains too: every norm then shortens its "
+            "rows fifty times and turns half of their signs. Training takes long to undo that, where it can."
+        ),
+        remedy=(
+            "leave the norms out of the function that initialises the model: 1 for a gain, 0 for a bias",
+            "after building on the meta device, call reset_parameters of each norm",
+        ),
+        confirm="print the mean of every gain before the first step",
+        check=_start,
+    ),
+    Rule(
+        id="B7",
+        title="Weight decay on the parameters of norms",
+        severity="warning",
+        threshold=(
+            f"any decay where other gains or biases are spared, or of {_CHOSEN_DECAY:g} and more on a plain gain "
+            "(warning); a smaller one, or one of a 1 + weight gain, everywhere alike (note)"
+        ),
+        source=(
+            "BigScience Megatron-DeepSpeed#262, microsoft/DeepSpeedExamples#755, "
+            "huggingface/transformers#35927; 0.01 is the default of torch.optim.AdamW, 0.1 that of recipes for large "
+            "models, which spare gains"
+        ),
+        why=(
+            "Decay pulls a gain to 0, not to 1: the norm's output shrinks, and the weights behind it grow to make up "
+            "for it. Lists of names miss norms that are called otherwise; here each parameter is known by its module."
+        ),
+        remedy=(
+            "put the gains and biases of norms into a group with weight_decay=0",
+            "build that group from the modules, not from names",
+            "keep it if it is meant: a 1 + weight gain decays to 1",
+        ),
+        confirm="[group['weight_decay'] for group in optimizer.param_groups] beside the parameters of each group",
+        check=_decayed,
+    ),
+    Rule(
+        id="B8",
+        title="Norms that do not train",
+        severity="warning",
+        threshold=(
+            "some parameters of norms frozen, or held by no optimizer, while at least half of the weights train; or no "
+            f"gradient in {_FIRST_STEPS} steps or more (warning); all of them frozen (note)"
+        ),
+        source="huggingface/diffusers#11832, unslothai/unsloth#328, huggingface/peft#2080",
+        why=(
+            "Norms are a small part of the parameters and steer all others. One that stays behind is often an "
+            "oversight: a name that a filter missed, a parameter made after the optimizer, a branch that the loss does "
+            "not reach."
+        ),
+        remedy=(
+            "set requires_grad and give the parameter to the optimizer",
+            "if no gradient comes, look for a detach or a branch that is not used",
+        ),
+        confirm="parameter.requires_grad, parameter.grad after backward, and the optimizer's groups",
+        check=_not_trained,
+    ),
+    Rule(
+        id="B9",
+        title="The gain's gradient is summed in 16 bits",
+        severity="warning",
+        threshold=(
+            f"relative error above {percent(_GRADIENT_ERROR)} over some thousand random rows, against float64 (warning "
+            "in training, else a note); a sum in float32 that is rounded once leaves 0.2 %"
+        ),
+        source="linkedin/Liger-Kernel#950; torch's LayerNorm in bfloat16 on the CPU is off by 45 % over 4096 rows",
+        why=(
+            "The gradient of a gain is a sum over all tokens. In bfloat16 it stands still once it is 256 times as "
+            "large as what is added, so the gain follows the first tokens of a batch and not the others."
+        ),
+        remedy=(
+            "sum in float32 and round once, as normkit's layers do: nk.convert(model)",
+            "keep the norms' parameters in float32",
+        ),
+        confirm="weight.grad in the model's dtype against the same backward in float64",
+        check=_gradient_in_16_bit,
+        follows=("E2",),
+    ),
+    Rule(
+        id="B10",
+        title="Gains collapsed or blown up",
+        severity="note",
+        threshold=(
+            f"at least {percent(_SMALL_SHARE)} of the entries within ±{_SMALL_GAIN:g}, or one over {_LARGE_RATIO:g} "
+            "times the median"
+        ),
+        source="arXiv:1911.07013 (gains and over-fitting)",
+        why=(
+            "A gain near 0 hides its feature from all that reads the norm; one far above the others lets a single "
+            "feature decide. Trained models have both. A change from one checkpoint to the next is what to look at."
+        ),
+        remedy=("compare with an earlier checkpoint", "look at weight decay on the gain, and at its learning rate"),
+        confirm="the gain's spectrum in the report, and its outliers",
+        check=_extreme,
+        follows=("B5", "B7", "F11"),
+    ),
+)
 """The rules of this group, in order."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import pairwise
+
+from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import Intent
-from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, shortened
+from normkit.inspection.result import Block
+from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, same_rows, shortened
 
 
 def _residual_after_norm(facts: Facts) -> Outcome:
@@ -11,8 +16,7 @@ def _residual_after_norm(facts: Facts) -> Outcome:
     wrong = [
         block
         for block in facts.blocks
-        # A stock class that is wired so was trained so.
-        if block.placement == "residual-after-norm" and not (facts.intent and block.path in facts.intent.stock)
+        if block.placement == "residual-after-norm" and _hands_on(block, facts) and not _is_meant_so(block, facts)
     ]
     if not wrong:
         return None
@@ -31,33 +35,41 @@ def _residual_after_norm(facts: Facts) -> Outcome:
     )
 
 
+def _hands_on(block: Block, facts: Facts) -> bool:
+    """Its list is a chain. Members that are branches, each added to the stream outside, begin with a norm rightly."""
+    parent = block.path.rpartition(".")[0]
+    chain = [other for other in facts.blocks if other.path.rpartition(".")[0] == parent]
+    return len(chain) < 2 or any(same_rows(one.stream_out, other.stream_in) for one, other in pairwise(chain))
+
+
+def _is_meant_so(block: Block, facts: Facts) -> bool:
+    """A stock class that is wired so was trained so; and it can be declared."""
+    declared = facts.baseline is not None and facts.baseline.placements.get(block.path) == block.placement
+    return declared or facts.is_stock(block.path)
+
+
 def _missing_norm(facts: Facts) -> Outcome:
-    """A norm that the config's class has and this model does not run."""
+    """A norm that is declared, or that the config's class has, and this model does not run."""
+    if facts.baseline is not None and (hit := _missing_declared(facts, facts.baseline)) is not None:
+        return hit
     if facts.intent is None:
-        return NO_INTENT
-    running = {site.path for site in facts.sites}
+        return NO_INTENT if facts.baseline is None else None
+    running = facts.running
     replaced = [
         path for path in facts.intent.specs if path in facts.intent.replaced and not _has_norm_at(path, running)
     ]
-    idle = [] if replaced or facts.final_norm is not None else _idle_outside_blocks(facts, facts.intent, running)
+    idle = [] if replaced or facts.final_norm is not None else _idle_outside_blocks(facts, facts.intent)
     missing = len(replaced) + len(idle)
     if not missing:
         return None
     lines = [
-        f"{path}: {facts.intent.source} computes {facts.intent.specs[path]}, this model no norm that a spec describes"
-        for path in replaced
+        f"{path}: {facts.intent.source} computes {facts.intent.specs[path]}, no norm runs here" for path in replaced
     ]
     lines += [
         f"{path}: {facts.intent.source} has it, here it is never called, and nothing normalizes the last block's output"
         for path in idle
     ]
-    last = facts.blocks[-1] if facts.blocks else None
-    if last is not None and facts.final_norm is None:
-        low, _, high = last.stream_out.rms_quantiles
-        lines.append(
-            f"{last.path}: rows leave the last block with an rms from {low:.3g} (5 %) to {high:.3g} (95 %), "
-            "and reach what reads them as they are"
-        )
+    lines += _open_end(facts)
     return Hit(
         severity="error",
         sites=(*replaced, *idle),
@@ -66,17 +78,57 @@ def _missing_norm(facts: Facts) -> Outcome:
     )
 
 
-def _has_norm_at(path: str, running: set[str]) -> bool:
+def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
+    """Declared norms that do not run, but for those of blocks that are not there."""
+    running = facts.running
+    gone = set(baseline.placements) - {block.path for block in facts.blocks}
+    missing = [
+        path
+        for path in baseline.norms
+        if not _has_norm_at(path, running) and not any(path.startswith((f"{block}.", f"{block}:")) for block in gone)
+    ]
+    lines = [f"{path}: {baseline.source} declares {baseline.norms[path].spec}, no norm runs here" for path in missing]
+    sites = tuple(missing)
+    # What is tied to another norm runs, in that one's place.
+    final, tied = baseline.final_norm, running - {site.path for site in facts.sites}
+    open_ended = final is not None and facts.final_norm is None and final not in tied
+    if final is not None and open_ended and final not in sites:
+        sites = (*sites, final)
+        lines.append(f"{final}: declared as the final norm; it runs, but nothing normalizes what leaves the last block")
+    if not sites:
+        return None
+    words = "is" if len(sites) == 1 else "are"
+    return Hit(
+        severity="error",
+        sites=sites,
+        measured=f"{counted(len(sites), 'norm')} of {baseline.source} {words} missing",
+        evidence=shortened(lines + (_open_end(facts) if open_ended else [])),
+    )
+
+
+def _open_end(facts: Facts) -> list[str]:
+    """What the rows look like that no final norm follows, if so."""
+    if not facts.blocks or facts.final_norm is not None:
+        return []
+    low, _, high = facts.blocks[-1].stream_out.rms_quantiles
+    return [
+        f"{facts.blocks[-1].path}: rows leave the last block with an rms from {low:.3g} (5 %) to {high:.3g} (95 %), "
+        "and reach what reads them as they are"
+    ]
+
+
+def _has_norm_at(path: str, running: Collection[str]) -> bool:
     """A norm runs here, inside what stands here now, or as a function of the enclosing module."""
     parent = path.rpartition(".")[0]
     return path in running or any(site.startswith((f"{path}.", f"{path}:", f"{parent}:")) for site in running)
 
 
-def _idle_outside_blocks(facts: Facts, intent: Intent, running: set[str]) -> list[str]:
+def _idle_outside_blocks(facts: Facts, intent: Intent) -> list[str]:
     """Norms of the config's class outside the blocks that did not run, where the blocks leave the stream as it is."""
     open_ended = sum(1 for block in facts.blocks if block.placement in ("pre", "peri", "output-only"))
     if not facts.blocks or open_ended < len(facts.blocks) / 2:
         return []
+    running = facts.running
     return [
         path
         for path in intent.specs
@@ -101,12 +153,13 @@ RULES = (
         ),
         confirm="scale the block's input by 100: the output of a pre-norm block grows about 100 times",
         check=_residual_after_norm,
+        follows=("D6",),
     ),
     Rule(
         id="D3",
         title="A norm of the architecture is missing",
         severity="error",
-        threshold="a norm that the config's class has, and that this model replaced or never calls",
+        threshold="a norm that is declared or that the config's class has, and that this model replaced or never calls",
         source="vllm-project/speculators#313, ggml-org/llama.cpp#12957",
         why=(
             "What leaves pre-norm blocks grows with depth and differs in length from token to token. The final norm "

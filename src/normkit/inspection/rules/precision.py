@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from normkit.inspection.result import Severity, Site, Spectrum
-from normkit.inspection.rules.rule import Facts, Hit, Outcome, Rule, counted, shortened, worst
+from normkit.inspection.result import Site, Spectrum
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import Facts, Hit, Outcome, Rule, counted, shortened
+from normkit.inspection.training import Origin
 
 _HALF = ("float16", "bfloat16")
 _SUM_HEADROOM = 1.0
@@ -12,7 +14,7 @@ _LITTLE_HEADROOM, _NO_HEADROOM = 2.0, 0.5
 
 def _statistics_in_16_bit(facts: Facts) -> Outcome:
     """The site sums squares in its input's dtype, and that has 16 bits; a note where a wider model hides it."""
-    cases: list[tuple[Site, Severity, str]] = []
+    cases: list[Case] = []
     for site in facts.sites:
         if site.spec.statistics_dtype != "input":
             continue
@@ -22,25 +24,25 @@ def _statistics_in_16_bit(facts: Facts) -> Outcome:
             # bfloat16 ends where float32 does: what it lacks is precision.
             lacks = ", with 8 significant bits" if bits is None or site.dtype != "float16" else _below_overflow(bits)
             line = f"{site.path}: the squares of {site.input.features} features are summed in {site.dtype}{lacks}"
-            cases.append((site, "error" if full else "warning", line))
+            cases.append(Case(site.path, "error" if full else "warning", 0.0, line))
         elif (intended := facts.intended(site)) is not None and intended.statistics_dtype == "float32":
-            line = f"{site.path}: in a 16-bit model it would sum in 16 bits, the config's class sums in float32"
-            cases.append((site, "note", line))
-    if not cases:
-        return None
-    severity = worst([severity for _, severity, _ in cases])
-    return Hit(
-        severity=severity,
-        sites=tuple(site.path for site, _, _ in cases),
-        measured=f"{counted(len(cases), 'norm')} with statistics in the input's dtype",
-        evidence=shortened([line for _, _, line in cases]),
-    )
+            line = f"{site.path}: in a 16-bit model it would sum in 16 bits, {facts.source_at(site.path)} says float32"
+            cases.append(Case(site.path, "note", 0.0, line))
+    return hit(cases, f"{counted(len(cases), 'norm')} with statistics in the input's dtype")
 
 
 def _out_of_range(facts: Facts) -> Outcome:
     """NaN and infinity first, as nothing else counts then; else how far 16-bit numbers are from overflow."""
     broken = [site for site in facts.sites if _nonfinite(site)]
     streams = [block for block in facts.blocks if block.stream_in.nonfinite or block.stream_out.nonfinite]
+    if (began := _where_it_began(facts)) is not None:
+        after = [*(site.path for site in broken), *(block.path for block in streams)]
+        return Hit(
+            severity="error",
+            sites=tuple(dict.fromkeys([began.path, *after] if began.path else after)),
+            measured=f"NaN or infinity from step {began.step} on" + (f", first at {began.path}" if began.path else ""),
+            evidence=shortened([f"{began.path}: {began.detail}", *map(_broken, broken)]),
+        )
     if broken or streams:
         paths = tuple(site.path for site in broken) or tuple(block.path for block in streams)
         lines = [_first_mover(broken[0], facts)] if broken else []
@@ -70,6 +72,12 @@ def _out_of_range(facts: Facts) -> Outcome:
             ]
         ),
     )
+
+
+def _where_it_began(facts: Facts) -> Origin | None:
+    """Where a run first had NaN or infinity: what its last measurement shows is where they have come to since."""
+    began = None if facts.training is None else facts.training.origin
+    return began if began is not None and began.kind.startswith("non-finite") else None
 
 
 def _below_overflow(bits: float) -> str:
@@ -144,6 +152,7 @@ RULES = (
         ),
         confirm="run the same text in float32: finite there means overflow here, not a broken weight",
         check=_out_of_range,
+        follows=("A3", "A5", "A7", "A9", "A10", "E2", "F11", "F12"),
     ),
 )
 """The rules of this group, in order."""

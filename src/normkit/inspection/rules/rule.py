@@ -10,12 +10,15 @@ from normkit.identification.sites import OtherNorm
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import Intent
 from normkit.inspection.leaks import Leak
-from normkit.inspection.result import Attention, Block, ModelFacts, Severity, Site
+from normkit.inspection.result import Attention, Block, ModelFacts, RowStatistics, Severity, Site
+from normkit.inspection.sharing import Sharing
 from normkit.inspection.training import Training
 from normkit.spec import NormSpec
 
 # A reader checks a few sites; the rest are in the site table.
 _MOST_LINES = 6
+# The same rows, counted twice in float64.
+_SAME_ROWS = 1e-9
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """Worst first."""
@@ -37,6 +40,7 @@ class Facts:
         baseline: What an earlier run of this model was seen to do, or what the user declared; None without one.
         training: What was seen of a training run, or None.
         leaks: Rows that moved when others, which they should not know of, were changed; None where it was not tried.
+        shared: Norms that serve several places, by path.
     """
 
     model: ModelFacts
@@ -50,10 +54,52 @@ class Facts:
     baseline: Baseline | None = None
     training: Training | None = None
     leaks: tuple[Leak, ...] | None = None
+    shared: Mapping[str, Sharing] = field(default_factory=dict)
 
     def intended(self, site: Site) -> NormSpec | None:
-        """What the config's class computes at this site, or None if that is unknown."""
-        return self.intent.specs.get(site.path) if self.intent is not None else None
+        """What is meant at this site: as declared, else what the config's class computes; None if that is unknown."""
+        return self.intended_at(site.path)
+
+    def intended_at(self, path: str) -> NormSpec | None:
+        """The same at a path, where no norm with a spec needs to run."""
+        if self.baseline is not None and (declared := self.baseline.norms.get(path)) is not None:
+            return declared.spec
+        return self.intent.specs.get(path) if self.intent is not None else None
+
+    def source_at(self, path: str) -> str:
+        """Who says what is meant at a norm: the file that declares it, or the config."""
+        if self.baseline is not None and path in self.baseline.norms:
+            return self.baseline.source or "the intent file"
+        return "the config"
+
+    @property
+    def is_intent_known(self) -> bool:
+        """There is a config whose class is known, or an intent file."""
+        return self.intent is not None or self.baseline is not None
+
+    def initial_gain(self, path: str) -> float:
+        """What every entry of a norm's gain starts as, offset included: 1 unless the config's class says otherwise."""
+        return 1.0 if self.intent is None else self.intent.initial_gains.get(path, 1.0)
+
+    def is_gain_open(self, site: Site) -> bool:
+        """How the norm makes its gain of its parameters was not found; what is known is how it acts."""
+        passport = self.passports.get(site.path)
+        return passport is not None and "gain" in passport.undecidable
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Paths where a norm runs: those of all sites, of what is tied to them, and of norms that no spec describes."""
+        tied = (path for one in self.shared.values() for path in one.twins)
+        return frozenset((*(site.path for site in self.sites), *tied, *(other.path for other in self.others)))
+
+    def is_stock(self, *paths: str) -> bool:
+        """At all these paths the module is of the config's class and runs that class's own forward."""
+        return self.intent is not None and all(path in self.intent.stock for path in paths)
+
+    def is_wired_as_stock(self, *paths: str) -> bool:
+        """The norms at these paths are stock, and so is what calls each of them."""
+        callers = (path.partition(":")[0] if ":" in path else path.rpartition(".")[0] for path in paths)
+        return self.is_stock(*callers, *(path for path in paths if ":" not in path))
 
     @property
     def is_untrained(self) -> bool:
@@ -108,6 +154,8 @@ class Rule:
         remedy: What to do, most likely cure first.
         confirm: How to confirm it.
         check: Looks at the facts.
+        follows: Rules that name the cause where both find something: this one is then listed behind them, unless it is
+            worse than they are.
     """
 
     id: str
@@ -119,16 +167,33 @@ class Rule:
     remedy: tuple[str, ...]
     confirm: str
     check: Callable[[Facts], Outcome]
+    follows: tuple[str, ...] = ()
 
 
-NO_INTENT = NotChecked("there is no stock transformers class and config to tell what was intended")
-"""The answer of a rule that needs the intent."""
+NO_INTENT = NotChecked("neither a config with a stock transformers class nor an intent file tells what is meant")
+"""The answer of a rule that needs either."""
 
 NO_TRAINING = NotChecked("it shows in training only: nk.watch, or normkit inspect --train-step")
-"""The answer of a rule that needs a training run."""
+"""The answer of a rule that one training step can tell."""
+
+NO_RUN = NotChecked("it takes a training run under nk.watch")
+"""The answer of a rule that one training step cannot tell."""
+
+NO_OPTIMIZER = NotChecked("nothing is known of an optimizer: give it to nk.watch")
+"""The answer of a rule that needs the optimizer and its groups."""
+
+NO_TOKENS = NotChecked("tried on token ids only, and on a batch of them that the model takes")
+"""The answer of a rule that needs the leaks."""
 
 NO_BASELINE = NotChecked("nothing declares what was meant: give an intent file with --intent or intent=")
 """The answer of a rule that needs a declared intent or an earlier run."""
+
+
+def same_rows(left: RowStatistics, entering: RowStatistics) -> bool:
+    """What left one place is what entered the next."""
+    numbers = [(left.rms_min, entering.rms_min), (left.rms_max, entering.rms_max), (left.absmax, entering.absmax)]
+    alike = all(abs(a - b) <= _SAME_ROWS * abs(b) for a, b in numbers)
+    return alike and left.rows == entering.rows and left.features == entering.features
 
 
 def worst(severities: Sequence[Severity]) -> Severity:

@@ -2,7 +2,204 @@
 
 from __future__ import annotations
 
-from normkit.inspection.rules.rule import Rule
+from normkit.inspection.result import Block, Site
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import NO_BASELINE, Facts, Hit, Outcome, Rule, counted, same_rows
+from normkit.inspection.sharing import Sharing
 
-RULES: tuple[Rule, ...] = ()
+_UNIT_ROWS = 1e-3
+# Behind a norm that centres, what is left of the mean is rounding.
+_CENTRED = 1e-5
+
+
+def _placed_otherwise(facts: Facts) -> Outcome:
+    """Blocks whose norms sit elsewhere than declared."""
+    if facts.baseline is None:
+        return NO_BASELINE
+    cases = []
+    for block in facts.blocks:
+        declared = facts.baseline.placements.get(block.path, "unknown")
+        # A residual on the wrong side of a norm has a rule of its own.
+        if declared in ("unknown", block.placement) or block.placement in ("unknown", "residual-after-norm"):
+            continue
+        line = f"{block.path}: {facts.baseline.source} declares {declared}, its norms sit as in {block.placement}"
+        cases.append(Case(block.path, "error", 0.0, f"{line} ({_slopes(block)})"))
+    return _hit(cases, "block", "whose norms sit elsewhere than declared")
+
+
+def _slopes(block: Block) -> str:
+    """What tells post from the others: which of the two follows the scale of the stream."""
+    output = "follows" if block.output_slope > 0.5 else "forgets"
+    branch = "follows" if block.branch_slope > 0.5 else "forgets"
+    return f"the output {output} the input's scale, the branch {branch} it"
+
+
+def _used_twice(facts: Facts) -> Outcome:
+    """A norm at more places than it was declared for, or than what is around it runs."""
+    cases = []
+    for site in facts.sites:
+        sharing = facts.shared.get(site.path)
+        twins = () if sharing is None else sharing.twins
+        own = [path for path in twins if facts.intent is not None and path in facts.intent.specs]
+        declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
+        if own:
+            line = f"{site.path}: serves {', '.join(own)} too, where the config's class has a norm for each"
+            cases.append(Case(site.path, "error", 0.0, line))
+        elif declared is not None:
+            if site.forward_calls > declared.calls:
+                calls = f"called {_times(site.forward_calls)} in one pass, declared is {_times(declared.calls)}"
+                cases.append(Case(site.path, "error", 0.0, f"{site.path}: {calls}"))
+        elif sharing is not None and not facts.is_wired_as_stock(site.path):
+            cases.append(Case(site.path, "warning", 0.0, f"{site.path}: {_shared_in_words(sharing)}"))
+    return _hit(cases, "norm", "at more than one place")
+
+
+def _shared_in_words(sharing: Sharing) -> str:
+    words = []
+    if sharing.calls > sharing.around:
+        words.append(f"called {_times(sharing.calls)} in one pass, what is around it {_times(sharing.around)}")
+    if sharing.twins:
+        words.append(f"shares its parameters with {', '.join(sharing.twins)}")
+    return "; ".join(words)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _applied_twice(facts: Facts) -> Outcome:
+    """A norm whose rows come in normalized already, and not by the design of the config's class."""
+    cases = []
+    for order, site in enumerate(facts.sites):
+        if not _is_normalized(site):
+            continue
+        before = facts.sites[order - 1] if order and same_rows(facts.sites[order - 1].output, site.input) else None
+        paths = (site.path,) if before is None else (before.path, site.path)
+        declared = facts.baseline is not None and all(path in facts.baseline.norms for path in paths)
+        if declared or facts.is_wired_as_stock(*paths):
+            continue
+        # What normalizes an embedding or closes a block is often followed by a norm that has a stream to read.
+        inside = before is not None and before.block is not None and before.block == site.block
+        low, high = site.input.rms_min, site.input.rms_max
+        origin = f"the output of {before.path}" if before is not None else "what enters it"
+        line = f"{site.path}: {origin} has rows of rms {low:.5f} to {high:.5f} already"
+        if before is not None and before.gain is not None:
+            line += ", as its gain is still 1"
+        cases.append(Case(site.path, "warning" if inside else "note", 0.0, line))
+    return _hit(cases, "norm", "of rows that are normalized already")
+
+
+def _is_normalized(site: Site) -> bool:
+    rows = site.input
+    if rows.rows < 2 or max(abs(rows.rms_min**2 - 1), abs(rows.rms_max**2 - 1)) > _UNIT_ROWS:
+        return False
+    return not site.spec.centre_numerator or rows.mean_energy < _CENTRED
+
+
+def _changes_what_it_should_not(facts: Facts) -> Outcome:
+    """A norm that changes its own input, or that keeps something from one call to the next."""
+    cases = []
+    others = {other.path: other.passport for other in facts.others}
+    dtypes = {site.path: site.dtype for site in facts.sites}
+    for path, passport in {**facts.passports, **others}.items():
+        repeated = passport.readings.get("repeatable")
+        if repeated is not None and repeated.value is False:
+            cases.append(Case(path, "error", 0.0, f"{path}: {repeated.evidence[0]}"))
+        given = passport.readings.get("input")
+        if given is None or given.value != "overwritten":
+            continue
+        same = dtypes.get(path, passport.dtype) == passport.dtype
+        line = f"{path}: {given.evidence[0]}, in {passport.dtype}"
+        if not same:
+            line += f"; here it runs in {dtypes[path]}, where a conversion may spare the input"
+        cases.append(Case(path, "error" if same else "warning", 0.0, line))
+    return _hit(cases, "norm", "with an output or an input that is not what it was")
+
+
+def _hit(cases: list[Case], noun: str, words: str) -> Hit | None:
+    return hit(cases, f"{counted(len(cases), noun)} {words}", noun)
+
+
+RULES = (
+    Rule(
+        id="D2",
+        title="Norms sit elsewhere than declared",
+        severity="error",
+        threshold="the placement of a block, from its answers to scaled inputs, against the intent file",
+        source="Torch-KWT#13",
+        why=(
+            "norm(x + f(x)) and x + norm(f(x)) have the same norms and the same shapes. The first normalizes the "
+            "stream at each block, the second never; the second is a fault where the first was meant, and the design "
+            "of OLMo 2. Weights trained with one do not fit the other."
+        ),
+        remedy=(
+            "move the norm to the side that was declared",
+            "if the new place is meant, change it in the intent file and train anew",
+        ),
+        confirm="scale a block's input by 100: the output of a post-norm block stays as long, any other grows",
+        check=_placed_otherwise,
+        follows=("D3", "D6"),
+    ),
+    Rule(
+        id="D4",
+        title="One norm serves several places",
+        severity="warning",
+        threshold=(
+            "more calls in a forward pass than declared or than what is around it has, or parameters shared with "
+            "another norm (warning); where the config's class has a norm for each place (error)"
+        ),
+        source="OLMo#222",
+        why=(
+            "Attention and MLP read streams of different scale. One gain for both is a compromise, and its gradient "
+            "is the sum of two; a checkpoint with two norms loses one of them silently. Parallel branches share one "
+            "norm by design: they call it once."
+        ),
+        remedy=(
+            "make a module for each place",
+            "if sharing is meant, declare it in an intent file",
+        ),
+        confirm="count the calls of the module in one forward pass; compare id() of the weights",
+        check=_used_twice,
+    ),
+    Rule(
+        id="D5",
+        title="A norm follows a norm",
+        severity="warning",
+        threshold=(
+            f"every row enters with mean square 1 ± {_UNIT_ROWS:g}, centred if the norm centres: in one block behind "
+            "a norm (warning), elsewhere (note)"
+        ),
+        source="ggml-org/llama.cpp#1925",
+        why=(
+            "The second of two norms in a row changes nothing until the first has a gain, and then it takes away what "
+            "that gain does to the length. Often the stream was meant to enter, not the first norm's output."
+        ),
+        remedy=(
+            "remove one of the two",
+            "check which tensor enters: the stream, or what was normalized already",
+        ),
+        confirm="replace the second norm by the identity: the output stays the same",
+        check=_applied_twice,
+        follows=("D1", "D6"),
+    ),
+    Rule(
+        id="D6",
+        title="A norm overwrites its input, or is not repeatable",
+        severity="error",
+        threshold="any bit of the input that the call changes; another output for the same input, in evaluation mode",
+        source="nano-vllm#170, vllm-project/vllm#41972",
+        why=(
+            "The input is also the residual: changed under the hands of whoever adds it later, the stream is lost. "
+            "x.float() is no copy of a float32 tensor, so this may show in float32 and not in 16 bits. An output that "
+            "changes from call to call holds memory that was never filled, or what an earlier call left."
+        ),
+        remedy=(
+            "write to a new tensor: no mul_ or add_ on the input or on a view of it",
+            "where the norm adds a residual, return the sum as a second output",
+            "fill what torch.empty_like allocates before it is read, and draw no random numbers in evaluation mode",
+        ),
+        confirm="compare a clone of the input with it after the call, in float32; call twice and compare the outputs",
+        check=_changes_what_it_should_not,
+    ),
+)
 """The rules of this group, in order."""

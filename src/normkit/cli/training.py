@@ -1,0 +1,105 @@
+"""One training step from the command line: a batch forward and backward under a watch, and not one weight changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect as signatures
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from normkit.checkpoint.loading import LoadedModel
+from normkit.checkpoint.silence import silence
+from normkit.cli.texts import Batches, check_runs
+from normkit.errors import InputError, ModelError
+from normkit.inspection.result import Inspection, Status
+from normkit.inspection.rules import ranked
+from normkit.inspection.running import evaluating
+from normkit.watching.watcher import watch
+
+_TOLD_FIRST: tuple[Status, ...] = ("finding", "clean", "not checked")
+
+
+def training_step(loaded: LoadedModel, batches: Batches) -> Inspection:
+    """Watch one forward and one backward pass of a loaded model in training mode, on its first batch.
+
+    Dropout draws from a fixed seed; weights, buffers, gradients and random numbers are as they were afterwards.
+
+    Raises:
+        ModelError: If the model cannot be run or differentiated.
+        InputError: If it has no loss that token ids alone give.
+    """
+    model, batch = loaded.model, batches.batches[0]
+    with silence(), _untouched(model), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        check_runs(model, batch)
+        with watch(model, every=1, batch=batch, name=loaded.name, say=lambda _: None) as run:
+            loss = _loss(model, batch)
+            try:
+                torch.autograd.backward(loss)
+            except RuntimeError as error:
+                raise ModelError(f"{type(model).__name__} cannot be differentiated ({error})") from error
+            run.step(loss.detach())
+            return run.inspection()
+
+
+def joined(inspection: Inspection, step: Inspection) -> Inspection:
+    """An inspection with the training step that was watched, and what the rules found in either."""
+    known = {finding.rule for finding in inspection.findings}
+    findings = [*inspection.findings, *(finding for finding in step.findings if finding.rule not in known)]
+    seen = {check.rule: check for check in step.checks}
+    return dataclasses.replace(
+        inspection,
+        findings=ranked(findings),
+        checks=tuple(
+            min(check, seen.get(check.rule, check), key=lambda either: _TOLD_FIRST.index(either.status))
+            for check in inspection.checks
+        ),
+        training=step.training,
+    )
+
+
+@contextmanager
+def _untouched(model: Any) -> Iterator[None]:
+    """Training mode and gradients inside; outside, modes, gradients and buffers as they were."""
+    needed = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
+    with evaluating(model):
+        model.train()
+        try:
+            for parameter in needed:
+                parameter.requires_grad_(parameter.is_floating_point())
+            yield
+        finally:
+            for parameter, wanted in needed.items():
+                parameter.grad = None
+                parameter.requires_grad_(wanted)
+            with torch.no_grad():
+                for buffer, value in buffers.items():
+                    buffer.copy_(value)
+
+
+def _loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """The model's own loss on its token ids, or the cross-entropy of the next id."""
+    ids = batch["input_ids"]
+    if _has_head(model) and "labels" in signatures.signature(model.forward).parameters:
+        loss = getattr(model(**batch, labels=ids), "loss", None)
+        if isinstance(loss, Tensor):
+            return loss
+    logits = getattr(model(**batch), "logits", None)
+    if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape or logits.shape[-1] <= int(ids.max()):
+        raise InputError(
+            f"{type(model).__name__} has no loss that token ids alone give; leave out --train-step, or put nk.watch "
+            "around your own loop"
+        )
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def _has_head(model: Any) -> bool:
+    """It puts out a logit for every token of its vocabulary: labels are token ids then, and not classes."""
+    head = getattr(model, "get_output_embeddings", None)
+    return head is not None and head() is not None

@@ -1,0 +1,109 @@
+"""How far a model moves in one optimizer step, beside its own size: what a learning rate comes to."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import median
+
+from normkit.inspection.training import Training
+
+TYPICAL_LIMIT, FASTEST_LIMIT, GAIN_LIMIT = 0.045, 0.12, 0.025
+"""Update ratios past which a step is too large: of the median weight, of the fastest weight, of the fastest gain.
+
+Measured on the demo models with their own recipe (AdamW, 6e-3): at most 0.025, 0.059 and 0.003; at three times its
+learning rate, which still trains well, 0.044, 0.092 and 0.021; at thirty times, 0.05 to 0.1, 0.2 and 0.19 to 0.28.
+"""
+
+# Beside a parameter that starts at 0, as gains do that are stored without their 1, every step is large: its first
+# ratio is missing, or past this.
+_FROM_NOTHING = 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How far the parameters moved in one step: rms of the change over their own rms.
+
+    Attributes:
+        step: Which.
+        typical: Of the median weight matrix; NaN without one.
+        fastest: Path and ratio of the fastest weight matrix.
+        gain: Path and ratio of the fastest gain.
+    """
+
+    step: int
+    typical: float
+    fastest: tuple[str, float]
+    gain: tuple[str, float]
+
+    @property
+    def ratios(self) -> tuple[tuple[str, float, float], ...]:
+        """Place, ratio and limit of each of the three that was measured; the median weight's first."""
+        three = (
+            ("the median weight", self.typical, TYPICAL_LIMIT),
+            (*self.fastest, FASTEST_LIMIT),
+            (*self.gain, GAIN_LIMIT),
+        )
+        return tuple(each for each in three if not math.isnan(each[1]))
+
+    @property
+    def excess(self) -> float:
+        """How many times past its limit the worst of the three is; at most 1 where the step is not too large."""
+        return max((ratio / limit for _, ratio, limit in self.ratios), default=0.0)
+
+    @property
+    def place(self) -> str:
+        """The parameter that is furthest past its limit."""
+        return max(
+            (self.fastest[1] / FASTEST_LIMIT, self.fastest[0]),
+            (self.gain[1] / GAIN_LIMIT, self.gain[0]),
+            key=lambda pair: -math.inf if math.isnan(pair[0]) else pair[0],
+        )[1]
+
+    def __str__(self) -> str:
+        """The ratios in words: the median weight's, the fastest weight's, and a gain's that is past its limit."""
+        parts = [f"the median weight by {100 * self.typical:.3g} %"] if not math.isnan(self.typical) else []
+        parts += [
+            f"{path} by {100 * ratio:.3g} %"
+            for (path, ratio), least in ((self.fastest, 0.0), (self.gain, GAIN_LIMIT))
+            if ratio > least
+        ]
+        return ", ".join(parts)
+
+
+def paces(training: Training) -> tuple[Pace, ...]:
+    """The pace of every step in which updates were measured; biases and parameters that start at 0 do not count."""
+    kinds = {parameter.path: parameter.kind for parameter in training.parameters}
+    weights: dict[int, dict[str, float]] = defaultdict(dict)
+    scales: dict[int, dict[str, float]] = defaultdict(dict)
+    ratios = [series for series in training.of("update ratio") if series.values]
+    first = min((series.steps[0] for series in ratios), default=0)
+    for series in ratios:
+        if series.steps[0] > first or not series.values[0] < _FROM_NOTHING:
+            continue
+        for step, value in zip(series.steps, series.values, strict=True):
+            if not math.isfinite(value):
+                continue
+            if kinds.get(series.path) in ("weight", "output"):
+                weights[step][series.path] = value
+            elif kinds.get(series.path) == "gain":
+                scales[step][series.path] = value
+    return tuple(
+        Pace(
+            step=step,
+            typical=median(weights[step].values()) if weights[step] else math.nan,
+            fastest=_largest(weights[step]),
+            gain=_largest(scales[step]),
+        )
+        for step in sorted({*weights, *scales})
+    )
+
+
+def too_fast(training: Training) -> tuple[Pace, ...]:
+    """The measured steps that were too large, in order."""
+    return tuple(pace for pace in paces(training) if pace.excess > 1)
+
+
+def _largest(ratios: dict[str, float]) -> tuple[str, float]:
+    return max(ratios.items(), key=lambda pair: pair[1], default=("", math.nan))

@@ -1,0 +1,39 @@
+"""One place that deviates, and many of them as one hit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from normkit.inspection.result import Severity
+from normkit.inspection.rules.rule import Hit, shortened, worst
+
+
+@dataclass(frozen=True)
+class Case:
+    """One place that deviates.
+
+    Attributes:
+        path: Where.
+        severity: How bad.
+        effect: By how much, to sort by; of one rule's cases alike.
+        line: In words.
+    """
+
+    path: str
+    severity: Severity
+    effect: float
+    line: str
+
+
+def hit(cases: Sequence[Case], measured: str, noun: str = "norm") -> Hit | None:
+    """Cases in forward order as one hit, lines by effect; None without a case."""
+    if not cases:
+        return None
+    telling = sorted(cases, key=lambda case: -case.effect)
+    return Hit(
+        severity=worst([case.severity for case in cases]),
+        sites=tuple(dict.fromkeys(case.path for case in cases)),
+        measured=measured,
+        evidence=shortened([case.line for case in telling], noun),
+    )

@@ -1,0 +1,175 @@
+"""Group F, the depth: blocks that change nothing, gradients that fade or swell from block to block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from normkit.inspection.rules.rule import (
+    NO_TRAINING,
+    Facts,
+    Hit,
+    NotChecked,
+    Outcome,
+    Rule,
+    counted,
+    percent,
+    shortened,
+)
+from normkit.inspection.training import Series, Training
+
+_IDLE_SHARE, _IDLE_COSINE, _IDLE_BLOCKS = 0.02, 0.998, 0.25
+
+# Healthy runs of the demo models stay between 1.2 and 4.6.
+_STEEP = 10.0
+_FEWEST_BLOCKS = 3
+
+
+def _blocks_do_nothing(facts: Facts) -> Outcome:
+    """Blocks that hand their stream on as it came."""
+    seen = [block for block in facts.blocks if math.isfinite(block.branch_share)]
+    if not seen:
+        return NotChecked("no repeated blocks were found" if not facts.blocks else "no block could be compared")
+    idle = [block for block in seen if block.branch_share < _IDLE_SHARE and block.cosine > _IDLE_COSINE]
+    if len(idle) <= _IDLE_BLOCKS * len(seen):
+        return None
+    return Hit(
+        # Branches that start at zero are a design, and training is to move them; a watch sees how they started.
+        severity="warning" if facts.training is None and _is_trained(facts) else "note",
+        sites=tuple(block.path for block in idle),
+        measured=f"{len(idle)} of {counted(len(seen), 'block')} change their stream by under {percent(_IDLE_SHARE)}",
+        evidence=shortened(
+            [
+                f"{block.path}: the median row changes by {percent(block.branch_share)} of its length, cosine between "
+                f"before and after {block.cosine:.4f}"
+                for block in idle
+            ],
+            "block",
+        ),
+    )
+
+
+def _is_trained(facts: Facts) -> bool:
+    """Some gain or bias has left where it was initialised; a model without any does not tell."""
+    parameters = (part for site in facts.sites for part in (site.gain, site.bias) if part is not None)
+    return any(not part.at_initialisation for part in parameters)
+
+
+def _gradients_over_depth(facts: Facts) -> Outcome:
+    """The gradient that leaves the last block against that at the first, median over the measured steps."""
+    if facts.training is None:
+        return NO_TRAINING
+    series = [each for each in facts.training.of("activation gradient") if each.path]
+    if len(series) < _FEWEST_BLOCKS:
+        return NotChecked("the gradients of fewer than three blocks were measured")
+    silent = [each.path for each in series if each.values and all(value == 0 for value in each.values)]
+    if silent:
+        return Hit(
+            severity="error",
+            sites=tuple(silent),
+            measured=f"no gradient at all behind {counted(len(silent), 'block')}",
+            evidence=(f"{silent[-1]}: the gradient of what leaves it was exactly 0 at every measured step",),
+        )
+    ratios = profile_ratios(facts.training)
+    if not ratios:
+        return NotChecked("no step with finite gradients at the first and the last block was measured")
+    ratio = median(ratio for _, ratio in ratios)
+    if 1 / _STEEP <= ratio <= _STEEP:
+        return None
+    step = ratios[-1][0]
+    first, last = series[0], series[-1]
+    weaker = "first" if ratio > 1 else "last"
+    return Hit(
+        severity="warning",
+        sites=(first.path, last.path),
+        measured=(
+            f"the gradient is {max(ratio, 1 / ratio):.3g} times smaller at the {weaker} block than at the "
+            f"{'last' if weaker == 'first' else 'first'}: a factor of "
+            f"{max(ratio, 1 / ratio) ** (1 / (len(series) - 1)):.2f} a block"
+        ),
+        evidence=(
+            f"step {step}: rms {_by_step(first)[step]:.3g} behind {first.path}",
+            f"step {step}: rms {_by_step(last)[step]:.3g} behind {last.path}",
+            f"median ratio over {counted(len(ratios), 'measured step')}: {ratio:.3g}",
+        ),
+    )
+
+
+def profile_ratios(training: Training) -> list[tuple[int, float]]:
+    """Step, and how many times larger the gradient is behind the last block than behind the first.
+
+    Of the ratio as it is and relative to the stream's rms there, the one nearer to 1: where a block lengthens a short
+    stream, the gradient shrinks by as much, and nothing is lost.
+    """
+    gradients, streams = (
+        [_by_step(each) for each in training.of(quantity) if each.path]
+        for quantity in ("activation gradient", "stream rms")
+    )
+    found = []
+    for step in gradients[0] if gradients else ():
+        plain = _ratio(gradients, step)
+        relative = plain * _ratio(streams, step) if len(streams) > 1 else math.nan
+        if 0 < plain < math.inf:
+            candidates = [ratio for ratio in (plain, relative) if 0 < ratio < math.inf]
+            found.append((step, min(candidates, key=lambda ratio: abs(math.log(ratio)))))
+    return found
+
+
+def _by_step(series: Series) -> dict[int, float]:
+    return dict(zip(series.steps, series.values, strict=True))
+
+
+def _ratio(profile: Sequence[dict[int, float]], step: int) -> float:
+    """Of the last place to the first."""
+    first, last = profile[0].get(step, math.nan), profile[-1].get(step, math.nan)
+    return last / first if first else math.nan
+
+
+RULES = (
+    Rule(
+        id="F3",
+        title="Blocks do nothing",
+        severity="warning",
+        threshold=(
+            f"more than {percent(_IDLE_BLOCKS)} of the blocks change the median row by less than "
+            f"{percent(_IDLE_SHARE)} of its length, with a cosine above {_IDLE_COSINE:g} (warning; a note where the "
+            "model may be untrained)"
+        ),
+        source="Sun et al. 2025, arXiv:2502.05795 (the curse of depth)",
+        why=(
+            "A pre-norm stream grows with the depth, and each branch adds about the same. Late blocks then hardly turn "
+            "the stream: they cost time and memory, and could be left out."
+        ),
+        remedy=(
+            "scale each norm's output by 1 / sqrt(depth) (LayerNorm scaling), or normalize the branches' outputs",
+            "use fewer blocks",
+        ),
+        confirm="leave these blocks out and measure the loss: if it stays, they did nothing",
+        check=_blocks_do_nothing,
+    ),
+    Rule(
+        id="F4",
+        title="Gradients fade or swell over the depth",
+        severity="error",
+        threshold=(
+            f"gradient behind the last block over that behind the first, as it is and relative to the stream, median "
+            f"over the measured steps, above {_STEEP:g} or below {1 / _STEEP:g} (warning); exactly 0 behind a block at "
+            "every step (error)"
+        ),
+        source="Xiong et al. 2020, arXiv:2002.04745; healthy runs of the demo models stay between 1.2 and 4.6",
+        why=(
+            "All blocks share one learning rate. Where the gradient changes by a factor at every block, some of them "
+            "learn too fast while others stand still; post-norm needs a warm-up for this reason."
+        ),
+        remedy=(
+            "a norm before each branch (pre-norm), which gives the gradient a direct path",
+            "with post-norm: a warm-up of the learning rate, and branches that start small",
+            "where it is exactly 0: look for a gain of 0 or a detached tensor behind the last block with one",
+        ),
+        confirm="plot the gradient's rms over the blocks: after the change the line is nearly level",
+        check=_gradients_over_depth,
+        follows=("A5", "B5", "D1", "F11", "F12"),
+    ),
+)
+"""The rules of this group, in order."""

@@ -1,0 +1,86 @@
+"""Norms at several places of a model: one module, or one parameter, that serves two."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from normkit.identification.sites import NormSite
+from normkit.inspection.structure import Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How one norm is shared.
+
+    Attributes:
+        calls: Calls in one forward pass.
+        around: Calls of what is around it; a block that runs several times calls each of its norms as often.
+        twins: Other paths with the same module, or with a module that has the same parameter.
+    """
+
+    calls: int
+    around: int
+    twins: tuple[str, ...]
+
+
+def find_shared(model: nn.Module, structure: Structure) -> dict[str, Sharing]:
+    """The norms that serve several places, by path.
+
+    Args:
+        model: The model; it is only looked at.
+        structure: What it is made of.
+    """
+    calls = Counter(call.path for call in structure.called.modules)
+    twins = _twins(model, structure)
+    shared = {}
+    for site in structure.sites:
+        made = structure.forward_calls[site.path]
+        around = _calls_around(site, calls)
+        if made > around or twins[site.path]:
+            shared[site.path] = Sharing(calls=made, around=around, twins=twins[site.path])
+    return shared
+
+
+def _calls_around(site: NormSite, calls: Mapping[str, int]) -> int:
+    """Calls of the enclosing module, or where it takes no activations, of the busiest module beside the norm."""
+    parent = site.path.rpartition(".")[0]
+    if parent in calls:
+        return calls[parent]
+    prefix = f"{parent}." if parent else ""
+    beside = [
+        made
+        for path, made in calls.items()
+        if path.startswith(prefix) and not f"{path}.".startswith(f"{site.path}.") and path != parent
+    ]
+    return max(beside, default=1)
+
+
+def _twins(model: nn.Module, structure: Structure) -> dict[str, tuple[str, ...]]:
+    """By path of a site, the other places of its module and the sites that share a parameter with it."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    places = defaultdict(list)
+    for path, module in modules.items():
+        places[module].append(path)
+    owners: dict[int, list[str]] = defaultdict(list)
+    for site in structure.sites:
+        held = [site.passport.weight, site.passport.bias] if site.module is None else list(site.module.parameters())
+        for parameter in held:
+            if isinstance(parameter, nn.Parameter) and site.path not in owners[id(parameter)]:
+                owners[id(parameter)].append(site.path)
+    twins = {}
+    for site in structure.sites:
+        own = [path for path in places.get(site.module, ()) if site.module is not None and path != site.path]
+        # A block that is listed twice brings its norms along.
+        parent = _parent(site.path)
+        own = [path for path in own if _parent(path) == parent or modules[_parent(path)] is not modules[parent]]
+        same = [path for paths in owners.values() if site.path in paths for path in paths if path != site.path]
+        twins[site.path] = tuple(dict.fromkeys([*own, *same]))
+    return twins
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]

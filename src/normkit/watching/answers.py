@@ -1,0 +1,285 @@
+"""The four questions of a broken run, answered with numbers; then what to change first, and how to confirm it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from normkit.inspection.history import FEWEST, WINDOW, jumps
+from normkit.inspection.pace import paces, too_fast
+from normkit.inspection.result import Attention, Block, Finding, Site
+from normkit.inspection.rules.start import start_of
+from normkit.inspection.training import Answer, Origin, Series, Training, Verdict
+from normkit.watching.onset import origin
+
+NORM = "Is a norm wrong?"
+RATE = "Is the learning rate too high, and where?"
+CLIPPING = "Would clipping have held it, and at which norm?"
+START = "Is the initialisation off?"
+
+# Findings about what a norm computes, its parameters, its place and its type; F9 is about its eps.
+_OF_NORMS = "ABCDE"
+_OF_PROCESSES = ("E8", "E7")
+_NOT_OF_NORMS = (*_OF_PROCESSES, "B5", "B7")
+_OF_STARTS = ("F12", "B5")
+# What follows from steps that are too large, and from a start that is off.
+_FOLLOW = ("F1", "F2", "F4", "F5", "F11", *_OF_STARTS)
+_EXPLODED_LOGITS = 1e3
+# Where to clip, in multiples of the usual gradient norm: 99 % of 1632 healthy steps of the demo models are below 2.03.
+_CLIP = 2.0
+
+
+def answer(
+    training: Training,
+    findings: Sequence[Finding],
+    sites: Sequence[Site],
+    blocks: Sequence[Block],
+    attentions: Sequence[Attention],
+) -> Training:
+    """Fill in where it began, the four answers, what to change first and how to confirm it.
+
+    Args:
+        training: The run as it was measured.
+        findings: What the rules found, worst first; notes answer nothing.
+        sites: The norms at the last report.
+        blocks: The blocks likewise.
+        attentions: The attention calls likewise.
+    """
+    grave = [finding for finding in findings if finding.severity != "note"]
+    began = origin(training)
+    answers = (
+        _norm(grave, sites, training),
+        _rate(attentions, training),
+        _clipping(began, training),
+        _start(grave, blocks, training),
+    )
+    changes = _changes(grave, sites, began, answers, training)
+    return replace(
+        training, origin=began, answers=answers, first_change=changes, confirm=_confirmation(grave, changes, training)
+    )
+
+
+def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training) -> Answer:
+    wrong = [each for each in findings if _is_of_norms(each, sites)]
+    if wrong:
+        told = "; ".join(f"{each.title[0].lower()}{each.title[1:]}: {each.measured}" for each in wrong[:2])
+        more = f"; and {len(wrong) - 2} more" if len(wrong) > 2 else ""
+        return Answer(
+            question=NORM,
+            verdict="yes",
+            detail=f"{told}{more}.",
+            places=tuple(dict.fromkeys(path for each in wrong for path in each.sites)),
+        )
+    if not sites:
+        return _answer(NORM, "unknown", "No norm was found, so none could be checked.")
+    if any(each.rule == "E3" for each in findings):
+        return _answer(NORM, "no", "NaN or infinity came to the norms with their input; they did not make them.")
+    short = max((site.attenuation.share_below_99 for site in sites), default=math.nan)
+    counted = f"{_counted(len(sites), 'norm')}, measured in {_counted(training.reports, 'step')}"
+    eps = "" if math.isnan(short) else f"; eps shortens at most {_share(short)} of a norm's rows by more than 1 %"
+    return _answer(NORM, "no", f"{counted}: formula, gain, place and number type hold{eps}.")
+
+
+def _is_of_norms(finding: Finding, sites: Sequence[Site]) -> bool:
+    if finding.rule == "E3" and finding.sites:
+        # NaN that comes in with the input is made elsewhere.
+        first = next((site for site in sites if site.path == finding.sites[0]), None)
+        return first is not None and not first.input.nonfinite
+    return finding.rule == "F9" or (finding.rule[0] in _OF_NORMS and finding.rule not in _NOT_OF_NORMS)
+
+
+def _rate(attentions: Sequence[Attention], training: Training) -> Answer:
+    seen, fast = paces(training), too_fast(training)
+    if not seen:
+        return _answer(RATE, "unknown", "No optimizer step was measured: give the optimizer to watch.")
+    worst = max(seen, key=lambda pace: pace.excess)
+    largest = max((each.bound for each in attentions if math.isfinite(each.bound)), default=math.nan)
+    logits = f" Attention logits may reach {largest:.3g}." if largest > _EXPLODED_LOGITS else ""
+    if not fast:
+        largest_of = f"The largest of {_counted(len(seen), 'measured step')}"
+        return _answer(RATE, "no", f"{largest_of} changed {worst}: {_share(worst.excess)} of the limit.{logits}")
+    return Answer(
+        question=RATE,
+        verdict="yes",
+        detail=(
+            f"Step {worst.step} changed {worst}: {worst.excess:.2g} times the limit, which {len(fast)} of "
+            f"{_counted(len(seen), 'measured step')} passed.{logits}"
+        ),
+        places=tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess))),
+    )
+
+
+def _clipping(began: Origin | None, training: Training) -> Answer:
+    """The healthy part of the run says where to clip; the spike, what that would have done."""
+    norms = next((series for series in training.of("gradient norm") if not series.path), None)
+    if norms is None or not norms.values:
+        return _answer(CLIPPING, "unknown", "No gradient norm was measured.")
+    if began is not None and began.kind in ("non-finite in the forward pass", "non-finite loss"):
+        detail = (
+            f"In step {began.step} NaN or infinity came up in the forward pass, before there was a gradient to clip."
+        )
+        return _answer(CLIPPING, "no", detail)
+    if began is not None and began.kind == "non-finite in the backward pass":
+        detail = f"In step {began.step} the gradient itself was NaN or infinite, and stays so when it is clipped."
+        return _answer(CLIPPING, "no", detail)
+    rise = _rise(norms, training)
+    if rise is None:
+        return _calm(norms)
+    step, value, usual = rise
+    factor, limit = value / usual, _CLIP * usual
+    if factor <= _CLIP:
+        detail = (
+            f"The gradient norm had not grown: {value:.3g} in step {step}, {factor:.2g} times its usual {usual:.3g}."
+        )
+        return _answer(CLIPPING, "no", detail)
+    if began is not None and began.kind in ("update", "attention logits", "stream") and began.step < step:
+        detail = (
+            f"It would have cut the gradient of step {step} ({value:.3g}, {factor:.2g} times its usual {usual:.3g}), "
+            f"but this began before, in step {began.step}, with the {began.kind}."
+        )
+        return _answer(CLIPPING, "no", detail)
+    detail = (
+        f"At {limit:.2g}, twice the usual gradient norm of {usual:.3g}: in step {step} it was {value:.3g}, and would "
+        f"have been cut {value / limit:.2g} times."
+    )
+    return _answer(CLIPPING, "yes", detail)
+
+
+def _rise(norms: Series, training: Training) -> tuple[int, float, float] | None:
+    """Step, size and usual size of the gradient where it or the loss jumped; None where nothing did."""
+    found = jumps(norms)
+    if found:
+        largest = max(found, key=lambda jump: jump.factor)
+        return largest.peak, largest.value, largest.usual
+    spikes = [jump for series in training.of("loss") for jump in jumps(series)]
+    for spike in spikes[:1]:
+        past = [value for step, value in _pairs(norms) if step < spike.began and math.isfinite(value)][-WINDOW:]
+        around = [pair for pair in _pairs(norms) if spike.began <= pair[0] <= spike.peak and math.isfinite(pair[1])]
+        if past and around:
+            step, value = max(around, key=lambda pair: pair[1])
+            return step, value, median(past)
+    return None
+
+
+def _calm(norms: Series) -> Answer:
+    finite = [value for value in norms.values if math.isfinite(value)]
+    if len(finite) < FEWEST:
+        detail = f"{len(finite)} steps are too few to know the usual gradient norm; {FEWEST} are needed."
+        return _answer(CLIPPING, "unknown", detail)
+    recent = finite[-WINDOW:]
+    usual = median(recent)
+    detail = (
+        f"There was no spike to hold: over the last {len(recent)} steps the gradient norm had a median of "
+        f"{usual:.3g} and was at most {max(recent):.3g}."
+    )
+    return _answer(CLIPPING, "no", detail)
+
+
+def _start(findings: Sequence[Finding], blocks: Sequence[Block], training: Training) -> Answer:
+    off = [each for each in findings if each.rule in _OF_STARTS]
+    if off:
+        told = "; ".join(line for each in off for line in each.evidence[:2])
+        places = tuple(dict.fromkeys(path for each in off for path in each.sites))
+        return Answer(question=START, verdict="yes", detail=f"{told[0].upper()}{told[1:]}.", places=places)
+    loss = start_of(training, "loss")
+    if math.isnan(loss) or not training.vocabulary:
+        missing = (
+            "The first step was not seen" if math.isnan(loss) else "The number of entries of the output is not known"
+        )
+        return _answer(START, "unknown", f"{missing}, so its loss cannot be judged.")
+    uniform = math.log(training.vocabulary)
+    streams = [series.values[0] for series in training.of("stream rms") if series.steps[:1] == (0,)]
+    depth = ""
+    if len(streams) > 1 and len(blocks) > 1:
+        depth = (
+            f" The stream's rms goes from {streams[0]:.3g} behind the first block to {streams[-1]:.3g} behind the last."
+        )
+    detail = (
+        f"The first loss is {loss:.3g}, {loss / uniform:.3g} times log({training.vocabulary}) = {uniform:.3g}.{depth}"
+    )
+    return _answer(START, "no", detail)
+
+
+def _changes(
+    findings: Sequence[Finding],
+    sites: Sequence[Site],
+    began: Origin | None,
+    answers: Sequence[Answer],
+    training: Training,
+) -> tuple[str, ...]:
+    """Root causes first: where NaN begins, processes, norms, the start, the rate; then clipping and the batch."""
+    norm, rate, clipping, start = answers
+    changes = []
+    if began is not None and began.kind.startswith("non-finite"):
+        where = f" at {began.path}" if began.path else ""
+        changes.append(
+            f"go back to the weights before step {began.step}: {training.broken[0]} is broken; see what wrote to it"
+            if training.broken
+            else f"see what is computed in step {began.step}{where}: the batch, masks, divisions, logarithms"
+        )
+    roots = [each for each in findings if each.rule in _OF_PROCESSES]
+    roots += [each for each in findings if _is_of_norms(each, sites)]
+    roots += [each for each in findings if each.rule in _OF_STARTS]
+    changes += [_remedy(each) for each in roots]
+    if rate.verdict == "yes":
+        changes.append(_slower(training))
+    has_cause = "yes" in (rate.verdict, start.verdict) or bool(changes)
+    changes += [
+        _remedy(each)
+        for each in findings
+        if each not in roots and not (has_cause and each.rule in (*_FOLLOW, "E3")) and each.rule != "F5"
+    ]
+    if clipping.verdict == "yes":
+        changes.append(f"clip the gradient norm {clipping.detail.partition(',')[0].lower()}")
+    if began is not None and began.kind in ("loss", "gradient") and "yes" not in (norm.verdict, start.verdict):
+        changes.append(f"look at the batch of step {began.step}, and leave it out if it is not what the others are")
+    return tuple(dict.fromkeys(changes))
+
+
+def _remedy(finding: Finding) -> str:
+    if not finding.sites:
+        return finding.remedy[0]
+    more = f" and {len(finding.sites) - 1} more" if len(finding.sites) > 1 else ""
+    return f"at {finding.sites[0]}{more}: {finding.remedy[0]}"
+
+
+def _slower(training: Training) -> str:
+    """The factor that brings every measured step below its limit, rounded up to one digit; or a warm-up."""
+    fast = too_fast(training)
+    worst = max(fast, key=lambda pace: pace.excess)
+    if [pace.step for pace in fast] == [0] and training.steps > 1:
+        return f"warm the learning rate up: step 0 alone was {worst.excess:.2g} times past the limit"
+    digit = 10.0 ** math.floor(math.log10(worst.excess))
+    factor = max(2.0, math.ceil(worst.excess / digit) * digit)
+    rates = [each.learning_rate for each in training.parameters if each.learning_rate > 0]
+    to = f", from {max(rates):.2g} to {max(rates) / factor:.1g}" if rates else ""
+    return f"lower the learning rate about {factor:.0f} times{to}"
+
+
+def _confirmation(findings: Sequence[Finding], changes: Sequence[str], training: Training) -> str:
+    if not changes:
+        return "Nothing is to be changed."
+    first = next((each for each in findings if changes[0].endswith(each.remedy[0])), None)
+    check = f" To see it at once: {first.confirm}." if first is not None else ""
+    return (
+        "Make the first change alone, keep seed and batches, and run "
+        f"past step {training.reason_step}: what was found there is gone.{check}"
+    )
+
+
+def _answer(question: str, verdict: Verdict, detail: str) -> Answer:
+    return Answer(question=question, verdict=verdict, detail=detail)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _share(ratio: float) -> str:
+    return f"{100 * ratio:.2g} %"
+
+
+def _pairs(series: Series) -> zip[tuple[int, float]]:
+    return zip(series.steps, series.values, strict=True)

@@ -1,0 +1,208 @@
+"""What a watch knows so far, on the host: series over the steps, the last reading, and whether something broke."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from normkit.inspection.history import stands_out
+from normkit.inspection.training import Parameter, Quantity, Series
+from normkit.watching.gauging import PULSE, Gauging
+from normkit.watching.parameters import PARAMETER_SUMS
+from normkit.watching.readings import Reading
+from normkit.watching.tallies import named
+
+# Of one gradient a parameter each step, a model of many layers would make a page of megabytes.
+_KEPT, _KEPT_OF_PARAMETERS = 1024, 128
+# A loss scaler begins at 2^16 and halves that at each overflow: after so many in a row it is not at fault.
+_SKIPPED = 17
+
+
+class Chronicle:
+    """Series and the alarm.
+
+    Attributes:
+        reading: The tables of the last report, or None before the first.
+        reports: How many there were.
+        reason: What broke, or "" while nothing did.
+        reason_step: At which step that was noticed.
+        place: Path of the first place with NaN or infinity, or "".
+        parameters: As the last report has them.
+        broken: Parameters with NaN or infinity when the alarm was raised for such values.
+    """
+
+    def __init__(self) -> None:
+        self.reading: Reading | None = None
+        self.reports = 0
+        self.reason, self.reason_step, self.place = "", -1, ""
+        self.parameters: tuple[Parameter, ...] = ()
+        self.broken: tuple[str, ...] = ()
+        self._series: dict[tuple[Quantity, str], deque[tuple[int, float]]] = {}
+        self._firsts: dict[tuple[Quantity, str], tuple[int, float]] = {}
+        self._losses: deque[float] = deque(maxlen=128)
+        self._overflows = 0
+        self._gradient_steps: dict[str, int] = {}
+        self._first_updates: dict[str, float] = {}
+
+    def series(self) -> tuple[Series, ...]:
+        """All series: the first step of each and the last thousand."""
+        found = []
+        for (quantity, path), kept in self._series.items():
+            first = self._firsts[quantity, path]
+            points = kept if kept[0] == first else (first, *kept)
+            steps, values = zip(*points, strict=True)
+            found.append(Series(quantity=quantity, path=path, steps=steps, values=values))
+        return tuple(found)
+
+    def add_pulse(self, step: int, values: Tensor, gauging: Gauging) -> None:
+        """Take in what was sent of one step, and raise the alarm if it must be."""
+        pulse = named(values, PULSE)
+        place, parameter = round(pulse["bad place"]), round(pulse["bad parameter"])
+        self._overflows = self._overflows + 1 if parameter >= 0 else 0
+        # Of several processes the loss and the gradient's norm are known at the next report.
+        if gauging.is_alone and (not math.isnan(pulse["loss"]) or place >= 0 or parameter >= 0):
+            self._add("loss", "", step, pulse["loss"])
+        if gauging.is_alone:
+            self._add("gradient norm", "", step, math.sqrt(pulse["squares"]) if pulse["squares"] >= 0 else math.nan)
+        if place >= 0:
+            self._add_bad_place(step, place, gauging)
+        elif parameter >= 0:
+            path = gauging.parameters[parameter].path
+            self._add("parameter gradient", path, step, math.nan)
+            if not gauging.is_scaled or self._overflows >= _SKIPPED:
+                self._raise("non-finite gradients", step, path)
+        elif gauging.is_alone:
+            self._judge_loss(step, pulse["loss"])
+
+    def _add_bad_place(self, step: int, place: int, gauging: Gauging) -> None:
+        path = gauging.plan.sentinels[gauging.plan.forward_order[place]]
+        self._add("non-finite", path, step, math.nan)
+        if self.reason == "non-finite gradients" and step <= self.reason_step:
+            # Another process saw where it came from.
+            self.reason = ""
+        if not self.reason:
+            self.broken = gauging.broken()
+        self._raise("non-finite values in the forward pass", step, path)
+
+    def _judge_loss(self, step: int, loss: float) -> None:
+        if math.isinf(loss):
+            self._raise("an infinite loss", step, "")
+        elif stands_out("loss", self._losses, loss):
+            self._raise("a spike of the loss", step, "")
+        if math.isfinite(loss):
+            self._losses.append(loss)
+
+    def _raise(self, reason: str, step: int, place: str) -> None:
+        """The first alarm stays: what follows it follows from it."""
+        if not self.reason:
+            self.reason, self.reason_step, self.place = reason, step, place
+
+    def add_report(self, reading: Reading, gauging: Gauging) -> None:
+        """Take in the tables of one measured step."""
+        self.reading, self.reports = reading, self.reports + 1
+        for quantity, path, value in _measured(reading, gauging):
+            self._add(quantity, path, reading.step, value)
+        self._add_steps(reading, gauging)
+        self.parameters = tuple(self._parameter(reading, gauging, index) for index in range(len(gauging.parameters)))
+        for parameter in self.parameters:
+            if not math.isnan(parameter.update_ratio):
+                self._add("update ratio", parameter.path, reading.step, parameter.update_ratio)
+
+    def _add_steps(self, reading: Reading, gauging: Gauging) -> None:
+        """Norms of each parameter's gradient at the steps since the last report; of several processes the loss too."""
+        table = reading.tables["steps"]
+        window = len(table)
+        first = max(0, reading.step - window + 1)
+        for step in range(first, reading.step + 1):
+            line = table[step % window].tolist()
+            if not line[0]:
+                continue
+            if not gauging.is_alone:
+                self._add_common(step, line, float(reading.tables["bad places"][step % window]), gauging)
+            for index, (parameter, value) in enumerate(zip(gauging.parameters, line[2:], strict=True)):
+                if value or index in gauging.unreduced:
+                    self._gradient_steps[parameter.path] = self._gradient_steps.get(parameter.path, 0) + 1
+                if value:
+                    self._add("parameter gradient", parameter.path, step, math.sqrt(value))
+
+    def _add_common(self, step: int, line: Sequence[float], bad: float, gauging: Gauging) -> None:
+        """Take in what all processes say of one step."""
+        loss, squares = line[1] / line[0], sum(line[2:])
+        if math.isfinite(bad):
+            self._add_bad_place(step, round(-bad), gauging)
+        if not math.isnan(loss) or math.isfinite(bad) or math.isnan(squares):
+            self._add("loss", "", step, loss)
+        self._add("gradient norm", "", step, math.sqrt(squares))
+        self._judge_loss(step, loss)
+
+    def _parameter(self, reading: Reading, gauging: Gauging, index: int) -> Parameter:
+        watched = gauging.parameters[index]
+        sums = named(reading.tables["parameters"][index], PARAMETER_SUMS)
+        moved, before = reading.tables["updates"][index].tolist()
+        # Where nothing moved, the optimizer has not yet, or a scaler had it leave the step out.
+        has_moved = bool(reading.tables["updates"][:, 0].any())
+        ratio = math.sqrt(moved / before) if before > 0 and has_moved else math.nan
+        if not math.isnan(ratio):
+            self._first_updates.setdefault(watched.path, ratio)
+        size = sums["elements"] or math.nan
+        inner = sums["inner"] / math.sqrt(sums["squares"] * sums["gradient squares"]) if sums["inner"] else math.nan
+        return Parameter(
+            path=watched.path,
+            kind=watched.kind,
+            site=watched.site,
+            block=watched.block,
+            size=watched.tensor.numel(),
+            dtype=str(watched.tensor.dtype).removeprefix("torch."),
+            trained=watched.tensor.requires_grad and watched.group is not None,
+            gradient_steps=self._gradient_steps.get(watched.path, 0),
+            learning_rate=watched.setting("lr"),
+            weight_decay=watched.setting("weight_decay"),
+            rms=math.sqrt(sums["squares"] / size),
+            gradient_rms=math.sqrt(sums["gradient squares"] / size) if sums["gradients"] else math.nan,
+            update_ratio=ratio,
+            first_update_ratio=self._first_updates.get(watched.path, math.nan),
+            optimizer_eps_share=sums["small"] / sums["moments"] if sums["moments"] else math.nan,
+            rank_spread=float(reading.tables["spreads"][index, 0]),
+            gradient_rank_spread=float(reading.tables["spreads"][index, 1]),
+            is_scale_invariant=watched.path in gauging.invariant,
+            cosine=inner,
+        )
+
+    def _add(self, quantity: Quantity, path: str, step: int, value: float) -> None:
+        length = _KEPT_OF_PARAMETERS if quantity == "parameter gradient" else _KEPT
+        kept = self._series.setdefault((quantity, path), deque(maxlen=length))
+        if kept and kept[-1][0] == step:
+            kept[-1] = (step, value)
+            if self._firsts[quantity, path][0] == step:
+                self._firsts[quantity, path] = (step, value)
+        elif not kept or kept[-1][0] < step:
+            kept.append((step, value))
+            self._firsts.setdefault((quantity, path), (step, value))
+
+
+def _measured(reading: Reading, gauging: Gauging) -> Iterator[tuple[Quantity, str, float]]:
+    """What a report says of each norm, block and attention, for its series."""
+    plan = gauging.plan
+    for index, site in enumerate(plan.sites):
+        entering = reading.rows(2 * index, site.shape[0])
+        yield "input rms", site.path, entering.rms_median
+        yield "kurtosis", site.path, entering.kurtosis
+        yield "eps share", site.path, reading.attenuation(2 * index, site).share_below_99
+    first = 2 * len(plan.sites)
+    for block in plan.blocks:
+        yield "stream rms", block.path, reading.rows(first + block.index, 1).rms_median
+    tapped: Sequence[str] = [block.path for block in plan.blocks] or [site.path for site in plan.sites]
+    for index, path in enumerate(tapped):
+        yield "activation gradient", path, reading.gradient(index)
+    offsets = {site.path: site.spec.weight_offset for site in plan.sites}
+    for index, parameter in enumerate(gauging.parameters):
+        sums = named(reading.tables["parameters"][index], PARAMETER_SUMS)
+        if parameter.kind == "gain" and sums["elements"]:
+            yield "gain mean", parameter.site, sums["sum"] / sums["elements"] + offsets[parameter.site]
+        if parameter.kind == "bias of a norm" and sums["elements"]:
+            yield "bias rms", parameter.site, math.sqrt(sums["squares"] / sums["elements"])
+    for index, attention in enumerate(plan.attentions):
+        yield "logit bound", attention.parent, float(reading.tables["head peaks"][index, :, 0].max())

@@ -1,0 +1,298 @@
+"""Everything that a watch measures of one model in its steps, on the device; sent off to be read later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.identification.sharding import local
+from normkit.inspection.structure import Structure
+from normkit.watching.gradients import squares
+from normkit.watching.holdings import Holdings
+from normkit.watching.hooks import Failures
+from normkit.watching.instruments import Instruments, Switch
+from normkit.watching.mailbox import CopyLetter, Mailbox
+from normkit.watching.parameters import PARAMETER_SUMS, WatchedParameter, watched_parameters
+from normkit.watching.ranks import Ranks
+from normkit.watching.surveying import planned
+from normkit.watching.tables import Table, Tables
+from normkit.watching.tallies import TAP_SUMS
+from normkit.watching.updates import UpdateSampler
+
+PULSE = ("loss", "squares", "bad place", "bad parameter", "seen")
+"""What is sent at every step: the loss, the sum of squares of all gradients that this process holds, the first place
+and the first parameter with NaN or infinity (-1: none), and how many places were seen."""
+
+_MOST_STEPS = 256
+_ADAM_SAMPLE = 1024
+
+
+class Gauging:
+    """The measurements of one model.
+
+    Args:
+        model: The model, without wrappers.
+        structure: What it is made of.
+        optimizers: Those that train it.
+        every: Steps between two reports.
+        scaler: The loss scaler, or None.
+        ranks: The processes that train it.
+        invariant: Paths of the parameters whose length makes no difference.
+
+    Attributes:
+        plan: What is measured where.
+        parameters: The parameters, in the model's order.
+        invariant: Paths of the parameters whose length makes no difference.
+        tables: Where it is counted.
+        switch: On in a step that is measured.
+        pulses: One letter a step, of `PULSE`.
+        reports: One letter a measured step: packed tables of all processes.
+        unreduced: Places of the parameters whose gradients are sums that the processes have still to take.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        structure: Structure,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        every: int,
+        scaler: Any,
+        ranks: Ranks,
+        invariant: frozenset[str] = frozenset(),
+    ) -> None:
+        self.plan = planned(structure)
+        self.parameters = watched_parameters(model, structure, optimizers)
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._scaler, self._ranks, self.invariant = scaler, ranks, invariant
+        self._window = min(every, _MOST_STEPS)
+        count = len(self.parameters)
+        shares = ranks.shares(count)
+        by_id = {id(each.tensor): share for each, share in zip(self.parameters, shares, strict=True)}
+        self._holdings = Holdings(self.plan.sites, by_id)
+        self.tables = Tables(
+            [
+                *self.plan.tables(),
+                Table(name="parameters", shape=(count, len(PARAMETER_SUMS))),
+                Table(name="updates", shape=(count, 2)),
+                Table(name="steps", shape=(self._window, 2 + count)),
+                Table(name="bad places", shape=(self._window,), keeps_largest=True),
+                self._holdings.table,
+            ],
+            self._device,
+        )
+        self.switch = Switch(on=True)
+        self.pulses, self.reports = Mailbox(), Mailbox()
+        self._instruments = Instruments(model, self.plan, self.tables, self.switch)
+        tensors = [parameter.tensor for parameter in self.parameters]
+        self._shares = torch.tensor(shares, dtype=self.tables["steps"].dtype, device=self._device)
+        self._sampler = UpdateSampler(tensors, self._device)
+        self._order = torch.tensor(self.plan.forward_order, dtype=torch.long, device=self._device)
+        self._unsent: tuple[int, Tensor] | None = None
+        self.unreduced: set[int] = set()
+
+    @property
+    def is_scaled(self) -> bool:
+        """A scaler multiplies the loss: gradients that overflow are its own affair, it skips the step."""
+        return self._scaler is not None and bool(self._scaler.is_enabled())
+
+    @property
+    def failures(self) -> Failures:
+        """What could not be measured."""
+        return self._instruments.failures
+
+    def rehearse(self, run: Callable[[], object]) -> None:
+        """Have a small forward pass measured and forgotten: what fails on it is not tried in the training.
+
+        Args:
+            run: Calls the model, which it leaves as it was.
+        """
+        self.failures.is_rehearsal = True
+        try:
+            run()
+        finally:
+            self.failures.is_rehearsal = False
+            self.switch.live = False
+            self.tables.clear()
+            self._instruments.sentinel.zero_()
+
+    @property
+    def is_alone(self) -> bool:
+        """One process trains the model."""
+        return self._ranks.size == 1
+
+    def pooled(self, step: int, vectors: Tensor) -> Mapping[str, Tensor]:
+        """The tables that a letter of `reports` holds, of all processes together, and how far these differ."""
+        pooled = self.tables.unpacked(self._ranks.pooled(vectors, self.tables, step % self._window))
+        return {**pooled, "spreads": self._ranks.spreads(vectors, self.tables)}
+
+    def norms_at(self, tables: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """While this lasts, norms that are split over processes have the parameters of a report."""
+        return self._holdings.read(tables["norm values"])
+
+    def install(self) -> None:
+        """Put the hooks into the model."""
+        self._instruments.install()
+
+    def begin_call(self, kwargs: Mapping[str, Any]) -> None:
+        """Tell the hooks of a call of the model that began before they were there."""
+        self._instruments.begin_call(kwargs)
+
+    def remove(self) -> None:
+        """Take them out; the model is as it was."""
+        self._instruments.remove()
+
+    def take(self, step: int, loss: Tensor | float | None) -> None:
+        """Measure a step whose gradients are there; the optimizer has not moved yet.
+
+        Args:
+            step: Its number.
+            loss: Of the step, or None.
+        """
+        self.send()
+        scale = self._loss_scale()
+        unit = None if scale is None else self._units(scale)
+        gradients = [self._gradient(index, parameter.tensor) for index, parameter in enumerate(self.parameters)]
+        of_gradients = squares(gradients, self._device)
+        if unit is not None:
+            of_gradients = torch.where(of_gradients < 0, of_gradients, of_gradients / unit.square())
+        known = of_gradients.clamp_min(0.0) if of_gradients.numel() else of_gradients
+        given = self._loss(loss)
+        pulse = self._pulse(given, known)
+        self.pulses.post(step, CopyLetter(pulse))
+        bad = pulse[PULSE.index("bad place")]
+        self.tables["bad places"][step % self._window] = torch.where(bad >= 0, -bad, -math.inf)
+        line = self.tables["steps"][step % self._window]
+        line.zero_()
+        line[0], line[1] = 1.0, given
+        line[2:] = known * self._shares
+        if self.switch.on:
+            self._measure_parameters(gradients, of_gradients, unit)
+            self._holdings.write(self.tables["norm values"])
+            self._sampler.before()
+            if scale is not None:
+                self.tables["taps"][:, TAP_SUMS.index("squares")].div_(scale.square())
+            self._unsent = (step, self.tables.packed())
+            self.tables.clear()
+        self._instruments.sentinel.zero_()
+
+    def _gradient(self, index: int, parameter: Tensor) -> Tensor | None:
+        """Of a parameter; none where it is laid out otherwise, such as parts of a sum that an optimizer takes."""
+        placements = getattr(parameter, "placements", None)
+        if placements is None or parameter.grad is None:
+            return parameter.grad
+        if getattr(parameter.grad, "placements", None) == placements:
+            self.unreduced.discard(index)
+            return parameter.grad
+        self.unreduced.add(index)
+        return None
+
+    def broken(self) -> tuple[str, ...]:
+        """Parameters that hold NaN or infinity, of what this process has; the device is waited for."""
+        sums = squares([parameter.tensor for parameter in self.parameters], self._device).tolist()
+        return tuple(
+            parameter.path for parameter, total in zip(self.parameters, sums, strict=True) if not math.isfinite(total)
+        )
+
+    def send(self) -> None:
+        """Send off the report of the last measured step, with how far the optimizer has moved since."""
+        if self._unsent is None:
+            return
+        step, vector = self._unsent
+        self._unsent = None
+        moved = self._sampler.after() * self._shares[:, None]
+        self.tables.part(vector, "updates").copy_(moved)
+        self.reports.post(step, self._ranks.gather(step, vector))
+
+    def _loss_scale(self) -> Tensor | None:
+        """What the loss was multiplied by, on the device; None without a scaler."""
+        if not self.is_scaled:
+            return None
+        scale: Tensor = self._scaler.scale(torch.ones((), device=self._device))
+        return scale.to(self.tables["steps"].dtype)
+
+    def _units(self, scale: Tensor) -> Tensor:
+        """What each gradient is a multiple of: 1 where `unscale_` was called, as far as the scaler tells."""
+        states = getattr(self._scaler, "_per_optimizer_states", {})
+        done = {key for key, state in states.items() if getattr(state.get("stage"), "name", "") == "UNSCALED"}
+        if not done:
+            return scale.expand(len(self.parameters))
+        # Whose optimizer the scaler does not know goes with those it does know.
+        holders = [id(parameter.optimizer) for parameter in self.parameters]
+        unscaled = [holder in done or holder not in states for holder in holders]
+        return torch.where(torch.tensor(unscaled, device=self._device), 1.0, scale)
+
+    def _loss(self, loss: Tensor | float | None) -> Tensor:
+        kind = self.tables["steps"].dtype
+        if isinstance(loss, Tensor):
+            return local(loss.detach()).to(self._device, kind).mean()
+        return torch.tensor(math.nan if loss is None else float(loss), dtype=kind, device=self._device)
+
+    def _pulse(self, loss: Tensor, known: Tensor) -> Tensor:
+        sentinel = self._instruments.sentinel[self._order]
+        numbers = (
+            loss,
+            known.sum(),
+            _first(sentinel[:, 0].isnan()),
+            _first(~known.isfinite()),
+            (sentinel[:, 1] > 0).sum(),
+        )
+        return torch.stack([number.to(loss.dtype) for number in numbers])
+
+    def _measure_parameters(
+        self, gradients: Sequence[Tensor | None], of_gradients: Tensor, unit: Tensor | None
+    ) -> None:
+        table = self.tables["parameters"]
+        tensors = [parameter.tensor for parameter in self.parameters]
+        columns = dict.fromkeys(PARAMETER_SUMS, torch.zeros_like(of_gradients))
+        sizes = [local(tensor).numel() for tensor in tensors]
+        columns["elements"] = torch.tensor(sizes, dtype=table.dtype, device=self._device)
+        columns["squares"] = squares(tensors, self._device)
+        columns["gradient squares"] = of_gradients.clamp_min(0.0)
+        columns["gradients"] = (of_gradients >= 0).to(table.dtype)
+        for name, values in self._slow_columns(gradients, unit).items():
+            columns[name] = values
+        table.copy_(torch.stack([columns[name] for name in PARAMETER_SUMS], -1) * self._shares[:, None])
+
+    def _slow_columns(self, gradients: Sequence[Tensor | None], unit: Tensor | None) -> dict[str, Tensor]:
+        """What is taken of a few parameters only, one by one."""
+        kind = self.tables["parameters"].dtype
+        names = ("sum", "inner", "small", "moments")
+        found = {name: torch.zeros(len(self.parameters), dtype=kind, device=self._device) for name in names}
+        for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            if parameter.site:
+                found["sum"][index] = local(parameter.tensor).detach().sum(dtype=kind)
+            if parameter.path in self.invariant and gradient is not None:
+                inner = (local(parameter.tensor).detach().to(kind) * local(gradient).detach().to(kind)).sum()
+                found["inner"][index] = inner if unit is None else inner / unit[index]
+            small, looked_at = _small_moments(parameter)
+            if small is not None:
+                found["small"][index], found["moments"][index] = small, looked_at
+        return found
+
+
+def _first(flags: Tensor) -> Tensor:
+    """The first place that is set; -1 where none is."""
+    if not flags.numel():
+        return torch.full((), -1, device=flags.device)
+    return torch.where(flags.any(), flags.int().argmax(), -1)
+
+
+def _small_moments(parameter: WatchedParameter) -> tuple[Tensor | None, int]:
+    """Of a sample of Adam's second moments, how many have a root below ten times its eps, and how many there are."""
+    if parameter.optimizer is None or parameter.group is None or not {"eps", "betas"} <= parameter.group.keys():
+        return None, 0
+    state = parameter.optimizer.state.get(parameter.tensor, {})
+    moments, steps = state.get("exp_avg_sq"), state.get("step")
+    if moments is None or (isinstance(steps, Tensor) and steps.device.type != "cpu"):
+        return None, 0
+    flat = local(moments).detach().flatten()
+    sample = flat[:: max(1, flat.numel() // _ADAM_SAMPLE)][:_ADAM_SAMPLE]
+    bias = 1 - float(parameter.group["betas"][1]) ** float(steps)
+    limit = (10 * parameter.setting("eps")) ** 2 * bias
+    return (sample < limit).sum(), sample.numel()

@@ -1,0 +1,372 @@
+"""The hooks that a watch puts into a model, and the switch that turns them on and off.
+
+They are put in before the model is compiled and stay: a compiler traces them twice, once with the switch on, once off.
+Off, only a sentinel is left: the sum of each norm's and block's output, which is NaN or infinite if an element is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from normkit.identification.sharding import local
+from normkit.identification.sites import NormSite
+from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
+from normkit.inspection.attention import queries_and_keys, softmax_logits
+from normkit.inspection.blocks import BlockCall
+from normkit.spec import NormSpec
+from normkit.watching.hooks import Failures, Forward, Hook
+from normkit.watching.logits import add_call, add_logits, head_tables
+from normkit.watching.tables import Table, Tables
+from normkit.watching.tallies import RowTally, row_tables, tap_tables
+from normkit.watching.taps import tapped
+
+_STREAM = NormSpec()
+# On, off, and either of them in evaluation and for shapes that change.
+_GRAPHS = 8
+# A compiler sees through `F.rms_norm` to what it calls.
+_NORMS: Mapping[object, str] = {**NORM_FUNCTIONS, torch.rms_norm: "rms_norm"}
+
+
+@dataclass(eq=False, kw_only=True)
+class Switch:
+    """What the hooks look at before they measure.
+
+    Attributes:
+        on: All is measured in this step; else the sentinel alone.
+        live: A forward pass of training runs. What a checkpoint repeats in the backward pass runs outside of one.
+        mask: True where a token of it counts, (B, T), or None for all.
+    """
+
+    on: bool = False
+    live: bool = False
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionPlace:
+    """One attention call of the model.
+
+    Attributes:
+        parent: Path of the module that makes the call.
+        function: "sdpa" or "softmax".
+        heads: Query heads, of all processes together.
+        head_dim: Features a head; 0 where only the logits are seen.
+        first_head: The first of those that this process has.
+    """
+
+    parent: str
+    function: str
+    heads: int
+    head_dim: int
+    first_head: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """What is measured where: the rows of the tables.
+
+    Attributes:
+        sites: The norms, in forward order; norm i has tallies 2 i (what enters) and 2 i + 1 (what leaves).
+        blocks: The blocks; their streams follow, then what enters the first of them.
+        attentions: The attention calls.
+        callers: Paths of the modules whose own calls of functions are told apart.
+    """
+
+    sites: tuple[NormSite, ...]
+    blocks: tuple[BlockCall, ...]
+    attentions: tuple[AttentionPlace, ...]
+    callers: tuple[str, ...]
+
+    @property
+    def tallies(self) -> int:
+        """How many tallies of rows."""
+        return 2 * len(self.sites) + len(self.blocks) + 1
+
+    @property
+    def sentinels(self) -> tuple[str, ...]:
+        """Paths of the sentinel's places: norms in forward order, then blocks. At functions it does not look."""
+        return (*(site.path for site in self.sites), *(block.path for block in self.blocks))
+
+    @property
+    def hooked(self) -> int:
+        """How many of the sentinel's places have a hook, and are seen in a step."""
+        return sum(site.module is not None for site in self.sites) + len(self.blocks)
+
+    @property
+    def forward_order(self) -> tuple[int, ...]:
+        """The sentinel's places in forward order: a block comes after all that lies in it."""
+        starts = {site.path: float(site.order) for site in self.sites}
+        for block in self.blocks:
+            inside = [site.order for site in self.sites if site.path.startswith(f"{block.path}.")]
+            before = max((starts[other.path] for other in self.blocks[: block.index]), default=-1.0)
+            starts[block.path] = max(inside, default=before) + 0.5
+        return tuple(sorted(range(len(self.sentinels)), key=lambda place: starts[self.sentinels[place]]))
+
+    def tables(self) -> tuple[Table, ...]:
+        """The tables that the hooks write to."""
+        heads = max((attention.heads for attention in self.attentions), default=1)
+        return (
+            *row_tables(self.tallies),
+            *tap_tables(len(self.blocks) or len(self.sites)),
+            *head_tables(len(self.attentions), heads),
+        )
+
+
+class Instruments:
+    """The hooks of one watch.
+
+    Args:
+        model: The model, without what wraps it.
+        plan: What is measured where.
+        tables: Of the plan.
+        switch: What the hooks look at.
+
+    Attributes:
+        sentinel: One line a place: the sum of what was looked at times 0, and how many times it was.
+        failures: What could not be measured.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, tables: Tables, switch: Switch) -> None:
+        self.model, self.plan, self.tables, self.switch = model, plan, tables, switch
+        self.sentinel = torch.zeros(len(plan.sentinels), 2, device=tables["rows"].device)
+        self.failures = Failures()
+        self._handles: list[RemovableHandle] = []
+        self._forwards: list[tuple[nn.Module, Forward]] = []
+        self._settings: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """Put the hooks in."""
+        begin, end = Hook(self.failures, "the model", self._begin), Hook(self.failures, "the model", self._end)
+        self._handles.append(self.model.register_forward_pre_hook(begin, with_kwargs=True))
+        self._handles.append(self.model.register_forward_hook(end))
+        for index, site in enumerate(self.plan.sites):
+            if site.module is not None:
+                self._hook_site(index, site, site.module)
+        for index, block in enumerate(self.plan.blocks):
+            self._hook_block(index, block)
+        self._allow_graphs()
+        functions = _Functions(self)
+        for path in self.plan.callers:
+            module = self.model.get_submodule(path)
+            forward = Forward(module.forward, functions.within(path))
+            forward.put_before(module)
+            self._forwards.append((module, forward))
+
+    def remove(self) -> None:
+        """Take the hooks out; the model is as it was."""
+        self.switch.on = self.switch.live = False
+        for handle in self._handles:
+            handle.remove()
+        for module, forward in reversed(self._forwards):
+            forward.take_from(module)
+        self._handles.clear()
+        self._forwards.clear()
+        for name, value in self._settings.items():
+            setattr(sys.modules["torch._dynamo"].config, name, value)
+        self._settings.clear()
+
+    def _allow_graphs(self) -> None:
+        """Let a compiler that is given blocks one by one make graphs for each, which write to lines of their own."""
+        if self._settings or "torch._dynamo" not in sys.modules:
+            return
+        config = sys.modules["torch._dynamo"].config
+        places = len(self.plan.sentinels) + len(self.plan.callers)
+        for name in ("recompile_limit", "accumulated_recompile_limit"):
+            self._settings[name] = getattr(config, name)
+            setattr(config, name, self._settings[name] + _GRAPHS * places)
+        # What a checkpoint repeats is not to be counted again; without this a compiler refuses to trace it.
+        name = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+        self._settings[name] = getattr(config, name)
+        setattr(config, name, True)
+
+    def _begin(self, _module: nn.Module, _args: object, kwargs: Mapping[str, Any]) -> None:
+        self.begin_call(kwargs)
+
+    def _end(self, _module: nn.Module, _args: object, _output: object) -> None:
+        self.switch.live = False
+
+    def begin_call(self, kwargs: Mapping[str, Any]) -> None:
+        """A call of the model begins: whether it is one of training, and which of its tokens count."""
+        if not torch.compiler.is_compiling():
+            self._allow_graphs()
+        self.switch.live = torch.is_grad_enabled() or self.failures.is_rehearsal
+        mask = kwargs.get("attention_mask")
+        # A mask of floating-point numbers may be one that is added to logits.
+        if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
+            self.switch.mask = mask.bool()
+        else:
+            self.switch.mask = None
+
+    def _hook_site(self, index: int, site: NormSite, module: nn.Module) -> None:
+        entering = RowTally(place=2 * index, spec=site.spec, enters_norm=True)
+        leaving = RowTally(place=2 * index + 1, spec=site.spec, enters_norm=False)
+        is_tapped = not self.plan.blocks
+
+        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            if self.measures() and (x := first_tensor(args, kwargs)) is not None:
+                entering.add(self.tables, local(x), self.switch.mask)
+
+        def after(_module: nn.Module, _args: object, output: object) -> Tensor | None:
+            if not isinstance(output, Tensor):
+                return None
+            self._look(index, output)
+            if self.measures():
+                leaving.add(self.tables, local(output), self.switch.mask)
+            return self._tap(index, output) if is_tapped else None
+
+        self._put(module, site.path, before, after)
+
+    def _hook_block(self, index: int, block: BlockCall) -> None:
+        first = 2 * len(self.plan.sites)
+        entering = RowTally(place=first + len(self.plan.blocks), spec=_STREAM, enters_norm=False)
+        leaving = RowTally(place=first + index, spec=_STREAM, enters_norm=False)
+
+        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            if self.measures() and (x := first_tensor(args, kwargs)) is not None:
+                entering.add(self.tables, local(x), self.switch.mask)
+
+        def after(_module: nn.Module, _args: object, output: object) -> object:
+            place, y = _stream(output)
+            if y is None:
+                return None
+            self._look(len(self.plan.sites) + index, y)
+            if self.measures():
+                leaving.add(self.tables, local(y), self.switch.mask)
+            replaced = self._tap(index, y)
+            return None if replaced is None else _with_stream(output, place, replaced)
+
+        self._put(block.module, block.path, before if index == 0 else None, after)
+
+    def _put(
+        self, module: nn.Module, path: str, before: Callable[..., None] | None, after: Callable[..., object]
+    ) -> None:
+        if before is not None:
+            hook = Hook(self.failures, path, before)
+            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(Hook(self.failures, path, after)))
+
+    def measures(self) -> bool:
+        """Whether what runs now is to be counted."""
+        return self.switch.on and self.switch.live
+
+    def _look(self, place: int, y: Tensor) -> None:
+        if not self.switch.live:
+            return
+        y = local(y).detach()
+        # A sum in 16 bits would leave their range where no element does.
+        seen = y.sum(dtype=y.dtype if y.dtype == torch.float64 else torch.float32) * 0
+        self.sentinel[place].add_(torch.stack([seen.float(), torch.ones_like(seen, dtype=torch.float32)]))
+
+    def _tap(self, place: int, y: Tensor) -> Tensor | None:
+        # A forward pass repeated by a checkpoint that is re-entrant is the one whose gradient counts.
+        if not (self.switch.on and y.requires_grad):
+            return None
+        return tapped(y, self.tables["taps"][place], lambda body, *args: self.failures.run("gradients", body, *args))
+
+
+class _Functions(TorchFunctionMode):
+    """Sees the norms and attentions that the innermost of some modules calls as functions.
+
+    It is entered where the outermost of these modules runs, and only when the switch is on: every call of a torch
+    function passes through it.
+    """
+
+    def __init__(self, instruments: Instruments) -> None:
+        super().__init__()
+        self._instruments = instruments
+        plan = instruments.plan
+        self._sites = {
+            (site.parent, site.function, site.ordinal): (index, site)
+            for index, site in enumerate(plan.sites)
+            if site.module is None
+        }
+        self._attentions = {(place.parent, place.function): index for index, place in enumerate(plan.attentions)}
+        self._parent: str | None = None
+        self._made: dict[str, int] = {}
+
+    def within(self, path: str) -> Callable[..., Any]:
+        """What calls the forward of the module at a path, and has the calls seen that it makes itself."""
+
+        def around(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            if not self._instruments.measures():
+                return forward(*args, **kwargs)
+            outer, made = self._parent, self._made
+            self._parent, self._made = path, {}
+            try:
+                if outer is not None:
+                    return forward(*args, **kwargs)
+                with self:
+                    return forward(*args, **kwargs)
+            finally:
+                self._parent, self._made = outer, made
+
+        return around
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in ATTENTION_FUNCTIONS:
+            self._attention(ATTENTION_FUNCTIONS[function], args, kwargs)
+        elif function in _NORMS:
+            return self._norm(_NORMS[function], function, args, kwargs)
+        return function(*args, **kwargs)
+
+    def _norm(self, name: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        ordinal = self._made.get(name, 0)
+        self._made[name] = ordinal + 1
+        found = self._sites.get((self._parent or "", name, ordinal))
+        x = first_tensor(args, kwargs)
+        if found is None or x is None:
+            return function(*args, **kwargs)
+        index, site = found
+        self._count(RowTally(place=2 * index, spec=site.spec, enters_norm=True), site.path, x)
+        y = function(*args, **kwargs)
+        self._count(RowTally(place=2 * index + 1, spec=site.spec, enters_norm=False), site.path, y)
+        return y
+
+    def _count(self, tally: RowTally, path: str, x: Tensor) -> None:
+        instruments = self._instruments
+        instruments.failures.run(path, tally.add, instruments.tables, local(x), instruments.switch.mask)
+
+    def _attention(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        place = self._attentions.get((self._parent or "", name))
+        if place is not None:
+            self._instruments.failures.run(
+                f"attention of {self._parent}", self._add_attention, name, place, args, kwargs
+            )
+
+    def _add_attention(self, name: str, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        tables, mask = self._instruments.tables, self._instruments.switch.mask
+        first = self._instruments.plan.attentions[place].first_head
+        if name == "sdpa":
+            if (call := queries_and_keys(args, kwargs)) is not None:
+                add_call(tables, place, call, mask, first)
+        elif (logits := softmax_logits(args, kwargs, None)) is not None:
+            add_logits(tables, place, logits, mask, first)
+
+
+def _stream(output: object) -> tuple[int | None, Tensor | None]:
+    """The first floating-point tensor of an output, and its place in a tuple or list."""
+    if isinstance(output, Tensor):
+        return None, output if output.is_floating_point() else None
+    if isinstance(output, (tuple, list)):
+        for place, member in enumerate(output):
+            if isinstance(member, Tensor) and member.is_floating_point():
+                return place, member
+    return None, None
+
+
+def _with_stream(output: Any, place: int | None, y: Tensor) -> object:
+    if place is None:
+        return y
+    members: Iterator[object] = (y if index == place else member for index, member in enumerate(output))
+    return type(output)(*members) if hasattr(output, "_fields") else type(output)(members)

@@ -1,0 +1,102 @@
+"""From what was measured of a run to an `Inspection`: series, parameters, findings, the beginning, the four answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from normkit.inspection import rules
+from normkit.inspection.inspecting import model_facts
+from normkit.inspection.result import Attention, Block, Inspection, Site
+from normkit.inspection.spectrum import recurring_outliers
+from normkit.inspection.training import Training
+from normkit.watching.answers import answer
+from normkit.watching.chronicle import Chronicle
+from normkit.watching.gauging import Gauging
+from normkit.watching.onset import origin
+from normkit.watching.readings import Reader
+from normkit.watching.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What is said of a run as a whole; the names are those of `Training`."""
+
+    name: str
+    steps: int
+    every: int
+    reason: str
+    observer: str
+    remarks: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    ranks: int
+
+
+def judged(subject: Subject, gauging: Gauging | None, chronicle: Chronicle, run: Circumstances) -> Inspection:
+    """Judge a run as far as it was measured.
+
+    Args:
+        subject: What is known of the model.
+        gauging: What measures it; None if nothing does.
+        chronicle: What was measured so far.
+        run: The rest.
+    """
+    sites, blocks, attentions = _measured(subject, gauging, chronicle)
+    structure = subject.structure
+    training = Training(
+        steps=run.steps,
+        every=run.every,
+        reports=chronicle.reports,
+        reason=run.reason,
+        reason_step=chronicle.reason_step if chronicle.reason else max(run.steps - 1, 0),
+        ranks=run.ranks,
+        observer=run.observer,
+        remarks=run.remarks,
+        optimizers=run.optimizers,
+        series=chronicle.series(),
+        parameters=chronicle.parameters,
+        vocabulary=subject.vocabulary,
+        broken=chronicle.broken,
+    )
+    training = replace(training, origin=origin(training))
+    tokens = max((site.input.rows for site in sites), default=0)
+    facts = rules.Facts(
+        model=model_facts(subject.model, run.name, f"{run.steps} steps of training", tokens, 0, sites, blocks),
+        sites=sites,
+        blocks=blocks,
+        attentions=attentions,
+        final_norm=None if structure is None else structure.final_norm,
+        # Of norms that were not measured nothing says that they are missing.
+        intent=subject.intent if sites else None,
+        passports={} if structure is None else {site.path: site.passport for site in structure.sites},
+        others=() if structure is None else structure.others,
+        baseline=subject.baseline if sites else None,
+        training=training,
+        shared=subject.shared,
+    )
+    findings, checks = rules.check(facts)
+    return Inspection(
+        model=facts.model,
+        sites=sites,
+        blocks=blocks,
+        attentions=attentions,
+        final_norm=facts.final_norm,
+        recurring_outliers=recurring_outliers({site.path: site.gain for site in sites if site.gain is not None}),
+        walk=None,
+        findings=findings,
+        checks=checks,
+        unrecognised=tuple((other.path, other.reason) for other in facts.others),
+        training=answer(training, findings, sites, blocks, attentions),
+    )
+
+
+def _measured(
+    subject: Subject, gauging: Gauging | None, chronicle: Chronicle
+) -> tuple[tuple[Site, ...], tuple[Block, ...], tuple[Attention, ...]]:
+    """Norms, blocks and attentions as the last report has them; nothing before the first."""
+    structure, reading = subject.structure, chronicle.reading
+    if structure is None or gauging is None or reading is None:
+        return (), (), ()
+    reader = Reader(structure=structure, plan=gauging.plan, gradient_errors=subject.gradient_errors)
+    with gauging.norms_at(reading.tables):
+        sites = reader.sites(reading)
+    return sites, reader.blocks(reading), reader.attentions(reading)

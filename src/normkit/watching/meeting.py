@@ -1,0 +1,184 @@
+"""How the processes that train one model find each other when a watch begins, and look at the same part of a batch.
+
+To look at a sharded model is to run it in all processes at once. On the same numbers they see the same norms and make
+the same calls, and a process whose first batch is empty sees them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Hashable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from normkit.identification.sharding import is_distributed
+from normkit.inspection.structure import Structure
+from normkit.watching.parameters import norm_parameters
+from normkit.watching.ranks import ManyRanks, Ranks
+from normkit.watching.surveying import Arguments
+
+_PATIENCE = timedelta(seconds=60)
+_meetings = itertools.count()
+
+
+class Meeting:
+    """Of one process with itself.
+
+    Attributes:
+        is_first: This process reports.
+        folder: Within the folder for reports, where it does; "" is that folder itself.
+        remarks: What could not be done, one line each.
+    """
+
+    def __init__(self, *, is_first: bool = True, remarks: tuple[str, ...] = ()) -> None:
+        self.is_first, self.folder, self.remarks = is_first, "", remarks
+
+    def shared(self, model: nn.Module, arguments: Arguments) -> Arguments:
+        """Arguments on which all processes that hold the same model look at it: those of the first that has rows."""
+        del model
+        return arguments
+
+    def ranks(self, given: nn.Module, model: nn.Module, structure: Structure | None) -> Ranks:
+        """The processes that saw the same norms, and pool their numbers.
+
+        Args:
+            given: The model as the loop calls it.
+            model: The model, without wrappers.
+            structure: What was seen; None if nothing was.
+        """
+        del given, model, structure
+        return Ranks()
+
+
+def is_distributed_run() -> bool:
+    """Whether this is one of several processes that torch.distributed knows."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def meet() -> Meeting:
+    """Wait a minute for all processes to begin a watch too; without some of them, each is alone."""
+    if not is_distributed_run():
+        return Meeting()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if not dist.is_gloo_available():
+        return Meeting(is_first=rank == 0, remarks=("this PyTorch has no Gloo: each process is watched by itself",))
+    store, name = dist.distributed_c10d._get_default_store(), f"normkit/watch/{next(_meetings)}"
+    store.set(f"{name}/{rank}", "here")
+    try:
+        store.wait([f"{name}/{other}" for other in range(size)], _PATIENCE)
+        said = store.compare_set(f"{name}/verdict", "", "all")
+    except (dist.DistError, RuntimeError):
+        # Whoever has waited long enough decides for those who come later.
+        said = store.compare_set(f"{name}/verdict", "", "some")
+    if bytes(said) == b"all":
+        return _ManyMeet()
+    came = [other for other in range(size) if store.check([f"{name}/{other}"])]
+    began = f"{len(came)} of {size} processes began a watch within {_PATIENCE.seconds} s"
+    remark = f"{began}: this is of process {rank} alone"
+    return Meeting(is_first=rank == came[0], remarks=(remark,))
+
+
+class _ManyMeet(Meeting):
+    """Of all processes."""
+
+    def __init__(self) -> None:
+        super().__init__(is_first=dist.get_rank() == 0)
+        # Of its own: in the training's group its messages would come between the training's.
+        self._group = dist.new_group(backend="gloo")
+
+    def shared(self, model: nn.Module, arguments: Arguments) -> Arguments:
+        given = arguments.tensors()
+        named = [(name, tuple(value.shape), str(value.dtype)) for name, value in model.named_parameters()]
+        key = _digest(named, [(value.dim(), str(value.dtype)) for value in given])
+        is_offered = not any(map(is_distributed, given)) and all(value.numel() for value in given)
+        offers = self._all((key, [value.detach().cpu() for value in given] if is_offered else None))
+        taken = next((values for other, values in offers if other == key and values is not None), None)
+        return arguments if taken is None else arguments.with_tensors(taken)
+
+    def ranks(self, given: nn.Module, model: nn.Module, structure: Structure | None) -> Ranks:
+        seen = None if structure is None else (_layout(model, structure), _held_parts(model))
+        everyone = self._all(seen)
+        layouts = dict.fromkeys(each[0] for each in everyone if each is not None)
+        mine = Ranks()
+        for layout in layouts:
+            members = [rank for rank, each in enumerate(everyone) if each is not None and each[0] == layout]
+            # All processes make every group.
+            group = self._group if len(members) == len(everyone) else dist.new_group(members, backend="gloo")
+            if structure is not None and seen is not None and seen[0] == layout:
+                self.is_first = dist.get_rank() == members[0]
+                self.folder = f"process-{members[0]}" if members[0] else ""
+                held = [everyone[rank][1] for rank in members]
+                if len(members) > 1:
+                    place = members.index(dist.get_rank())
+                    mine = ManyRanks(group, place, held, list(_compared(given, model, structure)))
+                if len(layouts) > 1:
+                    numbers = ", ".join(map(str, members))
+                    remark = f"{len(layouts)} groups of processes hold different norms: this is of process {numbers}"
+                    self.remarks = (*self.remarks, remark)
+        if structure is not None and any(map(is_distributed, model.parameters())):
+            unknown = sum(block.placement == "unknown" for block in structure.sweeps)
+            if unknown:
+                what = f"the placement of {unknown} of {len(structure.blocks)} blocks"
+                remark = f"{what} could not be measured: their parameters are split over processes"
+                self.remarks = (*self.remarks, remark)
+        return mine
+
+    def _all(self, value: object) -> list[Any]:
+        received: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(received, value, group=self._group)
+        return received
+
+
+def _layout(model: nn.Module, structure: Structure) -> str:
+    """One name for all that decides which entry of a packed vector means what."""
+    return _digest(
+        [(site.path, site.shape) for site in structure.sites],
+        [block.path for block in structure.blocks],
+        [(call.parent, call.function, len(call.input_shape)) for call in structure.called.functions],
+        [(name, tuple(value.shape)) for name, value in model.named_parameters()],
+    )
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _held_parts(model: nn.Module) -> list[Hashable]:
+    """Of each parameter, which part this process holds: its places along the axes of a mesh over which it is split."""
+    return [_part(parameter) for parameter in model.parameters()]
+
+
+def _part(parameter: Any) -> Hashable:
+    placements = getattr(parameter, "placements", ())
+    if not placements:
+        return ()
+    places = parameter.device_mesh.get_coordinate() or ()
+    return tuple(place for place, placement in zip(places, placements, strict=False) if not placement.is_replicate())
+
+
+def _compared(given: nn.Module, model: nn.Module, structure: Structure) -> Iterator[bool]:
+    """Of each parameter, whether processes that hold the same part of it should hold the same numbers.
+
+    A plain parameter of a norm should be the same everywhere, and under DistributedDataParallel every one; without it
+    another may be a part that a library of its own has cut, such as an expert or the columns of a matrix.
+    """
+    of_norms = norm_parameters(structure)
+    replicas = next((each for each in _wrappers(given) if isinstance(each, DistributedDataParallel)), None)
+    ignored: set[str] = set() if replicas is None else replicas.parameters_to_ignore
+    for name, parameter in model.named_parameters():
+        is_replicated = replicas is not None and name not in ignored
+        yield is_distributed(parameter) or id(parameter) in of_norms or is_replicated
+
+
+def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    inner: Any = model
+    while inner is not None:
+        yield inner
+        inner = getattr(inner, "_orig_mod", None) or (
+            inner.module if isinstance(inner, DistributedDataParallel) else None
+        )

@@ -1,0 +1,157 @@
+"""Where it began: of all that left its past behind, what did so first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from normkit.inspection.history import Jump, jumps, movers
+from normkit.inspection.pace import too_fast
+from normkit.inspection.training import Origin, OriginKind, Quantity, Series, Training
+
+# Exploded in the sense of rule F1: ten times what Megatron-LM and Kimi K2 clip at.
+_EXPLODED_LOGITS = 1e3
+# Within so many steps before it, a way up counts as the cause of a value that is not finite.
+_BEFORE = 32
+
+_KINDS: dict[Quantity, OriginKind] = {
+    "logit bound": "attention logits",
+    "stream rms": "stream",
+    "loss": "loss",
+    "activation gradient": "gradient",
+    "gradient norm": "gradient",
+    "parameter gradient": "gradient",
+    "update ratio": "update",
+}
+
+
+def origin(training: Training) -> Origin | None:
+    """The earliest mover over all series.
+
+    What counts, in this order: a value that is not finite, or what rose in the 32 steps before it; an update that was
+    too large or an attention that exploded; a jump of the loss or the gradient norm, or what rose before that.
+
+    Args:
+        training: The run, its series in the model's order.
+
+    Returns:
+        Where it began, or None where nothing moved.
+    """
+    broken = _first_not_finite(training)
+    slow = _first_excess(training)
+    if broken is not None:
+        causes = [_of_jump(jump) for jump in movers(training, broken.step, _BEFORE) if jump.step < broken.step]
+        if slow is not None and slow.step < broken.step:
+            causes.append(slow)
+        cause = min(causes, key=lambda each: each.step, default=None)
+        return broken if cause is None else _leading_to(cause, broken)
+    spikes = [jump for name in ("loss", "gradient norm") for jump in _jumps_of(training, name)]
+    spike = min(spikes, key=lambda jump: jump.step, default=None)
+    if spike is None:
+        return slow
+    first = next(iter(movers(training, spike.step)), spike)
+    if slow is not None and slow.step <= first.began:
+        return slow
+    # A batch moves everything at once: then the model as a whole is what moved.
+    same_step = first.began == spike.began
+    return _of_jump(spike if same_step else first)
+
+
+def _jumps_of(training: Training, name: str) -> Iterator[Jump]:
+    for series in training.series:
+        if series.quantity == name:
+            yield from jumps(series)
+
+
+def _of_jump(jump: Jump) -> Origin:
+    return Origin(
+        kind=_KINDS[jump.series.quantity],
+        step=jump.began,
+        path=jump.series.path,
+        detail=(
+            f"the {jump.series.quantity} rose from a usual {jump.usual:.3g} to {jump.value:.3g} in step {jump.peak}, "
+            f"{jump.factor:.3g} times as much and {jump.z:.1f} robust standard deviations above its past"
+        ),
+    )
+
+
+def _leading_to(cause: Origin, broken: Origin) -> Origin:
+    where = f" at {broken.path}" if broken.path else ""
+    detail = f"{cause.detail}; the first value that is not finite came in step {broken.step}{where}"
+    return Origin(kind=cause.kind, step=cause.step, path=cause.path, detail=detail)
+
+
+def _first_excess(training: Training) -> Origin | None:
+    """An update too large in itself, or an attention that exploded, whatever came before."""
+    found = [
+        Origin(kind="update", step=pace.step, path=pace.place, detail=f"one step changed {pace}")
+        for pace in too_fast(training)[:1]
+    ]
+    for series in training.of("logit bound"):
+        first = next((pair for pair in _pairs(series) if _EXPLODED_LOGITS < pair[1] < math.inf), None)
+        if first is not None:
+            detail = f"attention logits may reach {first[1]:.4g}, beyond {_EXPLODED_LOGITS:g}"
+            found.append(Origin(kind="attention logits", step=first[0], path=series.path, detail=detail))
+    return min(found, key=lambda each: each.step, default=None)
+
+
+def _first_not_finite(training: Training) -> Origin | None:
+    """The earliest step; in one step the forward pass comes before the loss, and that before the backward pass."""
+    found = [entry for entry in (_forward(training), _loss(training), _backward(training)) if entry is not None]
+    return min(found, key=lambda each: each.step, default=None)
+
+
+def _forward(training: Training) -> Origin | None:
+    """The first place in forward order."""
+    places = [
+        (step, order, series.path, value)
+        for order, series in enumerate(training.of("non-finite"))
+        for step, value in _pairs(series)
+        if value != 0
+    ]
+    if not places:
+        return None
+    step, _, path, value = min(places, key=lambda place: place[:2])
+    counted = "NaN or infinity" if math.isnan(value) else f"{value:.0f} elements that are NaN or infinite"
+    detail = f"{counted} in step {step}, here first in forward order"
+    if training.broken:
+        more = f" and {len(training.broken) - 1} parameters more" if len(training.broken) > 1 else ""
+        detail += f"; {training.broken[0]}{more} held some already"
+    return Origin(kind="non-finite in the forward pass", step=step, path=path, detail=detail)
+
+
+def _loss(training: Training) -> Origin | None:
+    for series in training.of("loss"):
+        for step, value in _pairs(series):
+            if not math.isfinite(value):
+                detail = f"the loss was {value}, and no norm had seen NaN or infinity"
+                return Origin(kind="non-finite loss", step=step, path="", detail=detail)
+    return None
+
+
+def _backward(training: Training) -> Origin | None:
+    """A block whose gradient is lost, the last in forward order as the way back begins there; else a parameter."""
+    lost = [
+        (step, series.path)
+        for series in (*training.of("parameter gradient"), *training.of("gradient norm"))
+        for step, value in _pairs(series)
+        if not math.isfinite(value)
+    ]
+    if not lost:
+        return None
+    step = min(step for step, _ in lost)
+    # A gradient that no step has shown is one of a frozen part.
+    blocks = [
+        series.path
+        for series in training.of("activation gradient")
+        if any(math.isfinite(value) for value in series.values)
+        and any(when == step and not math.isfinite(value) for when, value in _pairs(series))
+    ]
+    parameters = [path for when, path in lost if when == step and path]
+    path = blocks[-1] if blocks else parameters[-1] if parameters else ""
+    detail = f"the gradient was NaN or infinite in step {step}" + (", here first on the way back" if path else "")
+    return Origin(kind="non-finite in the backward pass", step=step, path=path, detail=detail)
+
+
+def _pairs(series: Series) -> Iterator[tuple[int, float]]:
+    return zip(series.steps, series.values, strict=True)

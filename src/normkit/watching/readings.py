@@ -1,0 +1,205 @@
+"""Tables read: the norms, blocks and attentions of a watched run as an inspection has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normkit.identification.sites import NormSite
+from normkit.inspection.blocks import block_of
+from normkit.inspection.moments import log_quantiles
+from normkit.inspection.result import Attention, Attenuation, Block, RowStatistics, Site
+from normkit.inspection.spectrum import spectrum
+from normkit.inspection.structure import Structure
+from normkit.watching.instruments import Plan
+from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS
+from normkit.watching.tallies import (
+    BINS_PER_OCTAVE,
+    LOWEST_OCTAVE,
+    ROW_PEAKS,
+    ROW_SUMS,
+    TAP_SUMS,
+    attenuations,
+    named,
+)
+
+_OFFSET = BINS_PER_OCTAVE * LOWEST_OCTAVE
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reading:
+    """The tables of one report.
+
+    Attributes:
+        step: The optimizer step that was measured.
+        tables: By name, in float64 on the CPU, pooled over the processes.
+    """
+
+    step: int
+    tables: Mapping[str, Tensor]
+
+    def line(self, place: int) -> Mapping[str, float]:
+        """Sums and peaks of one tally by name."""
+        peaks = named(self.tables["row peaks"][place], ROW_PEAKS)
+        return {**named(self.tables["rows"][place], ROW_SUMS), **{f"peak {name}": peaks[name] for name in peaks}}
+
+    def rows(self, place: int, features: int) -> RowStatistics:
+        """What one tally counted."""
+        line, counts = self.line(place), self.tables["bins"][place, 0].round().long()
+        present = line["rows"] - line["zero"]
+        smallest, largest = -line["peak -rms"], line["peak rms"]
+        low, median, high = (
+            min(max(2**log, smallest), largest)
+            for log in log_quantiles(counts, BINS_PER_OCTAVE, _OFFSET, 0.05, 0.5, 0.95)
+        )
+        filled = counts.nonzero().flatten()
+        return RowStatistics(
+            rows=round(line["rows"]),
+            features=features,
+            rms_min=smallest if line["rows"] else math.nan,
+            rms_quantiles=(low, median, high) if present else (math.nan,) * 3,
+            rms_max=largest if line["rows"] else math.nan,
+            histogram=tuple(zip((filled + _OFFSET).tolist(), counts[filled].tolist(), strict=True)),
+            zero_rows=round(line["zero"]),
+            mean_energy=line["energy"] / present if present else math.nan,
+            angle_to_ones=math.degrees(line["angle"] / present) if present else math.nan,
+            absmax=max(line["peak absmax"], 0.0),
+            nonfinite=round(line["nonfinite"]),
+            kurtosis=line["kurtosis"] / line["varying"] if line["varying"] else math.nan,
+        )
+
+    def attenuation(self, place: int, site: NormSite) -> Attenuation:
+        """What eps did to the rows that entered a norm."""
+        line, counts = self.line(place), self.tables["bins"][place, 1].round().long()
+        counted = int(counts.sum())
+        if not counted:
+            nothing = 1.0 if line["rows"] else math.nan
+            share = 0.0 if line["rows"] else math.nan
+            return Attenuation(median=nothing, smallest=nothing, share_below_99=share, share_below_90=share)
+        ratio = torch.tensor(2 ** log_quantiles(counts, BINS_PER_OCTAVE, _OFFSET, 0.5)[0], dtype=torch.float64)
+        smallest = -line["peak -attenuation"]
+        return Attenuation(
+            median=max(float(attenuations(ratio, site.spec)), smallest),
+            smallest=smallest,
+            share_below_99=line["below_99"] / counted,
+            share_below_90=line["below_90"] / counted,
+        )
+
+    def gradient(self, place: int) -> float:
+        """Root mean square over rows and features of the gradient at one tap; NaN where none passed."""
+        line = named(self.tables["taps"][place], TAP_SUMS)
+        if line["nonfinite"]:
+            return math.nan
+        return math.sqrt(line["squares"] / line["rows"]) if line["rows"] else math.nan
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reader:
+    """Makes the parts of an inspection of readings.
+
+    Attributes:
+        structure: What the model is made of.
+        plan: What is measured where.
+        gradient_errors: Of the gradient of each norm's gain, by path; see `Site.gain_gradient_error`.
+    """
+
+    structure: Structure
+    plan: Plan
+    gradient_errors: Mapping[str, float] = field(default_factory=dict)
+
+    def sites(self, reading: Reading) -> tuple[Site, ...]:
+        """The norms."""
+        return tuple(self._site(reading, index, site) for index, site in enumerate(self.plan.sites))
+
+    def _site(self, reading: Reading, index: int, site: NormSite) -> Site:
+        features = math.prod(site.shape)
+        entering, leaving = reading.rows(2 * index, features), reading.rows(2 * index + 1, features)
+        before, after = self.structure.dtypes(site)
+        in_half = before in _HALF and site.spec.statistics_dtype == "input"
+        largest_sum = reading.line(2 * index)["peak sum"]
+        gain, bias = site.parameters()
+        return Site(
+            path=site.path,
+            class_name=site.class_name,
+            order=index,
+            calls=round(reading.line(2 * index)["calls"]),
+            block=block_of(site.parent, self.structure.blocks),
+            role=self.structure.roles.get(site.path, "unknown"),
+            spec=site.spec,
+            confidence=site.passport.confidence,
+            evidence=site.passport.evidence,
+            input=entering,
+            output=leaving,
+            attenuation=reading.attenuation(2 * index, site),
+            gain=None if gain is None else spectrum(gain, 1.0),
+            bias=None if bias is None else spectrum(bias, 0.0),
+            dtype=str(before).removeprefix("torch."),
+            headroom_bits=_headroom(before, max(entering.absmax, leaving.absmax)),
+            statistics_headroom_bits=_headroom(before, largest_sum) if in_half else None,
+            output_dtype=str(after).removeprefix("torch."),
+            forward_calls=self.structure.forward_calls[site.path],
+            gain_gradient_error=self.gradient_errors.get(site.path, math.nan),
+        )
+
+    def blocks(self, reading: Reading) -> tuple[Block, ...]:
+        """The blocks."""
+        first, found = 2 * len(self.plan.sites), []
+        width = self._width()
+        entering = reading.rows(first + len(self.plan.blocks), width)
+        for block, swept in zip(self.plan.blocks, self.structure.sweeps, strict=True):
+            leaving = reading.rows(first + block.index, width)
+            found.append(
+                Block(
+                    path=block.path,
+                    index=block.index,
+                    placement=swept.placement,
+                    output_slope=swept.output_slope,
+                    branch_slope=swept.branch_slope,
+                    rows_normalized=swept.rows_normalized,
+                    stream_in=entering,
+                    stream_out=leaving,
+                    branch_share=swept.branch_share,
+                    cosine=swept.cosine,
+                )
+            )
+            entering = leaving
+        return tuple(found)
+
+    def _width(self) -> int:
+        widths = {call.path: call.input_shape[-1] for call in self.structure.called.modules if call.input_shape}
+        return widths.get(self.plan.blocks[0].path, 0) if self.plan.blocks else 0
+
+    def attentions(self, reading: Reading) -> tuple[Attention, ...]:
+        """The attention calls."""
+        return tuple(self._attention(reading, index) for index in range(len(self.plan.attentions)))
+
+    def _attention(self, reading: Reading, index: int) -> Attention:
+        place = self.plan.attentions[index]
+        sums = reading.tables["heads"][index, : place.heads]
+        peaks = reading.tables["head peaks"][index, : place.heads].clamp_min(0.0)
+        rows, entropy, uniform = (sums[:, HEAD_SUMS.index(name)] for name in HEAD_SUMS)
+        bounds, sampled = (peaks[:, HEAD_PEAKS.index(name)] for name in HEAD_PEAKS)
+        total = float(rows.sum())
+        return Attention(
+            path=place.parent,
+            block=block_of(place.parent, self.structure.blocks),
+            source="sdpa" if place.function == "sdpa" else "softmax",
+            heads=place.heads,
+            head_dim=place.head_dim,
+            bound=float(bounds.max()),
+            bounds=tuple(bounds.tolist()),
+            sampled_max=float(sampled.max()),
+            sampled_rows=round(total),
+            entropy=float(entropy.sum()) / total if total else math.nan,
+            entropy_min=float((entropy / rows)[rows > 0].min()) if total else math.nan,
+            uniform_entropy=float(uniform.sum()) / total if total else math.nan,
+        )
+
+
+def _headroom(dtype: torch.dtype, largest: float) -> float:
+    return math.log2(torch.finfo(dtype).max) - math.log2(largest) if largest > 0 else math.inf

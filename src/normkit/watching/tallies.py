@@ -1,0 +1,215 @@
+"""How rows are counted into tables while a model trains: plain tensor operations, traced by a compiler or not.
+
+Nothing is read back and no shape depends on data, so no device is waited for. A row that holds NaN or infinity is
+counted as such and enters nothing else; so is one whose mean square leaves the range of float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normkit import reference
+from normkit.spec import NormSpec
+from normkit.watching.tables import Table, Tables
+
+ROW_SUMS = ("calls", "rows", "zero", "nonfinite", "energy", "angle", "kurtosis", "varying", "below_99", "below_90")
+ROW_PEAKS = ("absmax", "rms", "-rms", "-attenuation", "sum")
+BINS_PER_OCTAVE, LOWEST_OCTAVE, OCTAVES = 8, -64, 128
+_BINS = BINS_PER_OCTAVE * OCTAVES
+# A deviation below this share of a row's rms is what rounding of the mean left; fourth powers of deviations below
+# the second number, or above the third, leave the range of float32.
+_CONSTANT, _LEAST_DEVIATION, _LARGEST_DEVIATION = 1e-6, 1e-8, 1e8
+# At so many times eps or its root nothing of a row is taken.
+_UNTOUCHED = 1e30
+
+
+def row_tables(places: int) -> tuple[Table, ...]:
+    """The tables of so many tallies: sums and peaks, and how many rows lie in each eighth of an octave.
+
+    The first histogram is of the rows' rms, the second of what a norm divides by, without eps, over sqrt(eps) or eps.
+    """
+    return (
+        Table(name="rows", shape=(places, len(ROW_SUMS))),
+        Table(name="bins", shape=(places, 2, _BINS)),
+        Table(name="row peaks", shape=(places, len(ROW_PEAKS)), keeps_largest=True),
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowTally:
+    """Counts the rows of what enters or leaves one place.
+
+    Attributes:
+        place: Row of the tables.
+        spec: What is one row; of what enters a norm also what eps does to it.
+        enters_norm: Count what eps does, and the kurtosis.
+    """
+
+    place: int
+    spec: NormSpec
+    enters_norm: bool
+
+    def add(self, tables: Tables, x: Tensor, mask: Tensor | None) -> None:
+        """Count the rows of one tensor.
+
+        Args:
+            tables: Of `row_tables`.
+            x: Of any floating-point dtype.
+            mask: True where a token counts, (B, T), or None for all.
+        """
+        x = x.detach()
+        rows = x if self.spec.axes == (-1,) and self.spec.groups == 1 else reference.to_rows(x, self.spec).squeeze(-2)
+        rows = rows if rows.dtype == torch.float64 else rows.float()
+        kind, features = tables["rows"].dtype, rows.shape[-1]
+        # A sample of all axes but the first has rows of groups, not of tokens.
+        counted = _counted(rows, None if self.spec.axes == "all_but_batch" else mask)
+        rows = rows.reshape(math.prod(rows.shape[:-1]), features)
+        sums, peaks = tables["rows"][self.place], tables["row peaks"][self.place]
+        if not len(rows):
+            sums[0].add_(1.0)
+            return
+        # A vector_norm of order infinity takes ten times as long on a CPU.
+        absmax = torch.maximum(rows.amax(-1), -rows.amin(-1)) if features else rows.new_zeros(len(rows))
+        mean = rows.mean(-1)
+        deviation = rows - mean[:, None] if self.enters_norm else None
+        length = torch.linalg.vector_norm(rows if deviation is None else deviation, dim=-1).to(kind)
+        mean, length = mean.to(kind), length / math.sqrt(features) if features else mean.to(kind)
+        if deviation is None:
+            rms, std = length, None
+        else:
+            std = torch.where(length > _CONSTANT * mean.abs(), length, 0.0) if rows.dtype == torch.float32 else length
+            # A vector_norm has left the range of float64 where these squares do; torch.hypot takes twice as long.
+            rms = (mean.square() + std.square()).sqrt()
+        # NaN is not less than infinity; a row that holds it, or infinity, has no other rms.
+        finite = rms < math.inf
+        kept = finite if counted is None else finite & counted
+        present = kept & (rms > 0)
+        weights, rows_kept = present.to(kind), kept.sum()
+        total = rows_kept.new_full((), len(rows)) if counted is None else counted.sum()
+        cosine = torch.where(present, mean / rms, 0.0)
+        angle = cosine.clamp(-1, 1).acos() if std is None else torch.where(present, torch.atan2(std, mean), 0.0)
+        found = torch.stack(
+            [
+                torch.ones((), dtype=kind, device=rows.device),
+                rows_kept,
+                rows_kept - present.sum(),
+                total - rows_kept,
+                cosine @ cosine,
+                angle @ weights,
+            ]
+        )
+        sums[: len(found)].add_(found)
+        extremes = torch.where(kept, torch.stack([absmax.to(kind), rms, -rms]), -math.inf).amax(-1)
+        peaks[: len(extremes)].copy_(torch.maximum(peaks[: len(extremes)], extremes))
+        tables["bins"][self.place, 0].index_add_(0, _bin(torch.where(present, rms, 1.0)), weights)
+        if deviation is not None and std is not None:
+            self._add_kurtosis(sums, deviation, std, present)
+            self._add_attenuation(tables, x, std if self.spec.centre_statistics else rms, features, present)
+
+    def _add_kurtosis(self, sums: Tensor, deviation: Tensor, std: Tensor, present: Tensor) -> None:
+        """Count fourth moments; the deviation is used up."""
+        fourth = torch.linalg.vector_norm(deviation.square_(), dim=-1).to(std.dtype).square() / deviation.shape[-1]
+        varying = present & (std > _LEAST_DEVIATION) & (std < _LARGEST_DEVIATION) & (fourth < math.inf)
+        kurtosis = torch.where(varying, fourth / std.square().square(), 0.0)
+        first = ROW_SUMS.index("kurtosis")
+        sums[first : first + 2].add_(torch.stack([kurtosis.sum(), varying.sum()]))
+
+    def _add_attenuation(self, tables: Tables, x: Tensor, root: Tensor, features: int, present: Tensor) -> None:
+        divisor = 1 if self.spec.reduction == "sum" else features - self.spec.correction
+        eps = reference.machine_eps(x, self.spec)
+        unit = math.sqrt(eps) if self.spec.eps_placement == "inside" else eps
+        if divisor < 1:
+            return
+        root = torch.where(present, root, 0.0) * math.sqrt(features / divisor)
+        peaks = tables["row peaks"][self.place]
+        largest, smallest = peaks[ROW_PEAKS.index("sum")], peaks[ROW_PEAKS.index("-attenuation")]
+        largest.copy_(torch.maximum(largest, root.amax().square() * divisor))
+        if not unit:
+            return
+        # What has no length enters nothing, and lies above all that is looked for.
+        ratio = torch.where(root > 0, root / unit, math.inf)
+        # What eps takes grows as the ratio falls. Of no rows at all the least is infinite, which eps leaves alone.
+        smallest.copy_(torch.maximum(smallest, -attenuations(ratio.amin().clamp_max(_UNTOUCHED), self.spec)))
+        bins = tables["bins"][self.place, 1]
+        bins.index_add_(0, _bin(ratio), (root > 0).to(root.dtype))
+        below = torch.stack([(ratio < _ratio(share, self.spec)).sum() for share in (0.99, 0.9)])
+        tables["rows"][self.place, ROW_SUMS.index("below_99") :].add_(below)
+
+
+def attenuations(ratio: Tensor, spec: NormSpec) -> Tensor:
+    """How much eps shortens rows: |y| with eps over |y| without.
+
+    Args:
+        ratio: What the norm divides by, without eps, over sqrt(eps) (eps inside the root) or eps (elsewhere).
+        spec: The norm.
+    """
+    match spec.eps_placement:
+        case "inside":
+            return ratio / torch.hypot(ratio, torch.ones_like(ratio))
+        case "outside":
+            return ratio / (ratio + 1)
+        case "clamp":
+            return ratio.clamp_max(1.0)
+
+
+def _ratio(attenuation: float, spec: NormSpec) -> float:
+    """The ratio at which a row is shortened to this share."""
+    match spec.eps_placement:
+        case "inside":
+            return attenuation / math.sqrt(1 - attenuation**2)
+        case "outside":
+            return attenuation / (1 - attenuation)
+        case "clamp":
+            return attenuation
+
+
+TAP_SUMS = ("rows", "squares", "nonfinite")
+
+
+def tap_tables(places: int) -> tuple[Table, ...]:
+    """The tables of so many gradients of activations."""
+    return (Table(name="taps", shape=(places, len(TAP_SUMS))),)
+
+
+def add_gradient(table: Tensor, gradient: Tensor) -> None:
+    """Count the rows of the loss's gradient with respect to an activation into one line of the table "taps"."""
+    given = gradient.detach()
+    given = given if given.dtype == torch.float64 else given.float()
+    squares = torch.linalg.vector_norm(given, dim=-1).to(table.dtype).square()
+    finite = squares.isfinite()
+    rows = finite.sum().to(table.dtype)
+    total = torch.where(finite, squares, 0.0).sum() / gradient.shape[-1]
+    table.add_(torch.stack([rows, total, (~finite).sum().to(table.dtype)]))
+
+
+def named(values: Tensor, names: tuple[str, ...]) -> Mapping[str, float]:
+    """One line of a table as Python numbers by name."""
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def _counted(rows: Tensor, mask: Tensor | None) -> Tensor | None:
+    """True for each row of a token that counts, False for padding; None where the mask does not tell them."""
+    if mask is None:
+        return None
+    leading = rows.shape[:-1]
+    batch, tokens = mask.shape
+    if leading == (batch, tokens, tokens) and tokens > 1:
+        return None
+    if leading == (batch * tokens,):
+        return mask.flatten()
+    if leading[:2] == (batch, tokens):
+        return mask.reshape(batch, tokens, *(1,) * (len(leading) - 2)).expand(leading).flatten()
+    if len(leading) == 3 and (leading[0], leading[2]) == (batch, tokens):
+        return mask[:, None, :].expand(leading).flatten()
+    return None
+
+
+def _bin(values: Tensor) -> Tensor:
+    """Which eighth of an octave each value is in; they are positive, or infinite."""
+    # Below the lowest octave, and above the highest, all are in the last bin there is; a cast rounds towards 0.
+    return (values.log2() * BINS_PER_OCTAVE - BINS_PER_OCTAVE * LOWEST_OCTAVE).clamp_(0, _BINS - 1).long()

@@ -1,0 +1,199 @@
+"""`WatchCallback`: a watch over what a `transformers.Trainer` trains."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from normkit.errors import InputError
+from normkit.inspection.baseline import Baseline
+from normkit.inspection.result import Finding, Inspection
+from normkit.watching.hooks import Failures, Hook
+from normkit.watching.watcher import Watch, watch
+
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    raise InputError('WatchCallback needs transformers, which is not installed: pip install "normkit[hf]"') from None
+
+COMPILED = (
+    "the model's own call is compiled: its loss is not seen, and its gradients only after the Trainer clipped them"
+)
+
+
+class WatchCallback(TrainerCallback):
+    """Watches the model of a `transformers.Trainer` from `on_train_begin` to `on_train_end`.
+
+    A step is one of the optimizer, whatever is accumulated for it. Its gradients are looked at where its last backward
+    pass ends: complete, reduced over the processes, and before the Trainer clips, which it does before it tells any
+    callback. Its loss is the sum over the micro-batches of the model's own loss times what the Trainer multiplies it by
+    (1 / micro-batches, or 1 where the model has divided by all tokens of the step). A loss that the Trainer computes
+    from the logits (`compute_loss_func`, label smoothing) is not seen.
+
+    With `torch_compile=True` give `batch`; the loss is then not seen, and gradients are after clipping. The Trainer
+    tells no callback that training raised: the watch then ends with `close`, with the next training, or when the
+    callback is gone, at the latest when the interpreter ends. A watch of a training that has ended is kept.
+
+    Args:
+        every: Steps between two measurements of everything.
+        batch: Keyword arguments of the model on which its norms are found; by default its first call.
+        out: Folder for report.html, report.json and history.jsonl; None writes nothing.
+        intent: What the norms are meant to be, or the file that says so.
+        name: What to call the run in the report.
+        say: Called with one line when something breaks; prints to stderr by default.
+
+    Example:
+        >>> callback = WatchCallback(every=10)
+        >>> callback.inspection()
+        Traceback (most recent call last):
+        ...
+        normkit.errors.InputError: nothing was trained yet; give the callback to a Trainer and call its train()
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int = 25,
+        batch: Any = None,
+        out: str | Path | None = None,
+        intent: Baseline | str | Path | None = None,
+        name: str = "",
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        options = {"every": every, "batch": batch, "out": out, "intent": intent, "name": name, "say": say}
+        self._watch: Callable[..., Watch] = partial(watch, **options)
+        self._training: _Training | None = None
+        self._end: Callable[[], object] = _nothing
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong as far as has been measured, worst first."""
+        return self.inspection().findings
+
+    def inspection(self) -> Inspection:
+        """Everything measured of the newest training, judged.
+
+        Raises:
+            InputError: If none has begun.
+        """
+        if self._training is None:
+            raise InputError("nothing was trained yet; give the callback to a Trainer and call its train()")
+        return self._training.watch.inspection()
+
+    def close(self) -> None:
+        """End the watch where training raised: the model is as it was, the report is written. May be called twice."""
+        self._end()
+
+    def on_train_begin(self, *_args: Any, model: nn.Module, optimizer: Any, **_others: Any) -> None:
+        """Begin a watch over the Trainer's model and optimizer."""
+        self.close()
+        # What accelerate hands out stands before the optimizer, and knows the scaler and the last micro-batch.
+        inner, scaler = getattr(optimizer, "optimizer", optimizer), getattr(optimizer, "scaler", None)
+        self._training = _Training(self._watch(model, inner, scaler=scaler).start(), model, optimizer)
+        # The finalizer keeps the training, which keeps the model: neither may keep the callback.
+        self._end = weakref.finalize(self, self._training.close, "the training did not come to its end")
+
+    def on_pre_optimizer_step(self, *_args: Any, **_others: Any) -> None:
+        """Take the step, if the end of its backward pass was not seen."""
+        if self._training is not None:
+            self._training.end_step()
+
+    def on_train_end(self, *_args: Any, **_others: Any) -> None:
+        """End the watch."""
+        if self._training is not None:
+            self._training.close()
+        self.close()
+
+
+class _Training:
+    """One training: sees where its backward passes begin and end, and what loss they begin with.
+
+    Args:
+        run: The watch.
+        model: The model as the Trainer has it, without what wraps it.
+        optimizer: As accelerate hands it out.
+    """
+
+    def __init__(self, run: Watch, model: nn.Module, optimizer: Any) -> None:
+        self.watch, self._optimizer = run, optimizer
+        self._loss: Tensor | None = None
+        self._is_taken = False
+        self._hook = model.register_forward_hook(Hook(Failures(), "the loss", self._after_forward))
+
+    def close(self, reason: str = "") -> None:
+        """End the watch."""
+        self._hook.remove()
+        self.watch.close(reason)
+
+    def end_step(self) -> None:
+        """Take the step now if it was not taken when its gradients were complete."""
+        if not self._is_taken:
+            self.watch.remark(COMPILED)
+            self._take()
+        self._is_taken, self._loss = False, None
+
+    def _after_forward(self, module: nn.Module, _args: object, output: object) -> None:
+        # The Trainer trains in training mode; the watch, when it looks for norms, and others call the model otherwise.
+        if torch.compiler.is_compiling() or not module.training:
+            return
+        tensors = [value for value in _values(output) if isinstance(value, Tensor) and value.requires_grad]
+        if tensors:
+            register_multi_grad_hook(tensors, self._at_backward, mode="any")
+        loss = _loss(output)
+        if loss is not None and loss.requires_grad:
+            # A copy: the Trainer may multiply the loss in place.
+            value = loss.detach().to(torch.float32, copy=True)
+            register_multi_grad_hook((loss,), partial(self._add, value), mode="any")
+
+    def _add(self, loss: Tensor, gradient: Tensor) -> None:
+        """Add a micro-batch: what is differentiated is the loss times the gradient that arrives at it."""
+        share = (loss * gradient.detach()).sum()
+        self._loss = share if self._loss is None else self._loss + share
+
+    def _at_backward(self, _gradient: Tensor) -> None:
+        # Twice: a wrapper that reduces gradients where the pass ends may have asked for that after the first of ours.
+        _queue(partial(_queue, self._after_backward))
+
+    def _after_backward(self) -> None:
+        state = getattr(self._optimizer, "gradient_state", None)
+        if not self._is_taken and getattr(state, "sync_gradients", True):
+            self._take()
+            self._is_taken = True
+
+    def _take(self) -> None:
+        loss, scaler = self._loss, getattr(self._optimizer, "scaler", None)
+        if loss is not None and scaler is not None and scaler.is_enabled():
+            loss = loss / scaler.scale(torch.ones_like(loss))
+        self.watch.step(loss)
+
+
+def _values(output: object) -> Iterator[object]:
+    """What a model gives out, one level deep."""
+    if isinstance(output, Mapping):
+        yield from output.values()
+    elif isinstance(output, (tuple, list)):
+        yield from output
+    else:
+        yield output
+
+
+def _loss(output: object) -> Tensor | None:
+    """The loss where the Trainer looks for it: under its name, else the first of what comes out."""
+    loss = output.get("loss") if isinstance(output, Mapping) else next(_values(output), None)
+    return loss if isinstance(loss, Tensor) and loss.is_floating_point() and loss.dim() <= 1 else None
+
+
+def _queue(run: Callable[[], None]) -> None:
+    """Have something run when the backward pass that is under way has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(run)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,160 @@
+"""Group E on real tiny models: cast order, outputs off their own formula, dtypes that change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import normkit as nk
+from faulty_norms import Gain, LlamaWithEps, MultiplyThenCast, SixteenBitStatistics
+from normkit.inspection import baseline
+from normkit.inspection.rules.backend import RULES
+
+CASTS, FORMULA, DTYPE = RULES
+PATH = "model.layers.1.input_layernorm"
+
+
+class WrongForManyRows(Gain):
+    """A norm whose kernel for more than 32 rows is wrong in its last block of features."""
+
+    def __init__(self, n: int, by: float = 1.01) -> None:
+        super().__init__(n)
+        self.by = by
+
+    def forward(self, x):
+        y = (self.rms(x) * self.weight.float()).to(x.dtype)
+        if x.shape[-2] > 32:
+            y[..., -8:] *= self.by
+        return y
+
+
+def llama(models, norm=None):
+    model = models.tiny("Llama", layers=2)
+    if norm is not None:
+        model.set_submodule(PATH, norm)
+    return model
+
+
+def of(inspection, rule):
+    return next((found for found in inspection.findings if found.rule == rule), None)
+
+
+@pytest.mark.parametrize(("dtype", "severity"), [(torch.float32, "note"), (torch.bfloat16, "warning")])
+def test_another_order_of_casts(models, inspected, status, dtype, severity):
+    assert status(inspected(llama(models).to(dtype)), "E1") == "clean"
+    found = of(inspected(llama(models, MultiplyThenCast(64)).to(dtype)), "E1")
+    assert (found.severity, found.sites) == (severity, (PATH,))
+    assert "it rounds once, at the end; the one that is meant rounds the row before the gain" in found.evidence[0]
+
+
+def test_statistics_in_16_bits_are_another_rules(models, inspected):
+    assert of(inspected(llama(models, SixteenBitStatistics(64)).bfloat16()), "E1") is None
+
+
+def test_without_a_config_no_order_is_meant(models, inspected, status):
+    assert status(inspected(models.plain()), "E1") == "not checked"
+
+
+def test_the_order_of_an_earlier_run_is_meant(models, inspected, facts_of):
+    model, other = models.plain(LlamaWithEps), models.plain(MultiplyThenCast)
+    first = baseline.infer(inspected(model))
+    inspection = inspected(other)
+    facts = replace(facts_of(inspection, other), baseline=first)
+    passports = {site.path: nk.identify(other.get_submodule(site.path), 64) for site in inspection.sites}
+    hit = CASTS.check(replace(facts, passports=passports))
+    assert (hit.severity, len(hit.sites)) == ("note", 7)
+    assert CASTS.check(replace(facts, passports=passports, baseline=baseline.infer(inspection))) is None
+
+
+def test_a_kernel_that_is_wrong_for_the_models_rows(models, inspected, finding, status):
+    assert status(inspected(models.plain(lambda width: WrongForManyRows(width, by=1.0))), "E5") == "clean"
+    found = finding(inspected(models.plain(WrongForManyRows)), "E5")
+    assert (found.severity, len(found.sites)) == ("error", 7)
+    assert "units of float32 off y = weight * x" in found.evidence[0]
+    assert "1 % of the row's largest" in found.evidence[0]
+
+
+def test_a_norm_of_no_known_formula(models, inspected, finding):
+    class Longer(LlamaWithEps):
+        def forward(self, x):
+            return 1.01 * super().forward(x)
+
+    plain = models.plain(Longer)
+    assert "E5" not in [found.rule for found in inspected(plain).findings]
+    model = models.train(models.tiny("Llama"))
+    model.model.norm = Longer(64)
+    found = finding(inspected(model), "E5")
+    assert (found.severity, found.sites) == ("error", ("model.norm",))
+    assert found.measured == "outputs of no formula that is known at 1 norm"
+    assert "model.norm: the config says y = weight * x" in found.evidence[0]
+    assert "no spec has" in found.evidence[0]
+
+
+@pytest.mark.parametrize(("by", "severity"), [(1.01, None), (1.06, "warning"), (1.5, "error")])
+def test_in_16_bits_more_is_rounding(models, inspected, by, severity):
+    found = of(inspected(models.plain(lambda width: WrongForManyRows(width, by=by)).bfloat16()), "E5")
+    assert (None if found is None else found.severity) == severity
+
+
+def test_overflow_is_another_rules(models, inspected):
+    model = models.plain(SixteenBitStatistics).half()
+    model.embedding.weight.data *= 300.0
+    inspection = inspected(model)
+    assert of(inspection, "E2").severity == "error"
+    assert of(inspection, "E5") is None
+
+
+def mixed(models, norm):
+    """A model in bfloat16 whose last norm and head have float32 parameters."""
+    model = models.plain(norm).bfloat16()
+    model.norm.float()
+    model.head.float()
+    return model
+
+
+class Promoting(nn.Module):
+    """A last norm with a float32 gain: its output has float32, whatever enters."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def test_a_dtype_that_changes(models, inspected, status):
+    assert status(inspected(models.plain(Promoting).bfloat16()), "E6") == "clean"
+    found = of(inspected(mixed(models, Promoting)), "E6")
+    assert (found.severity, found.sites) == ("note", ("norm",))
+    assert "bfloat16 enters, float32 leaves, bfloat16 is expected" in found.evidence[0]
+
+
+def test_a_dtype_that_changes_where_the_config_keeps_it(models, inspected, status):
+    gemma = models.tiny("Gemma", layers=2, head_dim=16).bfloat16()
+    assert status(inspected(gemma), "E6") == "clean"
+    gemma.model.norm, gemma.lm_head = Promoting(64), nn.Linear(64, 99)
+    found = of(inspected(gemma), "E6")
+    assert (found.severity, found.sites) == ("warning", ("model.norm",))
+
+
+def test_a_dtype_that_changes_as_the_configs_class_does_is_clean(models, inspected, status):
+    llama = models.tiny("Llama", layers=2).bfloat16()
+    llama.model.norm.float()
+    llama.lm_head.float()
+    inspection = inspected(llama)
+    assert inspection.sites[-1].output_dtype == "float32"
+    assert status(inspection, "E6") == "clean"
+
+
+def test_a_dtype_that_changed_since_an_earlier_run(models, inspected, facts_of):
+    model = models.plain(Promoting).bfloat16()
+    first = baseline.infer(inspected(model))
+    other = mixed(models, Promoting)
+    hit = DTYPE.check(replace(facts_of(inspected(other), other), baseline=first))
+    assert (hit.severity, hit.sites) == ("warning", ("norm",))
+    second = baseline.infer(inspected(other))
+    assert DTYPE.check(replace(facts_of(inspected(other), other), baseline=second)) is None

@@ -1,0 +1,135 @@
+"""Faults planted in clean models and runs are named and placed; clean models and healthy runs are left alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import altered_norms
+import injected_runs
+import injection
+import planting
+import subjects
+from clean_models import clean_models
+from helpers import ROOT
+from injected_runs import RUN_FAULTS
+from injection import FAULTS
+
+PAGE = ROOT / "docs" / "faults.md"
+CLEAN = {f"{clean.group}: {clean.name}": clean for clean in clean_models()}
+# The cheap ones among them: a family of transformers has a class of its own to load.
+OWN = [name for name in CLEAN if not name.startswith("families of transformers")]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    import transformers
+
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(verbosity)
+
+
+def alarms(inspection):
+    return [(each.rule, each.severity, each.measured) for each in inspection.findings if each.severity != "note"]
+
+
+def missed(trials):
+    """Trials in which the report began with another rule or place."""
+    return [(trial.fault, trial.family, trial.planted, trial.reported[:2]) for trial in trials if not trial.is_found]
+
+
+def stated(column):
+    """The share that the page states of all trials of models, in per cent."""
+    row = re.search(r"^\| \*\*all\*\* \|.*\| ([\d.]+) % \| ([\d.]+) % \|$", PAGE.read_text(), re.MULTILINE)
+    return float(row[column])
+
+
+def test_one_fault_of_each_kind():
+    chance = random.Random(0)
+    trials = [injection.attempt(fault, chance.choice(fault.families), 0) for fault in FAULTS]
+    assert len(missed(trials)) <= 0.05 * len(trials), missed(trials)
+
+
+def test_one_fault_of_a_run():
+    fault = next(fault for fault in RUN_FAULTS if fault.name == "a frozen norm")
+    assert missed([injected_runs.attempt(fault, "rmsnorm", 0)]) == []
+
+
+def test_a_few_clean_models():
+    sample = random.Random(0).sample(OWN, 12)
+    assert {name: found for name in sample if (found := alarms(CLEAN[name].inspected()))} == {}
+
+
+@pytest.mark.slow
+def test_a_larger_sample_of_faults():
+    chance = random.Random(1)
+    cases = [(fault, chance.choice(fault.families)) for fault in FAULTS for _ in range(2)]
+    trials = [injection.attempt(fault, family, seed) for seed, (fault, family) in enumerate(cases, 1)]
+    assert len(missed(trials)) <= 0.05 * len(trials), missed(trials)
+
+
+@pytest.mark.slow
+def test_faults_of_runs():
+    trials = [
+        injected_runs.attempt(fault, twin, 2)
+        for fault, twin in zip(RUN_FAULTS, itertools.cycle(injected_runs.TWINS), strict=False)
+        if twin in fault.twins
+    ]
+    assert len(missed(trials)) <= 0.05 * len(trials), missed(trials)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", injected_runs.TWINS)
+def test_a_healthy_run(twin):
+    assert alarms(injected_runs.healthy(twin, 7)) == []
+
+
+@pytest.mark.slow
+def test_a_larger_sample_of_clean_models():
+    sample = random.Random(1).sample(OWN, 50)
+    assert {name: found for name in sample if (found := alarms(CLEAN[name].inspected()))} == {}
+
+
+def test_there_are_enough_of_each():
+    assert len(FAULTS) + len(RUN_FAULTS) >= 60
+    assert len(CLEAN) >= 400
+
+
+def test_the_page_states_the_bars():
+    assert stated(1) >= 95
+    assert stated(2) >= 95
+    assert "0 with an error or a warning" in PAGE.read_text()
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "Gemma", "Cohere", "Bert", "T5Encoder", "PlainRMS"])
+def test_a_norm_written_anew_computes_the_same(family):
+    model = subjects.subject(family).model
+    for norm in planting.norms(model).values():
+        x = torch.randn(2, 5, *norm.weight.shape)
+        torch.testing.assert_close(altered_norms.Altered(norm, altered_norms.right)(x), norm(x))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_changes_the_model(fault):
+    family = fault.families[0]
+    clean, broken = (subjects.subject(family, **fault.options) for _ in range(2))
+    planted = fault.plant(broken.model, random.Random(0))
+    assert planted
+    assert len(set(planted)) == len(planted)
+    before = {name: repr(module) for name, module in clean.model.named_modules()}
+    after = {name: repr(module) for name, module in broken.model.named_modules()}
+    weights = zip(clean.model.parameters(), broken.model.parameters(), strict=False)
+    moved = any(not torch.equal(a, b) for a, b in weights if a.shape == b.shape)
+    patched = any("forward" in vars(module) for module in broken.model.modules())
+    assert moved or patched or before != after or _epsilons(clean.model) != _epsilons(broken.model)
+
+
+def _epsilons(model):
+    return [altered_norms.eps_of(norm) for norm in planting.norms(model).values()]

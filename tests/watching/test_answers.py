@@ -1,0 +1,221 @@
+"""The four questions, what to change first, and how to confirm it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from normkit.inspection.result import Attention, Finding
+from normkit.inspection.rules import check
+from normkit.watching.answers import CLIPPING, NORM, RATE, START, answer
+from watched_runs import VOCABULARY, Tiny, block, calm, facts, parameter, raised, rows, series, site, trained, training
+
+UNIFORM = math.log(VOCABULARY)
+
+
+def found(rule, severity="error", sites=("norm",), **changes):
+    given = {
+        "title": f"Title of {rule}",
+        "measured": f"measured {rule}",
+        "threshold": "t",
+        "source": "s",
+        "evidence": (f"evidence of {rule}",),
+        "why": "w",
+        "remedy": (f"remedy of {rule}", "another"),
+        "confirm": f"confirm {rule}",
+    }
+    return Finding(rule=rule, severity=severity, sites=sites, **(given | changes))
+
+
+NORMS = (site("norm"),)
+
+
+def told(run, *findings, sites=NORMS, blocks=(), attentions=()):
+    return answer(run, findings, sites, blocks, attentions)
+
+
+def verdicts(run):
+    return {each.question: each.verdict for each in run.answers}
+
+
+def detail(run, question):
+    return next(each.detail for each in run.answers if each.question == question)
+
+
+def healthy():
+    return training(
+        series("loss", [UNIFORM, *calm("loss", steps=59).values]),
+        calm("gradient norm"),
+        calm("update ratio", "w", steps=12, level=1e-2, every=5),
+        parameters=(parameter("w"),),
+    )
+
+
+def test_the_four_questions_come_in_order():
+    run = told(healthy())
+    assert [each.question for each in run.answers] == [NORM, RATE, CLIPPING, START]
+    assert set(verdicts(run).values()) == {"no"}
+    assert (run.origin, run.first_change) == (None, ())
+    assert run.confirm == "Nothing is to be changed."
+
+
+def test_a_healthy_real_run():
+    run = trained(Tiny())
+    findings, _ = check(facts(run))
+    assert set(verdicts(told(run, *findings)).values()) == {"no"}
+
+
+def test_what_was_not_seen_is_unknown():
+    run = told(training(vocabulary=0), sites=())
+    assert set(verdicts(run).values()) == {"unknown"}
+
+
+def test_the_numbers_of_a_healthy_run():
+    run = told(healthy(), blocks=(block(0), block(1)))
+    assert detail(run, NORM).startswith("1 norm, measured in 12 steps: formula")
+    assert detail(run, RATE) == (
+        "The largest of 12 measured steps changed the median weight by 1.05 %, w by 1.05 %: 23 % of the limit."
+    )
+    assert detail(run, CLIPPING).startswith("There was no spike to hold: over the last 60 steps")
+    assert detail(run, START).startswith("The first loss is 3.47, 1 times log(32) = 3.47.")
+
+
+def test_a_wrong_norm():
+    run = told(healthy(), found("A1", sites=("a", "b")), found("F1", sites=("attention",)))
+    assert verdicts(run)[NORM] == "yes"
+    assert detail(run, NORM) == "title of A1: measured A1."
+    assert run.answers[0].places == ("a", "b")
+    assert run.first_change[0] == "at a and 1 more: remedy of A1"
+    assert run.confirm.endswith("To see it at once: confirm A1.")
+
+
+@pytest.mark.parametrize("rule", ["B7", "E7", "E8", "F3"])
+def test_findings_that_are_about_something_else(rule):
+    run = told(healthy(), found(rule))
+    assert verdicts(run)[NORM] == "no"
+    assert run.first_change == (f"at norm: remedy of {rule}",)
+
+
+def test_notes_answer_nothing():
+    run = told(healthy(), found("A1", severity="note"))
+    assert verdicts(run)[NORM] == "no"
+    assert run.first_change == ()
+
+
+def test_nan_that_a_norm_was_given_is_not_its_fault():
+    given, made = site("norm", input=rows(nonfinite=3)), site("norm", output=rows(nonfinite=3))
+    assert verdicts(told(healthy(), found("E3"), sites=(given,)))[NORM] == "no"
+    assert verdicts(told(healthy(), found("E3"), sites=(made,)))[NORM] == "yes"
+
+
+def test_a_rate_that_is_too_high():
+    run = trained(Tiny(), learning_rate=9e-2)
+    findings, _ = check(facts(run))
+    run = told(run, *findings)
+    assert verdicts(run)[RATE] == "yes"
+    assert "times the limit" in detail(run, RATE)
+    assert run.answers[1].places
+    assert any(change.startswith("lower the learning rate about ") for change in run.first_change)
+
+
+def test_the_factor_of_the_rate_is_that_of_the_worst_step():
+    ratios = series("update ratio", [0.01, 0.045 * 5.5], "w", every=5)
+    run = told(training(calm("loss"), ratios, parameters=(parameter("w", learning_rate=0.18),)), found("F11"))
+    assert run.first_change == ("lower the learning rate about 6 times, from 0.18 to 0.03",)
+
+
+def test_a_first_step_alone_asks_for_a_warm_up():
+    ratios = series("update ratio", [0.45, 0.01], "w", every=5)
+    run = told(training(calm("loss"), ratios, parameters=(parameter("w"),)), found("F11"))
+    assert run.first_change == ("warm the learning rate up: step 0 alone was 10 times past the limit",)
+
+
+def test_large_logits_are_told_beside_the_rate():
+    attention = Attention(
+        path="attention",
+        block=0,
+        source="sdpa",
+        heads=1,
+        head_dim=8,
+        bound=2e4,
+        bounds=(2e4,),
+        sampled_max=1e4,
+        sampled_rows=1,
+        entropy=0.0,
+        entropy_min=0.0,
+        uniform_entropy=1.0,
+    )
+    assert "Attention logits may reach 2e+04." in detail(told(healthy(), attentions=(attention,)), RATE)
+
+
+def test_clipping_would_have_held_a_bad_batch():
+    run = told(
+        training(raised(calm("loss"), at_50=5.0), raised(calm("gradient norm", level=0.8), at_50=16.0)), found("F5")
+    )
+    assert verdicts(run)[CLIPPING] == "yes"
+    assert detail(run, CLIPPING) == (
+        "At 1.6, twice the usual gradient norm of 0.801: in step 50 it was 16, and would have been cut 10 times."
+    )
+    assert run.first_change == (
+        "clip the gradient norm at 1.6",
+        "look at the batch of step 50, and leave it out if it is not what the others are",
+    )
+
+
+def test_clipping_holds_no_gradient_that_did_not_grow():
+    run = told(training(raised(calm("loss"), at_50=5.0), raised(calm("gradient norm"), at_50=1.5)))
+    assert verdicts(run)[CLIPPING] == "no"
+    assert detail(run, CLIPPING).startswith("The gradient norm had not grown: 1.5 in step 50, 1.5 times its usual 1")
+
+
+@pytest.mark.parametrize("first", ["update ratio", "logit bound", "stream rms"])
+def test_clipping_comes_too_late_where_something_moved_before(first):
+    run = training(
+        raised(calm("loss"), at_50=5.0),
+        raised(calm("gradient norm"), at_50=20.0),
+        raised(calm(first, "w", level=1e-3), at_48=0.02),
+        parameters=(parameter("w"),),
+    )
+    run = told(run)
+    assert verdicts(run)[CLIPPING] == "no"
+    assert "this began before, in step 48" in detail(run, CLIPPING)
+
+
+def test_clipping_holds_no_nan():
+    forward = told(training(calm("loss"), calm("gradient norm"), series("non-finite", [7.0], "a", first=50)))
+    assert verdicts(forward)[CLIPPING] == "no"
+    assert "before there was a gradient to clip" in detail(forward, CLIPPING)
+    assert forward.first_change[0] == "see what is computed in step 50 at a: the batch, masks, divisions, logarithms"
+    backward = told(training(calm("loss"), raised(calm("gradient norm"), at_50=math.nan)))
+    assert verdicts(backward)[CLIPPING] == "no"
+    assert "stays so when it is clipped" in detail(backward, CLIPPING)
+
+
+def test_a_few_steps_are_too_few_to_know_where_to_clip():
+    run = told(training(calm("loss", steps=9), calm("gradient norm", steps=9)))
+    assert verdicts(run)[CLIPPING] == "unknown"
+
+
+def test_an_initialisation_that_is_off():
+    run = trained(Tiny(), steps=2)
+    run = training(series("loss", [3 * UNIFORM, 3.0]), *run.series[1:], parameters=run.parameters)
+    findings, _ = check(facts(run))
+    run = told(run, *findings, found("F1"), found("F4"))
+    assert verdicts(run)[START] == "yes"
+    assert detail(run, START).startswith("The first loss is 10.4; one that guesses")
+    # Logits and gradients follow from it.
+    assert len(run.first_change) == 1
+    assert run.first_change[0].startswith("draw weights")
+
+
+def test_processes_come_before_all_else():
+    run = told(healthy(), found("A1"), found("F12", sites=()), found("E7", sites=("gain",)))
+    assert [change.split("remedy of ")[1] for change in run.first_change] == ["E7", "A1", "F12"]
+
+
+def test_what_was_measured_stays():
+    run = healthy()
+    filled = told(run)
+    assert filled.series == run.series
+    assert filled.parameters == run.parameters

@@ -1,0 +1,66 @@
+"""Series over the steps, and the alarm."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from normkit.watching.chronicle import _SKIPPED
+from small_training import Run
+
+
+def told(losses: list[float | None]) -> Run:
+    """A run whose watch is told of these losses."""
+    run = Run(rate=1e-4)
+
+    def body(each: Run) -> None:
+        loss = each.loss(each.model, each.batch())
+        each.optimizer.zero_grad()
+        loss.backward()
+        each.watch.step(losses[len(each.losses)])
+        each.losses.append(0.0)
+        each.optimizer.step()
+
+    return run.go(body=body, steps=len(losses), every=5)
+
+
+def test_series_hold_each_step_or_each_report():
+    run = Run().go(steps=7, every=3)
+    training = run.watch.inspection().training
+    assert training.of("loss")[0].steps == training.of("gradient norm")[0].steps == tuple(range(7))
+    assert training.of("loss")[0].values == pytest.approx(run.losses, rel=1e-6)
+    assert {each.steps for each in training.of("stream rms")} == {(0, 3, 6)}
+    assert {each.steps for each in training.of("parameter gradient")} == {tuple(range(7))}
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"), [(9.0, "a spike of the loss"), (2.3, ""), (math.inf, "an infinite loss"), (None, "")]
+)
+def test_an_alarm_is_raised_for_what_leaves_the_range(last: float | None, reason: str):
+    run = told([2.0 + 0.01 * math.sin(step) for step in range(20)] + [last])
+    training = run.watch.inspection().training
+    assert training.reason == (reason or "asked")
+    if reason:
+        assert training.reason_step == 20
+        assert any(f"step 20: {reason}" in line for line in run.said)
+
+
+def test_the_first_alarm_stays():
+    run = told([*[2.0] * 16, 9.0, 2.0, math.inf])
+    training = run.watch.inspection().training
+    assert (training.reason, training.reason_step) == ("a spike of the loss", 16)
+
+
+def test_gradients_that_overflow_too_often_are_not_the_scalers_fault():
+    run, scaler = Run(), torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def body(each: Run) -> None:
+        each.model.head.weight.grad = torch.full_like(each.model.head.weight, math.inf)
+        each.watch.step(1.0)
+
+    run.model(run.batch())
+    run.go(body=body, steps=_SKIPPED + 1, scaler=scaler, batch=(run.batch(),))
+    training = run.watch.inspection().training
+    assert (training.reason, training.reason_step) == ("non-finite gradients", _SKIPPED - 1)

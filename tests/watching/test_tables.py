@@ -1,0 +1,58 @@
+"""Tables in one vector, and vectors of several processes in one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from normkit.watching.tables import Table, Tables, merged
+
+LAYOUT = [
+    Table(name="peaks", shape=(2,), keeps_largest=True),
+    Table(name="sums", shape=(2, 3)),
+    Table(name="none", shape=(0, 4)),
+]
+
+
+def made() -> Tables:
+    return Tables(LAYOUT, torch.device("cpu"))
+
+
+def test_empty_tables_are_zeros_and_lowest_numbers():
+    tables = made()
+    assert tables["sums"].dtype == torch.float64
+    assert tables["sums"].tolist() == [[0.0] * 3] * 2
+    assert tables["peaks"].tolist() == [-math.inf] * 2
+    assert tables.sums == 6
+
+
+def test_a_packed_vector_is_a_copy_that_unpacks_to_the_tables():
+    tables = made()
+    tables["sums"].copy_(torch.arange(6.0).view(2, 3))
+    tables["peaks"].copy_(torch.tensor([3.0, -1.0]))
+    vector = tables.packed()
+    tables.clear()
+    assert tables["sums"].eq(0).all()
+    assert tables["peaks"].isneginf().all()
+    found = tables.unpacked(vector)
+    assert found["sums"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["peaks"].tolist() == [3, -1]
+    assert found["none"].shape == (0, 4)
+    tables.part(vector, "sums")[1, 2] = 9
+    assert tables.unpacked(vector)["sums"][1, 2] == 9
+    with pytest.raises(KeyError):
+        tables.part(vector, "no such table")
+
+
+def test_of_several_the_sums_are_added_and_the_largest_kept():
+    vectors = []
+    for value in (1.0, 2.0, -5.0):
+        tables = made()
+        tables["sums"].fill_(value)
+        tables["peaks"][0] = value
+        vectors.append(tables.packed())
+    found = made().unpacked(merged(vectors, made().sums))
+    assert found["sums"].eq(-2).all()
+    assert found["peaks"].tolist() == [2.0, -math.inf]

@@ -1,0 +1,73 @@
+"""The watch's proof of itself: it holds for what is right, and fails where the pooling or a tally is wrong."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from normkit.watching import tallies, verification
+from normkit.watching.mailbox import CopyLetter, Letter
+from normkit.watching.ranks import Ranks
+from normkit.watching.tables import Tables
+
+CPU = torch.device("cpu")
+
+
+def test_one_process_is_verified_on_shards_one_after_the_other() -> None:
+    line = verification.verify(Ranks(), CPU)
+    found = re.fullmatch(r"observer verified: 27 of 27 statistics within (\S+) of float64 on 5 uneven shards", line)
+    assert found is not None
+    assert 0 < float(found[1]) < 1e-12
+
+
+def test_the_shards_are_uneven_shifted_and_hold_the_hard_cases() -> None:
+    shards = verification.shards(5)
+    assert len({len(shard) for shard in shards}) == 5
+    assert len(shards[1]) == 0
+    assert sum(bool(shard.isnan().any()) for shard in shards) == 1
+    assert any(bool((row == 0).all()) for shard in shards for row in shard)
+    means = [float(shard.nanmean()) for shard in shards if len(shard)]
+    assert max(means) - min(means) > 40
+
+
+class Doubling(Ranks):
+    def pooled(self, vectors: Tensor, tables: Tables, line: int) -> Tensor:
+        return 2 * super().pooled(vectors, tables, line)
+
+
+class Mute(Ranks):
+    def gather(self, step: int, vector: Tensor) -> Letter:
+        super().gather(step, vector)
+        return Lost(vector)
+
+
+class Lost(CopyLetter):
+    def read(self) -> Tensor | None:
+        return None
+
+
+def test_a_wrong_pooling_is_not_verified() -> None:
+    line = verification.verify(Doubling(), CPU)
+    assert not line.startswith("observer verified")
+    assert " of 27 statistics are wrong on 5 uneven shards: " in line
+
+
+def test_a_wrong_tally_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tallies, "_total", lambda values, weights: (values * weights).nan_to_num().mean())
+    assert not verification.verify(Ranks(), CPU).startswith("observer verified")
+
+
+def test_processes_that_do_not_answer_are_said() -> None:
+    assert verification.verify(Mute(), CPU).startswith("not verified: the 1 processes did not answer")
+
+
+def test_it_is_done_in_a_blink() -> None:
+    verification.verify(Ranks(), CPU)
+    start = time.perf_counter()
+    verification.verify(Ranks(), CPU)
+    # A few milliseconds, on a machine that does other things too.
+    assert time.perf_counter() - start < 0.5
