@@ -1,20 +1,26 @@
 """What a watch costs: training steps bare, watched, and under the peers' monitors, interleaved in one process.
 
-    python benchmarks/watch_overhead.py [--rounds 30] [--wide-rounds 6] [--threads 1]
+    python benchmarks/watch_overhead.py [--rounds 60] [--wide-rounds 10] [--threads 1 2]
 
-Each column trains its own copy of the model; a round takes one step of each, so that a slow minute of the machine falls
-on all of them. The cost at an interval is that of its steps, weighed: (measured + (every - 1) x others) / every. The
-floor of a measured step is reading each norm's input and output and each block's output once more, at the copy
-bandwidth of this machine. TorchLens captures every tensor of one forward pass, so its column times that alone against
-the step; it takes part where it is installed (pip install torchlens).
+Each column trains its own copy of the model. A round takes one step of each, in an order that turns, so that a slow
+minute of the machine falls on all of them; the numbers are medians. A step under "every step" measures everything and
+reads the report of the step before, one "between reports" does what is done at all others: the cost at an interval is
+that of one of the first and all but one of the second. "bare, again" is what two equal columns differ by.
+
+The floor of a measured step is reading each norm's input and output and each block's output once, at the bandwidth of a
+sum. TorchLens captures every tensor of one forward pass, so its column is that alone against the step, in a process of
+its own, for it wraps all of torch; it takes part where it is installed (pip install torchlens).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
@@ -28,6 +34,8 @@ from normkit.demo.architecture import build
 
 INTERVAL = 25
 BARS = {"default interval": 0.01, "every step": 0.20}
+NEVER = 10**9
+WARM_UP = 3
 
 
 @dataclass
@@ -35,16 +43,15 @@ class Column:
     """One monitor: how it begins, what it does after backward, how it ends."""
 
     name: str
-    begin: Callable[[nn.Module, torch.optim.Optimizer], object]
+    begin: Callable[[nn.Module, torch.optim.Optimizer], object] = lambda _model, _optimizer: None
     step: Callable[[object, Tensor], None] = lambda _monitor, _loss: None
     end: Callable[[object], None] = lambda _monitor: None
     seconds: list[float] = field(default_factory=list)
-    measured: list[float] = field(default_factory=list)
 
 
-def watched(every: int) -> Column:
+def watched(name: str, every: int) -> Column:
     return Column(
-        f"watch, every {every}" if every > 1 else "watch, every step",
+        name,
         lambda model, optimizer: nk.watch(model, optimizer, every=every, say=lambda _line: None).start(),
         lambda monitor, loss: monitor.step(loss),
         lambda monitor: monitor.close(),
@@ -73,12 +80,18 @@ def item_hooks(model: nn.Module, _optimizer: torch.optim.Optimizer) -> list[floa
 
 def columns() -> list[Column]:
     return [
-        Column("bare", lambda _model, _optimizer: None),
-        watched(INTERVAL),
-        watched(1),
+        Column("bare"),
+        Column("bare, again"),
+        watched("watch, between reports", NEVER),
+        watched("watch, every step", 1),
         Column("DebugUnderflowOverflow", underflow_overflow),
         Column("hooks with .item()", item_hooks, lambda seen, _loss: seen.clear()),
     ]
+
+
+def demo() -> nn.Module:
+    torch.manual_seed(0)
+    return build("layernorm")
 
 
 def wide() -> nn.Module:
@@ -92,6 +105,21 @@ def wide() -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
+@dataclass(frozen=True)
+class Case:
+    """A model, and the batch size and length that it trains on."""
+
+    title: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, int]
+
+
+CASES: Mapping[str, Case] = {
+    "demo": Case("demo model (6 layers, width 64), 16 x 256 tokens", demo, (16, 256)),
+    "wide": Case("GPT-2 of 12 layers, width 768, 4 x 256 tokens", wide, (4, 256)),
+}
+
+
 def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor, after: Callable[[Tensor], None]) -> None:
     loss = F.cross_entropy(model(input_ids=ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten())
     optimizer.zero_grad()
@@ -101,57 +129,79 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor, af
     optimizer.step()
 
 
-def interleaved(make: Callable[[], nn.Module], shape: tuple[int, int], rounds: int) -> list[Column]:
-    """Median seconds a step; of the watch at an interval its measured steps apart."""
+def interleaved(case: Case, rounds: int) -> list[Column]:
+    """Seconds of each step of each column."""
     generator = torch.Generator().manual_seed(0)
-    made, runs = columns(), []
+    made, runs = columns(), {}
     for column in made:
-        torch.manual_seed(0)
-        model = make().train()
+        model = case.make().train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
-        runs.append((model, optimizer, column.begin(model, optimizer)))
-    for number in range(rounds + 2):
-        ids = torch.randint(256, (shape[0], shape[1] + 1), generator=generator)
-        for column, (model, optimizer, monitor) in zip(made, runs, strict=True):
+        runs[column.name] = (model, optimizer, column.begin(model, optimizer))
+    batch, length = case.shape
+    for number in range(rounds + WARM_UP):
+        ids = torch.randint(256, (batch, length + 1), generator=generator)
+        turn = number % len(made)
+        for column in made[turn:] + made[:turn]:
+            model, optimizer, monitor = runs[column.name]
             start = time.perf_counter()
             one_step(model, optimizer, ids, lambda loss, column=column, monitor=monitor: column.step(monitor, loss))
             taken = time.perf_counter() - start
-            # The first two rounds warm up; the watch finds the norms in the first.
-            if number > 1:
+            # In the first step the watch finds the norms, in the second it reads what was measured in that.
+            if number >= WARM_UP:
                 column.seconds.append(taken)
-    measure_on_steps(made, runs, shape, generator, rounds)
-    for column, (_, _, monitor) in zip(made, runs, strict=True):
-        column.end(monitor)
+    for column in made:
+        column.end(runs[column.name][2])
     return made
 
 
-def measure_on_steps(made, runs, shape, generator, rounds: int) -> None:
-    """Measured steps of the watch at an interval, with the report's reading, beside bare ones."""
-    place = next(index for index, column in enumerate(made) if column.name == f"watch, every {INTERVAL}")
-    column, (model, optimizer, monitor) = made[place], runs[place]
-    for _ in range(rounds):
-        ids = torch.randint(256, (shape[0], shape[1] + 1), generator=generator)
-        monitor._gauging.switch.on = True
-        for _ in range(2):
-            start = time.perf_counter()
-            one_step(model, optimizer, ids, lambda loss: monitor.step(loss))
-            column.measured.append(time.perf_counter() - start)
+def floor(case: Case) -> float:
+    """Seconds to read once what a measured step looks at."""
+    model, shapes = case.make(), []
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+        # A norm's input and output; a block's output, which is the first of a tuple in some versions.
+        if isinstance(module, nn.LayerNorm) or "LayerNorm" in type(module).__name__:
+            shapes.extend((args[0].shape, args[0].shape))
+        elif "Block" in type(module).__name__:
+            shapes.append((output if isinstance(output, Tensor) else output[0]).shape)
+
+    for module in model.modules():
+        module.register_forward_hook(hook)
+    with torch.no_grad():
+        model(input_ids=torch.zeros(case.shape, dtype=torch.long))
+    # More than a cache holds, read in turn.
+    tensors = [torch.randn(shapes[0]) for _ in range(2**25 // shapes[0].numel())]
+    times = []
+    for x in tensors * 3:
+        start = time.perf_counter()
+        x.sum()
+        times.append(time.perf_counter() - start)
+    return len(shapes) * statistics.median(times)
 
 
-def captured(make: Callable[[], nn.Module], shape: tuple[int, int]) -> float:
+def capture(name: str) -> None:
+    """Print the seconds of one forward pass under TorchLens."""
     import torchlens
 
-    model = make().eval()
-    ids = torch.randint(256, shape, generator=torch.Generator().manual_seed(0))
+    case = CASES[name]
+    model = case.make().eval()
+    ids = torch.randint(256, case.shape, generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
     torchlens.trace(model, ids)
-    return time.perf_counter() - start
+    print(time.perf_counter() - start)
+
+
+def captured(name: str, threads: int) -> float | None:
+    """The same, of a process of its own; None where TorchLens is missing."""
+    if find_spec("torchlens") is None:
+        return None
+    command = [sys.executable, __file__, "--torchlens", name, "--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
 
 
 def memory(steps: int) -> list[int]:
     """Bytes of all tensors alive after some steps of a watched run, and after as many more, and again."""
-    import gc
-
     model = build("layernorm").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     counts = []
@@ -165,39 +215,45 @@ def memory(steps: int) -> list[int]:
     return counts
 
 
-def show(title: str, made: list[Column], capture: float | None) -> None:
-    bare = statistics.median(made[0].seconds)
-    print(f"\n{title}\n{'':28}{'ms a step':>11}{'cost':>9}{'bar':>8}")
-    for column in made:
-        seconds, bar = statistics.median(column.seconds), ""
-        if column.measured:
-            # A measured step, and the next one, which reads the report.
-            pair = [sum(column.measured[at : at + 2]) for at in range(0, len(column.measured), 2)]
-            off = statistics.median(column.seconds)
-            seconds = (statistics.median(pair) + (INTERVAL - 2) * off) / INTERVAL
-            bar = f"{100 * BARS['default interval']:.0f} %"
-        elif column.name == "watch, every step":
-            bar = f"{100 * BARS['every step']:.0f} %"
-        print(f"{column.name:28}{seconds * 1e3:11.1f}{100 * (seconds / bare - 1):+8.1f}%{bar:>8}")
-    if capture is not None:
-        print(f"{'TorchLens, one forward':28}{capture * 1e3:11.1f}{100 * capture / bare:+8.1f}%")
+def line(name: str, seconds: float, bare: float, bar: float | None = None) -> None:
+    told = "" if bar is None else f"{100 * bar:.0f} %"
+    print(f"{name:28}{seconds * 1e3:11.1f}{100 * (seconds / bare - 1):+9.2f}%{told:>8}", flush=True)
+
+
+def show(name: str, rounds: int, threads: int) -> None:
+    case = CASES[name]
+    made = interleaved(case, rounds)
+    seconds = {column.name: statistics.median(column.seconds) for column in made}
+    bare = statistics.median(made[0].seconds + made[1].seconds)
+    print(f"\n{case.title}, {threads} threads, {rounds} rounds\n{'':28}{'ms a step':>11}{'cost':>10}{'bar':>8}")
+    between, every = seconds["watch, between reports"], seconds["watch, every step"]
+    for column, taken in seconds.items():
+        line(column, taken, bare, BARS["every step"] if column == "watch, every step" else None)
+    at_interval = (every + (INTERVAL - 1) * between) / INTERVAL
+    line(f"watch, every {INTERVAL}", at_interval, bare, BARS["default interval"])
+    line("floor of a measured step", bare + floor(case), bare)
+    if (taken := captured(name, threads)) is not None:
+        print(f"{'TorchLens, one forward':28}{taken * 1e3:11.1f}   {taken / bare:.1f} x a step")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--wide-rounds", type=int, default=6)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--wide-rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--torchlens", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    if options.torchlens:
+        torch.set_num_threads(options.threads[0])
+        capture(options.torchlens)
+        return
     here = machine()
-    print(f"{here.date}, {here.cpu}, {here.threads} torch threads, torch {here.torch}")
-    for title, make, shape, rounds in (
-        ("demo model (6 layers, width 64), 16 x 256 tokens", lambda: build("layernorm"), (16, 256), options.rounds),
-        ("GPT-2 of 12 layers, width 768, 4 x 256 tokens", wide, (4, 256), options.wide_rounds),
-    ):
-        capture = captured(make, shape) if find_spec("torchlens") else None
-        show(title, interleaved(make, shape, rounds), capture)
+    print(f"{here.date}, {here.cpu}, torch {here.torch}")
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        for name, rounds in (("demo", options.rounds), ("wide", options.wide_rounds)):
+            if rounds:
+                show(name, rounds, threads)
     first, second, third = memory(40)
     print(f"\nbytes of tensors alive after 40, 80, 120 watched steps: {first:,} {second:,} {third:,}")
 

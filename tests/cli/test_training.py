@@ -146,10 +146,10 @@ def test_findings_of_both_stand_worst_first_and_a_check_counts_where_it_could_be
         checks = tuple(Check(rule=rule, title="words", status=status) for rule, status in statuses.items())
         return dataclasses.replace(inspection, findings=found, checks=checks)
 
-    ours = told(base, finding("A", "note"), A="finding", B="clean", C="not checked", D="not checked")
-    theirs = told(step, finding("A", "error"), finding("B", "error"), A="finding", B="finding", C="clean")
+    ours = told(base, finding("A1", "note"), A1="finding", A2="clean", B1="not checked", B2="not checked")
+    theirs = told(step, finding("A1", "error"), finding("A2", "error"), A1="finding", A2="finding", B1="clean")
     both = joined(ours, theirs)
-    assert [(found.rule, found.severity) for found in both.findings] == [("B", "error"), ("A", "note")]
+    assert [(found.rule, found.severity) for found in both.findings] == [("A2", "error"), ("A1", "note")]
     assert [check.status for check in both.checks] == ["finding", "finding", "clean", "not checked"]
     assert both.training is step.training
     assert both.walk is base.walk

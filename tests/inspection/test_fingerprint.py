@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import normkit as nk
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.inspection.blocks import find_blocks
@@ -250,3 +251,23 @@ def test_the_table_of_fingerprints(wiring, output_slope, branch_slope, rows_norm
 def test_the_scale_of_the_stream_does_not_matter(wiring, scale):
     sweeps, _ = swept(Stack(wiring, layers=1), scale * torch.randn(1, TOKENS, WIDTH))
     assert sweeps[0].placement == wiring.__name__
+
+
+class OverTokens(nn.Module):
+    """A block that closes with a norm over tokens and features together."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm((5, 8))
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x):
+        return self.norm(x + self.linear(x))
+
+
+def test_a_block_that_closes_with_a_norm_over_several_axes_is_read_in_its_rows():
+    torch.manual_seed(0)
+    model = nn.Sequential(OverTokens(), OverTokens())
+    inspection = nk.inspect(model, {"input": torch.randn(2, 5, 8)})
+    assert [block.rows_normalized for block in inspection.blocks] == [True, True]

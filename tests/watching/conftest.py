@@ -1,4 +1,4 @@
-"""A survey spends nine tenths of its time on the formula of each norm: what PyTorch's own modules compute is kept."""
+"""What takes long and is tested elsewhere: the formulas of PyTorch's own norms, and the figures of a page."""
 
 from __future__ import annotations
 
@@ -35,3 +35,9 @@ def _norms_are_examined_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sites, "examine", _examined)
         yield
+
+
+@pytest.fixture
+def blank_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are written, with nothing on them."""
+    monkeypatch.setattr("normkit.report.html.render", lambda *_, **__: "<html></html>")

@@ -48,6 +48,7 @@ def interrupted(run: Run) -> None:
     ("body", "kind"),
     [(raised_by_the_model, IndexError), (raised_by_a_hook, StopError), (interrupted, KeyboardInterrupt)],
 )
+@pytest.mark.usefixtures("blank_pages")
 def test_an_exception_goes_through_and_all_is_detached(body: Callable[[Run], None], kind: type, tmp_path: Path):
     run = Run()
     before = fingerprint(run.model)
@@ -220,6 +221,7 @@ def test_per_sample_gradients_of_a_watched_model():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("blank_pages")
 def test_a_folder_that_takes_no_file_is_told_of_in_one_line(tmp_path: Path):
     file = tmp_path / "file"
     file.write_text("")
@@ -231,6 +233,7 @@ def test_a_folder_that_takes_no_file_is_told_of_in_one_line(tmp_path: Path):
     assert "the report is not written" in said[1]
 
 
+@pytest.mark.usefixtures("blank_pages")
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from normkit import files
 

@@ -14,6 +14,11 @@ from normkit.watching.surveying import Arguments, describe_optimizers, planned, 
 from small_training import Transformer, fingerprint
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _norms_are_examined_once() -> None:
+    """Here they are examined whenever a survey does."""
+
+
 def test_a_batch_of_tokens_is_cut_to_two_rows_of_sixteen():
     tokens, mask = torch.arange(120).view(4, 30), torch.zeros(4, 30, dtype=torch.long)
     given = Arguments(

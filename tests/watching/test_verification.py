@@ -57,8 +57,15 @@ def test_a_wrong_pooling_is_not_verified() -> None:
 
 
 def test_a_wrong_tally_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tallies, "_total", lambda values, weights: (values * weights).nan_to_num().mean())
-    assert not verification.verify(Ranks(), CPU).startswith("observer verified")
+    right = tallies.RowTally.add
+
+    def wrong(tally: tallies.RowTally, tables: Tables, x: Tensor, mask: Tensor | None) -> None:
+        right(tally, tables, x, mask)
+        tables["rows"][tally.place, tallies.ROW_SUMS.index("energy")] += 1e-6
+
+    monkeypatch.setattr(tallies.RowTally, "add", wrong)
+    line = verification.verify(Ranks(), CPU)
+    assert line.startswith("2 of 27 statistics are wrong on 5 uneven shards: share of the mean")
 
 
 def test_processes_that_do_not_answer_are_said() -> None:

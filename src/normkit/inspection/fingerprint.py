@@ -207,12 +207,16 @@ class Fingerprint:
         if not closing:
             return _spread(_lengths(y)) < _RAW_SPREAD
         site = self._sites[closing[-1]]
+        # Rows of a norm over several axes hold several tokens.
+        rows = y.flatten(y.dim() - len(site.spec.axes)) if isinstance(site.spec.axes, tuple) else y
+        if any(part is not None and part.shape[-1] != rows.shape[-1] for part in (site.bias, site.gain)):
+            return _spread(_lengths(y)) < _UNDONE_SPREAD
         if site.bias is not None:
-            y = y - site.bias.to(y)
+            rows = rows - site.bias.to(y)
         if site.gain is not None:
             gain = site.gain.to(y)
-            y = torch.where(gain == 0, 0.0, y / gain)
-        return _spread(_lengths(y)) < _UNDONE_SPREAD
+            rows = torch.where(gain == 0, 0.0, rows / gain)
+        return _spread(_lengths(rows)) < _UNDONE_SPREAD
 
 
 def median_cosine(a: Tensor, b: Tensor) -> float:

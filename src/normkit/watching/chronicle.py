@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from normkit.inspection.history import stands_out
 from normkit.inspection.training import Parameter, Quantity, Series
 from normkit.watching.gauging import PULSE, Gauging
-from normkit.watching.parameters import PARAMETER_SUMS
+from normkit.watching.parameters import PARAMETER_SUMS, WatchedParameter
 from normkit.watching.readings import Reading
 from normkit.watching.tallies import named
 
@@ -44,6 +44,7 @@ class Chronicle:
         self._firsts: dict[tuple[Quantity, str], tuple[int, float]] = {}
         self._losses: deque[float] = deque(maxlen=128)
         self._overflows = 0
+        self._skipped: deque[int] = deque(maxlen=_KEPT)
         self._gradient_steps: dict[str, int] = {}
         self._first_updates: dict[str, float] = {}
 
@@ -65,6 +66,9 @@ class Chronicle:
         # Of several processes the loss and the gradient's norm are known at the next report.
         if gauging.is_alone and (not math.isnan(pulse["loss"]) or place >= 0 or parameter >= 0):
             self._add("loss", "", step, pulse["loss"])
+        if place < 0 <= parameter and gauging.is_scaled and self._overflows < _SKIPPED:
+            self._skipped.append(step)
+            return
         if gauging.is_alone:
             self._add("gradient norm", "", step, math.sqrt(pulse["squares"]) if pulse["squares"] >= 0 else math.nan)
         if place >= 0:
@@ -72,8 +76,7 @@ class Chronicle:
         elif parameter >= 0:
             path = gauging.parameters[parameter].path
             self._add("parameter gradient", path, step, math.nan)
-            if not gauging.is_scaled or self._overflows >= _SKIPPED:
-                self._raise("non-finite gradients", step, path)
+            self._raise("non-finite gradients", step, path)
         elif gauging.is_alone:
             self._judge_loss(step, pulse["loss"])
 
@@ -106,7 +109,13 @@ class Chronicle:
         for quantity, path, value in _measured(reading, gauging):
             self._add(quantity, path, reading.step, value)
         self._add_steps(reading, gauging)
-        self.parameters = tuple(self._parameter(reading, gauging, index) for index in range(len(gauging.parameters)))
+        lines = (reading.tables[name].tolist() for name in ("parameters", "updates", "spreads"))
+        # Where nothing moved, the optimizer has not yet, or a scaler had it leave the step out.
+        has_moved = bool(reading.tables["updates"][:, 0].any())
+        self.parameters = tuple(
+            self._parameter(gauging, watched, dict(zip(PARAMETER_SUMS, sums, strict=True)), update, spread, has_moved)
+            for watched, sums, update, spread in zip(gauging.parameters, *lines, strict=True)
+        )
         for parameter in self.parameters:
             if not math.isnan(parameter.update_ratio):
                 self._add("update ratio", parameter.path, reading.step, parameter.update_ratio)
@@ -118,7 +127,8 @@ class Chronicle:
         first = max(0, reading.step - window + 1)
         for step in range(first, reading.step + 1):
             line = table[step % window].tolist()
-            if not line[0]:
+            # What overflowed only because it was scaled is scaled down and tried again.
+            if not line[0] or step in self._skipped:
                 continue
             if not gauging.is_alone:
                 self._add_common(step, line, float(reading.tables["bad places"][step % window]), gauging)
@@ -138,12 +148,16 @@ class Chronicle:
         self._add("gradient norm", "", step, math.sqrt(squares))
         self._judge_loss(step, loss)
 
-    def _parameter(self, reading: Reading, gauging: Gauging, index: int) -> Parameter:
-        watched = gauging.parameters[index]
-        sums = named(reading.tables["parameters"][index], PARAMETER_SUMS)
-        moved, before = reading.tables["updates"][index].tolist()
-        # Where nothing moved, the optimizer has not yet, or a scaler had it leave the step out.
-        has_moved = bool(reading.tables["updates"][:, 0].any())
+    def _parameter(
+        self,
+        gauging: Gauging,
+        watched: WatchedParameter,
+        sums: Mapping[str, float],
+        update: Sequence[float],
+        spread: Sequence[float],
+        has_moved: bool,
+    ) -> Parameter:
+        moved, before = update
         ratio = math.sqrt(moved / before) if before > 0 and has_moved else math.nan
         if not math.isnan(ratio):
             self._first_updates.setdefault(watched.path, ratio)
@@ -165,8 +179,8 @@ class Chronicle:
             update_ratio=ratio,
             first_update_ratio=self._first_updates.get(watched.path, math.nan),
             optimizer_eps_share=sums["small"] / sums["moments"] if sums["moments"] else math.nan,
-            rank_spread=float(reading.tables["spreads"][index, 0]),
-            gradient_rank_spread=float(reading.tables["spreads"][index, 1]),
+            rank_spread=spread[0],
+            gradient_rank_spread=spread[1],
             is_scale_invariant=watched.path in gauging.invariant,
             cosine=inner,
         )
@@ -186,20 +200,20 @@ class Chronicle:
 def _measured(reading: Reading, gauging: Gauging) -> Iterator[tuple[Quantity, str, float]]:
     """What a report says of each norm, block and attention, for its series."""
     plan = gauging.plan
+    medians, kurtoses, shares = reading.summary()
     for index, site in enumerate(plan.sites):
-        entering = reading.rows(2 * index, site.shape[0])
-        yield "input rms", site.path, entering.rms_median
-        yield "kurtosis", site.path, entering.kurtosis
-        yield "eps share", site.path, reading.attenuation(2 * index, site).share_below_99
+        yield "input rms", site.path, medians[2 * index]
+        yield "kurtosis", site.path, kurtoses[2 * index]
+        yield "eps share", site.path, shares[2 * index]
     first = 2 * len(plan.sites)
     for block in plan.blocks:
-        yield "stream rms", block.path, reading.rows(first + block.index, 1).rms_median
+        yield "stream rms", block.path, medians[first + block.index]
     tapped: Sequence[str] = [block.path for block in plan.blocks] or [site.path for site in plan.sites]
     for index, path in enumerate(tapped):
         yield "activation gradient", path, reading.gradient(index)
     offsets = {site.path: site.spec.weight_offset for site in plan.sites}
-    for index, parameter in enumerate(gauging.parameters):
-        sums = named(reading.tables["parameters"][index], PARAMETER_SUMS)
+    for parameter, line in zip(gauging.parameters, reading.tables["parameters"].tolist(), strict=True):
+        sums = dict(zip(PARAMETER_SUMS, line, strict=True))
         if parameter.kind == "gain" and sums["elements"]:
             yield "gain mean", parameter.site, sums["sum"] / sums["elements"] + offsets[parameter.site]
         if parameter.kind == "bias of a norm" and sums["elements"]:

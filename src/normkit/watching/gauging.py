@@ -240,7 +240,8 @@ class Gauging:
             known.sum(),
             _first(sentinel[:, 0].isnan()),
             _first(~known.isfinite()),
-            (sentinel[:, 1] > 0).sum(),
+            # What was seen to hold NaN was seen.
+            (sentinel[:, 1] != 0).sum(),
         )
         return torch.stack([number.to(loss.dtype) for number in numbers])
 
@@ -262,8 +263,11 @@ class Gauging:
     def _slow_columns(self, gradients: Sequence[Tensor | None], unit: Tensor | None) -> dict[str, Tensor]:
         """What is taken of a few parameters only, one by one."""
         kind = self.tables["parameters"].dtype
+        zero = torch.zeros((), dtype=kind, device=self._device)
         names = ("sum", "inner", "small", "moments")
-        found = {name: torch.zeros(len(self.parameters), dtype=kind, device=self._device) for name in names}
+        if not self.parameters:
+            return {name: zero.new_zeros(0) for name in names}
+        found = {name: [zero] * len(self.parameters) for name in names}
         for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             if parameter.site:
                 found["sum"][index] = local(parameter.tensor).detach().sum(dtype=kind)
@@ -272,8 +276,8 @@ class Gauging:
                 found["inner"][index] = inner if unit is None else inner / unit[index]
             small, looked_at = _small_moments(parameter)
             if small is not None:
-                found["small"][index], found["moments"][index] = small, looked_at
-        return found
+                found["small"][index], found["moments"][index] = small.to(kind), zero + looked_at
+        return {name: torch.stack([value.to(self._device) for value in values]) for name, values in found.items()}
 
 
 def _first(flags: Tensor) -> Tensor:

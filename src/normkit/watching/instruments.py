@@ -130,13 +130,15 @@ class Instruments:
         switch: What the hooks look at.
 
     Attributes:
-        sentinel: One line a place: the sum of what was looked at times 0, and how many times it was.
+        sentinel: One line a place: the sum of what was looked at times 0, and how many times it was; NaN and NaN where
+            an element was not finite.
         failures: What could not be measured.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, tables: Tables, switch: Switch) -> None:
         self.model, self.plan, self.tables, self.switch = model, plan, tables, switch
         self.sentinel = torch.zeros(len(plan.sentinels), 2, device=tables["rows"].device)
+        self._once = torch.tensor([0.0, 1.0], device=self.sentinel.device)
         self.failures = Failures()
         self._handles: list[RemovableHandle] = []
         self._forwards: list[tuple[nn.Module, Forward]] = []
@@ -262,8 +264,8 @@ class Instruments:
             return
         y = local(y).detach()
         # A sum in 16 bits would leave their range where no element does.
-        seen = y.sum(dtype=y.dtype if y.dtype == torch.float64 else torch.float32) * 0
-        self.sentinel[place].add_(torch.stack([seen.float(), torch.ones_like(seen, dtype=torch.float32)]))
+        seen = y.sum(dtype=y.dtype if y.dtype == torch.float64 else torch.float32)
+        self.sentinel[place].add_(torch.add(self._once, seen.float(), alpha=0))
 
     def _tap(self, place: int, y: Tensor) -> Tensor | None:
         # A forward pass repeated by a checkpoint that is re-entrant is the one whose gradient counts.

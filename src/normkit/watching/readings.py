@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -89,6 +89,23 @@ class Reading:
             share_below_99=line["below_99"] / counted,
             share_below_90=line["below_90"] / counted,
         )
+
+    def summary(self) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
+        """Of every tally at once, as `rows` and `attenuation` have them: median rms, kurtosis, share below 99 %."""
+        rows = dict(zip(ROW_SUMS, self.tables["rows"].unbind(-1), strict=True))
+        peaks = dict(zip(ROW_PEAKS, self.tables["row peaks"].unbind(-1), strict=True))
+        counts = self.tables["bins"][:, 0].round()
+        cumulative = counts.cumsum(-1)
+        half = cumulative[:, -1:] / 2
+        # Where nothing was counted no bin reaches the half.
+        place = torch.searchsorted(cumulative, half.ceil().clamp_min(1.0)).clamp_max(counts.shape[-1] - 1)
+        count, up_to = counts.gather(-1, place), cumulative.gather(-1, place)
+        within = ((half - (up_to - count)) / count).clamp(0.0, 1.0)
+        median = (((place + within + _OFFSET) / BINS_PER_OCTAVE).exp2().squeeze(-1)).clamp(-peaks["-rms"], peaks["rms"])
+        median[rows["rows"] == rows["zero"]] = math.nan
+        counted = self.tables["bins"][:, 1].sum(-1)
+        share = torch.where(counted > 0, rows["below_99"] / counted, torch.where(rows["rows"] > 0, 0.0, math.nan))
+        return median.tolist(), (rows["kurtosis"] / rows["varying"]).tolist(), share.tolist()
 
     def gradient(self, place: int) -> float:
         """Root mean square over rows and features of the gradient at one tap; NaN where none passed."""

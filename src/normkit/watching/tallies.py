@@ -181,10 +181,10 @@ def add_gradient(table: Tensor, gradient: Tensor) -> None:
     given = gradient.detach()
     given = given if given.dtype == torch.float64 else given.float()
     squares = torch.linalg.vector_norm(given, dim=-1).to(table.dtype).square()
-    finite = squares.isfinite()
-    rows = finite.sum().to(table.dtype)
-    total = torch.where(finite, squares, 0.0).sum() / gradient.shape[-1]
-    table.add_(torch.stack([rows, total, (~finite).sum().to(table.dtype)]))
+    # NaN is not less than infinity.
+    finite = squares < math.inf
+    rows, total = finite.sum(), torch.where(finite, squares, 0.0).sum() / gradient.shape[-1]
+    table.add_(torch.stack([rows, total, squares.numel() - rows]))
 
 
 def named(values: Tensor, names: tuple[str, ...]) -> Mapping[str, float]:
