@@ -185,3 +185,13 @@ def test_transformers_is_not_imported_for_other_models():
         "assert stock_intent(model) is None; assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_norms_that_share_a_parameter_in_the_stock_class():
+    from transformers import ZambaConfig, ZambaForCausalLM
+
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    mamba = {"mamba_d_state": 4, "n_mamba_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+    model = ZambaForCausalLM(ZambaConfig(**sizes, **mamba, num_hidden_layers=6, pad_token_id=0))
+    tied = stock_intent(model).tied
+    assert {f"model.layers.{layer}.shared_transf.pre_ff_layernorm" for layer in (2, 4)} in tied

@@ -10,7 +10,8 @@ import copy
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ class Intent:
         replaced: Those of these paths where the model has a module of another class, or none.
         stock: Paths whose module is of the stock one's class and runs that class's own forward.
         features: Features a row, n, of the norms whose parameters tell it, by path.
+        tied: Groups of paths whose norms share a parameter in the stock class.
     """
 
     source: str
@@ -47,6 +49,7 @@ class Intent:
     replaced: frozenset[str] = frozenset()
     stock: frozenset[str] = frozenset()
     features: Mapping[str, int] = field(default_factory=dict)
+    tied: tuple[frozenset[str], ...] = ()
 
 
 def stock_intent(model: nn.Module) -> Intent | None:
@@ -82,7 +85,16 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         replaced=frozenset(path for path in norms if _is_replaced(path, here, there)),
         stock=frozenset(path for path in there if path in here and _is_stock(here[path], there[path])),
         features={path: norm.features for path, norm in norms.items() if norm.features is not None},
+        tied=_tied(stock, norms),
     )
+
+
+def _tied(stock: Any, norms: Collection[str]) -> tuple[frozenset[str], ...]:
+    owners: dict[int, set[str]] = defaultdict(set)
+    for name, parameter in stock.named_parameters(remove_duplicate=False):
+        if (path := name.rpartition(".")[0]) in norms:
+            owners[id(parameter)].add(path)
+    return tuple({frozenset(paths): None for paths in owners.values() if len(paths) > 1})
 
 
 def _stock_classes(model: Any) -> Iterator[Any]:
@@ -105,8 +117,10 @@ def _built(stock_class: Any, config: Any) -> nn.Module | None:
     """The class built from a copy of the config on the meta device, or None where it cannot be."""
     try:
         with torch.device("meta"):
-            built: nn.Module = stock_class(copy.deepcopy(config))
-            return built.eval()
+            built: Any = stock_class(copy.deepcopy(config))
+            built.tie_weights()
+            model: nn.Module = built.eval()
+            return model
     # Any third-party constructor runs here; a model that cannot be rebuilt has no known intent.
     except Exception:
         return None

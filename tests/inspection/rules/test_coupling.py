@@ -14,6 +14,7 @@ import normkit as nk
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.baseline import infer
+from normkit.inspection.intent import Intent
 from normkit.inspection.rules import RULES
 from normkit.inspection.rules.rule import Hit, NotChecked
 from normkit.inspection.training import Training
@@ -188,6 +189,17 @@ def test_heads_taken_one_by_one_where_the_config_mixes_them(models, inspected):
     assert found.severity == "error"
     assert found.sites == ("model.layers.1.self_attn.q_norm", "model.layers.1.self_attn.k_norm")
     assert "a row holds 16 features, declared are 64, 4 times that" in found.evidence[0]
+
+
+def test_a_norm_over_all_of_a_sample_is_none_of_heads(models, inspected, facts_of):
+    facts = facts_of(inspected(models.plain()), models.plain())
+    over_all = replace(facts.sites[0], role="unknown", spec=facts.sites[0].spec.replace(axes="all_but_batch"))
+    features = {over_all.path: over_all.input.features // 4}
+    rule = next(rule for rule in RULES if rule.id == "C2")
+    of_heads = replace(facts, sites=(replace(facts.sites[0], role="unknown"),))
+    intent = Intent(source="Stock", specs={}, features=features)
+    assert rule.check(replace(of_heads, intent=intent)).severity == "error"
+    assert rule.check(replace(facts, sites=(over_all,), intent=intent)) is None
 
 
 def test_heads_against_a_baseline(models, inspected, finding, status):

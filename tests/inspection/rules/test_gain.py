@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from normkit.inspection.baseline import infer
+from normkit.inspection.intent import Intent
 from normkit.inspection.rules.gain import RULES
 from normkit.inspection.rules.rule import NotChecked
 from watched_runs import series, training
@@ -256,3 +257,16 @@ def test_norms_without_parameters_do_not_count(models, inspected, status):
     olmo = models.tiny("Olmo")
     assert all(site.gain is None for site in inspected(olmo).sites)
     assert status(inspected(olmo), "B6") == "clean"
+
+
+def test_gains_that_start_at_two_are_not_trained(models, inspected, facts_of):
+    model = models.plain()
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            if isinstance(module, torch.nn.LayerNorm) and path != "norm":
+                module.weight.fill_(2)
+    facts = facts_of(inspected(model), model)
+    rule = next(rule for rule in RULES if rule.id == "B6")
+    assert rule.check(facts).sites == ("norm",)
+    starts = {site.path: 2.0 for site in facts.sites if site.path != "norm"}
+    assert rule.check(replace(facts, intent=Intent(source="Stock", specs={}, initial_gains=starts))) is None

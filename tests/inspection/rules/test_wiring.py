@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from normkit.inspection.baseline import infer
+from normkit.inspection.intent import Intent
+from normkit.inspection.rules import wiring
+from normkit.inspection.sharing import find_shared
+from normkit.inspection.structure import survey
 
 WIDTH = 64
 
@@ -217,3 +223,19 @@ def test_what_draws_random_numbers_and_is_no_norm_is_left_alone(models, inspecte
         model = models.plain()
         model.blocks[1].mlp = module
         assert "D6" not in [found.rule for found in inspected(model).findings]
+
+
+def test_norms_that_the_stock_class_ties_itself(models, inspected, facts_of):
+    model = models.plain()
+    model.blocks[1].norm_1.weight = model.blocks[0].norm_1.weight
+    paths = frozenset(("blocks.0.norm_1", "blocks.1.norm_1"))
+    ids = torch.arange(16)[None]
+    with torch.no_grad():
+        shared = find_shared(model, survey(model, lambda: model(ids)))
+    facts = replace(facts_of(inspected(model), model), shared=shared)
+    specs = {site.path: site.spec for site in facts.sites}
+    rule = next(rule for rule in wiring.RULES if rule.id == "D4")
+    separate = Intent(source="Stock", specs=specs)
+    assert rule.check(replace(facts, intent=separate)).severity == "error"
+    tied = replace(separate, tied=(paths,), stock=frozenset((*paths, "blocks.0", "blocks.1")))
+    assert rule.check(replace(facts, intent=tied)) is None

@@ -89,6 +89,9 @@ def _heads_mixed(facts: Facts) -> Outcome:
         declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
         if "query-key" not in (site.role, declared.role if declared is not None else "") and site.role != "unknown":
             continue
+        # What takes more than the last axis is no norm of heads.
+        if site.spec.axes != _LAST:
+            continue
         n, meant = site.input.features, declared.features if declared is not None else None
         if meant is None and facts.intent is not None:
             meant = facts.intent.features.get(site.path)

@@ -161,7 +161,9 @@ def _never_loaded(facts: Facts) -> Outcome:
     untouched = [
         site for site in learnt if all(part is None or part.at_initialisation for part in (site.gain, site.bias))
     ]
-    trained = len(learnt) - len(untouched)
+    # Some classes start at another gain than 1.
+    initial = [site for site in learnt if _is_as_it_starts(site, facts) and site not in untouched]
+    trained = len(learnt) - len(untouched) - len(initial)
     if not untouched or trained < len(learnt) / 2:
         return None
     return Hit(
@@ -171,6 +173,12 @@ def _never_loaded(facts: Facts) -> Outcome:
         measured=f"{counted(len(untouched), 'norm')} exactly at initialisation, {trained} trained",
         evidence=shortened([_untouched(site) for site in untouched]),
     )
+
+
+def _is_as_it_starts(site: Site, facts: Facts) -> bool:
+    gain, bias = site.gain, site.bias
+    is_initial = gain is not None and gain.quantiles[0] == gain.quantiles[-1] == facts.initial_gain(site.path)
+    return is_initial and (bias is None or bias.at_initialisation)
 
 
 def _began_fresh(facts: Facts) -> bool:

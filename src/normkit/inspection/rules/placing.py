@@ -172,6 +172,7 @@ RULES = (
         ),
         confirm="compare the input of the output layer with that of the original model on one text",
         check=_missing_norm,
+        follows=("E3",),
     ),
 )
 """The rules of this group, in order."""

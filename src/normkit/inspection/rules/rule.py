@@ -96,6 +96,10 @@ class Facts:
         """At all these paths the module is of the config's class and runs that class's own forward."""
         return self.intent is not None and all(path in self.intent.stock for path in paths)
 
+    def is_tied_in_stock(self, path: str, other: str) -> bool:
+        """The config's class itself has one parameter for the norms at both paths."""
+        return self.intent is not None and any({path, other} <= group for group in self.intent.tied)
+
     def is_wired_as_stock(self, *paths: str) -> bool:
         """The norms at these paths are stock, and so is what calls each of them."""
         callers = (path.partition(":")[0] if ":" in path else path.rpartition(".")[0] for path in paths)

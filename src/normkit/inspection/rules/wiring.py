@@ -40,7 +40,8 @@ def _used_twice(facts: Facts) -> Outcome:
     for site in facts.sites:
         sharing = facts.shared.get(site.path)
         twins = () if sharing is None else sharing.twins
-        own = [path for path in twins if facts.intent is not None and path in facts.intent.specs]
+        meant = facts.intent.specs if facts.intent is not None else {}
+        own = [path for path in twins if path in meant and not facts.is_tied_in_stock(site.path, path)]
         declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
         if own:
             line = f"{site.path}: serves {', '.join(own)} too, where the config's class has a norm for each"
