@@ -111,7 +111,10 @@ class Trial:
         if not self.is_named or not self.planted or not self.is_timed:
             return self.is_named and self.is_timed
         sites = self.reported[0][2]
-        return sites[:1] == self.planted[:1] if self.spreads else set(sites) == set(self.planted)
+        if not self.spreads:
+            return set(sites) == set(self.planted)
+        # A weight of the planted module is the planted place, told more closely.
+        return bool(sites) and f"{sites[0]}.".startswith(f"{self.planted[0]}.")
 
 
 def attempt(fault: Fault, family: str, seed: int) -> Trial:

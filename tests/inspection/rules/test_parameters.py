@@ -173,7 +173,7 @@ def test_a_norm_that_a_list_of_names_missed(run, models):
     assert (hit.severity, hit.sites) == ("warning", ("blocks.1.norm_2",))
     assert "1 of 14 parameters of norms decayed, others are spared" in hit.measured
     assert (
-        "blocks.1.norm_2.weight: weight decay 0.01 (others have 0) pulls it to 0, half of the way in 6.9e+04 steps"
+        "blocks.1.norm_2.weight: weight decay 0.01 (others have 0) pulls it to 0, half of the way in 69,000 steps"
         in hit.evidence[0]
     )
 

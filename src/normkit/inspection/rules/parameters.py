@@ -111,7 +111,9 @@ def _decayed(facts: Facts) -> Outcome:
         rate = each.learning_rate * each.weight_decay
         limit = "others have 0" if spared else f"{_CHOSEN_DECAY:g} and more is a warning"
         line = f"{each.path}: weight decay {each.weight_decay:g} ({limit}) pulls it to {offset:g}"
-        line += f", half of the way in {math.log(2) / rate:.2g} steps if nothing holds it" if rate > 0 else ""
+        if rate > 0:
+            steps = float(f"{math.log(2) / rate:.2g}")
+            line += f", half of the way in {steps:,.0f} steps if nothing holds it"
         cases.append(Case(each.site or each.path, severity, each.weight_decay, line))
     measured = f"{len(decayed)} of {counted(len(norms), 'parameter')} of norms decayed"
     return hit(cases, measured + (", others are spared" if spared else ""), "parameter")
