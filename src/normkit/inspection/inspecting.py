@@ -25,7 +25,7 @@ from normkit.inspection.running import Batch, evaluating, runner, shortened, tok
 from normkit.inspection.selecting import key_selections
 from normkit.inspection.sharing import find_shared
 from normkit.inspection.spectrum import recurring_outliers, spectrum
-from normkit.inspection.structure import Progress, Structure, survey
+from normkit.inspection.structure import Progress, Structure, measured_block, survey
 from normkit.inspection.walk import capture, walk
 
 
@@ -195,24 +195,10 @@ def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
 
 
 def _blocks(probe: Probe, structure: Structure) -> tuple[Block, ...]:
-    measured = []
-    for block, swept in zip(structure.blocks, structure.sweeps, strict=True):
-        entering, leaving = probe.block(block)
-        measured.append(
-            Block(
-                path=block.path,
-                index=block.index,
-                placement=swept.placement,
-                output_slope=swept.output_slope,
-                branch_slope=swept.branch_slope,
-                rows_normalized=swept.rows_normalized,
-                stream_in=entering,
-                stream_out=leaving,
-                branch_share=swept.branch_share,
-                cosine=swept.cosine,
-            )
-        )
-    return tuple(measured)
+    return tuple(
+        measured_block(block, swept, *probe.block(block))
+        for block, swept in zip(structure.blocks, structure.sweeps, strict=True)
+    )
 
 
 def _spectrum(values: Tensor | None, neutral: float) -> Spectrum | None:

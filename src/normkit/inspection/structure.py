@@ -14,7 +14,7 @@ from normkit.identification.tracing import Trace, trace
 from normkit.inspection import placement
 from normkit.inspection.blocks import BlockCall, find_blocks
 from normkit.inspection.fingerprint import BlockSweep
-from normkit.inspection.result import Role
+from normkit.inspection.result import Block, Role, RowStatistics
 
 Progress = Callable[[str, int, int], None]
 
@@ -51,6 +51,22 @@ class Structure:
         key = (site.parent, site.function, site.ordinal)
         made = next(each for each in self.called.functions if (each.parent, each.function, each.ordinal) == key)
         return made.input_dtype, made.input_dtype
+
+
+def measured_block(block: BlockCall, swept: BlockSweep, entering: RowStatistics, leaving: RowStatistics) -> Block:
+    """A block with what replaying it said and what was measured of its stream."""
+    return Block(
+        path=block.path,
+        index=block.index,
+        placement=swept.placement,
+        output_slope=swept.output_slope,
+        branch_slope=swept.branch_slope,
+        rows_normalized=swept.rows_normalized,
+        stream_in=entering,
+        stream_out=leaving,
+        branch_share=swept.branch_share,
+        cosine=swept.cosine,
+    )
 
 
 def survey(model: nn.Module, run: Callable[[], object], progress: Progress | None = None) -> Structure:

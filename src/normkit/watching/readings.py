@@ -14,7 +14,7 @@ from normkit.inspection.blocks import block_of
 from normkit.inspection.moments import log_quantiles
 from normkit.inspection.result import Attention, Attenuation, Block, RowStatistics, Site
 from normkit.inspection.spectrum import spectrum
-from normkit.inspection.structure import Structure
+from normkit.inspection.structure import Structure, measured_block
 from normkit.watching.instruments import Plan
 from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS
 from normkit.watching.tallies import (
@@ -170,20 +170,7 @@ class Reader:
         entering = reading.rows(first + len(self.plan.blocks), width)
         for block, swept in zip(self.plan.blocks, self.structure.sweeps, strict=True):
             leaving = reading.rows(first + block.index, width)
-            found.append(
-                Block(
-                    path=block.path,
-                    index=block.index,
-                    placement=swept.placement,
-                    output_slope=swept.output_slope,
-                    branch_slope=swept.branch_slope,
-                    rows_normalized=swept.rows_normalized,
-                    stream_in=entering,
-                    stream_out=leaving,
-                    branch_share=swept.branch_share,
-                    cosine=swept.cosine,
-                )
-            )
+            found.append(measured_block(block, swept, entering, leaving))
             entering = leaving
         return tuple(found)
 

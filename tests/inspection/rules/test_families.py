@@ -7,28 +7,11 @@ import torch
 
 import normkit as nk
 from normkit import demo
+from subjects import DECODERS
 
 # Whole families of transformers; each rule has quick tests of its own.
 pytestmark = pytest.mark.slow
 
-DECODERS = {
-    "GPT2": {},
-    "Llama": {},
-    "Gemma": {"head_dim": 16},
-    "Gemma2": {"head_dim": 16},
-    "Gemma3Text": {"head_dim": 16},
-    "Qwen3": {"head_dim": 16},
-    "Olmo": {},
-    "Olmo2": {},
-    "GPTNeoX": {},
-    "Cohere": {},
-    "Mixtral": {},
-    "StableLm": {},
-    "Nemotron": {},
-    "Falcon": {},
-    "Bloom": {},
-    "NanoChat": {},
-}
 # Norms, placements and position codes of each kind; the others are relatives.
 QUICK = ("GPT2", "Llama", "Gemma3Text", "Olmo2", "Cohere", "Bloom", "NanoChat")
 MUST_BE_CHECKED = {
