@@ -1,8 +1,8 @@
 import pytest
 
 from normkit import demo
-from normkit.demo.corpus import SEPARATOR
 from normkit.errors import InputError
+from normkit.study.corpus import SEPARATOR
 
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])

@@ -10,9 +10,10 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from normkit.demo import corpus, training
+from normkit.demo import training
 from normkit.demo.architecture import build
 from normkit.demo.training import Recipe, _batches, _learning_rate, _parameter_groups, main, train
+from normkit.study import corpus
 
 # Trains a small model.
 pytestmark = pytest.mark.slow

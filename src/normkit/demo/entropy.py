@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from normkit.demo.corpus import SEPARATOR
+from normkit.study.corpus import SEPARATOR
 from normkit.errors import InputError
 
 _IGNORED = -100

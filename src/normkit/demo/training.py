@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit import demo
-from normkit.demo import corpus
+from normkit.study import corpus
 from normkit.demo.architecture import WINDOW, build
 from normkit.demo.entropy import bits_per_byte, unigram_entropy
 from normkit.demo.tokenizer import byte_tokenizer

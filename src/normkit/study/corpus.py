@@ -1,4 +1,4 @@
-"""The text that the twins learn from: the source of a Python's standard library, listed file by file.
+"""Text to learn from: the source of a Python's standard library, listed file by file.
 
 The library's text differs from one Python version to the next, so a training run records what it
 read: every file's name, size and hash, and one digest of them all.

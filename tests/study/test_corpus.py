@@ -1,7 +1,7 @@
 import pytest
 
-from normkit.demo import corpus
 from normkit.errors import InputError
+from normkit.study import corpus
 
 
 @pytest.fixture(scope="module")

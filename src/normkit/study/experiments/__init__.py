@@ -1,0 +1,1 @@
+"""The studies, one file each: claim, source, arms, fixed data, budget, numeric condition, charts."""

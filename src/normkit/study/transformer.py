@@ -1,0 +1,227 @@
+"""One transformer for every study: any norm at any place, and nothing else that differs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normkit import specs
+from normkit.errors import InputError
+from normkit.study.initialisation import initialise
+from normkit.study.norms import NormLayer, norm_layer
+
+Placement = Literal["pre", "post", "peri", "output", "none"]
+
+PLACEMENTS: dict[Placement, str] = {
+    "pre": "x + f(norm(x))",
+    "post": "norm(x + f(x))",
+    "peri": "x + norm(f(norm(x)))",
+    "output": "x + norm(f(x))",
+    "none": "x + f(x)",
+}
+"""Where the norm of a block stands -> what the block computes."""
+
+_BRANCH_MATRICES = ("value.weight", "out.weight", "up.weight", "down.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """All choices of a `Transformer`.
+
+    Attributes:
+        vocabulary: Token ids.
+        context: Positions at most.
+        width: Features of the residual stream, n.
+        layers: Pairs of attention and MLP.
+        heads: Attention heads; they divide the width.
+        expansion: Hidden features of an MLP over the width.
+        norm: A spec, a function width -> layer, or None.
+        placement: Where a block's norm stands, a key of `PLACEMENTS`.
+        final_norm: A norm before the unembedding; None is what the placement usually has: one, but for post and none.
+        query_key_norm: RMSNorm of queries and keys, for each head.
+        residual_scale: Factor a on the stream in a x + f(...): DeepNorm's alpha.
+        branch_gain: Factor on the initial values, outputs and MLP matrices: DeepNorm's beta.
+        depth_scaled: Divide the norm of block l by sqrt(l), l from 1 (LayerNorm Scaling).
+        causal: A token sees itself and earlier ones only.
+
+    Raises:
+        InputError: If heads do not divide the width, or the placement is unknown.
+    """
+
+    vocabulary: int = 256
+    context: int = 64
+    width: int = 64
+    layers: int = 4
+    heads: int = 4
+    expansion: int = 4
+    norm: NormLayer = specs.TORCH_LAYER_NORM
+    placement: Placement = "pre"
+    final_norm: bool | None = None
+    query_key_norm: bool = False
+    residual_scale: float = 1.0
+    branch_gain: float = 1.0
+    depth_scaled: bool = False
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built."""
+        if self.width % self.heads:
+            raise InputError(f"{self.heads} heads do not divide a width of {self.width}; choose heads that do")
+        if self.placement not in PLACEMENTS:
+            raise InputError(f"placement must be one of {', '.join(PLACEMENTS)}, got {self.placement!r}")
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm stands before the unembedding."""
+        usual = self.placement in ("pre", "peri", "output")
+        return self.norm is not None and (usual if self.final_norm is None else self.final_norm)
+
+
+class Transformer(nn.Module):
+    """A decoder (or, without the causal mask, an encoder) over token ids.
+
+    Embeddings plus learned positions, `layers` times attention and MLP (GELU), a final norm, an unembedding of its own.
+    Every linear layer has a bias. Matrices start from a normal distribution of variance 2 / (inputs + outputs) (Glorot
+    & Bengio 2010, equation 16), embeddings from variance 1 / 4, biases at 0; one seed gives alike-named matrices of
+    equal shape the same values whatever the rest of the model.
+
+    Args:
+        config: The choices.
+        seed: Of the initial weights.
+
+    Source:
+        Xiong et al. 2020 (arXiv:2002.04745) for pre and post; Wang et al. 2022 (arXiv:2203.00555) for the residual
+        scale and branch gain; Sun et al. 2025 (arXiv:2502.05795) for the depth scaling.
+
+    Example:
+        >>> model = Transformer(TransformerConfig(layers=2, placement="post"))
+        >>> model(torch.zeros(1, 8, dtype=torch.long)).shape
+        torch.Size([1, 8, 256])
+    """
+
+    def __init__(self, config: TransformerConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.position = nn.Embedding(config.context, config.width)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.layers + 1))
+        self.final_norm: nn.Module = norm_layer(config.norm if config.has_final_norm else None, config.width)
+        self.unembedding = nn.Linear(config.width, config.vocabulary)
+        initialise(self, seed)
+        with torch.no_grad():
+            for path, weight in self.blocks.named_parameters():
+                if path.endswith(_BRANCH_MATRICES):
+                    weight.mul_(config.branch_gain)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (batch, tokens, vocabulary) of token ids (batch, tokens)."""
+        places = torch.arange(ids.shape[-1], device=ids.device)
+        x = self.embedding(ids) + self.position(places)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.unembedding(self.final_norm(x))
+        return logits
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each with its norms and its residual connection.
+
+    Args:
+        config: The choices.
+        layer: Its number, from 1.
+    """
+
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.attention = Residual(Attention(config), config, layer)
+        self.mlp = Residual(Feedforward(config), config, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream (batch, tokens, width) after the block."""
+        stream: Tensor = self.mlp(self.attention(x))
+        return stream
+
+
+class Residual(nn.Module):
+    """A branch f with its norms: one of the five formulas of `PLACEMENTS`, with a x in place of x.
+
+    Args:
+        branch: f.
+        config: The choices.
+        layer: Number of the block, from 1.
+    """
+
+    def __init__(self, branch: nn.Module, config: TransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.placement = config.placement
+        self.residual_scale = config.residual_scale
+        self.norm_scale = 1 / math.sqrt(layer) if config.depth_scaled else 1.0
+        self.branch = branch
+        placed = config.norm if config.placement != "none" else None
+        self.norm = norm_layer(placed, config.width)
+        if config.placement == "peri":
+            self.output_norm = norm_layer(placed, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The stream with the branch's part added."""
+        stream = x if self.residual_scale == 1 else self.residual_scale * x
+        added: Tensor = self.branch(self._normalized(x) if self.placement in ("pre", "peri") else x)
+        match self.placement:
+            case "post":
+                return self._normalized(stream + added)
+            case "peri":
+                added = self.output_norm(added)
+            case "output":
+                added = self._normalized(added)
+        return stream + added
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        normalized: Tensor = self.norm(x)
+        return normalized if self.norm_scale == 1 else self.norm_scale * normalized
+
+
+class Attention(nn.Module):
+    """Multi-head attention by `scaled_dot_product_attention`.
+
+    Args:
+        config: The choices.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.heads, self.causal = config.heads, config.causal
+        self.query, self.key, self.value, self.out = (nn.Linear(config.width, config.width) for _ in range(4))
+        of_heads = specs.TORCH_RMS_NORM.replace(eps=1e-6) if config.query_key_norm else None
+        self.query_norm, self.key_norm = (norm_layer(of_heads, config.width // config.heads) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within x (batch, tokens, width)."""
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for layer in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(self.query_norm(query), self.key_norm(key), value, is_causal=self.causal)
+        attended: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
+        return attended
+
+
+class Feedforward(nn.Module):
+    """Two linear layers with a GELU between.
+
+    Args:
+        config: The choices.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        hidden = config.expansion * config.width
+        self.up, self.down = nn.Linear(config.width, hidden), nn.Linear(hidden, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map each row of x (..., width)."""
+        mapped: Tensor = self.down(F.gelu(self.up(x)))
+        return mapped
