@@ -41,7 +41,7 @@ def invariance_marks(table: InvarianceTable, ax: Axes | None = None) -> Drawing:
             ax.text(-2.6, place - 0.14, row.transformation, va="center")
             ax.text(-2.6, place + 0.2, _typeset(row.what), va="center", fontsize=8.5, color=colour("muted"))
             for column, cell in enumerate(row.cells):
-                _mark(ax, column - 0.22, place, is_invariant=cell.is_invariant)
+                mark(ax, column - 0.22, place, is_invariant=cell.is_invariant)
                 ax.text(column - 0.05, place, significant(cell.error), va="center", fontsize=8.5, color=colour("muted"))
         _legend(ax, len(table.rows))
     unchanged = {
@@ -64,7 +64,8 @@ def _typeset(formula: str) -> str:
     return formula
 
 
-def _mark(ax: Axes, x: float, y: float, *, is_invariant: bool) -> None:
+def mark(ax: Axes, x: float, y: float, *, is_invariant: bool) -> None:
+    """A full disc for what stays, a ring for what changes."""
     name = "accent" if is_invariant else "contrast"
     face = colour(name) if is_invariant else "none"
     ax.plot(x, y, "o", markersize=10, color=face, markeredgecolor=colour(name), markeredgewidth=1.6)
@@ -73,7 +74,7 @@ def _mark(ax: Axes, x: float, y: float, *, is_invariant: bool) -> None:
 def _legend(ax: Axes, rows: int) -> None:
     ax.axhline(rows - 0.5, color=colour("line"), linewidth=0.8)
     for place, is_invariant, words in ((-2.52, True, "stays the same"), (-1.25, False, "changes")):
-        _mark(ax, place, rows - 0.05, is_invariant=is_invariant)
+        mark(ax, place, rows - 0.05, is_invariant=is_invariant)
         ax.text(place + 0.17, rows - 0.05, words, va="center", fontsize=9)
     words = "numbers: largest change over largest output"
     ax.text(-0.32, rows - 0.05, words, va="center", fontsize=9, color=colour("muted"))

@@ -38,14 +38,14 @@ def render(inspection: Inspection) -> str:
         missing = f"No figures: {error}"
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return (
-        _environment()
+        environment()
         .get_template("page.html")
         .render(
             report=describe(inspection),
             figures=figures,
             missing=missing,
             colours={"light": theme.LIGHT, "dark": theme.DARK},
-            style=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+            style=Markup(style_sheet()),
             script=Markup(script),
             script_hash=_hash(script),
             document=embedding.script_json(inspection.to_json()),
@@ -68,17 +68,23 @@ def frame(inspection: Inspection) -> str:
     return embedding.frame(render(inspection), title, height=_FRAME_HEIGHT)
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def style_sheet() -> str:
+    """The style sheet that all pages share."""
+    return (_HERE / "page.css").read_text(encoding="utf-8")
+
+
+def environment() -> Environment:
+    """Where the templates lie, and what they can call."""
+    templates = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(mathml=mathml, bars=bars, svg=_inline)
-    environment.filters["breakable"] = _breakable
-    return environment
+    templates.globals.update(mathml=mathml, bars=bars, svg=_inline)
+    templates.filters["breakable"] = _breakable
+    return templates
 
 
 def _breakable(path: str) -> Markup:
