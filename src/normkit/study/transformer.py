@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,12 +120,21 @@ class Transformer(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (batch, tokens, vocabulary) of token ids (batch, tokens)."""
-        places = torch.arange(ids.shape[-1], device=ids.device)
-        x = self.embedding(ids) + self.position(places)
+        x = self.embed(ids)
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.unembedding(self.final_norm(x))
         return logits
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The stream (batch, tokens, width) before the first block."""
+        stream: Tensor = self.embedding(ids) + self.position(torch.arange(ids.shape[-1], device=ids.device))
+        return stream
+
+    def attention(self, block: int) -> tuple[nn.Module, Attention]:
+        """The norm and the attention of a block, from 0."""
+        residual = cast(Block, self.blocks[block]).attention
+        return residual.norm, cast(Attention, residual.branch)
 
 
 class Block(nn.Module):
@@ -201,12 +210,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within x (batch, tokens, width)."""
-        query, key, value = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for layer in (self.query, self.key, self.value)
-        )
-        mixed = F.scaled_dot_product_attention(self.query_norm(query), self.key_norm(key), value, is_causal=self.causal)
+        query, key = self.queries_and_keys(x)
+        mixed = F.scaled_dot_product_attention(query, key, self._by_head(self.value(x)), is_causal=self.causal)
         attended: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
         return attended
+
+    def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both of shape (batch, heads, tokens, width / heads), as they are multiplied."""
+        query, key = self._by_head(self.query(x)), self._by_head(self.key(x))
+        return self.query_norm(query), self.key_norm(key)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(-3, -2)
 
 
 class Feedforward(nn.Module):

@@ -1,0 +1,225 @@
+"""`attention`: how attention scores grow with the input and with the weights, behind a norm and without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from normkit import specs
+from normkit.geometry import attention_entropy
+from normkit.study.chart import Chart, Curves, Line, line
+from normkit.study.laboratory import Laboratory
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.transformer import Transformer, TransformerConfig
+from normkit.study.windows import text_of_the_library, windows
+
+_NORMS = {"no norm": None, "LayerNorm": specs.TORCH_LAYER_NORM, "RMSNorm": specs.TORCH_RMS_NORM.replace(eps=1e-5)}
+_NORMALIZED = ("LayerNorm", "RMSNorm")
+_QUERY_KEY = "LayerNorm and QK-norm"
+
+
+def _arms(_settings: Settings) -> tuple[Arm, ...]:
+    return tuple(Arm(name=name) for name in (*_NORMS, _QUERY_KEY))
+
+
+def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+    """Largest score and mean entropy of the first block's attention, over scales of its input and of W_Q and W_K."""
+    window = lab.integer("window")
+    config = TransformerConfig(
+        context=window,
+        width=lab.integer("width"),
+        heads=lab.integer("heads"),
+        layers=1,
+        norm=_NORMS.get(arm.name, specs.TORCH_LAYER_NORM),
+        query_key_norm=arm.name == _QUERY_KEY,
+    )
+    model = Transformer(config, seed=lab.seed).to(lab.device, torch.float64).eval()
+    training, _ = text_of_the_library()
+    (ids,) = next(windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed))
+    with torch.no_grad():
+        x = model.embed(ids[:, :-1].to(lab.device))
+        over_input = [_scores(model, scale * x) for scale in _scales(lab.settings, "input_scales")]
+        over_weights = []
+        for scale in _scales(lab.settings, "weight_scales"):
+            scaled = Transformer(config, seed=lab.seed).to(x.device, torch.float64).eval()
+            _, attention = scaled.attention(0)
+            attention.query.weight.mul_(scale)
+            attention.key.weight.mul_(scale)
+            over_weights.append(_scores(scaled, x))
+    return {
+        "input": {"largest": [each[0] for each in over_input], "entropy": [each[1] for each in over_input]},
+        "weights": {"largest": [each[0] for each in over_weights], "entropy": [each[1] for each in over_weights]},
+        "root of head width": math.sqrt(config.width / config.heads),
+    }
+
+
+def _scores(model: Transformer, x: Tensor) -> tuple[float, float]:
+    """Largest magnitude of a score that a token may see, and the mean entropy of all rows, in nats."""
+    norm, attention = model.attention(0)
+    query, key = attention.queries_and_keys(norm(x))
+    logits = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
+    return logits[..., seen].abs().max().item(), attention_entropy(logits, seen).mean().item()
+
+
+def _scales(settings: Settings, name: str) -> Sequence[float]:
+    scales = settings[name]
+    assert isinstance(scales, tuple)
+    return scales
+
+
+def _ratio(arm: str, over: str, name: str = "largest") -> Callable[[Paired], float]:
+    """The value at the largest scale over the value at scale 1, or its inverse, whichever is above 1."""
+
+    def ratio(paired: Paired) -> float:
+        first, last = paired[arm][over][name][0], paired[arm][over][name][-1]
+        return float(max(last / first, first / last))
+
+    return ratio
+
+
+def _entropy(arm: str, place: int) -> Callable[[Paired], float]:
+    return lambda paired: float(paired[arm]["input"]["entropy"][place])
+
+
+def _entropy_spread(arm: str) -> Callable[[Paired], float]:
+    return lambda paired: float(max(paired[arm]["input"]["entropy"]) - min(paired[arm]["input"]["entropy"]))
+
+
+def _unchanged(arm: str, over: str, regime: str) -> Condition:
+    of = {"input": "the input", "weights": "the query and key weights"}[over]
+    return Condition(
+        says=f"{arm}: the largest score changes by at most 1 % over all scales of {of}",
+        statistic=_ratio(arm, over),
+        low=1.0,
+        high=1.01,
+        regime=regime,
+        source="invariance; eps = 1e-5 takes up to 0.1 % of the shortest rows",
+    )
+
+
+_CLAIMS = (
+    Claim(
+        says="A norm in front makes attention invariant to the scale of its input",
+        source="follows from the scale invariance of LayerNorm, Ba et al. 2016, arXiv:1607.06450, section 5.1",
+        conditions=tuple(
+            Condition(
+                says=f"{arm}: mean entropy moves by at most 0.01 nats from input x 0.1 to x 100",
+                statistic=_entropy_spread(arm),
+                high=0.01,
+                source="invariance, but for eps",
+            )
+            for arm in _NORMALIZED
+        ),
+    ),
+    Claim(
+        says="Without a norm attention turns into the choice of one key as its input grows",
+        source="softmax of scores that grow with the square of the input's scale",
+        conditions=(
+            Condition(
+                says="no norm: mean entropy at input x 100 is below 0.05 nats",
+                statistic=_entropy("no norm", -1),
+                high=0.05,
+                source="a twentieth of a nat: one key has more than 99 % of the weight",
+            ),
+            Condition(
+                says="no norm: at input x 0.1 it is at least 2 nats",
+                statistic=_entropy("no norm", 0),
+                low=2.0,
+                source="the mean of log(t) over 64 positions is 3.2",
+            ),
+        ),
+    ),
+    Claim(
+        says="LayerNorm prevents exploding attention scores",
+        source="repeated in many introductions",
+        conditions=(
+            _unchanged("LayerNorm", "input", "the scale of the input is meant"),
+            _unchanged("LayerNorm", "weights", ""),
+        ),
+    ),
+    Claim(
+        says="Normalizing queries and keys bounds the scores, whatever input and weights",
+        source="Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023, arXiv:2302.05442",
+        conditions=(
+            Condition(
+                says="no score exceeds the root of the head width by 0.1 % at any scale",
+                statistic=lambda paired: max(
+                    max(paired[_QUERY_KEY][over]["largest"]) / paired[_QUERY_KEY]["root of head width"]
+                    for over in ("input", "weights")
+                ),
+                high=1.001,
+                source="|q| = |k| = sqrt(d) at gain 1, and Cauchy-Schwarz",
+            ),
+            _unchanged(_QUERY_KEY, "weights", ""),
+        ),
+    ),
+)
+
+
+def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+    arms = (*_NORMS, _QUERY_KEY)
+
+    def lines(over: str, name: str) -> tuple[Line, ...]:
+        scales = _scales(settings, f"{over.removesuffix('s')}_scales")
+        return tuple(line(arm, scales, [paired[arm][over][name] for paired in measured.values()]) for arm in arms)
+
+    return (
+        Curves(
+            name="attention-scores",
+            title="Largest attention score",
+            caption="Over the scale of the input, and over the scale of W_Q and W_K; the first block, before training.",
+            description="Behind a norm the scale of the input does nothing; the scale of the weights squares into the "
+            "scores unless queries and keys are normalized too.",
+            x_label="factor",
+            y_label="largest score",
+            panels=(("input", lines("input", "largest")), ("query and key weights", lines("weights", "largest"))),
+            x_log=True,
+            y_log=True,
+        ),
+        Curves(
+            name="attention-entropy",
+            title="How spread attention is",
+            caption="Mean entropy of the attention rows; 0 is one key, the dashed line is all keys alike.",
+            description="Without a norm entropy falls to zero as the input grows; behind a norm it stays.",
+            x_label="factor",
+            y_label="entropy (nats)",
+            panels=(("input", lines("input", "entropy")), ("query and key weights", lines("weights", "entropy"))),
+            x_log=True,
+            reference=(_uniform(settings), "all keys alike"),
+        ),
+    )
+
+
+def _uniform(settings: Settings) -> float:
+    """Mean entropy of uniform attention under the causal mask."""
+    window = settings["window"]
+    assert isinstance(window, int)
+    return sum(math.log(position) for position in range(1, window + 1)) / window
+
+
+STUDY = Study(
+    name="attention",
+    title="Attention scores",
+    question="What does a norm in front of attention keep from growing, and what not?",
+    claims=_CLAIMS,
+    quick={
+        "seeds": 5,
+        "width": 64,
+        "heads": 4,
+        "batch": 8,
+        "window": 64,
+        "input_scales": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+        "weight_scales": (1.0, 2.0, 5.0, 10.0),
+    },
+    full={"seeds": 20, "width": 256, "batch": 32, "window": 256},
+    arms=_arms,
+    measure=_measure,
+    charts=_charts,
+    data="bytes of Python's standard library",
+    regime="The first block of an untrained model, in float64; what training does to the scores is the study "
+    "`learning-rate`.",
+)

@@ -1,0 +1,60 @@
+import math
+
+import pytest
+import torch
+
+from normkit.study.experiments.attention import STUDY, _scores
+from normkit.study.judging import decide
+from normkit.study.laboratory import Laboratory
+from normkit.study.transformer import Transformer, TransformerConfig
+
+SMALL = {**STUDY.quick, "width": 16, "heads": 2, "batch": 2}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    lab = Laboratory(settings=SMALL, seed=0)
+    return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(SMALL)}}
+
+
+def test_scores_are_those_of_the_model():
+    model = Transformer(TransformerConfig(width=8, heads=2, layers=1, context=5), seed=1).double()
+    x = torch.randn(1, 4, 8, dtype=torch.float64)
+    attention = model.blocks[0].attention.branch
+    rows = model.blocks[0].attention.norm(x)
+    query, key = (layer(rows).view(1, 4, 2, 4).transpose(1, 2) for layer in (attention.query, attention.key))
+    logits = (query @ key.mT / 2).masked_fill(~torch.ones(4, 4, dtype=torch.bool).tril(), -math.inf)
+    weights = logits.softmax(-1)
+    entropy = -torch.special.xlogy(weights, weights).sum(-1).mean()
+    with torch.no_grad():
+        largest, mean = _scores(model, x)
+    assert largest == pytest.approx(logits[logits > -math.inf].abs().max().item(), rel=1e-12)
+    assert mean == pytest.approx(entropy.item(), rel=1e-12)
+
+
+def test_scores_without_a_norm_grow_with_the_square_of_the_input(measured):
+    largest = measured[0]["no norm"]["input"]["largest"]
+    scales = SMALL["input_scales"]
+    assert largest[-1] / largest[0] == pytest.approx((scales[-1] / scales[0]) ** 2, rel=1e-9)
+
+
+def test_scores_behind_a_norm_grow_with_the_square_of_the_weights(measured):
+    largest = measured[0]["LayerNorm"]["weights"]["largest"]
+    assert largest[-1] / largest[0] == pytest.approx(SMALL["weight_scales"][-1] ** 2, rel=1e-9)
+
+
+def test_every_claim_gets_its_verdict(measured):
+    verdicts = [decide(claim, measured).verdict for claim in STUDY.claims]
+    assert verdicts == ["reproduced", "reproduced", "reproduced only if", "reproduced"]
+
+
+def test_a_norm_that_did_nothing_would_not_be_reproduced(measured):
+    broken = {0: {**measured[0], "LayerNorm": measured[0]["no norm"]}}
+    assert decide(STUDY.claims[0], broken).verdict == "not reproduced"
+    assert decide(STUDY.claims[2], broken).verdict == "not reproduced"
+
+
+def test_the_charts_show_every_arm(measured):
+    scores, entropy = STUDY.charts(SMALL, measured)
+    assert [line.label for line in scores.panels[0][1]] == [arm.name for arm in STUDY.arms(SMALL)]
+    assert entropy.reference == (pytest.approx(sum(math.log(t) for t in range(1, 65)) / 64), "all keys alike")
