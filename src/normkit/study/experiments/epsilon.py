@@ -1,0 +1,282 @@
+"""`epsilon`: what place and size of eps take from short rows, in which dtype it survives, whether training cares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from normkit import reference
+from normkit.spec import EpsPlacement, NormSpec
+from normkit.study.chart import Chart, Curves, Marks, line
+from normkit.study.laboratory import Laboratory
+from normkit.study.loop import Recipe
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.transformer import Transformer, TransformerConfig
+from normkit.study.windows import next_token_loss, text_of_the_library, windows
+
+_PLACEMENTS: Mapping[EpsPlacement, str] = {
+    "inside": "eps inside the root",
+    "outside": "eps outside the root",
+    "clamp": "eps as a lower bound",
+}
+_HALF, _WIDE = "statistics in float16", "statistics in float32"
+_EPS = 1e-5
+_SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 10**-2.5, 1e-2, 1e-1, 1.0)
+_SIZES = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
+_TRAINED = (1e-12, 1e-8, 1e-5, 1e-3)
+_LAST = 20
+"""Steps whose mean loss stands for the end of a run."""
+
+
+def _arms(settings: Settings) -> tuple[Arm, ...]:
+    short = [Arm(name=words, cost=0.05, choices={"placement": placement}) for placement, words in _PLACEMENTS.items()]
+    halves = [Arm(name=words, cost=0.05, choices={"wide": words == _WIDE}) for words in (_HALF, _WIDE)]
+    trained = [
+        Arm(name=_trained(eps, small), choices={"eps": eps, "small": small})
+        for small in (False, True)
+        for eps in _numbers(settings, "trained_sizes")
+    ]
+    return (*short, *halves, *trained)
+
+
+def _trained(eps: float, small: bool) -> str:
+    return f"trained with eps {eps:g}{', small embeddings' if small else ''}"
+
+
+def _numbers(settings: Settings, name: str) -> tuple[float, ...]:
+    numbers = settings[name]
+    assert isinstance(numbers, tuple)
+    return numbers
+
+
+def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+    if "placement" in arm.choices:
+        return _kept(lab, arm.choices["placement"])
+    if "wide" in arm.choices:
+        return _half(lab, wide=arm.choices["wide"])
+    return _train(lab, arm)
+
+
+def _rows(lab: Laboratory) -> torch.Tensor:
+    """Rows of mean 0 and rms 1, in float64."""
+    generator = torch.Generator().manual_seed(lab.seed)
+    x = torch.randn(64, lab.integer("width"), generator=generator, dtype=torch.float64)
+    x = x - x.mean(-1, keepdim=True)
+    return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+def _kept(lab: Laboratory, placement: EpsPlacement) -> Measurement:
+    """The rms with which rows of each rms leave a LayerNorm of eps 1e-5."""
+    spec = NormSpec(eps=_EPS, eps_placement=placement, has_weight=False, has_bias=False)
+    x = _rows(lab)
+    scales = _numbers(lab.settings, "scales")
+    return {"kept": [reference.forward(scale * x, spec).square().mean().sqrt().item() for scale in scales]}
+
+
+def _half(lab: Laboratory, *, wide: bool) -> Measurement:
+    """For each eps: how far from 1 float16 rows leave a LayerNorm, and whether a constant float16 row stays finite."""
+    x = _rows(lab).half()
+    off: list[float | None] = []
+    finite: list[bool] = []
+    for eps in _numbers(lab.settings, "sizes"):
+        narrow: dict[str, Any] = {} if wide else {"statistics_dtype": "input", "cast": "none"}
+        spec = NormSpec(eps=eps, has_weight=False, has_bias=False, **narrow)
+        rms = reference.forward(x, spec).double().square().mean().sqrt().item()
+        off.append(abs(rms - 1) if math.isfinite(rms) else None)
+        finite.append(bool(reference.forward(torch.ones_like(x), spec).isfinite().all()))
+    return {"off": off, "constant row finite": finite}
+
+
+def _train(lab: Laboratory, arm: Arm) -> Measurement:
+    window = lab.integer("window")
+    config = TransformerConfig(
+        context=window,
+        width=lab.integer("width"),
+        layers=lab.integer("layers"),
+        norm=NormSpec(eps=arm.choices["eps"]),
+    )
+    model = Transformer(config, seed=lab.seed)
+    if arm.choices["small"]:
+        with torch.no_grad():
+            for embedding in (model.embedding, model.position):
+                embedding.weight.mul_(lab.number("small_scale"))
+    training, _ = text_of_the_library()
+    recipe = Recipe(steps=lab.integer("steps"), learning_rate=lab.number("learning_rate"), warmup=10)
+    batches = windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed)
+    run = lab.train(model, recipe, batches, next_token_loss)
+    last = [run.capped(point.loss) for point in run.points[-_LAST:]]
+    return {
+        "losses": run.losses,
+        "last": sum(last) / len(last),
+        "diverged": run.diverged,
+        "findings": list(run.findings),
+    }
+
+
+def _length(placement: EpsPlacement, scale: float, kept: float, words: str, regime: str = "") -> Condition:
+    return Condition(
+        says=f"eps 1e-5 {words}: a row of rms {scale:g} keeps {kept:.4f} of its length",
+        statistic=lambda paired: float(paired[_PLACEMENTS[placement]]["kept"][_SCALES.index(scale)]),
+        low=kept - 5e-5,
+        high=kept + 5e-5,
+        regime=regime,
+        source="r / sqrt(r^2 + eps) inside, r / (r + eps) outside",
+    )
+
+
+def _apart(small: bool) -> Callable[[Paired], float]:
+    """Largest difference of final losses between the sizes of eps."""
+
+    def apart(paired: Paired) -> float:
+        ends = [paired[_trained(eps, small)]["last"] for eps in _TRAINED]
+        return float(max(ends) - min(ends))
+
+    return apart
+
+
+def _all_finite(arm: str) -> Callable[[Paired], float]:
+    return lambda paired: float(sum(paired[arm]["constant row finite"]) / len(paired[arm]["constant row finite"]))
+
+
+_CLAIMS = (
+    Claim(
+        says="eps does nothing but to rows that are about as short as eps",
+        source="said of eps outside the root; the default of torch stands inside",
+        conditions=(
+            _length("outside", 1e-2, 0.9990, "outside", "eps stands outside the root"),
+            _length("inside", 1e-2, 1.0, "inside"),
+        ),
+    ),
+    Claim(
+        says="Inside the root eps takes hold at rows of length sqrt(eps n), outside at eps sqrt(n)",
+        source="algebra",
+        conditions=(
+            _length("inside", 10**-2.5, 0.7071, "inside"),
+            _length("outside", 1e-5, 0.5, "outside"),
+            _length("inside", 1.0, 1.0, "inside"),
+        ),
+    ),
+    Claim(
+        says="An eps as small as 1e-12 is valid",
+        source="the default of BERT",
+        conditions=tuple(
+            Condition(
+                says=f"{arm}: share of eps from 1e-12 to 1e-3 with which a constant float16 row stays finite is 1",
+                statistic=_all_finite(arm),
+                low=1.0,
+                regime=regime,
+                source="2^-24 = 6e-8 is the smallest float16; what is below becomes 0, and 0 / 0 is NaN",
+            )
+            for arm, regime in ((_WIDE, "the statistics are float32"), (_HALF, ""))
+        ),
+    ),
+    Claim(
+        says="The size of eps does not matter to training, from 1e-12 to 1e-3",
+        source="public models use 1e-12, 1e-8, 1e-6 and 1e-5",
+        conditions=tuple(
+            Condition(
+                says=f"{words}: final losses with all sizes lie within 0.05 nats a byte",
+                statistic=_apart(small),
+                high=0.05,
+                regime=regime,
+                source="seeds differ by more than that",
+            )
+            for small, words, regime in (
+                (False, "embeddings of rms 0.7", "rows are long beside the root of eps"),
+                (True, "embeddings a thousand times shorter", ""),
+            )
+        ),
+    ),
+)
+
+
+def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+    seeds = measured.values()
+    sizes, trained = _numbers(settings, "sizes"), _numbers(settings, "trained_sizes")
+    return (
+        Curves(
+            name="epsilon-length",
+            title="What eps takes from short rows",
+            caption="Length kept by a LayerNorm of eps 1e-5, over the rms of the row before it.",
+            description="Inside the root half of the energy is gone at rms 0.003, outside half the length at 1e-5.",
+            x_label="rms of the row",
+            y_label="share of the length",
+            panels=(
+                (
+                    "",
+                    tuple(
+                        line(arm, _numbers(settings, "scales"), [paired[arm]["kept"] for paired in seeds])
+                        for arm in _PLACEMENTS.values()
+                    ),
+                ),
+            ),
+            x_log=True,
+        ),
+        Curves(
+            name="epsilon-training",
+            title="Loss at the end over eps",
+            caption=f"Mean of the last {_LAST} steps; embeddings of the usual size, and a thousand times shorter.",
+            description="With embeddings of the usual size eps changes nothing; short ones learn slower.",
+            x_label="eps",
+            y_label="loss (nats a byte)",
+            panels=(
+                (
+                    "",
+                    tuple(
+                        line(
+                            words,
+                            trained,
+                            [[paired[_trained(eps, small)]["last"] for eps in trained] for paired in seeds],
+                        )
+                        for small, words in ((False, "usual embeddings"), (True, "small embeddings"))
+                    ),
+                ),
+            ),
+            x_log=True,
+        ),
+        Marks(
+            name="epsilon-float16",
+            title="Constant float16 rows",
+            caption="A full disc: a constant row leaves a LayerNorm of this eps as zeros; a ring: as NaN.",
+            description="With float16 statistics every eps below 6e-8 gives NaN.",
+            rows=(_HALF, _WIDE),
+            columns=tuple(f"{eps:g}" for eps in sizes),
+            cells=tuple(
+                tuple((_finite(measured, arm, place), eps) for place, eps in enumerate(sizes)) for arm in (_HALF, _WIDE)
+            ),
+        ),
+    )
+
+
+def _finite(measured: Mapping[int, Paired], arm: str, place: int) -> bool:
+    return all(paired[arm]["constant row finite"][place] for paired in measured.values())
+
+
+STUDY = Study(
+    name="epsilon",
+    title="Epsilon",
+    question="Where does eps act, in which dtype does it survive, and does training notice it?",
+    claims=_CLAIMS,
+    quick={
+        "seeds": 3,
+        "width": 64,
+        "layers": 2,
+        "batch": 8,
+        "window": 64,
+        "steps": 100,
+        "learning_rate": 1e-3,
+        "small_scale": 1e-3,
+        "scales": _SCALES,
+        "sizes": _SIZES,
+        "trained_sizes": _TRAINED,
+    },
+    full={"seeds": 8, "steps": 1000, "layers": 6},
+    arms=_arms,
+    measure=_measure,
+    charts=_charts,
+    data="random rows, and bytes of Python's standard library",
+    regime="Trained in float32 at two layers; in 16-bit training short rows come up more often.",
+)
