@@ -1,0 +1,322 @@
+"""`learning-rate`: how sensitive training is to it, with and without norms, and what QK-norm cures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.study.chart import Chart, Curves, Line, line
+from normkit.study.laboratory import Laboratory, Run
+from normkit.study.loop import Batch, Recipe
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.statistics import interval
+from normkit.study.transformer import Transformer, TransformerConfig
+from normkit.study.windows import next_token_loss, text_of_the_library, windows
+
+_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "LayerNorm": {},
+    "LayerNorm and QK-norm": {"query_key_norm": True},
+    "no norm": {"norm": None, "placement": "none"},
+}
+_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+_STEP_RATES = tuple(10 ** (quarter / 4) for quarter in range(-32, 13))
+_COMPARED = ("LayerNorm", "no norm")
+_LAST = 20
+"""Steps whose mean loss stands for the end of a run."""
+
+
+def _arms(settings: Settings) -> tuple[Arm, ...]:
+    trained = [
+        Arm(name=_name(model, rate), choices={"model": model, "rate": rate})
+        for model in _MODELS
+        for rate in _rates(settings)
+    ]
+    return (*trained, *(Arm(name=_by_block(model), choices={"model": model}, cost=0.7) for model in _COMPARED))
+
+
+def _name(model: str, rate: float) -> str:
+    return f"{model}, rate {rate:g}"
+
+
+def _rates(settings: Settings) -> tuple[float, ...]:
+    rates = settings["rates"]
+    assert isinstance(rates, tuple)
+    return rates
+
+
+def _by_block(model: str) -> str:
+    return f"one block at a time, {model}"
+
+
+def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+    """A training run at one rate, or the best rate of each block."""
+    window = lab.integer("window")
+    config = TransformerConfig(
+        context=window,
+        width=lab.integer("width"),
+        layers=lab.integer("layers" if "rate" in arm.choices else "deep_layers"),
+        **_MODELS[arm.choices["model"]],
+    )
+    model = Transformer(config, seed=lab.seed)
+    training, _ = text_of_the_library()
+    if "rate" not in arm.choices:
+        batch = next(windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed))
+        return _step_rates(model.to(lab.device, lab.dtype), tuple(x.to(lab.device) for x in batch))
+    recipe = Recipe(
+        steps=lab.integer("steps"), learning_rate=arm.choices["rate"], warmup=lab.integer("warmup"), clip=1.0
+    )
+    batches = windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed)
+    run = lab.train(model, recipe, batches, next_token_loss)
+    (ids,) = next(windows(training, batch=4, window=window, seed=lab.seed + 1_000_003))
+    return {
+        "losses": run.losses,
+        "last": _end(run),
+        "diverged": run.diverged,
+        "score": _largest_score(model, ids[:, :-1]),
+        "findings": list(run.findings),
+    }
+
+
+def _end(run: Run) -> float:
+    last = [run.capped(point.loss) for point in run.points[-_LAST:]]
+    return run.capped(math.nan) if run.diverged else sum(last) / len(last)
+
+
+@torch.no_grad()
+def _largest_score(model: Transformer, ids: torch.Tensor) -> float | None:
+    """The largest magnitude of an attention score that a token may see, over all blocks; None where none is finite."""
+    parameter = next(model.parameters())
+    x = model.embed(ids.to(parameter.device))
+    largest: float = 0.0
+    for place, block in enumerate(model.blocks):
+        norm, attention = model.attention(place)
+        query, key = attention.queries_and_keys(norm(x))
+        logits = (query @ key.transpose(-1, -2)).double() / math.sqrt(query.shape[-1])
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
+        largest = max(largest, float(logits[..., seen].abs().max()))
+        x = block(x)
+    return largest if math.isfinite(largest) else None
+
+
+def _step_rates(model: Transformer, batch: Batch) -> Measurement:
+    """For each block, moved alone by one step of gradient descent: the lowest and the highest rate that work.
+
+    A rate works where the loss falls at least a tenth as far as with the block's best rate. From the lowest on they are
+    counted up to the first that does not: far above, a step lands anywhere, and may be lucky.
+    """
+    before = next_token_loss(model, batch)
+    torch.autograd.backward(before)
+    lowest, highest = [], []
+    with torch.no_grad():
+        for block in model.blocks:
+            falls = [(before - after).item() for after in _losses_after_a_step(model, block, batch)]
+            least = 0.1 * max(fall for fall in falls if math.isfinite(fall))
+            works = [fall >= least for fall in falls]
+            low = works.index(True)
+            high = works.index(False, low) - 1 if False in works[low:] else len(works) - 1
+            lowest.append(_STEP_RATES[low])
+            highest.append(_STEP_RATES[high])
+    return {"lowest": lowest, "highest": highest}
+
+
+def _losses_after_a_step(model: Transformer, block: nn.Module, batch: Batch) -> Iterator[Tensor]:
+    """The loss after one gradient step of one block at each rate; the block is left as it was."""
+    start = [weight.clone() for weight in block.parameters()]
+    for rate in _STEP_RATES:
+        for weight, was in zip(block.parameters(), start, strict=True):
+            if weight.grad is not None:
+                weight.copy_(was - rate * weight.grad)
+        yield next_token_loss(model, batch)
+    for weight, was in zip(block.parameters(), start, strict=True):
+        weight.copy_(was)
+
+
+def _of_rates(model: str, paired: Paired) -> list[Measurement]:
+    """The runs of a model in the order of their rates."""
+    return [measured for name, measured in paired.items() if name.startswith(f"{model}, rate ")]
+
+
+def _sensitivity(model: str, paired: Paired) -> float:
+    """Mean over the rates of the loss at the end above the best one; a diverged run counts as its first loss."""
+    ends = [float(run["last"]) for run in _of_rates(model, paired)]
+    return sum(ends) / len(ends) - min(ends)
+
+
+def _growth(model: str) -> Callable[[Paired], float]:
+    """The largest score after training at the highest rate over that at the lowest; infinite where it is not finite."""
+
+    def growth(paired: Paired) -> float:
+        first, *_, last = _of_rates(model, paired)
+        return math.inf if last["score"] is None else float(last["score"] / first["score"])
+
+    return growth
+
+
+def _common(model: str) -> Callable[[Paired], float]:
+    """Decades of rates that work for every block; negative where the windows of two blocks lie so far apart."""
+
+    def common(paired: Paired) -> float:
+        windows = paired[_by_block(model)]
+        return math.log10(min(windows["highest"]) / max(windows["lowest"]))
+
+    return common
+
+
+_CLAIMS = (
+    Claim(
+        says="Attention scores grow without bound at high learning rates, and QK-norm stops that",
+        source="Wortsman et al. 2023, arXiv:2309.14322",
+        conditions=(
+            Condition(
+                says="LayerNorm: the largest score at rate 0.1 is at least 100 times that at 0.0003",
+                statistic=_growth("LayerNorm"),
+                low=100.0,
+                published="scores above 10,000 where training diverges",
+                source="the paper's scores grow by orders of magnitude",
+            ),
+            Condition(
+                says="LayerNorm and QK-norm: at most 20 times",
+                statistic=_growth("LayerNorm and QK-norm"),
+                high=20.0,
+                source="the root of the head width times the squared gain that is learned",
+            ),
+        ),
+    ),
+    Claim(
+        says="QK-norm makes the final loss less sensitive to the learning rate",
+        source="Wortsman et al. 2023, arXiv:2309.14322",
+        conditions=(
+            Condition(
+                says="the mean loss above the best, over all rates, is at least 0.02 nats a byte lower with QK-norm",
+                statistic=lambda paired: (
+                    _sensitivity("LayerNorm", paired) - _sensitivity("LayerNorm and QK-norm", paired)
+                ),
+                low=0.02,
+                source="more than the difference of two seeds",
+            ),
+        ),
+    ),
+    Claim(
+        says="With a norm training is less sensitive to the learning rate than without",
+        source="Ioffe & Szegedy 2015, arXiv:1502.03167, of BatchNorm; repeated of LayerNorm",
+        conditions=(
+            Condition(
+                says="the mean loss above the best, over all rates, is at least 0.1 nats a byte lower with LayerNorm",
+                statistic=lambda paired: _sensitivity("no norm", paired) - _sensitivity("LayerNorm", paired),
+                low=0.1,
+                source="several times the difference of two seeds",
+            ),
+        ),
+        ledger=("C71",),
+    ),
+    Claim(
+        says="Without a norm, a learning rate that works for one layer fails for another",
+        source="repeated in many introductions",
+        conditions=(
+            Condition(
+                says="no norm: the rates that work for two of the blocks lie at least a decade apart",
+                statistic=_common("no norm"),
+                high=-1.0,
+                source="decades that all blocks share; below 0 they share none",
+            ),
+            Condition(
+                says="LayerNorm: some rate works for every block",
+                statistic=_common("LayerNorm"),
+                low=0.0,
+                source="the same number",
+            ),
+        ),
+        ledger=("C71",),
+    ),
+)
+
+
+def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+    rates = _rates(settings)
+
+    seeds = measured.values()
+
+    def over_rates(name: str) -> tuple[Line, ...]:
+        def ends(model: str) -> list[list[float]]:
+            return [[_number(paired[_name(model, rate)][name]) for rate in rates] for paired in seeds]
+
+        return tuple(line(model, rates, ends(model)) for model in _MODELS)
+
+    return (
+        Curves(
+            name="learning-rate-loss",
+            title="Loss at the end over the learning rate",
+            caption=f"Mean of the last {_LAST} steps; a run that diverged counts as its first loss.",
+            description="All three train at low rates; they differ at high ones.",
+            x_label="peak learning rate",
+            y_label="loss (nats a byte)",
+            panels=(("", over_rates("last")),),
+            x_log=True,
+        ),
+        Curves(
+            name="learning-rate-scores",
+            title="Largest attention score after training",
+            caption="On held-back windows; a cross: not finite.",
+            description="Scores grow by orders of magnitude with the rate unless queries and keys are normalized.",
+            x_label="peak learning rate",
+            y_label="largest score",
+            panels=(("", over_rates("score")),),
+            x_log=True,
+            y_log=True,
+        ),
+        Curves(
+            name="learning-rate-blocks",
+            title="Rates that work for one block",
+            caption="One gradient step of one block alone, before training; the middle and the range of what works.",
+            description="Without a norm the rates of early blocks lie far below those of late ones.",
+            x_label="block",
+            y_label="rate",
+            panels=(("", tuple(_windows(model, measured) for model in _COMPARED)),),
+            y_log=True,
+        ),
+    )
+
+
+def _windows(model: str, measured: Mapping[int, Paired]) -> Line:
+    """The rates that work for each block, medians over seeds: geometric middle, lowest and highest."""
+    found = [paired[_by_block(model)] for paired in measured.values()]
+    low, high = (
+        tuple(interval(values)[0] for values in zip(*(each[end] for each in found), strict=True))
+        for end in ("lowest", "highest")
+    )
+    middle = tuple(math.sqrt(least * most) for least, most in zip(low, high, strict=True))
+    return Line(label=model, x=tuple(range(1, len(low) + 1)), y=middle, low=low, high=high)
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+STUDY = Study(
+    name="learning-rate",
+    title="Learning rate",
+    question="Which learning rates train, with a norm, without, and with normalized queries and keys?",
+    claims=_CLAIMS,
+    quick={
+        "seeds": 3,
+        "layers": 4,
+        "deep_layers": 12,
+        "width": 64,
+        "batch": 8,
+        "window": 64,
+        "steps": 150,
+        "warmup": 10,
+        "rates": _RATES,
+    },
+    full={"seeds": 8, "steps": 1000, "warmup": 50},
+    arms=_arms,
+    measure=_measure,
+    charts=_charts,
+    data="bytes of Python's standard library",
+    regime="4 layers of width 64, AdamW with clipping at 1; the best rates of single blocks at 12 layers, before "
+    "training.",
+)

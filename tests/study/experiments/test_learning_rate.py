@@ -1,0 +1,119 @@
+import math
+
+import pytest
+import torch
+
+from normkit.study.experiments.learning_rate import STUDY, _largest_score, _step_rates
+from normkit.study.judging import decide, judge
+from normkit.study.laboratory import Laboratory
+from normkit.study.transformer import Transformer, TransformerConfig
+from normkit.study.windows import next_token_loss
+
+TINY = {
+    **STUDY.quick,
+    "width": 16,
+    "layers": 1,
+    "deep_layers": 2,
+    "batch": 2,
+    "window": 8,
+    "steps": 2,
+    "rates": (1e-3, 0.1),
+}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    lab = Laboratory(settings=TINY, seed=0)
+    return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
+
+
+def runs(model, losses, scores):
+    rates = (3e-4, 1e-3, 1e-1)
+    return {
+        f"{model}, rate {rate:g}": {"last": loss, "score": score}
+        for rate, loss, score in zip(rates, losses, scores, strict=True)
+    }
+
+
+def invented(plain=(2.0, 2.0, 3.0), cured=(2.0, 2.0, 2.2), bare=(2.0, 3.0, 5.5), scores=(5.0, 9.0, 5000.0)):
+    return {
+        0: {
+            **runs("LayerNorm", plain, scores),
+            **runs("LayerNorm and QK-norm", cured, (5.0, 6.0, 20.0)),
+            **runs("no norm", bare, (5.0, 6.0, None)),
+            "one block at a time, LayerNorm": {"lowest": [0.1, 0.5], "highest": [10.0, 50.0]},
+            "one block at a time, no norm": {"lowest": [1e-6, 1e-3], "highest": [1e-5, 1e-2]},
+        }
+    }
+
+
+def test_what_the_papers_say_is_reproduced():
+    assert [decide(claim, invented()).verdict for claim in STUDY.claims] == ["reproduced"] * 4
+
+
+@pytest.mark.parametrize(
+    ("place", "changed"),
+    [
+        (0, {"scores": (5.0, 9.0, 50.0)}),
+        (1, {"cured": (2.0, 2.0, 3.0)}),
+        (2, {"bare": (2.0, 2.0, 3.0)}),
+    ],
+)
+def test_what_they_do_not_is_not(place, changed):
+    assert decide(STUDY.claims[place], invented(**changed)).verdict == "not reproduced"
+
+
+def test_sensitivity_is_the_mean_above_the_best():
+    (condition,) = STUDY.claims[1].conditions
+    assert judge(condition, invented()).median == pytest.approx((7.0 / 3 - 2.0) - (6.2 / 3 - 2.0))
+
+
+def test_a_score_that_is_not_finite_has_grown_beyond_all_bounds():
+    growth = STUDY.claims[0].conditions[0]
+    assert judge(growth, invented(scores=(5.0, 9.0, None))).holds
+
+
+def test_windows_apart_are_decades_apart():
+    apart, shared = STUDY.claims[3].conditions
+    assert judge(apart, invented()).median == pytest.approx(-2.0)
+    assert judge(shared, invented()).median == pytest.approx(math.log10(10.0 / 0.5))
+
+
+def test_rates_that_work_bracket_the_best_one_and_leave_the_model_as_it_was():
+    config = TransformerConfig(width=16, layers=2, context=8)
+    model = Transformer(config, seed=0).double()
+    batch = (torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0)),)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = _step_rates(model, batch)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    loss = next_token_loss(model, batch).item()
+    block = model.blocks[1]
+    middle = math.sqrt(found["lowest"][1] * found["highest"][1])
+    with torch.no_grad():
+        for weight in block.parameters():
+            weight.sub_(middle * weight.grad)
+        assert next_token_loss(model, batch).item() < loss
+
+
+def test_the_largest_score_is_that_of_the_attention():
+    model = Transformer(TransformerConfig(width=8, heads=2, layers=2, context=5), seed=1)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    largest = 0.0
+    x = model.embed(ids)
+    for block in model.blocks:
+        attention = block.attention.branch
+        rows = block.attention.norm(x)
+        query, key = (layer(rows).view(1, 4, 2, 4).transpose(1, 2) for layer in (attention.query, attention.key))
+        largest = max(largest, (query @ key.mT / 2).tril().abs().max().item())
+        x = block(x)
+    assert _largest_score(model, ids) == pytest.approx(largest, rel=1e-6)
+    with torch.no_grad():
+        model.blocks[0].attention.branch.query.weight[0, 0] = math.inf
+    assert _largest_score(model, ids) is None
+
+
+def test_each_arm_gives_what_the_charts_need(measured):
+    loss, scores, blocks = STUDY.charts(TINY, measured)
+    assert [len(line.y) for line in loss.panels[0][1]] == [2, 2, 2]
+    assert scores.panels[0][1][0].y[0] == measured[0]["LayerNorm, rate 0.001"]["score"]
+    assert [line.label for line in blocks.panels[0][1]] == ["LayerNorm", "no norm"]
