@@ -1,9 +1,12 @@
-"""A tiny GPT-2 with the byte tokenizer on disk, a fresh copy a test, and the command line to run on it."""
+"""A tiny GPT-2 with the byte tokenizer on disk, a fresh copy a test, and the command line to run on it.
+
+What the norms of libraries compute is tested elsewhere, and found out once.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,17 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from known_norms import examined_once
 from normkit.cli.entry import verbs
 from normkit.demo.tokenizer import byte_tokenizer
 
 Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _norms_are_examined_once() -> Iterator[None]:
+    with examined_once():
+        yield
 
 
 @pytest.fixture(scope="session")

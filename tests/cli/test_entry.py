@@ -38,6 +38,7 @@ def test_help_lists_the_verbs_in_their_groups() -> None:
     assert shown.exit_code == 0
     assert "See:\n  inspect  " in shown.output
     assert "\n  explore  " in shown.output
+    assert "\n  study    " in shown.output
     assert "\n  figures  " in shown.output
     assert "Check:\n  identify  " in shown.output
     assert "This machine:\n  env  " in shown.output
@@ -45,7 +46,16 @@ def test_help_lists_the_verbs_in_their_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["-h"], ["inspect", "-h"], ["identify", "-h"], ["explore", "-h"], ["figures", "-h"], ["env", "-h"]]
+    "arguments",
+    [
+        ["-h"],
+        ["inspect", "-h"],
+        ["identify", "-h"],
+        ["explore", "-h"],
+        ["study", "-h"],
+        ["figures", "-h"],
+        ["env", "-h"],
+    ],
 )
 def test_every_verb_has_help_that_fits_a_terminal(arguments: list[str]) -> None:
     shown = CliRunner().invoke(verbs, arguments, prog_name="normkit")
@@ -61,6 +71,7 @@ def test_every_verb_has_help_that_fits_a_terminal(arguments: list[str]) -> None:
         ["inspect", "--help"],
         ["identify", "--help"],
         ["explore", "--help"],
+        ["study", "--help"],
         ["figures", "--help"],
         ["--version"],
     ],

@@ -1,5 +1,7 @@
 import functools
 import json
+import math
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,37 +14,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from normkit.demo import training
 from normkit.demo.architecture import build
-from normkit.demo.training import Recipe, _batches, _learning_rate, _parameter_groups, main, train
+from normkit.demo.training import Choices, main, train
 from normkit.study import corpus
+from normkit.study.loop import learning_rate, parameter_groups
 
 # Trains a small model.
 pytestmark = pytest.mark.slow
 
-RECIPE = Recipe(steps=200, seed=3, batch=4, learning_rate=1e-2, evaluate_every=100)
-
-
-def test_both_twins_get_the_same_batches():
-    text = bytes(range(256)) * 8
-    torch.manual_seed(0)
-    first = next(_batches(text, RECIPE))
-    torch.manual_seed(1)
-    second = next(_batches(text, RECIPE))
-    assert torch.equal(first, second)
-    assert first.shape == (4, 257)
-    # Each window is a stretch of the text, which here counts upwards.
-    assert torch.equal((first[:, 1:] - first[:, :-1]) % 256, torch.ones(4, 256, dtype=torch.int64))
-
-
-def test_windows_reach_both_ends_of_the_text():
-    text = b"a" + b"b" * 256 + b"c"
-    batches = _batches(text, RECIPE)
-    seen = torch.cat([next(batches) for _ in range(20)])
-    assert set(seen[:, 0].tolist()) == {ord("a"), ord("b")}
-    assert set(seen[:, -1].tolist()) == {ord("b"), ord("c")}
+CHOICES = Choices(steps=200, seed=3, batch=4, learning_rate=1e-2, evaluate_every=100)
 
 
 def test_the_learning_rate_rises_then_falls_to_a_tenth():
-    rates = [_learning_rate(step, RECIPE) for step in range(1, 201)]
+    rates = [learning_rate(step, CHOICES.recipe) for step in range(1, 201)]
     assert rates[0] == pytest.approx(1e-4)
     assert max(rates) <= 1e-2
     assert rates[-1] == pytest.approx(1e-3)
@@ -52,7 +35,7 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth():
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_only_matrices_are_decayed(name):
     model = build(name)
-    decayed, kept = _parameter_groups(model, 0.1)
+    decayed, kept = parameter_groups(model, 0.1)
     names = {id(parameter): parameter_name for parameter_name, parameter in model.named_parameters()}
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert len(decayed["params"]) + len(kept["params"]) == len(names)
@@ -152,11 +135,61 @@ def test_a_second_run_replaces_the_model(run, trained, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.json", "rmsnorm"]
 
 
+def plain_training(model, choices, text):
+    """The weights' only definition: every line of a run, with nothing of the studies' loop."""
+    matrices = [p for n, p in model.named_parameters() if p.dim() > 1 and "wte" not in n and "wpe" not in n]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    generator = torch.Generator().manual_seed(choices.seed)
+    stream = torch.tensor(list(text))
+    losses = []
+    for step in range(1, choices.steps + 1):
+        starts = torch.randint(len(text) - 256, (choices.batch,), generator=generator)
+        ids = torch.stack([stream[start : start + 257] for start in starts])
+        cosine = 0.5 * (1 + math.cos(math.pi * step / choices.steps))
+        for group in optimizer.param_groups:
+            group["lr"] = choices.learning_rate * min(step / choices.warmup, 0.1 + 0.9 * cosine)
+        logits = model(input_ids=ids[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_run_is_the_plain_one_bit_for_bit(library):
+    text = corpus.read(library)
+    choices = Choices(steps=10, seed=4, batch=2, learning_rate=6e-3, warmup=3, evaluate_every=10)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        models.append(build("layernorm"))
+    losses = plain_training(models[0], choices, text.training)
+    told = []
+    curve = train(models[1], choices, text.training, text.held_out, told.append)
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+    assert told == curve
+    assert curve[0]["training"] == round(sum(losses) / 10 / math.log(2), 6)
+
+
 def test_a_short_run_learns_and_reports_its_curve(library):
     text = corpus.read(library)
     torch.manual_seed(0)
-    recipe = Recipe(steps=30, seed=0, batch=2, learning_rate=1e-2, warmup=5, evaluate_every=15)
-    points = list(train(build("rmsnorm"), recipe, text.training, text.held_out))
+    choices = Choices(steps=30, seed=0, batch=2, learning_rate=1e-2, warmup=5, evaluate_every=15)
+    points = train(build("rmsnorm"), choices, text.training, text.held_out, lambda _point: None)
     assert [point["step"] for point in points] == [10, 15, 20, 30]
     assert [("held_out" in point) for point in points] == [False, True, False, True]
     assert points[-1]["held_out"] < points[1]["held_out"] < 8
+
+
+def test_a_loss_that_is_not_finite_is_one_line_and_leaves_no_model(library, tmp_path):
+    arguments = [*options(tmp_path, library, "rmsnorm"), "--learning-rate=1e30", "--steps=200"]
+    threads = torch.get_num_threads()
+    result = CliRunner().invoke(main, arguments)
+    torch.set_num_threads(threads)
+    assert result.exit_code == 1
+    assert re.search(r"^Error: the loss is (nan|inf) at step \d+; lower --learning-rate$", result.stderr, re.MULTILINE)
+    assert not list(tmp_path.iterdir())

@@ -20,10 +20,11 @@ from normkit.cli.exploration import explore_norms
 from normkit.cli.figures import make_figures
 from normkit.cli.identification import identify_norms
 from normkit.cli.inspection import inspect_model
+from normkit.cli.study import run_studies
 from normkit.cli.terminal import one_line
 from normkit.errors import NormkitError
 
-_GROUPS = {"See": ("inspect", "explore", "figures"), "Check": ("identify",), "This machine": ("env", "bench")}
+_GROUPS = {"See": ("inspect", "explore", "study", "figures"), "Check": ("identify",), "This machine": ("env", "bench")}
 
 _USAGE, _BUG, _INTERRUPTED, _BROKEN_PIPE = 2, 101, 130, 141
 
@@ -87,6 +88,7 @@ def verbs() -> None:
 
 verbs.add_command(inspect_model)
 verbs.add_command(explore_norms)
+verbs.add_command(run_studies)
 verbs.add_command(make_figures)
 verbs.add_command(identify_norms)
 verbs.add_command(show_environment)

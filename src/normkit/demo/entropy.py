@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from normkit.study.corpus import SEPARATOR
 from normkit.errors import InputError
+from normkit.study.corpus import SEPARATOR
 
 _IGNORED = -100
 

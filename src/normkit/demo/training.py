@@ -1,6 +1,6 @@
 """Train the twins: `python -m normkit.demo.training --out DIR`.
 
-One plain training loop. Both twins see the same batches in the same order and the same optimizer, so
+With the training loop of the studies. Both twins see the same batches in the same order and the same optimizer, so
 their difference is their architecture. With one thread a run repeats bit for bit on one machine.
 A finished model appears in its folder all at once; an interrupted run leaves what was there before.
 """
@@ -14,7 +14,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit import demo
-from normkit.study import corpus
 from normkit.demo.architecture import WINDOW, build
 from normkit.demo.entropy import bits_per_byte, unigram_entropy
 from normkit.demo.tokenizer import byte_tokenizer
 from normkit.files import json_text, write_text
+from normkit.study import corpus, loop
+from normkit.study.loop import Batch, Point, Recipe
+from normkit.study.windows import windows
+
+CurvePoint = dict[str, float]
+"""One point of a loss curve: names -> numbers."""
 
 _LOG_EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class Choices:
     """All choices of a run.
 
     Attributes:
@@ -58,73 +63,74 @@ class Recipe:
     clip: float = 1.0
     evaluate_every: int
 
+    @property
+    def recipe(self) -> Recipe:
+        """Those of the training loop."""
+        return Recipe(
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            warmup=self.warmup,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+        )
 
-def train(model: nn.Module, recipe: Recipe, training: bytes, held_out: bytes) -> Iterator[dict[str, float]]:
-    """Train a model in place, yielding one point of its loss curve every ten steps.
+
+def train(
+    model: nn.Module, choices: Choices, training: bytes, held_out: bytes, tell: Callable[[CurvePoint], None]
+) -> list[CurvePoint]:
+    """Train a model in place.
 
     Args:
         model: A byte-level causal language model.
-        recipe: The choices.
+        choices: How.
         training: What to learn from.
         held_out: What to measure on.
+        tell: Called with each point of the loss curve.
 
-    Yields:
-        `step`, `learning_rate`, `training` (bits per byte, mean since the last point) and, now and
-        then, `held_out` (bits per byte).
+    Returns:
+        A point every ten steps: `step`, `learning_rate`, `training` (bits per byte, mean since the last point) and, now
+        and then, `held_out` (bits per byte).
+
+    Raises:
+        ClickException: If the loss is not finite any more.
     """
-    optimizer = torch.optim.AdamW(_parameter_groups(model, recipe.weight_decay), betas=(0.9, 0.95))
-    batches = _batches(training, recipe)
+    curve: list[CurvePoint] = []
     nats: list[float] = []
-    for step in range(1, recipe.steps + 1):
-        windows = next(batches)
-        for group in optimizer.param_groups:
-            group["lr"] = _learning_rate(step, recipe)
-        logits = model(input_ids=windows[:, :-1]).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        optimizer.step()
-        nats.append(loss.item())
-        last, measured = step == recipe.steps, step % recipe.evaluate_every == 0
-        if last or measured or step % _LOG_EVERY == 0:
-            point = {"step": step, "learning_rate": _learning_rate(step, recipe)}
-            point["training"] = sum(nats) / len(nats) / math.log(2)
-            if last or measured:
-                point["held_out"] = bits_per_byte(model, held_out, WINDOW)
-            nats.clear()
-            yield {name: round(value, 6) for name, value in point.items()}
+
+    def follow(point: Point) -> None:
+        if not math.isfinite(point.loss):
+            raise click.ClickException(f"the loss is {point.loss} at step {point.step}; lower --learning-rate")
+        nats.append(point.loss)
+        last, measured = point.step == choices.steps, point.step % choices.evaluate_every == 0
+        if not (last or measured or point.step % _LOG_EVERY == 0):
+            return
+        values = {"step": point.step, "learning_rate": point.learning_rate}
+        values["training"] = sum(nats) / len(nats) / math.log(2)
+        if last or measured:
+            values["held_out"] = bits_per_byte(model, held_out, WINDOW)
+        nats.clear()
+        curve.append({name: round(value, 6) for name, value in values.items()})
+        tell(curve[-1])
+
+    batches = windows(training, batch=choices.batch, window=WINDOW, seed=choices.seed)
+    loop.train(model, choices.recipe, batches, _next_token_loss, tell=follow)
+    return curve
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    decayed = [p for p in model.parameters() if p.dim() > 1 and id(p) not in embeddings]
-    kept = [p for p in model.parameters() if p.dim() == 1 or id(p) in embeddings]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+def _next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
+    (ids,) = batch
+    logits = model(input_ids=ids[:, :-1]).logits
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def _batches(text: bytes, recipe: Recipe) -> Iterator[Tensor]:
-    """Windows from anywhere in the text, one byte longer than the context: the last is only predicted."""
-    stream = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(recipe.seed)
-    while True:
-        starts = torch.randint(len(stream) - WINDOW, (recipe.batch,), generator=generator)
-        yield stream[starts[:, None] + torch.arange(WINDOW + 1)].long()
-
-
-def _learning_rate(step: int, recipe: Recipe) -> float:
-    cosine = 0.5 * (1 + math.cos(math.pi * step / recipe.steps))
-    return recipe.learning_rate * min(step / recipe.warmup, 0.1 + 0.9 * cosine)
-
-
-def _record(name: str, recipe: Recipe, model: Any, text: corpus.Corpus, minutes: float) -> dict[str, Any]:
+def _record(name: str, choices: Choices, model: Any, text: corpus.Corpus, minutes: float) -> dict[str, Any]:
     import transformers
 
     shipped = demo.text().encode()
     return {
         "model": name,
         "command": shlex.join(["python", "-m", "normkit.demo.training", *sys.argv[1:]]),
-        "recipe": asdict(recipe),
+        "recipe": asdict(choices),
         "threads": torch.get_num_threads(),
         "versions": {
             "python": platform.python_version(),
@@ -145,16 +151,17 @@ def _record(name: str, recipe: Recipe, model: Any, text: corpus.Corpus, minutes:
     }
 
 
-def _train_one(name: str, recipe: Recipe, text: corpus.Corpus, out: Path) -> None:
+def _train_one(name: str, choices: Choices, text: corpus.Corpus, out: Path) -> None:
     """Train one twin and put its folder in place, whole."""
     start = time.monotonic()
-    torch.manual_seed(recipe.seed)
-    model = build(name)
-    curve = []
-    for point in train(model, recipe, text.training, text.held_out):
-        curve.append(point)
+
+    def tell(point: CurvePoint) -> None:
         click.echo(f"{name} {(time.monotonic() - start) / 60:5.1f} min  {json.dumps(point)}", err=True)
-    record = _record(name, recipe, model, text, (time.monotonic() - start) / 60)
+
+    torch.manual_seed(choices.seed)
+    model = build(name)
+    curve = train(model, choices, text.training, text.held_out, tell)
+    record = _record(name, choices, model, text, (time.monotonic() - start) / 60)
     with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}-") as scratch:
         fresh = Path(scratch) / "fresh"
         model.save_pretrained(fresh)
@@ -184,7 +191,7 @@ def main(out: Path, model: str, threads: int, root: Path | None, **choices: Any)
     text = corpus.read(root)
     out.mkdir(parents=True, exist_ok=True)
     for name in ("layernorm", "rmsnorm") if model == "both" else (model,):
-        _train_one(name, Recipe(**choices), text, out)
+        _train_one(name, Choices(**choices), text, out)
     write_text(out / "corpus.json", json_text(text.to_json()))
 
 

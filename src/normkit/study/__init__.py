@@ -17,6 +17,15 @@ takes it through its arms and seeds, `judging` gives the verdicts.
     judging.py          from measurements to verdicts
     chart.py            what a study shows, as data
     catalogue.py        the studies by name
+    settings.py         a budget's settings, and what changes them
+    place.py            device, dtype, threads, processes
+
+    running.py          a study taken through its arms and seeds
+    trial.py            one arm with one seed
+    workers.py          who measures: this process, or several beside it
+    store.py            the folder of a study
+    document.py         its result as JSON
+
     experiments/        the studies
 """
 

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from normkit.errors import InputError
-from normkit.study.result import Study
 
-_MODULES = {
-    "invariances": "invariances",
-    "gradients": "gradients",
-    "depth": "depth",
-    "warmup": "warmup",
-    "learning-rate": "learning_rate",
-    "final-norm": "final_norm",
-    "initialisation": "initialisation",
-    "attention": "attention",
-    "epsilon": "epsilon",
-    "centring": "centring",
-    "affine": "affine",
-    "batch-vs-layer": "batch_against_layer",
-    "noise": "noise",
+if TYPE_CHECKING:
+    from normkit.study.result import Study
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What can be said of a study before it is loaded.
+
+    Attributes:
+        asks: Its question in a few words.
+        seconds: Computing time of the quick budget, of one thread of a laptop's core.
+        module: Of `experiments`.
+    """
+
+    asks: str
+    seconds: int
+    module: str
+
+
+CATALOGUE = {
+    "invariances": Entry("what a norm leaves unchanged: Ba's table", 10, "invariances"),
+    "gradients": Entry("the backward pass as a projection, and what it does to steps", 100, "gradients"),
+    "depth": Entry("activations and gradients over 2 to 48 layers", 60, "depth"),
+    "warmup": Entry("does Post-LN need warm-up, and Pre-LN not", 150, "warmup"),
+    "learning-rate": Entry("how far the learning rate may be off, with and without norms", 200, "learning_rate"),
+    "final-norm": Entry("the norm before the unembedding, on and off", 80, "final_norm"),
+    "initialisation": Entry("gains and biases that start elsewhere than at 1 and 0", 90, "initialisation"),
+    "attention": Entry("attention scores and entropy as the input grows", 30, "attention"),
+    "epsilon": Entry("size and place of epsilon against the scale of the input", 40, "epsilon"),
+    "centring": Entry("LayerNorm against RMSNorm and other hyperplanes", 160, "centring"),
+    "affine": Entry("gain and bias on and off", 80, "affine"),
+    "batch-vs-layer": Entry("BatchNorm against LayerNorm over batch sizes and models", 200, "batch_against_layer"),
+    "noise": Entry("injected covariate shift after BatchNorm", 100, "noise"),
 }
 
-NAMES = tuple(_MODULES)
+NAMES = tuple(CATALOGUE)
 
 
 def load(name: str) -> Study:
@@ -33,9 +53,13 @@ def load(name: str) -> Study:
     Raises:
         InputError: If there is none; the nearest name is offered.
     """
-    if name not in _MODULES:
-        near = get_close_matches(name, NAMES, n=1)
-        offer = f"did you mean {near[0]}?" if near else f"there are {', '.join(NAMES)}"
-        raise InputError(f"no study is called {name!r}; {offer}")
-    study: Study = import_module(f"normkit.study.experiments.{_MODULES[name]}").STUDY
+    if name not in CATALOGUE:
+        raise InputError(f"no study is called {name!r}; {offer(name, NAMES)}")
+    study: Study = import_module(f"normkit.study.experiments.{CATALOGUE[name].module}").STUDY
     return study
+
+
+def offer(name: str, known: tuple[str, ...]) -> str:
+    """The nearest of some names, or all of them where none is near, as the end of a message."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"

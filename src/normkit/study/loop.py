@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from normkit.errors import InputError
+from normkit.study.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from normkit.study.keeping import Keeper
+
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch], Tensor]
-"""From model and batch to the mean loss of the batch."""
+"""From model and batch to the mean loss of the batch. It calls the model and asks nothing else of it."""
 
 Observe = Callable[[nn.Module, int], Mapping[str, Any]]
-"""Called after the backward pass of a step, before its update: numbers to keep."""
+"""Called with model and step after the backward pass, before the update: values to keep, as JSON has them.
+
+A run that is continued calls it only for the steps that are left, so what it must keep it returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,15 @@ class Recipe:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     weight_decay: float = 0.0
     clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a run without a step.
+
+        Raises:
+            InputError: If there is none.
+        """
+        if self.steps < 1:
+            raise InputError(f"a run takes at least one step, got {self.steps}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,39 +85,59 @@ def train(
     *,
     observe: Observe | None = None,
     tell: Callable[[Point], None] | None = None,
+    keeper: Keeper | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Point, ...]:
     """Train a model in place; a loss that is not finite ends the run and is its last point.
 
     Args:
         model: What to train.
         recipe: The choices.
-        batches: One a step.
-        loss_of: The loss.
+        batches: One a step. Those that a kept run has used are drawn and passed over.
+        loss_of: The loss. With several ranks it must be a mean over the batch's first dimension.
         observe: Numbers to keep from each step.
-        tell: Called with each point.
+        tell: Called with each point after its update; not with those of a kept run.
+        keeper: Where the run is kept, so that it can be continued to the same bits.
+        ranks: The processes that share each batch; every one of them draws the whole of it.
+
+    Raises:
+        InputError: If what was kept cannot be continued, the batches end before the steps, or the ranks do not divide
+            a batch.
     """
     model.train()
     optimizer = build_optimizer(model, recipe)
-    points: list[Point] = []
-    for step, batch in enumerate(islice(batches, recipe.steps), start=1):
+    points = list(keeper.resume(model, optimizer, recipe, batches, ranks)) if keeper else []
+    replica = ranks.replica(model)
+    while len(points) < recipe.steps and _goes_on(points):
+        step = len(points) + 1
+        batch = next(batches, None)
+        if batch is None:
+            raise InputError(f"expected {recipe.steps} batches, got {step - 1}; give more, or ask for fewer steps")
         rate = learning_rate(step, recipe)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss = loss_of(model, batch)
+        loss = loss_of(replica, ranks.part(batch))
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         observed = dict(observe(model, step)) if observe else {}
         gradient_norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf if recipe.clip is None else recipe.clip)
-        point = Point(
-            step=step, loss=loss.item(), learning_rate=rate, gradient_norm=gradient_norm.item(), observed=observed
+        mean = ranks.mean(loss)
+        points.append(
+            Point(step=step, loss=mean, learning_rate=rate, gradient_norm=gradient_norm.item(), observed=observed)
         )
-        points.append(point)
+        going_on = _goes_on(points)
+        if going_on:
+            optimizer.step()
         if tell:
-            tell(point)
-        if not math.isfinite(point.loss):
-            break
-        optimizer.step()
+            tell(points[-1])
+        done = step == recipe.steps or not going_on
+        if keeper and ranks.writes and (done or keeper.due(step)):
+            keeper.keep(model, optimizer, recipe, points, batch)
     return tuple(points)
+
+
+def _goes_on(points: list[Point]) -> bool:
+    return not points or math.isfinite(points[-1].loss)
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:

@@ -178,4 +178,6 @@ class StudyResult:
     @property
     def charts(self) -> tuple[Chart, ...]:
         """What is to be drawn, of the seeds that are whole."""
-        return self.study.charts(self.settings, self.measured) if self.measured else ()
+        arms = self.study.arms(self.settings)
+        whole = {seed: paired for seed, paired in self.measured.items() if len(paired) == len(arms)}
+        return self.study.charts(self.settings, whole) if whole else ()

@@ -40,7 +40,7 @@ def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy, in nats, of each token after the first under the logits of a model of token ids."""
     (ids,) = batch
     logits = model(ids[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
 @torch.no_grad()

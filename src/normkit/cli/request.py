@@ -1,0 +1,105 @@
+"""What is asked of `normkit study`: studies, settings, folder, device, and how many arms at a time."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from normkit.errors import InputError
+
+if TYPE_CHECKING:
+    from normkit.study.result import Settings, Study
+    from normkit.study.settings import Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked of `normkit study`, checked.
+
+    Attributes:
+        studies: Each with all of its settings.
+        out: Folder for theirs.
+        resume: Go on with what it holds.
+        device: As torch names it.
+        dtype: As torch names it.
+    """
+
+    studies: tuple[tuple[Study, Settings], ...]
+    out: Path
+    resume: bool
+    device: str
+    dtype: str
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of computing, by name of the study, as the catalogue has it for the seeds of the quick budget."""
+        from normkit.study.catalogue import CATALOGUE
+
+        return {
+            study.name: CATALOGUE[study.name].seconds * float(str(settings["seeds"])) / float(str(study.quick["seeds"]))
+            for study, settings in self.studies
+        }
+
+
+def requested(
+    names: tuple[str, ...],
+    budget: Budget,
+    seeds: int | None,
+    changed: tuple[str, ...],
+    *,
+    out: Path,
+    resume: bool,
+    device: str,
+    dtype: str,
+) -> Request:
+    """Everything about a request that can be wrong is found before a minute is spent on it.
+
+    Raises:
+        InputError: If a study, a setting or the device is unknown, or the folder cannot be used.
+    """
+    from normkit.cli.reports import require_writable
+    from normkit.study.catalogue import NAMES, load
+    from normkit.study.settings import assignments, settings_of
+
+    studies = [load(name) for name in dict.fromkeys(names or NAMES)]
+    texts = assignments(changed, studies)
+    if seeds is not None:
+        texts["seeds"] = str(seeds)
+    chosen = tuple((study, settings_of(study, budget, texts)) for study in studies)
+
+    from normkit.study.place import require_device
+    from normkit.study.store import require_new
+
+    require_writable(out)
+    # Under torchrun each process has a device of its own, later, and the first may have begun to write already.
+    if not _is_one_of_many():
+        require_device(device)
+        for study in () if resume else studies:
+            require_new(out / study.name)
+    return Request(studies=chosen, out=out, resume=resume, device=device, dtype=dtype)
+
+
+def _is_one_of_many() -> bool:
+    return "WORLD_SIZE" in os.environ
+
+
+def jobs_of(asked: int | None, threads: int, device: str) -> int:
+    """How many arms are measured at a time.
+
+    Args:
+        asked: After --jobs.
+        threads: Of each.
+        device: As torch names it.
+
+    Raises:
+        InputError: If it is more than one under torchrun.
+    """
+    if _is_one_of_many():
+        if asked not in (None, 1):
+            raise InputError(f"--jobs {asked}: the processes of torchrun share every arm; leave --jobs out")
+        return 1
+    if asked is not None:
+        return asked
+    return 1 if device.startswith("cuda") else max(1, len(os.sched_getaffinity(0)) // threads)

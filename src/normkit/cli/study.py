@@ -1,0 +1,253 @@
+"""`normkit study`: published claims about normalization, rerun; a table, pages, and all numbers as JSON."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from normkit.cli.pace import duration, paced
+from normkit.cli.request import Request, jobs_of, requested
+from normkit.cli.terminal import one_line, results, shows_progress
+from normkit.errors import NormkitError
+from normkit.files import json_text
+
+if TYPE_CHECKING:
+    from normkit.study.ranks import Ranks
+    from normkit.study.result import StudyResult
+    from normkit.study.running import Progress
+    from normkit.study.settings import Budget
+    from normkit.study.workers import Crew
+
+DEFAULT = Path("normkit-study")
+
+_DTYPES = ("float32", "float64", "bfloat16")
+# The first line keeps click from joining the others.
+_EXAMPLES = """\b
+normkit study warmup
+normkit study --all --resume
+normkit study depth --set width=512 --device cuda
+torchrun --nproc-per-node 2 -m normkit study warmup"""
+
+_NOT_RUN, _BUG, _INTERRUPTED = 2, 101, 130
+
+
+@dataclass(kw_only=True)
+class _Done:
+    """What came of it."""
+
+    results: list[StudyResult] = field(default_factory=list)
+    page: Path | None = None
+    unwritten: str = ""
+    is_bug: bool = False
+
+    @property
+    def troubled(self) -> list[str]:
+        """Studies that were not run, or not all of them."""
+        return [result.study.name for result in self.results if result.trouble]
+
+    @property
+    def code(self) -> int:
+        """0 if everything was run, whatever came of it."""
+        return _BUG if self.is_bug else _NOT_RUN if self.troubled or self.unwritten else 0
+
+    def failure(self, error: Exception) -> str:
+        """Why something failed, in a line; whose fault it is, is noted."""
+        from normkit.study.trial import in_a_line
+
+        if os.environ.get("NORMKIT_TRACEBACK"):
+            traceback.print_exception(error)
+        self.is_bug |= not isinstance(error, NormkitError | OSError)
+        return in_a_line(error)
+
+
+@click.command("study", short_help="Published claims about norms, rerun with numbers.", epilog=_EXAMPLES)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--list", "listed", is_flag=True, help="The studies, and what each takes.  [default without NAME]")
+@click.option("--all", "everything", is_flag=True, help="Every study.")
+@click.option(
+    "--budget",
+    type=click.Choice(["quick", "full"]),
+    default="quick",
+    show_default=True,
+    help="full: more seeds and steps, up to ten times as long.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=DEFAULT,
+    show_default=True,
+    help="Folder; each study gets one in it.",
+)
+@click.option("--resume", is_flag=True, help="Go on with what the folder holds.")
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Of each arm, paired.  [default: the budget's]")
+@click.option("--set", "changed", multiple=True, metavar="K=V", help="Change a setting, as in steps=100; repeatable.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Arms at a time.  [default: one a core; 1 on CUDA and under torchrun]",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Of each arm; they decide bits.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, metavar="NAME", help="As torch names it: cpu, cuda, cuda:1."
+)
+@click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="bfloat16: autocast.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def run_studies(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    listed: bool,
+    everything: bool,
+    budget: Budget,
+    out: Path,
+    resume: bool,
+    seeds: int | None,
+    changed: tuple[str, ...],
+    jobs: int | None,
+    threads: int,
+    device: str,
+    dtype: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Measure what papers claim of normalization: each claim against numbers fixed beforehand, over paired seeds.
+
+    Nothing is downloaded: models are small, and learn the source of Python's standard library, digits that come with
+    scikit-learn, or tasks of known best loss. An interrupted study goes on with --resume, to the same bytes of
+    results.json. The verdicts do not change the exit code.
+    """
+    if listed or not (names or everything):
+        _refuse_all_but_list(ctx)
+        _print_list(as_json=as_json)
+        return
+    if names and everything:
+        raise click.UsageError("give NAMEs or --all, not both.", ctx)
+    request = requested(names, budget, seeds, changed, out=out, resume=resume, device=device, dtype=dtype)
+    jobs = jobs_of(jobs, threads, device)
+
+    from normkit.study.ranks import LostRankError, joined
+    from normkit.study.workers import Crew
+
+    speaks = int(os.environ.get("RANK", "0")) == 0
+    try:
+        with (
+            joined(device) as ranks,
+            Crew(jobs, threads) as crew,
+            paced(request.seconds, shown=speaks and shows_progress(quiet=quiet or as_json)) as begin,
+        ):
+            done = _run(request, crew, ranks, begin)
+    except LostRankError:
+        if speaks:
+            raise
+        ctx.exit(_NOT_RUN)
+    except KeyboardInterrupt:
+        if speaks:
+            click.echo(f"normkit: interrupted; finished arms are kept in {out}: --resume goes on from there", err=True)
+        ctx.exit(_INTERRUPTED)
+    if speaks:
+        _print(done, out, as_json=as_json)
+    ctx.exit(done.code)
+
+
+def _run(request: Request, crew: Crew, ranks: Ranks, begin: Callable[[str], Progress]) -> _Done:
+    """Every study; where there are several, one that cannot be run keeps none from running."""
+    import torch
+
+    from normkit.report.study import write, write_index
+    from normkit.study.running import not_run, run
+
+    done = _Done()
+    for study, settings in request.studies:
+        try:
+            result = run(
+                study,
+                settings,
+                out=request.out,
+                resume=request.resume,
+                device=request.device,
+                dtype=getattr(torch, request.dtype),
+                progress=begin(study.name),
+                crew=crew,
+                ranks=ranks,
+            )
+        except Exception as error:
+            # Of processes that share their work, the others would wait for this one.
+            if len(request.studies) == 1 or ranks.size > 1:
+                raise
+            done.results.append(not_run(study, settings, done.failure(error)))
+            continue
+        done.results.append(result)
+        if ranks.writes:
+            _show(done, partial(write, result, request.out / study.name))
+    if ranks.writes and len(request.studies) > 1:
+        _show(done, partial(write_index, done.results, request.out))
+    return done
+
+
+def _show(done: _Done, write: Callable[[], Path]) -> None:
+    """Write a page; where that fails, the numbers are there all the same."""
+    try:
+        done.page = write()
+    except Exception as error:
+        done.unwritten = done.failure(error)
+
+
+def _refuse_all_but_list(ctx: click.Context) -> None:
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name not in ("listed", "as_json", "quiet"):
+            words = "--list stands alone" if ctx.params["listed"] else "give NAMEs, or --all"
+            raise click.UsageError(f"{words}.", ctx)
+
+
+def _print_list(*, as_json: bool) -> None:
+    from normkit.study.catalogue import CATALOGUE
+
+    if as_json:
+        listed = [{"name": name, "asks": entry.asks, "seconds": entry.seconds} for name, entry in CATALOGUE.items()]
+        click.echo(json_text({"schema_version": 1, "studies": listed}), nl=False)
+        return
+    for name, entry in CATALOGUE.items():
+        click.echo(f"{name:<16}{entry.seconds:>4} s  {entry.asks}")
+    cores = len(os.sched_getaffinity(0))
+    total = sum(entry.seconds for entry in CATALOGUE.values())
+    here = "1 core" if cores == 1 else f"{cores} cores"
+    click.echo(f"\nSeconds of one core, with --budget quick; all take {duration(total / cores)} on the {here} here.")
+    click.echo("Run: normkit study NAME ..., or normkit study --all. --budget full takes up to ten times as long.")
+
+
+def _print(done: _Done, out: Path, *, as_json: bool) -> None:
+    if as_json:
+        from normkit.study.document import document
+
+        studies = [document(result) for result in done.results]
+        content: dict[str, Any] = {"schema_version": 1, "folder": str(out), "studies": studies}
+        click.echo(json_text(content), nl=False)
+    else:
+        from normkit.report.study import summary
+
+        console = results()
+        console.print(summary(done.results))
+        if done.page is not None and not done.unwritten:
+            console.print(f"\npage: {done.page}", soft_wrap=True)
+    if done.unwritten:
+        click.echo(f"normkit: {one_line(done.unwritten)}", err=True)
+    if done.troubled:
+        click.echo(f"normkit: not run, or not all of it: {', '.join(done.troubled)}; --resume tries again", err=True)

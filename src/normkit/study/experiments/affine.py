@@ -1,0 +1,188 @@
+"""`affine`: what LayerNorm's gain and bias are good for, on and off, frozen, and on little text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from normkit import specs
+from normkit.layers import LayerNorm
+from normkit.study.chart import Bars, Chart
+from normkit.study.curves import curve, padded
+from normkit.study.laboratory import Laboratory
+from normkit.study.loop import Recipe
+from normkit.study.norms import NormLayer
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.transformer import Transformer, TransformerConfig
+from normkit.study.windows import held_out_loss, next_token_loss, text_of_the_library, windows
+
+_BOTH, _NEITHER, _GAIN, _BIAS, _FROZEN = "gain and bias", "neither", "gain only", "bias only", "random frozen gain"
+_LITTLE = (_BOTH, _NEITHER)
+_FROZEN_SPREAD = 0.5
+
+
+def frozen_gains(seed: int) -> Callable[[int], nn.Module]:
+    """A maker of LayerNorms whose gain is drawn once, log-normal around 1, and not trained; the bias is.
+
+    Args:
+        seed: Of the gains; each norm that is made has its own.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(width: int) -> nn.Module:
+        layer = LayerNorm(width)
+        with torch.no_grad():
+            layer.weight.copy_((_FROZEN_SPREAD * torch.randn(width, generator=generator)).exp())
+        layer.weight.requires_grad_(False)
+        return layer
+
+    return make
+
+
+def _norm(name: str, seed: int) -> NormLayer:
+    if name == _FROZEN:
+        return frozen_gains(seed)
+    return specs.TORCH_LAYER_NORM.replace(has_weight=name in (_BOTH, _GAIN), has_bias=name in (_BOTH, _BIAS))
+
+
+def _arms(_settings: Settings) -> tuple[Arm, ...]:
+    return (
+        *(Arm(name=norm, choices={"norm": norm}) for norm in (_BOTH, _NEITHER, _GAIN, _BIAS, _FROZEN)),
+        *(Arm(name=f"{norm}, little text", choices={"norm": norm, "little": True}) for norm in _LITTLE),
+    )
+
+
+def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+    window, is_little = lab.integer("window"), bool(arm.choices.get("little"))
+    config = TransformerConfig(
+        context=window,
+        width=lab.integer("width"),
+        layers=lab.integer("layers"),
+        norm=_norm(arm.choices["norm"], lab.seed),
+    )
+    model = Transformer(config, seed=lab.seed)
+    recipe = Recipe(
+        steps=lab.integer("steps"),
+        learning_rate=lab.number("little_rate" if is_little else "learning_rate"),
+        warmup=lab.integer("warmup"),
+    )
+    training, held_out = text_of_the_library()
+    if is_little:
+        training = training[: lab.integer("little_bytes")]
+    run = lab.train(
+        model, recipe, windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed), next_token_loss
+    )
+    unseen = run.capped(held_out_loss(model, held_out, window=window))
+    return {
+        "losses": padded(run, recipe.steps),
+        "held_out": unseen,
+        "gap": unseen - run.capped(held_out_loss(model, training, window=window)),
+        "diverged": run.diverged,
+        "findings": list(run.findings),
+    }
+
+
+def _difference(arm: str, other: str, name: str = "held_out") -> Callable[[Paired], float]:
+    return lambda paired: float(paired[arm][name] - paired[other][name])
+
+
+def _equal(arm: str) -> Condition:
+    return Condition(
+        says=f"{arm} ends within 0.05 nats a byte of {_BOTH}",
+        statistic=_difference(arm, _BOTH),
+        low=-0.05,
+        high=0.05,
+        source="set beforehand, as in the study `centring`: about the spread of one arm over seeds",
+    )
+
+
+def _outperforms(words: str, regime: str) -> Condition:
+    return Condition(
+        says=f"{_NEITHER}{words} ends below {_BOTH}{words}",
+        statistic=_difference(f"{_NEITHER}{words}", f"{_BOTH}{words}"),
+        high=0.0,
+        published="on four data sets, as reported",
+        regime=regime,
+        source="held-out loss, without less with; the paper claims no more than its sign",
+    )
+
+
+def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+    seeds = list(measured.values())
+    arms = [arm.name for arm in _arms(settings) if all(arm.name in paired for paired in seeds)]
+    little = [arm for arm in arms if arm.endswith("little text")]
+    return (
+        Bars(
+            name="affine-loss",
+            title="Held-out loss by what of the affine map is trained",
+            caption="Every arm of one seed has the same initial matrices and batches; points are seeds.",
+            description="All arms end close together.",
+            label="held-out loss (nats a byte)",
+            values=tuple(
+                (arm, tuple(curve([paired[arm]["held_out"] for paired in seeds]))) for arm in arms if arm not in little
+            ),
+        ),
+        Bars(
+            name="affine-gap",
+            title="Held-out less training loss after many passes over little text",
+            caption="A larger gap is more over-fitting; points are seeds.",
+            description="The gap with gain and bias beside the gap without.",
+            label="gap (nats a byte)",
+            values=tuple((arm, tuple(curve([paired[arm]["gap"] for paired in seeds]))) for arm in little),
+        ),
+    )
+
+
+STUDY = Study(
+    name="affine",
+    title="Gain and bias",
+    question="Does LayerNorm need its gain and bias, and do they over-fit?",
+    claims=(
+        Claim(
+            says="LayerNorm without gain and bias (LayerNorm-simple) outperforms LayerNorm",
+            source="Xu et al. 2019, arXiv:1911.07013, abstract",
+            conditions=(
+                _outperforms("", "training does not come to the same text twice"),
+                _outperforms(", little text", "little text is passed many times"),
+            ),
+        ),
+        Claim(
+            says="Gain and bias raise the risk of over-fitting",
+            source="Xu et al. 2019, arXiv:1911.07013, abstract",
+            conditions=(
+                Condition(
+                    says="on little text the gap of held-out and training loss is at least 0.02 nats larger with them",
+                    statistic=_difference(f"{_BOTH}, little text", f"{_NEITHER}, little text", "gap"),
+                    low=0.02,
+                    published="they increase the risk of over-fitting",
+                    source="set beforehand, as a difference that could matter; the paper gives no such number",
+                ),
+            ),
+        ),
+        Claim(
+            says="The linear layers behind a norm can hold its gain and bias, so that nothing of them is needed",
+            source="derived: W (g z + b) = (W diag g) z + W b",
+            conditions=(_equal(_NEITHER), _equal(_GAIN), _equal(_BIAS), _equal(_FROZEN)),
+        ),
+    ),
+    quick={
+        "seeds": 3,
+        "layers": 4,
+        "width": 64,
+        "batch": 8,
+        "window": 64,
+        "steps": 150,
+        "warmup": 20,
+        "learning_rate": 1e-3,
+        "little_bytes": 4096,
+        "little_rate": 3e-3,
+    },
+    full={"seeds": 8, "steps": 600},
+    arms=_arms,
+    measure=_measure,
+    charts=_charts,
+    data="bytes of Python's standard library",
+    regime="Pre-LN models of 4 layers of width 64, 150 steps of AdamW; over-fitting on 4 KiB of text",
+)

@@ -1,0 +1,270 @@
+"""`final-norm`: what the norm before the unembedding does to logits, gradients and the choice of learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.study.chart import Chart, Curves, Line, line
+from normkit.study.curves import mean_of_last
+from normkit.study.growth import exponent
+from normkit.study.laboratory import Laboratory
+from normkit.study.loop import Recipe
+from normkit.study.propagation import gradient_norm, last_token_gradient, mean_square
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.tasks import Task, markov_chain
+from normkit.study.transformer import Transformer, TransformerConfig
+from normkit.study.windows import next_token_loss
+
+_VOCABULARY = 32
+_START_VOCABULARY = 256
+
+
+def _arms(settings: Settings) -> tuple[Arm, ...]:
+    del settings
+    return tuple(
+        Arm(name=f"{placement}, {words}", choices={"placement": placement, "final_norm": final})
+        for placement in ("pre", "post")
+        for words, final in (("final norm", True), ("none", False))
+    )
+
+
+def _numbers(settings: Settings, name: str) -> list[float]:
+    values = settings[name]
+    assert isinstance(values, tuple)
+    return list(values)
+
+
+def _task(window: int) -> Task:
+    return markov_chain(symbols=_VOCABULARY, window=window, sharpness=2.0)
+
+
+def _model(lab: Laboratory, arm: Arm, *, vocabulary: int, context: int, width: int, layers: int) -> Transformer:
+    config = TransformerConfig(
+        vocabulary=vocabulary,
+        context=context,
+        width=width,
+        layers=layers,
+        placement=arm.choices["placement"],
+        final_norm=arm.choices["final_norm"],
+    )
+    return Transformer(config, seed=lab.seed)
+
+
+def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+    depths, rates = _numbers(lab.settings, "depths"), _numbers(lab.settings, "rates")
+    starts = [_start(lab, arm, int(layers)) for layers in depths]
+    task = _task(lab.integer("window"))
+    losses, firsts = [], []
+    findings: list[dict[str, Any]] = []
+    for done, rate in enumerate(rates, start=1):
+        recipe = Recipe(steps=lab.integer("steps"), learning_rate=rate, warmup=lab.integer("warmup"))
+        batches = task.batches(batch=lab.integer("batch"), seed=lab.seed)
+        sizes = {"context": task.window, "width": lab.integer("width"), "layers": lab.integer("layers")}
+        model = _model(lab, arm, vocabulary=_VOCABULARY, **sizes)
+        run = lab.train(model, recipe, batches, next_token_loss, name=f"rate {rate:g}")
+        losses.append(mean_of_last(run))
+        firsts.append(run.points[0].loss)
+        findings.extend({"rate": rate, **finding} for finding in run.findings)
+        lab.tell(done / len(rates))
+    return {
+        "depths": depths,
+        "rates": rates,
+        **{name: [start[name] for start in starts] for name in starts[0]},
+        "losses": losses,
+        "first": firsts[0],
+        "findings": findings,
+    }
+
+
+def _start(lab: Laboratory, arm: Arm, layers: int) -> dict[str, float]:
+    """Rms of the logits and two gradient norms before any training, on random ids."""
+    window = lab.integer("start_window")
+    sizes = {"context": window, "width": lab.integer("start_width"), "layers": layers}
+    model = _model(lab, arm, vocabulary=_START_VOCABULARY, **sizes)
+    lab.place(model)
+    generator = torch.Generator().manual_seed(lab.seed)
+    shape = (max(1, lab.integer("start_tokens") // window), window + 1)
+    ids = torch.randint(_START_VOCABULARY, shape, generator=generator).to(lab.device)
+    logits: list[Tensor] = []
+    model.unembedding.register_forward_hook(lambda _module, _inputs, output: logits.append(output))
+    last = last_token_gradient(model, ids)
+    return {
+        "logits": math.sqrt(mean_square(logits[0])),
+        "unembedding_gradient": gradient_norm(model.unembedding),
+        "last_gradient": last,
+    }
+
+
+def _best_without(placement: str, paired: Paired) -> float:
+    """Least loss over the rates without the final norm, less that with it."""
+    return float(min(paired[f"{placement}, none"]["losses"]) - min(paired[f"{placement}, final norm"]["losses"]))
+
+
+def _sensitivity(arm: Measurement) -> float:
+    losses = arm["losses"]
+    return sum(losses) / len(losses) - float(min(losses))
+
+
+def _sensitivity_without(placement: str, paired: Paired) -> float:
+    return _sensitivity(paired[f"{placement}, none"]) - _sensitivity(paired[f"{placement}, final norm"])
+
+
+def _farthest(placement: str, paired: Paired) -> float:
+    """The difference of the losses, without less with, at the rate where it is greatest in size."""
+    without, kept = (paired[f"{placement}, {words}"]["losses"] for words in ("none", "final norm"))
+    return float(max((a - b for a, b in zip(without, kept, strict=True)), key=abs))
+
+
+def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+    depths, rates = _numbers(settings, "depths"), _numbers(settings, "rates")
+    names = [arm.name for arm in _arms(settings)]
+
+    def lines(places: list[float], quantity: str) -> tuple[tuple[str, tuple[Line, ...]], ...]:
+        seeds = measured.values()
+        return (("", tuple(line(name, places, [paired[name][quantity] for paired in seeds]) for name in names)),)
+
+    return (
+        Curves(
+            name="final-norm-logits",
+            title="Logits at the start",
+            caption="Root mean square of the logits of untrained models; both axes are logarithmic.",
+            description="Pre-norm without a final norm rises like the root of the depth; the other three are level.",
+            x_label="layers",
+            y_label="rms of the logits",
+            panels=lines(depths, "logits"),
+            x_log=True,
+            y_log=True,
+        ),
+        Curves(
+            name="final-norm-gradient",
+            title="Gradient of the last MLP at the start",
+            caption="Norm of the gradient of its two matrices under the loss of one token; both axes are logarithmic.",
+            description="Pre-norm with a final norm falls like the inverse root of the depth; without one it is level.",
+            x_label="layers",
+            y_label="gradient norm",
+            panels=lines(depths, "last_gradient"),
+            x_log=True,
+            y_log=True,
+        ),
+        Curves(
+            name="final-norm-rates",
+            title="Loss after short training, by learning rate",
+            caption="Mean of the last 20 steps; each rate starts from the same weights and sees the same batches.",
+            description="How far the curves lie above the floor, and how wide their bottoms are.",
+            x_label="peak learning rate",
+            y_label="loss (nats a token)",
+            panels=lines(rates, "losses"),
+            x_log=True,
+            reference=(_task(int(str(settings["window"]))).floor, "entropy of the chain"),
+        ),
+    )
+
+
+def _exponent_of(name: str, quantity: str, words: str, theory: float, why: str, published: str = "") -> Condition:
+    return Condition(
+        says=f"{words}: exponent {theory:g} within 0.1",
+        statistic=exponent(name, quantity),
+        low=theory - 0.1,
+        high=theory + 0.1,
+        published=published,
+        source=f"{why}; windows are short, so that layers add alike, and 12 layers and more are fitted",
+    )
+
+
+_XIONG = "Xiong et al. 2020, arXiv:2002.04745"
+_STREAM = "the stream's rms grows like the root of L, lemma 2"
+
+STUDY = Study(
+    name="final-norm",
+    title="The final norm",
+    question="What does the norm before the unembedding do in Pre-LN and in Post-LN?",
+    claims=(
+        Claim(
+            says="Without a final norm the logits of an untrained Pre-LN model grow with depth; with it they do not",
+            source=f"follows from {_XIONG}, lemma 2; Radford et al. 2019 (GPT-2) add a norm after the last block",
+            conditions=(
+                _exponent_of("pre, none", "logits", "Pre-LN without, rms of the logits", 0.5, _STREAM),
+                _exponent_of("pre, final norm", "logits", "Pre-LN with, rms of the logits", 0, "the norm sets its rms"),
+                _exponent_of("post, none", "logits", "Post-LN without, rms of the logits", 0, "its last norm does"),
+                *(
+                    Condition(
+                        says=f"Pre-LN {words}, gradient of the unembedding: exponent",
+                        statistic=exponent(name, "unembedding_gradient"),
+                        judged=False,
+                    )
+                    for words, name in (("without", "pre, none"), ("with", "pre, final norm"))
+                ),
+            ),
+        ),
+        Claim(
+            says="It is the final norm that makes the last MLP's gradient in Pre-LN fall like 1/sqrt(L)",
+            source=f"{_XIONG}, theorem 1, of Pre-LN with a final norm",
+            conditions=(
+                _exponent_of(
+                    "pre, final norm", "last_gradient", "Pre-LN with", -0.5, "its Jacobian divides by the rms", "-1/2"
+                ),
+                _exponent_of("pre, none", "last_gradient", "Pre-LN without", 0, "nothing divides by the rms"),
+            ),
+            ledger=("C70",),
+        ),
+        Claim(
+            says="Pre-LN needs its final norm to train well",
+            source="common practice since Radford et al. 2019 (GPT-2), without a published ablation known to us",
+            conditions=(
+                Condition(
+                    says="At its best rate Pre-LN without the norm ends at least 0.05 nats a token higher",
+                    statistic=partial(_best_without, "pre"),
+                    low=0.05,
+                    source="a twentieth of a nat, half of what short training leaves above the floor",
+                    regime="the training is short: the loss at the best rate",
+                ),
+                Condition(
+                    says="Over all rates its loss lies at least 0.05 nats farther above the loss at its best rate",
+                    statistic=partial(_sensitivity_without, "pre"),
+                    low=0.05,
+                    source="the sensitivity of Wortsman et al. 2023, arXiv:2309.14322, as reported; the same twentieth",
+                    regime="the rate may be off: the mean over all rates",
+                ),
+            ),
+        ),
+        Claim(
+            says="Post-LN gains nothing from a norm after its last",
+            source="two norms in a row are one, but for eps, gain and bias",
+            conditions=(
+                Condition(
+                    says="No rate has a loss that differs by more than 0.05 nats a token",
+                    statistic=partial(_farthest, "post"),
+                    low=-0.05,
+                    high=0.05,
+                    source="the same twentieth of a nat",
+                ),
+            ),
+        ),
+    ),
+    quick={
+        "seeds": 3,
+        "depths": (2, 4, 6, 12, 24, 48),
+        "start_width": 128,
+        "start_window": 8,
+        "start_tokens": 128,
+        "rates": (1e-3, 5e-3, 2.5e-2),
+        "layers": 4,
+        "width": 64,
+        "batch": 8,
+        "window": 32,
+        "steps": 80,
+        "warmup": 10,
+    },
+    full={"seeds": 8, "layers": 12, "steps": 300, "warmup": 30},
+    arms=_arms,
+    measure=_measure,
+    charts=_charts,
+    data="a Markov chain over 32 symbols of known entropy; random token ids for what is measured at the start",
+    regime="4 layers of width 64, 80 steps of AdamW; the start: 2 to 48 layers of width 128, windows of 8",
+)

@@ -1,0 +1,285 @@
+"""`invariances`: which norms do not notice which change of weights and data, in matrices and within a trained model."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from normkit import geometry, specs
+from normkit.study.chart import Chart, Marks
+from normkit.study.curves import curve, padded
+from normkit.study.laboratory import Laboratory
+from normkit.study.loop import Recipe
+from normkit.study.norms import BatchNorm, NormLayer
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.transformer import Transformer, TransformerConfig
+from normkit.study.windows import next_token_loss, text_of_the_library, windows
+
+_MATRIX_SCALE = "weight matrix re-scaling"
+_MATRIX_CENTRE = "weight matrix re-centring"
+_VECTOR_SCALE = "single weight vector re-scaling"
+_DATA_SCALE = "dataset re-scaling"
+_DATA_CENTRE = "dataset re-centring"
+_CASE_SCALE = "single case re-scaling"
+_ROWS = (_MATRIX_SCALE, _MATRIX_CENTRE, _VECTOR_SCALE, _DATA_SCALE, _DATA_CENTRE, _CASE_SCALE)
+
+PUBLISHED: Mapping[str, tuple[str, ...]] = {
+    "batch": (_MATRIX_SCALE, _VECTOR_SCALE, _DATA_SCALE, _DATA_CENTRE),
+    "weight": (_MATRIX_SCALE, _VECTOR_SCALE),
+    "layer": (_MATRIX_SCALE, _MATRIX_CENTRE, _DATA_SCALE, _CASE_SCALE),
+    "rms": (_MATRIX_SCALE, _DATA_SCALE, _CASE_SCALE),
+    "none": (),
+}
+"""Norm -> what it is said to ignore: Ba et al. 2016, table 1; Zhang & Sennrich 2019, table 1, for rms."""
+
+_WORDS = {"batch": "BatchNorm", "weight": "weight norm", "layer": "LayerNorm", "rms": "RMSNorm", "none": "no norm"}
+
+NO_EPS = 1e-30
+"""In place of 0, which torch's BatchNorm refuses: no effect on variances near 1."""
+
+Change = tuple[Tensor, Callable[[Tensor], Tensor]]
+"""Other weights of a linear layer, and what becomes of the rows that reach it."""
+
+
+def _arms(_settings: Settings) -> tuple[Arm, ...]:
+    return tuple(Arm(name=norm, choices={"norm": norm}) for norm in PUBLISHED)
+
+
+def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+    norm, window = arm.choices["norm"], lab.integer("window")
+    model = build(norm, lab, eps=NO_EPS)
+    training, held_out = text_of_the_library()
+    run = lab.train(
+        model,
+        Recipe(steps=lab.integer("steps"), learning_rate=lab.number("learning_rate")),
+        windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed),
+        next_token_loss,
+    )
+    (ids,) = next(windows(held_out, batch=lab.integer("batch"), window=window, seed=lab.seed))
+    with_eps = build(norm, lab, eps=lab.number("eps"))
+    with_eps.load_state_dict(model.state_dict())
+    return {
+        "losses": padded(run, lab.integer("steps")),
+        "matrices": _in_matrices(norm, lab.seed),
+        "model": errors(model, ids, seed=lab.seed),
+        "model_eps": errors(with_eps, ids, seed=lab.seed),
+        "findings": list(run.findings),
+    }
+
+
+def build(norm: str, lab: Laboratory, *, eps: float) -> Transformer:
+    """A model whose norms stand behind linear layers without a bias: x + norm(f(x)).
+
+    Args:
+        norm: A key of `PUBLISHED`.
+        lab: Sizes and seed.
+        eps: Of all norms.
+    """
+    norms: Mapping[str, NormLayer] = {
+        "batch": functools.partial(BatchNorm, eps=eps),
+        "layer": specs.TORCH_LAYER_NORM.replace(eps=eps),
+        "rms": specs.TORCH_RMS_NORM.replace(eps=eps),
+    }
+    config = TransformerConfig(
+        context=lab.integer("window"),
+        width=lab.integer("width"),
+        layers=lab.integer("layers"),
+        norm=norms.get(norm),
+        placement="output",
+        final_norm=False,
+    )
+    model = Transformer(config, seed=lab.seed)
+    for linear in _written_linears(model):
+        linear.register_parameter("bias", None)
+        if norm == "weight":
+            parametrizations.weight_norm(linear)
+    return model
+
+
+def _written_linears(model: nn.Module) -> Iterator[nn.Linear]:
+    """The linear layers that the norms of the placement "output" stand behind."""
+    for path, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and path.endswith((".out", ".down")):
+            yield module
+
+
+def errors(model: nn.Module, ids: Tensor, *, seed: int) -> dict[str, float]:
+    """Largest relative change of a model's logits for each transformation of the last MLP's second linear layer.
+
+    In float64 and training mode. The rows x are what reaches that layer; W are its weights, as they are stored.
+
+    Args:
+        model: From `build`; in float64 afterwards.
+        ids: Tokens of one batch.
+        seed: Of factor and shifts.
+    """
+    device = next(model.parameters()).device
+    model.to(torch.float64).train()
+    *_, linear = _written_linears(model)
+    # Its only parameter, or the last of two: weight norm stores the length first and then what gives the direction.
+    *_, stored = linear.parameters()
+    changes = _changes(stored.detach(), torch.Generator().manual_seed(seed))
+    ids = ids[:, :-1].to(device)
+    before = _logits(model, ids, linear, stored, (stored.detach(), lambda rows: rows))
+    return {
+        name: ((_logits(model, ids, linear, stored, change) - before).abs().max() / before.abs().max()).item()
+        for name, change in changes.items()
+    }
+
+
+def _changes(weight: Tensor, generator: torch.Generator) -> dict[str, Change]:
+    """The six transformations of the table; c is drawn from (2, 4), shifts of rows are of the rows' own size."""
+
+    def drawn() -> Tensor:
+        return torch.randn(weight.shape[1], generator=generator, dtype=torch.float64).to(weight)
+
+    factor = 2 + 2 * torch.rand((), generator=generator, dtype=torch.float64).item()
+    first = torch.ones(len(weight), 1).to(weight)
+    first[0] = factor
+    weight_shift, shift = drawn() * weight.square().mean().sqrt(), drawn()
+
+    def first_case(rows: Tensor) -> Tensor:
+        scale = torch.ones(*rows.shape[:-1], 1).to(rows)
+        scale[0, 0] = factor
+        return rows * scale
+
+    def same(rows: Tensor) -> Tensor:
+        return rows
+
+    return {
+        _MATRIX_SCALE: (factor * weight, same),
+        _MATRIX_CENTRE: (weight + weight_shift, same),
+        _VECTOR_SCALE: (first * weight, same),
+        _DATA_SCALE: (weight, lambda rows: factor * rows),
+        _DATA_CENTRE: (weight, lambda rows: rows + rows.square().mean().sqrt() * shift),
+        _CASE_SCALE: (weight, first_case),
+    }
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, ids: Tensor, linear: nn.Linear, stored: Tensor, change: Change) -> Tensor:
+    """The model's output with other stored weights and other rows for one linear layer; the weights are put back."""
+    weight, of_rows = change
+    kept = stored.detach().clone()
+    handle = linear.register_forward_pre_hook(lambda _module, inputs: (of_rows(inputs[0]),))
+    try:
+        stored.copy_(weight)
+        logits: Tensor = model(ids)
+    finally:
+        handle.remove()
+        stored.copy_(kept)
+    return logits
+
+
+def _in_matrices(norm: str, seed: int) -> dict[str, float]:
+    """The same of one random matrix and its norm; without a norm there is nothing to measure but W x."""
+    table = geometry.invariances(seed=seed)
+    return {row: table.cell(row, norm).error for row in _ROWS} if norm in table.norms else {}
+
+
+def _cells(measured: Measurement, norm: str, *, ignored: bool) -> list[float]:
+    return [
+        error
+        for place in ("matrices", "model")
+        for row, error in measured[place].items()
+        if (row in PUBLISHED[norm]) is ignored
+    ]
+
+
+def _ignores(norm: str) -> Condition:
+    return Condition(
+        says=f"{_WORDS[norm]}: the {len(PUBLISHED[norm])} that it ignores change the output by at most 1e-10",
+        statistic=lambda paired: max(_cells(paired[norm], norm, ignored=True)),
+        high=1e-10,
+        published=f"{len(PUBLISHED[norm])} cells invariant",
+        source="theory: 0; float64 rounds to about 1e-16, a model's sums to some hundred times that",
+    )
+
+
+def _notices(norm: str) -> Condition:
+    return Condition(
+        says=f"{_WORDS[norm]}: the other {len(_ROWS) - len(PUBLISHED[norm])} change it by at least 1e-4",
+        statistic=lambda paired: min(_cells(paired[norm], norm, ignored=False)),
+        low=1e-4,
+        published=f"{len(_ROWS) - len(PUBLISHED[norm])} cells not invariant",
+        source="a factor of 2 or more in one layer of a model; a million times what is called invariant",
+    )
+
+
+def _with_eps(norm: str) -> Condition:
+    return Condition(
+        says=f"{_WORDS[norm]} with eps: the largest change by what it ignores without",
+        statistic=lambda paired: max(paired[norm]["model_eps"][row] for row in PUBLISHED[norm]),
+        judged=False,
+        source="eps (1 - 1 / c^2) / (2 variance) to first order",
+    )
+
+
+def _charts(_settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+    return tuple(
+        _marks(list(measured.values()), place, where)
+        for place, where in (("matrices", "a random matrix and its norm"), ("model", "a trained model, at one layer"))
+    )
+
+
+def _marks(seeds: list[Paired], place: str, where: str) -> Marks:
+    norms = tuple(norm for norm in PUBLISHED if all(paired.get(norm, {}).get(place) for paired in seeds))
+
+    def cell(row: str, norm: str) -> tuple[bool | None, float]:
+        found = curve([paired[norm][place][row] for paired in seeds])
+        return max(found) <= 1e-10, statistics.median(found)
+
+    return Marks(
+        name=f"invariances-{place}",
+        title=f"What each norm ignores: {where}",
+        caption="Yes: the output stays to 1e-10 for every seed. The number is the median relative change.",
+        description="LayerNorm alone ignores a re-centred weight matrix; BatchNorm alone re-centred data.",
+        rows=_ROWS,
+        columns=tuple(_WORDS[norm] for norm in norms),
+        cells=tuple(tuple(cell(row, norm) for norm in norms) for row in _ROWS),
+    )
+
+
+STUDY = Study(
+    name="invariances",
+    title="Invariances",
+    question="Which changes of weights and data does a linear layer followed by a norm not notice?",
+    claims=(
+        Claim(
+            says="Batch, weight and layer normalization ignore 4, 2 and 4 of 6 transformations",
+            source="Ba, Kiros & Hinton 2016, arXiv:1607.06450, table 1",
+            conditions=tuple(check(norm) for norm in ("batch", "weight", "layer") for check in (_ignores, _notices)),
+        ),
+        Claim(
+            says="RMSNorm ignores all re-scalings but that of one weight vector, and no re-centring",
+            source="Zhang & Sennrich 2019, arXiv:1910.07467, table 1",
+            conditions=(_ignores("rms"), _notices("rms")),
+        ),
+        Claim(
+            says="Without a norm every transformation is noticed",
+            source="theory; the control of the two tables",
+            conditions=(_notices("none"), *(_with_eps(norm) for norm in ("batch", "layer", "rms"))),
+        ),
+    ),
+    quick={
+        "seeds": 3,
+        "layers": 2,
+        "width": 32,
+        "batch": 4,
+        "window": 32,
+        "steps": 20,
+        "learning_rate": 1e-3,
+        "eps": 1e-5,
+    },
+    full={"seeds": 8, "layers": 4, "width": 64, "batch": 8, "window": 64, "steps": 200},
+    arms=_arms,
+    measure=_measure,
+    charts=_charts,
+    data="random matrices, and bytes of Python's standard library",
+    regime="eps of 1e-30, float64; linear layers without a bias, positive factors",
+)

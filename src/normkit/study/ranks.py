@@ -1,0 +1,146 @@
+"""One run in several processes under `torchrun`: each takes its part of every batch, the first alone writes.
+
+    torchrun --nproc-per-node 2 -m normkit study warmup --out results
+
+Every process draws the same batches and starts from the same weights; `DistributedDataParallel` averages their
+gradients, over Gloo on the CPU and NCCL on CUDA. The numbers are those of one process but for the order of float sums.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from normkit.errors import InputError, NormkitError
+
+
+class LostRankError(NormkitError):
+    """Another process of the run has ended before its time: nothing more can be computed, what was finished is kept.
+
+    It is for whoever called `joined` to catch, and no fault of the arm that was being measured.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The processes of a run, and which of them this one is.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        size: How many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that writes files and speaks to the user."""
+        return self.rank == 0
+
+    def replica(self, model: nn.Module) -> nn.Module:
+        """What a loss calls: the model, wrapped so that its gradients are averaged where there are several processes.
+
+        The first process's weights and buffers replace those of the others.
+        """
+        return DistributedDataParallel(model) if self.size > 1 else model
+
+    def part(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """This process's rows of a batch: as many in every process, in the order of ranks.
+
+        Raises:
+            InputError: If the processes do not divide the rows.
+        """
+        if self.size == 1:
+            return batch
+        rows = len(batch[0])
+        if rows % self.size:
+            raise InputError(f"{self.size} processes do not divide a batch of {rows}; choose a batch that they divide")
+        return tuple(tensor.tensor_split(self.size)[self.rank] for tensor in batch)
+
+    def mean(self, loss: Tensor) -> float:
+        """The mean over the processes."""
+        if self.size == 1:
+            return loss.item()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return total.item() / self.size
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside, what torch raises when another process has ended is a `LostRankError`."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not _tells_of_a_loss(error):
+                raise
+            # torchrun is about to end this process: it shall say its line first.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise LostRankError(_LOST.format(size=self.size)) from None
+
+    def shared(self, content: bytes | None) -> bytes | None:
+        """What the first process holds, in all of them."""
+        if self.size == 1:
+            return content
+        held = [content]
+        dist.broadcast_object_list(held)
+        return held[0]
+
+
+ALONE = Ranks()
+"""A run in this process only."""
+
+
+@contextmanager
+def joined(device: str = "cpu") -> Iterator[Ranks]:
+    """Join the other processes of `torchrun`, if there are any, and part from them at the end.
+
+    On CUDA each process gets the device of its own number on its machine, which "cuda" then means.
+
+    Args:
+        device: Where models will be: it decides between NCCL and Gloo.
+
+    Raises:
+        LostRankError: Inside, if another process ends before this one is done, or `torchrun` ends this one.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE
+        return
+    on_cuda = torch.device(device).type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    before = signal.signal(signal.SIGTERM, _ended)
+    ranks = Ranks(rank=int(os.environ["RANK"]), size=size)
+    with ranks.together():
+        dist.init_process_group("nccl" if on_cuda else "gloo")
+        yield ranks
+        dist.destroy_process_group()
+    signal.signal(signal.SIGTERM, before)
+
+
+_LOST = (
+    "expected {size} processes to the end of the run, and another one has ended; what was finished is kept: "
+    "start the same command with --resume"
+)
+
+
+def _ended(_signal: int, _frame: FrameType | None) -> NoReturn:
+    """`torchrun` ends all processes when one has failed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise LostRankError(_LOST.format(size=os.environ["WORLD_SIZE"]))
+
+
+def _tells_of_a_loss(error: RuntimeError) -> bool:
+    # Gloo's errors have no type of their own.
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "by peer" in str(error)

@@ -1,0 +1,163 @@
+import math
+
+import pytest
+
+from normkit.study.experiments.depth import STUDY, variant_of
+from normkit.study.experiments.depth_charts import LONG, TRAINED, VARIANTS
+from normkit.study.judging import decide
+from normkit.study.laboratory import Laboratory
+from normkit.study.transformer import Transformer
+
+TINY = {
+    **STUDY.quick,
+    "depths": (2, 12, 24),
+    "width": 16,
+    "tokens": 16,
+    "window": 4,
+    "long_window": 8,
+    "trained_layers": (4, 12),
+    "trained_width": 16,
+    "trained_batch": 2,
+    "trained_window": 8,
+    "steps": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    lab = Laboratory(settings=TINY, seed=0)
+    return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
+
+
+def test_every_variant_is_measured_at_every_depth_and_two_are_trained(measured):
+    assert set(measured[0]) == {
+        *VARIANTS,
+        LONG,
+        *(f"{name}, {layers} layers trained" for layers in (4, 12) for name in TRAINED),
+    }
+    for name in VARIANTS:
+        arm = measured[0][name]
+        assert arm["depths"] == [2, 12, 24]
+        assert len(arm["stream"]) == len(arm["last_gradient"]) == len(arm["change"]) == 3
+        assert len(arm["deepest_stream"]) == 25
+        assert len(arm["deepest_gradients"]) == 24
+        assert arm["stream"][-1] == arm["deepest_stream"][-1]
+
+
+def test_gradients_of_all_blocks_are_put_together():
+    lab = Laboratory(settings={**TINY, "depths": (2,)}, seed=1)
+    arm = STUDY.measure(lab, STUDY.arms(TINY)[1])
+    assert arm["all_gradients"] == pytest.approx([math.hypot(*arm["deepest_gradients"])])
+
+
+def test_the_variants_are_what_their_names_say():
+    deep = variant_of("DeepNorm", 8)
+    assert (deep.placement, deep.residual_scale, deep.branch_gain) == ("post", 2.0, pytest.approx(64**-0.25))
+    assert variant_of("no norm", 2).norm is None
+    assert variant_of("depth-scaled", 2).depth_scaled
+    assert [variant_of(name, 2).placement for name in ("post", "pre", "peri")] == ["post", "pre", "peri"]
+    plain = Transformer(variant_of("no norm", 2, width=16))
+    assert not any("norm" in path for path, _ in plain.named_parameters())
+
+
+def test_an_arm_depends_on_its_seed_alone(measured):
+    arm = next(arm for arm in STUDY.arms(TINY) if arm.name == "no norm, 4 layers trained")
+    again = STUDY.measure(Laboratory(settings=TINY, seed=0), arm)
+    assert again == measured[0][arm.name]
+    other = STUDY.measure(Laboratory(settings=TINY, seed=1), arm)
+    assert other["losses"] != again["losses"]
+
+
+def test_an_explosion_and_levelness_are_seen_even_in_a_tiny_model(measured):
+    exploded, with_gradient, spread = (
+        condition.statistic(measured[0]) for condition in STUDY.claims[0].conditions if condition.low != -0.1
+    )
+    assert exploded > 30
+    assert with_gradient > 30
+    assert 1 <= spread < 100
+    assert measured[0]["post"]["deepest_stream"][1:] == pytest.approx([1.0] * 24, abs=1e-3)
+
+
+def start(stream, gradient, change=1.0, profile=(1.0, 1.0)):
+    depths = (2, 12, 24, 48)
+    return {
+        "depths": list(depths),
+        "stream": [layers**stream for layers in depths],
+        "last_gradient": [layers**gradient for layers in depths],
+        "all_gradients": [layers**gradient for layers in depths],
+        "change": [layers**change for layers in depths],
+        "deepest_stream": [1.0, 2.0, 3.0] if stream else [0.5, 1.0, 1.0],
+        "deepest_gradients": list(profile),
+    }
+
+
+def as_published(**changed):
+    paired = {
+        "no norm": start(20.0, 10.0),
+        "post": start(0.0, 0.0, 1.0),
+        "pre": start(1.0, -0.5, 0.3),
+        LONG: start(1.2, -0.6),
+        "peri": start(1.0, -0.5),
+        "DeepNorm": start(0.0, -0.5),
+        "depth-scaled": start(0.3, -0.6),
+        "pre, 4 layers trained": {"loss": 2.5},
+        "pre, 12 layers trained": {"loss": 2.5},
+        "no norm, 4 layers trained": {"loss": 2.45},
+        "no norm, 12 layers trained": {"loss": 100.0},
+    }
+    return {0: {**paired, **changed}}
+
+
+def verdicts(measured):
+    return [decide(claim, measured).verdict for claim in STUDY.claims]
+
+
+def test_what_theory_says_is_reproduced():
+    expected = ["reproduced", "reproduced only if", "reproduced", "reproduced", "reproduced", "reproduced"]
+    assert verdicts(as_published()) == expected
+    assert decide(STUDY.claims[1], as_published()).only_if == "the model has 12 layers"
+
+
+def test_the_gradient_is_compared_with_the_stream_as_well():
+    shown = [condition.statistic(as_published()[0]) for condition in STUDY.claims[2].conditions[2:4]]
+    assert shown == pytest.approx([-0.6, -1.0])
+
+
+def test_longer_windows_hold_as_many_tokens(measured):
+    assert measured[0][LONG]["stream"] != measured[0]["pre"]["stream"]
+    assert measured[0][LONG]["depths"] == measured[0]["pre"]["depths"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "changed"),
+    [
+        (0, {"no norm": start(1.0, 0.0)}),
+        (0, {"pre": start(2.0, -0.5)}),
+        (0, {"post": start(0.0, 0.0, profile=(11.0, 1.0))}),
+        (1, {"no norm, 12 layers trained": {"loss": 2.6}}),
+        (2, {"post": start(0.0, 0.2)}),
+        (2, {"pre": start(1.0, 0.0)}),
+        (3, {"pre": {**start(1.0, -0.5), "deepest_stream": [0.5, 0.6, 0.7]}}),
+        (3, {"post": {**start(0.0, 0.0), "deepest_stream": [0.5, 1.0, 1.2]}}),
+        (4, {"pre": start(1.0, -0.5, 1.0)}),
+        (5, {"post": start(0.0, 0.0, 1.6)}),
+    ],
+)
+def test_what_is_otherwise_is_not_reproduced(claim, changed):
+    assert verdicts(as_published(**changed))[claim] == "not reproduced"
+
+
+def test_an_overflow_is_an_explosion_and_not_a_missing_number():
+    lost = {**start(20.0, 10.0), "all_gradients": [1.0, 10.0, 1e9, None], "deepest_gradients": [None, 1e9]}
+    assert verdicts(as_published(**{"no norm": lost}))[0] == "reproduced"
+
+
+def test_the_charts_are_of_what_was_measured(measured):
+    charts = {chart.name: chart for chart in STUDY.charts(TINY, measured)}
+    assert list(charts) == ["depth-stream", "depth-gradient", "depth-blocks", "depth-change", "depth-training"]
+    stream = {line.label: line for line in charts["depth-stream"].panels[0][1]}
+    assert stream["pre"].y == tuple(measured[0]["pre"]["deepest_stream"])
+    assert stream["pre"].x == tuple(range(25))
+    assert charts["depth-blocks"].panels[0][1][0].x == tuple(range(1, 25))
+    assert charts["depth-gradient"].panels[0][1][1].x == (2, 12, 24)
+    assert [title for title, _ in charts["depth-training"].panels] == ["4 layers", "12 layers"]

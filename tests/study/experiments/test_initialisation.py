@@ -1,0 +1,89 @@
+import pytest
+
+from normkit.study.experiments.initialisation import STUDY
+from normkit.study.experiments.initialisation_arms import DEEP, SHALLOW
+from normkit.study.judging import decide
+from normkit.study.laboratory import Laboratory
+
+TINY = {**STUDY.quick, "depths": (2, 16), "layers": 1, "deep_layers": 2, "width": 16, "batch": 2, "window": 8}
+TINY["steps"] = 2
+
+
+@pytest.fixture(scope="module")
+def measured():
+    lab = Laboratory(settings=TINY, seed=0)
+    return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
+
+
+def test_every_start_is_trained(measured):
+    assert tuple(measured[0]) == SHALLOW + DEEP
+    assert all(len(arm["losses"]) == 2 for arm in measured[0].values())
+    assert len({arm["first"] for arm in measured[0].values()}) == len(measured[0])
+
+
+def test_gain_1_and_bias_0_are_the_identity_and_the_norm_is_not(measured):
+    usual = measured[0]["gain 1, bias 0"]
+    assert usual["affine"] == 0
+    assert usual["whole"] > 0.1
+    assert measured[0]["gain 0.5"]["affine"] == pytest.approx(0.5)
+    assert measured[0]["gain 2"]["affine"] == pytest.approx(1.0)
+    # Rows of a norm have length sqrt(n), and so has a bias of n normal numbers, about.
+    assert measured[0]["random bias"]["affine"] == pytest.approx(1.0, rel=0.5)
+
+
+def test_streams_at_the_start(measured):
+    scaled, drawn, zero = (
+        measured[0][name]["stream"] for name in ("outputs over sqrt(2L)", "gain 1, bias 0", "outputs at 0")
+    )
+    assert drawn[-1] > 3 * drawn[0]
+    assert scaled[-1] < 2 * scaled[0]
+    assert zero == pytest.approx([zero[0]] * 2)
+
+
+def test_the_identity_is_only_of_the_affine_part(measured):
+    found = decide(STUDY.claims[0], measured)
+    assert (found.verdict, found.only_if) == ("reproduced only if", "only its affine part is meant")
+
+
+def invented(**losses):
+    usual = {"gain 1, bias 0": 2.4, "gain 0.1": 2.6, "gain 0.5": 2.5, "gain 2": 2.5, "random bias": 2.5}
+    others = {"outputs at 0": 2.4, "outputs over sqrt(2L)": 2.4}
+    deep = {"post": 3.3, "alpha alone": 3.0, "beta alone": 3.0, "DeepNorm": 2.5}
+    grown = {"gain 1, bias 0": 0.5, "outputs over sqrt(2L)": 0.0}
+    depths = (12, 24, 48)
+    return {
+        0: {
+            name: {
+                "loss": losses.get(name, loss),
+                "depths": list(depths),
+                "stream": [layers ** (2 * losses.get(f"{name} grows", grown.get(name, 0))) for layers in depths],
+            }
+            for name, loss in {**usual, **others, **deep}.items()
+        }
+    }
+
+
+def test_what_is_said_is_reproduced_by_measurements_that_say_it():
+    assert [decide(claim, invented()).verdict for claim in STUDY.claims[1:]] == ["reproduced"] * 4
+
+
+@pytest.mark.parametrize(
+    ("claim", "losses", "verdict"),
+    [
+        (1, {"gain 0.5": 2.3}, "reproduced only if"),
+        (1, {"gain 1, bias 0": 3.0}, "not reproduced"),
+        (2, {"outputs over sqrt(2L) grows": 0.5}, "not reproduced"),
+        (3, {"outputs at 0": 2.6}, "not reproduced"),
+        (4, {"DeepNorm": 3.3}, "not reproduced"),
+    ],
+)
+def test_what_is_otherwise_is_not(claim, losses, verdict):
+    assert decide(STUDY.claims[claim], invented(**losses)).verdict == verdict
+
+
+def test_the_charts_are_of_what_was_measured(measured):
+    loss, end = STUDY.charts(TINY, measured)
+    assert [line.label for _, lines in loss.panels for line in lines] == list(SHALLOW + DEEP)
+    assert loss.panels[0][1][0].y == tuple(measured[0]["gain 1, bias 0"]["losses"])
+    assert dict(end.values)["DeepNorm"] == (measured[0]["DeepNorm"]["loss"],)
+    assert 1 < loss.reference[0] < 3.47

@@ -1,0 +1,128 @@
+import math
+
+import pytest
+
+from normkit.study.experiments.noise import STUDY, sufficient_noise
+from normkit.study.judging import decide, judge
+from normkit.study.laboratory import Laboratory
+
+TINY = {**STUDY.quick, "layers": 2, "width": 8, "steps": 12, "rates": (0.1,), "noises": (0.5, 2.0), "probe": 32}
+
+
+def net(steps, shift, *, change=0.5, smoothness=5.0):
+    return {
+        "steps_to": steps,
+        "losses": [1.0],
+        # The last observation is below the loss that is to be reached and counts for nothing.
+        "at": [1, 11],
+        "loss_at": [2.0, 0.1],
+        "shift": [shift, 100.0],
+        "gradient_change": [change, 100.0],
+        "smoothness": [smoothness, 100.0],
+        "error": 30.0,
+        "training_mode_error": 10.0,
+    }
+
+
+def as_claimed():
+    return {
+        "BatchNorm, rate 0.1": net(30, 0.01),
+        "BatchNorm, rate 0.3": net(20, math.nan),
+        "noise 0.5, rate 0.1": net(24, 0.4),
+        "noise 1, rate 0.1": net(28, 0.8),
+        "noise 1, rate 0.3": net(None, math.nan),
+        "noise 2, rate 0.1": net(45, 1.6),
+        "no norm, rate 0.1": net(60, 0.6, change=1.0, smoothness=20.0),
+        "no norm, rate 0.3": net(None, math.nan),
+    }
+
+
+def verdicts(measured):
+    decided = [decide(claim, dict.fromkeys(range(3), measured)) for claim in STUDY.claims]
+    return [(each.verdict, each.only_if) for each in decided]
+
+
+def test_every_claim_is_reproduced_where_all_is_as_claimed():
+    assert verdicts(as_claimed()) == [("reproduced", "")] * 4
+
+
+@pytest.mark.parametrize(
+    ("place", "arm", "new", "verdict"),
+    [
+        (0, "BatchNorm, rate 0.1", net(20, 0.01, change=0.9), "reproduced only if"),
+        (0, "BatchNorm, rate 0.1", net(20, 0.9, change=0.9), "not reproduced"),
+        (1, "noise 1, rate 0.1", net(58, 0.8), "reproduced only if"),
+        (1, "noise 0.5, rate 0.1", net(59, 0.4), "reproduced only if"),
+        (1, "no norm, rate 0.1", net(23, 0.6), "not reproduced"),
+        (2, "noise 1, rate 0.1", net(32, 0.8), "reproduced only if"),
+        (2, "noise 0.5, rate 0.1", net(32, 0.7), "not reproduced"),
+        (3, "no norm, rate 0.1", net(60, 0.6, smoothness=4.0), "not reproduced"),
+    ],
+)
+def test_a_claim_falls_with_its_conditions(place, arm, new, verdict):
+    assert verdicts({**as_claimed(), arm: new})[place][0] == verdict
+
+
+def test_the_least_noise_that_shifts_enough_is_taken():
+    measured = as_claimed()
+    assert sufficient_noise(measured) == "noise 1"
+    assert sufficient_noise({**measured, "noise 0.5, rate 0.1": net(24, 0.61)}) == "noise 0.5"
+
+
+def test_without_a_noise_that_shifts_enough_the_claim_is_undecided():
+    measured = {**as_claimed(), "no norm, rate 0.1": net(60, 9.0)}
+    with pytest.raises(KeyError, match="large enough"):
+        sufficient_noise(measured)
+    assert verdicts(measured)[1][0] == "undecided"
+
+
+def test_a_net_that_never_comes_down_takes_infinitely_many_steps():
+    judged = judge(STUDY.claims[1].conditions[0], {0: {**as_claimed(), "no norm, rate 0.1": net(None, 0.6)}})
+    assert judged.median == math.inf
+    assert judged.holds
+
+
+def test_what_was_not_run_is_not_judged():
+    assert {verdict for verdict, _ in verdicts({})} == {"not run"}
+
+
+@pytest.mark.parametrize("rates", [(0.1,), (0.5,)])
+def test_nets_are_observed_at_one_rate_which_is_always_there(rates):
+    arms = STUDY.arms({**TINY, "rates": rates})
+    assert len(arms) == 4 * len({*rates, 0.1})
+    assert len({arm.name for arm in arms}) == len(arms)
+    observed, *others = (
+        STUDY.measure(Laboratory(settings={**TINY, "rates": rates}, seed=0), arm)
+        for arm in arms
+        if arm.name.startswith("noise 2, ")
+    )
+    assert observed["at"] == [1, 11]
+    assert len(observed["shift"]) == len(observed["loss_at"]) == 2
+    assert all(other["at"] == [] for other in others)
+
+
+def test_arms_start_from_the_same_weights_and_see_the_same_batches():
+    lab = Laboratory(settings={**TINY, "steps": 1}, seed=0)
+    first = {arm.name: STUDY.measure(lab, arm)["losses"][0] for arm in STUDY.arms(TINY)}
+    again = {arm.name: STUDY.measure(lab, arm)["losses"][0] for arm in STUDY.arms(TINY)}
+    assert first == again
+    assert len(set(first.values())) == len(first)
+
+
+def test_a_run_that_was_broken_off_goes_on_with_the_same_noise(tmp_path):
+    arm = next(arm for arm in STUDY.arms(TINY) if arm.name.startswith("noise 2"))
+    told = []
+
+    def stop(share):
+        told.append(share)
+        if len(told) == 7:
+            raise InterruptedError
+
+    whole = STUDY.measure(Laboratory(settings=TINY, seed=0), arm)
+    with pytest.raises(InterruptedError):
+        STUDY.measure(Laboratory(settings=TINY, seed=0, keep=tmp_path, keep_seconds=0, tell=stop), arm)
+    assert list(tmp_path.iterdir())
+    told.clear()
+    laboratory = Laboratory(settings=TINY, seed=0, keep=tmp_path, keep_seconds=0, tell=told.append)
+    assert STUDY.measure(laboratory, arm) == whole
+    assert len(told) < TINY["steps"]

@@ -1,0 +1,92 @@
+import pytest
+
+from normkit.study.experiments.warmup import STUDY, configuration
+from normkit.study.judging import decide
+from normkit.study.laboratory import Laboratory
+from normkit.study.tasks import markov_chain
+
+TINY = {**STUDY.quick, "layers": 1, "width": 16, "batch": 2, "window": 8, "steps": 3, "warmup": 2}
+NAMES = (
+    "pre, no warm-up",
+    "pre, warm-up",
+    "post, no warm-up",
+    "post, warm-up",
+    "post, warm-up, 3 times the rate",
+    "peri, no warm-up",
+    "DeepNorm, no warm-up",
+)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    lab = Laboratory(settings=TINY, seed=0)
+    return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
+
+
+def test_every_arm_is_trained(measured):
+    assert tuple(measured[0]) == NAMES
+    assert all(len(arm["losses"]) == 3 for arm in measured[0].values())
+
+
+def test_warm_up_changes_what_comes_after_the_first_step_only(measured):
+    cold, warm = (measured[0][f"post, {words}"]["losses"] for words in ("no warm-up", "warm-up"))
+    assert cold[0] == warm[0]
+    assert cold[1] != warm[1]
+
+
+def test_a_loss_is_counted_from_the_entropy_of_the_chain(measured):
+    floor = markov_chain(symbols=32, window=8, sharpness=2.0).floor
+    for arm in measured[0].values():
+        assert arm["loss"] == pytest.approx(sum(min(loss, arm["losses"][0]) for loss in arm["losses"]) / 3)
+        assert arm["above_floor"] == pytest.approx(arm["loss"] - floor)
+
+
+def test_the_models_are_what_their_names_say():
+    built = {name: configuration(name, 8, width=16, context=8) for name in ("pre", "post", "peri", "DeepNorm")}
+    assert {name: config.placement for name, config in built.items()} == {
+        "pre": "pre",
+        "post": "post",
+        "peri": "peri",
+        "DeepNorm": "post",
+    }
+    assert (built["DeepNorm"].residual_scale, built["DeepNorm"].branch_gain) == (2.0, pytest.approx(64**-0.25))
+    assert (built["post"].residual_scale, built["post"].branch_gain) == (1.0, 1.0)
+
+
+def invented(**changed):
+    losses = dict(zip(NAMES, (2.36, 2.40, 3.36, 3.0, 3.36, 2.4, 2.5), strict=True))
+    losses.update({name.replace("_", " "): loss for name, loss in changed.items()})
+    return {0: {name: {"loss": loss} for name, loss in losses.items()}}
+
+
+def verdicts(measured):
+    return [decide(claim, measured).verdict for claim in STUDY.claims]
+
+
+def test_verdicts_where_post_norm_needs_warm_up_and_stays_behind():
+    assert verdicts(invented()) == ["reproduced", "not reproduced", "reproduced"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "arm", "loss", "verdict"),
+    [
+        (0, "post, warm-up", 3.3, "not reproduced"),
+        (0, "pre, no warm-up", 3.0, "not reproduced"),
+        (2, "DeepNorm, no warm-up", 3.3, "not reproduced"),
+        (2, "peri, no warm-up", 3.3, "not reproduced"),
+    ],
+)
+def test_what_is_otherwise_is_not_reproduced(claim, arm, loss, verdict):
+    assert verdicts(invented(**{arm: loss}))[claim] == verdict
+
+
+def test_post_norm_that_catches_up_at_both_rates_is_as_good():
+    assert verdicts(invented(**{"post, warm-up": 2.4, NAMES[4]: 2.4}))[1] == "reproduced"
+
+
+def test_the_charts_are_of_what_was_measured(measured):
+    curves, bars = STUDY.charts(TINY, measured)
+    assert [title for title, _ in curves.panels] == ["pre-norm", "post-norm"]
+    assert curves.panels[1][1][0].y == tuple(measured[0]["post, no warm-up"]["losses"])
+    assert [name for name, _ in bars.values] == list(NAMES)
+    assert 1 < curves.reference[0] < 3.47

@@ -1,0 +1,240 @@
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny_study
+from normkit.errors import InputError
+from normkit.study import running
+from normkit.study.running import not_run, run
+
+
+@pytest.fixture(autouse=True)
+def _text_of_this_machine(monkeypatch):
+    """Reading the whole library takes most of a second."""
+    monkeypatch.setattr(running, "_digest_of_text", lambda: "text")
+
+
+def settings(**changes):
+    return {**tiny_study.STUDY.quick, **changes}
+
+
+def results(folder):
+    return (folder / "tiny" / "results.json").read_bytes()
+
+
+def test_arms_and_seeds_are_measured_and_judged():
+    found = run(tiny_study.STUDY)
+    assert list(found.measured) == [0, 1]
+    assert all(tuple(paired) == tiny_study.NAMES for paired in found.measured.values())
+    assert found.decided[0].verdict == "reproduced"
+    assert (found.trouble, found.where["threads"]) == ({}, "1")
+    assert found.seconds > 0
+    (chart,) = found.charts
+    assert [len(values) for _, values in chart.values] == [2, 2, 2]
+
+
+def test_nothing_is_written_where_nothing_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(tiny_study.STUDY)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_seeds_are_those_of_the_settings_or_as_asked():
+    assert list(run(tiny_study.STUDY, settings(seeds=1)).measured) == [0]
+    found = run(tiny_study.STUDY, seeds=3)
+    assert (list(found.measured), found.settings["seeds"]) == ([0, 1, 2], 3)
+    with pytest.raises(InputError, match="seeds must be a whole number from 1, got 0"):
+        run(tiny_study.STUDY, seeds=0)
+
+
+def test_a_folder_holds_everything(tmp_path):
+    found = run(tiny_study.STUDY, out=tmp_path)
+    folder = tmp_path / "tiny"
+    assert sorted(path.name for path in folder.iterdir()) == ["arms", "configuration.json", "log.jsonl", "results.json"]
+    assert len(list((folder / "arms").iterdir())) == len((folder / "log.jsonl").read_text().splitlines()) == 6
+    configuration = json.loads((folder / "configuration.json").read_text())
+    assert configuration["settings"] == {**tiny_study.STUDY.quick, "rates": [0.1, 1], "widths": [2, 4]}
+    assert configuration["packages"].keys() == {"numpy"}
+    content = json.loads(results(tmp_path))
+    assert content["measurements"]["0"] == found.measured[0]
+    assert content["claims"][0]["verdict"] == "reproduced"
+
+
+def test_finished_arms_are_read_and_not_measured_again(tmp_path):
+    first = run(tiny_study.STUDY, out=tmp_path)
+    whole = results(tmp_path)
+    (tmp_path / "tiny" / "results.json").unlink()
+    (tmp_path / "tiny" / "arms" / "right-1.json").unlink()
+    begun = []
+    measure = tiny_study.measure
+    counted = tiny_study.renamed(
+        "tiny", measure=lambda lab, arm: begun.append((arm.name, lab.seed)) or measure(lab, arm)
+    )
+    again = run(counted, out=tmp_path, resume=True)
+    assert begun == [("right", 1)]
+    assert results(tmp_path) == whole
+    assert again.measured == first.measured
+    assert again.seconds == pytest.approx(first.seconds, abs=1.0)
+
+
+def test_another_configuration_is_not_resumed(tmp_path):
+    run(tiny_study.STUDY, out=tmp_path)
+    for changes, words in [
+        ({"settings": settings(steps=3)}, "settings.steps 2, and this run has 3"),
+        ({"threads": 2}, 'where.threads "1", and this run has "2"'),
+        ({"dtype": torch.float64}, 'where.dtype "float32", and this run has "float64"'),
+        ({"seeds": 3}, "settings.seeds 2, and this run has 3"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            run(tiny_study.STUDY, **{"out": tmp_path, "resume": True, **changes})
+    with pytest.raises(InputError, match="holds results already; go on with --resume"):
+        run(tiny_study.STUDY, out=tmp_path)
+    run(tiny_study.STUDY, out=tmp_path, resume=True)
+
+
+def test_a_failing_arm_is_told_and_tried_again(tmp_path):
+    found = run(tiny_study.STUDY, settings(fault="input"), out=tmp_path)
+    assert found.trouble == {f"right [seed {seed}]": "expected a better setting; choose another" for seed in (0, 1)}
+    assert found.decided[0].verdict == "not run"
+    assert [tuple(paired) for paired in found.measured.values()] == [tiny_study.NAMES[:2]] * 2
+    # A chart shows seeds with all arms.
+    assert found.charts == ()
+    assert json.loads(results(tmp_path))["trouble"] == dict(found.trouble)
+    again = run(tiny_study.STUDY, settings(fault="input"), out=tmp_path, resume=True)
+    assert again.trouble == found.trouble
+
+
+def test_progress_begins_with_what_is_finished_and_ends_whole(tmp_path):
+    told = []
+    run(tiny_study.STUDY, out=tmp_path, progress=lambda *report: told.append(report))
+    assert told[0] == ("0 of 6 arms", 0.0, 8.0)
+    assert told[-1] == ("6 of 6 arms", 8.0, 8.0)
+    assert any(words == "0 of 6 arms, left, slow [seed 0]" and 0 < done < 2 for words, done, _ in told)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    (tmp_path / "tiny" / "arms" / "right-1.json").unlink()
+    told.clear()
+    run(tiny_study.STUDY, out=tmp_path, resume=True, progress=lambda *report: told.append(report))
+    assert told[0] == ("5 of 6 arms", 7.0, 8.0)
+
+
+def test_what_takes_longest_is_begun_first():
+    begun = []
+    measure = tiny_study.measure
+    run(tiny_study.renamed("t", measure=lambda lab, arm: begun.append(arm.name) or measure(lab, arm)))
+    assert begun == ["left, slow"] * 2 + ["left/slow", "right"] * 2
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(InputError) as refused:
+        run(tiny_study.renamed("digits", needs=("sklearn",)), out=tmp_path)
+    assert str(refused.value) == ('digits needs scikit-learn, which is not installed: pip install "normkit[study]"')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_finished_arms_are_kept(tmp_path, monkeypatch):
+    fsync, left = os.fsync, iter(range(3))
+
+    def full(handle):
+        if next(left, None) is None:
+            raise OSError(28, os.strerror(28))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left on device; finished arms are kept: make room, then go on with"):
+        run(tiny_study.STUDY, out=tmp_path)
+    # The first of the three was the configuration.
+    assert len(list((tmp_path / "tiny" / "arms").iterdir())) == 2
+    monkeypatch.undo()
+    run(tiny_study.STUDY, out=tmp_path / "whole")
+    monkeypatch.setattr(running, "_digest_of_text", lambda: "text")
+    run(tiny_study.STUDY, out=tmp_path, resume=True)
+
+
+def test_what_was_not_run_says_why():
+    found = not_run(tiny_study.STUDY, tiny_study.STUDY.quick, "no reason")
+    assert (found.measured, found.trouble, found.decided[0].verdict) == ({}, {"every arm": "no reason"}, "not run")
+    assert found.charts == ()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import tiny_study
+from normkit.study import running
+running._digest_of_text = lambda: "text"
+if __name__ == "__main__":
+    settings = {**tiny_study.STUDY.quick, "seeds": 1, "steps": 8, "pause": 0.05, "trains": True}
+    running.run(tiny_study.STUDY, settings, out=Path(sys.argv[1]), jobs=int(sys.argv[2]), resume=True)
+"""
+
+
+def started(folder: Path, jobs: int) -> subprocess.Popen[str]:
+    tests = str(Path(__file__).resolve().parent.parent)
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), str(jobs)],
+        env={**os.environ, "PYTHONPATH": tests},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def in_training(folder: Path) -> set[str]:
+    """Arms of which a run is kept that is not done."""
+    return {path.parent.name for path in folder.glob("tiny/runs/*/run.safetensors")}
+
+
+def killed(folder: Path, jobs: int, spared: set[str], delay: float) -> set[str] | None:
+    """Kill a study a while after an arm has begun to train that is not to be spared; these, or None if it is done."""
+    process = started(folder, jobs)
+    until(lambda: process.poll() is not None or in_training(folder) - spared)
+    time.sleep(delay)
+    if process.poll() is not None:
+        assert (process.returncode, process.communicate()[1]) == (0, "")
+        return None
+    beside = children(process.pid)
+    assert bool(beside) == (jobs > 1)
+    process.kill()
+    process.communicate()
+    # What it had started ends with it.
+    until(lambda: not any(map(runs, beside)), 20.0)
+    return in_training(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_killed_at_any_time_it_goes_on_to_the_same_bytes(tmp_path, jobs):
+    chance, caught = random.Random(jobs), set()
+    while (now := killed(tmp_path / "killed", jobs, caught, 0.4 * chance.random())) is not None:
+        caught |= now
+    assert caught
+    assert not (tmp_path / "killed" / "tiny" / "runs").exists()
+    assert started(tmp_path / "whole", 1).communicate()[1] == ""
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    assert json.loads(results(tmp_path / "whole"))["measurements"]["0"]["right"]["losses"][7] > 0

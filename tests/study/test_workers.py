@@ -1,0 +1,152 @@
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny_study
+from normkit.errors import InputError
+from normkit.study.trial import Trial
+from normkit.study.workers import Crew
+
+
+def trials(seeds=2, **changes):
+    settings = {**tiny_study.STUDY.quick, **changes}
+    return [
+        Trial(measure=tiny_study.measure, arm=arm, seed=seed, settings=settings)
+        for seed in range(seeds)
+        for arm in tiny_study.arms(settings)
+    ]
+
+
+def quiet(trial, share):
+    del trial, share
+
+
+def outcomes(crew, given, tell=quiet):
+    return {(trial.seed, trial.arm.name): outcome for trial, outcome in crew.perform(given, tell)}
+
+
+def test_one_job_works_here_and_leaves_threads_and_random_numbers_alone():
+    torch.set_num_threads(1)
+    state = torch.get_rng_state()
+    with Crew(threads=2) as crew:
+        found = outcomes(crew, trials())
+    assert all('"threads": 2' in outcome.text for outcome in found.values())
+    assert torch.get_num_threads() == 1
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.slow
+def test_several_jobs_give_the_same_bytes_as_one():
+    told = []
+    with Crew() as one, Crew(jobs=2) as two:
+        here = outcomes(one, trials())
+        beside = outcomes(two, trials(), lambda trial, share: told.append((trial.seed, share)))
+        start = time.monotonic()
+        again = outcomes(two, trials())
+        slow = outcomes(two, trials(seeds=1, pause=1.0, steps=1))
+        elapsed = time.monotonic() - start
+    texts = {key: outcome.text for key, outcome in here.items()}
+    assert {key: outcome.text for key, outcome in beside.items()} == texts
+    assert {key: outcome.text for key, outcome in again.items()} == texts
+    assert {seed for seed, _ in told} == {0, 1}
+    assert elapsed < sum(outcome.seconds for outcome in slow.values())
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_takes_no_other_trial_with_it():
+    faulty = [trials(fault=fault)[2] for fault in ("killed", "ended", "bug")]
+    with Crew(jobs=2) as crew:
+        found = {
+            trial.settings["fault"]: outcome.error for trial, outcome in crew.perform([*faulty, *trials(1)], quiet)
+        }
+    assert found == {
+        "killed": "its process was killed, as the system does where memory runs out; fewer --jobs need less",
+        "ended": "its process ended with code 3",
+        "bug": "this is a bug of normkit: KeyError: 'of nowhere\\nat all'; NORMKIT_TRACEBACK=1 shows where",
+        "none": "",
+    }
+
+
+@pytest.mark.slow
+def test_processes_end_with_their_crew_and_with_who_asks_no_more():
+    with Crew(jobs=2) as crew:
+        with contextlib.closing(crew.perform(trials(pause=0.01), quiet)) as found:
+            next(found)
+        (idle,) = crew._idle
+        process = idle._process
+        assert process.is_alive()
+    # Joined and not left behind.
+    assert process.exitcode is not None
+    # A crew may be asked again, also after it was interrupted.
+    assert len(outcomes(crew, trials(seeds=1))) == 3
+    crew.__exit__(None, None, None)
+
+
+@pytest.mark.slow
+def test_what_has_no_name_elsewhere_cannot_be_sent():
+    (first, *_) = trials()
+    nameless = Trial(measure=lambda _lab, _arm: {}, arm=first.arm, seed=0, settings=first.settings)
+    with Crew(jobs=2) as crew, pytest.raises(InputError, match="put the study's functions in a module, or choose one"):
+        outcomes(crew, [nameless])
+
+
+@pytest.mark.slow
+def test_what_is_not_found_elsewhere_is_an_error_of_its_trial(monkeypatch, tmp_path):
+    (tmp_path / "passing_module.py").write_text("def measure(lab, arm):\n    return {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from passing_module import measure
+
+    (first, *_) = trials()
+    elsewhere = Trial(measure=measure, arm=first.arm, seed=0, settings=first.settings)
+    with Crew(jobs=2) as crew:
+        # The process exists before the module can be found by it, and after it cannot.
+        outcomes(crew, [first])
+        (tmp_path / "passing_module.py").unlink()
+        for kept in tmp_path.rglob("*.pyc"):
+            kept.unlink()
+        (outcome,) = outcomes(crew, [elsewhere]).values()
+    assert outcome.error.startswith("this is a bug of normkit: ModuleNotFoundError")
+
+
+PROGRAM = """
+import tiny_study
+from normkit.study.trial import Trial
+from normkit.study.workers import Crew
+settings = {**tiny_study.STUDY.quick, "fault": "asleep"}
+right = tiny_study.arms(settings)[2]
+trials = [Trial(measure=tiny_study.measure, arm=right, seed=seed, settings=settings) for seed in (0, 1)]
+list(Crew(jobs=2).perform(trials, print))
+"""
+
+
+def runs(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_processes_end_with_one_that_is_killed_whatever_they_do(tmp_path):
+    tests = str(Path(__file__).resolve().parent.parent)
+    parent = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=tmp_path, env={**os.environ, "PYTHONPATH": tests})
+    until(lambda: len(list(tmp_path.iterdir())) == 2, 120.0)
+    asleep = [int(path.stem) for path in tmp_path.iterdir()]
+    assert all(map(runs, asleep))
+    parent.kill()
+    parent.wait()
+    # Ten minutes before they would.
+    until(lambda: not any(map(runs, asleep)), 30.0)
