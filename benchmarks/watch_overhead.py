@@ -210,7 +210,8 @@ def memory(steps: int) -> list[int]:
             one_step(model, optimizer, torch.randint(256, (2, 65)), lambda loss: monitor.step(loss))
             if (step + 1) % steps == 0:
                 gc.collect()
-                alive = [each for each in gc.get_objects() if isinstance(each, Tensor)]
+                # In no list of ours: it would hold what the training has let go, and be counted the next time.
+                alive = (each for each in gc.get_objects() if isinstance(each, Tensor))
                 counts.append(sum(each.numel() * each.element_size() for each in alive))
     return counts
 

@@ -98,6 +98,63 @@ def normalize_backward(
     )
 
 
+def count_rows(
+    x, counted, enters_norm, is_centred, eps_placement, divisor, unit, limit_99, limit_90, place, sums, bins, peaks
+):
+    rows, features = x.double().reshape(-1, x.shape[-1]), x.shape[-1]
+    of_narrow = x.dtype != torch.float64
+    mean, absmax = rows.mean(-1), rows.abs().amax(-1)
+    deviation = rows - mean[:, None] if enters_norm else rows
+    second, fourth = deviation.square().mean(-1), deviation.square().square().mean(-1)
+    std = second.sqrt()
+    if of_narrow:
+        std = torch.where(std > 1e-6 * mean.abs(), std, 0.0)
+    square = mean.square() + std.square() if enters_norm else second
+    is_counted = torch.ones(len(rows), dtype=torch.bool) if counted is None else counted
+    kept = is_counted & (square <= torch.finfo(torch.float32 if of_narrow else torch.float64).max)
+    length = square.sqrt()
+    present = kept & (length > 0)
+    length, std, mean = length[present], std[present], mean[present]
+    cosine = mean / length
+    angle = torch.atan2(std, mean) if enters_norm else cosine.clamp(-1, 1).acos()
+    counts = [1, kept.sum(), (kept & ~present).sum(), (is_counted & ~kept).sum(), cosine.square().sum(), angle.sum()]
+    sums[place, :6] += torch.tensor([float(count) for count in counts], dtype=torch.float64)
+    bins[place, 0] += _histogram(length, bins.shape[-1])
+    largest = {0: absmax[kept], 1: square[kept].sqrt(), 2: -square[kept].sqrt()}
+    if enters_norm:
+        varying = (std > 1e-8) & (std < 1e8) & fourth[present].isfinite()
+        sums[place, 6] += (fourth[present] / second[present].square())[varying].sum()
+        sums[place, 7] += varying.sum()
+    if enters_norm and divisor > 0:
+        root = (std if is_centred else length) * (features / divisor) ** 0.5
+        largest[4] = torch.cat([root, torch.zeros(1, dtype=torch.float64)]).amax()[None].square() * divisor
+        if unit:
+            ratio = root[root > 0] / unit
+            smallest = torch.cat([ratio, torch.full((1,), 1e30, dtype=torch.float64)]).amin()[None]
+            shortened = [
+                smallest / torch.hypot(smallest, torch.ones(())),
+                smallest / (smallest + 1),
+                smallest.clamp(max=1),
+            ]
+            largest[3] = -shortened[eps_placement]
+            bins[place, 1] += _histogram(ratio, bins.shape[-1])
+            sums[place, 8] += (ratio < limit_99).sum()
+            sums[place, 9] += (ratio < limit_90).sum()
+    for column, values in largest.items():
+        if len(values):
+            peaks[place, column] = torch.maximum(peaks[place, column], values.amax())
+
+
+def _histogram(values: Tensor, bins: int) -> Tensor:
+    """In eighths of octaves from 2 ** -64 on."""
+    return torch.bincount((values.log2() * 8 + 512).clamp(0, bins - 1).long(), minlength=bins).double()
+
+
+def mark_seen(x, place, sentinel):
+    nothing = 0.0 if x.isfinite().all() else float("nan")
+    sentinel[place] += torch.tensor([nothing, 1 + nothing])
+
+
 def check(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
     """What the compiled kernels refuse."""
     for parameter in (weight, bias):
@@ -114,6 +171,8 @@ _IMPLEMENTATIONS = (
     add_normalize_forward,
     add_normalize_rows_out,
     normalize_backward,
+    count_rows,
+    mark_seen,
 )
 
 

@@ -129,27 +129,28 @@ def test_parameter_gradients_over_65536_rows(name, dtypes, mean):
     assert_gradients(ROWS[name], case)
 
 
-@pytest.mark.parametrize("name", FULL)
-@pytest.mark.parametrize(("dtype", "parameter_dtype"), [*MIXED[1:5], ("fp32", "fp32")])
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 511])
-def test_parameter_gradients_of_every_short_length(name, dtype, parameter_dtype, rows):
+@pytest.mark.parametrize(
+    ("rows", "dtypes", "name"), diagonal([1, 15, 16, 17, 511], [*MIXED[1:5], ("fp32", "fp32")], [*FULL])
+)
+def test_parameter_gradients_of_every_short_length(rows, dtypes, name):
+    dtype, parameter_dtype = dtypes
     for n in (*range(1, 34), 4096) if rows < 100 else (1, 2, 15, 16, 17, 31, 33):
         case = draw(FULL[name], rows, n, dtype=DTYPES[dtype], parameter_dtype=DTYPES[parameter_dtype])
         assert_gradients(FULL[name], case)
 
 
-@pytest.mark.parametrize("name", FULL)
-@pytest.mark.parametrize(("dtypes", "n"), diagonal([*MIXED[1:5], ("fp32", "fp32")], [1, 17, 16, 33]))
-def test_parameter_gradients_of_other_lengths_over_65536_rows(name, dtypes, n):
+@pytest.mark.parametrize(("dtypes", "n", "name"), diagonal([*MIXED[1:5], ("fp32", "fp32")], [1, 17, 16, 33], [*FULL]))
+def test_parameter_gradients_of_other_lengths_over_65536_rows(dtypes, n, name):
     dtype, parameter_dtype = dtypes
     case = draw(FULL[name], 65536, n, dtype=DTYPES[dtype], parameter_dtype=DTYPES[parameter_dtype])
     assert_gradients(FULL[name], case)
 
 
-@pytest.mark.parametrize("name", FULL)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("sizes", [(1, 262_144), (4, 65_536), (5, 33_333), (3, 100_000)])
-def test_few_long_rows(name, dtype, sizes):
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "name"),
+    diagonal([(1, 262_144), (4, 65_536), (5, 33_333), (3, 100_000)], ["fp32", "bf16", "fp16"], [*FULL]),
+)
+def test_few_long_rows(sizes, dtype, name):
     """Columns are then what is split among threads."""
     torch.set_num_threads(3)
     assert_gradients(FULL[name], draw(FULL[name], *sizes, dtype=DTYPES[dtype], mean=1.0))

@@ -121,7 +121,7 @@ def test_instruction_sets_can_be_changed_while_running(fresh: list[str]) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["portable", pytest.param("avx2", marks=pytest.mark.slow), pytest.param("avx512", marks=pytest.mark.slow)],
+    [pytest.param(name, marks=pytest.mark.slow) for name in ("portable", "avx2", "avx512")],
 )
 def test_each_instruction_set_can_be_chosen(name: str) -> None:
     program = """
@@ -142,6 +142,7 @@ print(reason or cpu.instructions(), wrong.item() < 1e-6)
     assert in_a_fresh_process(name, program) == f"{expected} True"
 
 
+@pytest.mark.slow
 def test_off_computes_the_reference() -> None:
     program = """
 import torch, normkit

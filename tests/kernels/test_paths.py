@@ -19,6 +19,10 @@ FOLDER = Path(__file__).parent
 CONTRACT = ["forward_numbers", "backward_numbers", "added_numbers", "subnormal_numbers"]
 CONTRACT += ["degenerate_rows", "row_groups", "layouts", "conventions"]
 
+# Plain torch is itself what outputs in 16 bits are held against, and has no groups of rows that it computes together:
+# of these one norm is asked. Of the mixtures of dtypes those with float32 and bfloat16.
+PLAIN = "not test_16_bit and not (row_groups and not deberta) and not (mixture and (fp64 or fp16))"
+
 
 def has(name):
     """Whether the kernels can run on this instruction set here."""
@@ -79,12 +83,12 @@ def test_the_contract_holds_on_every_path(path):
     """The one in use is what the files themselves run on; what gives its bits need not be asked everything again."""
     names = CONTRACT if path == "off" else ["forward_numbers", "degenerate_rows", "subnormal_numbers"]
     files = [str(FOLDER / f"test_{name}.py") for name in names]
-    # Plain torch is itself what outputs in 16 bits are held against.
-    chosen = ["-k", "not test_16_bit"] if path == "off" else []
+    chosen = ["-k", PLAIN] if path == "off" else []
     result = run(path, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *chosen, *files)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_no_arguments_crash_or_are_computed_wrong():
     """On the path in use; the next test asks every path."""
     result = run("auto", str(FOLDER / "argument_fuzz.py"), "100")

@@ -47,7 +47,15 @@ def samples(name, dtype, shape):
         "add_normalize_forward": (x, residual, *rest),
         "add_normalize_rows_out": (x, residual, *rest, y, new_residual),
         "normalize_backward": (x, x, statistics, *rest, x, *needed),
+        "count_rows": (x, None, True, True, 0, 8.0, 1e-2, 7.0, 2.0, 1, *tables()),
+        "mark_seen": (x, 1, torch.zeros(2, 2)),
     }
+
+
+def tables():
+    """Those of a watch of two places."""
+    sums, bins = torch.zeros(2, 10, dtype=torch.float64), torch.zeros(2, 2, 1024, dtype=torch.float64)
+    return sums, bins, torch.full((2, 5), -torch.inf, dtype=torch.float64)
 
 
 NAMES = ["TORCH_LAYER_NORM", "GEMMA", "NANOCHAT"]

@@ -1,39 +1,17 @@
-"""What takes long and is tested elsewhere: the formulas of PyTorch's own norms, and the figures of a page."""
+"""What takes long and is tested elsewhere: the formulas of libraries' own norms, and the figures of a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
-from torch import nn
 
-from normkit.identification import sites
-from normkit.identification.behaviour import Examination, examine
-
-_KNOWN: dict[object, Examination | Exception] = {}
-
-
-def _examined(norm: nn.Module, shape: Sequence[int]) -> Examination:
-    """`examine`; what it said of a module of the same class, settings and numbers is not asked again."""
-    if not type(norm).__module__.startswith("torch.nn.modules"):
-        return examine(norm, shape)
-    numbers = tuple((name, str(value.dtype), *value.flatten().tolist()) for name, value in norm.named_parameters())
-    key = (type(norm), repr(norm), numbers, tuple(shape))
-    if key not in _KNOWN:
-        try:
-            _KNOWN[key] = examine(norm, shape)
-        except Exception as error:
-            _KNOWN[key] = error
-    known = _KNOWN[key]
-    if isinstance(known, Exception):
-        raise known
-    return known
+from known_norms import examined_once
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _norms_are_examined_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sites, "examine", _examined)
+    with examined_once():
         yield
 
 

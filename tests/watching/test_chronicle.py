@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from normkit.inspection.history import height
 from normkit.watching.chronicle import _SKIPPED
 from small_training import Run
 
@@ -33,6 +34,26 @@ def test_series_hold_each_step_or_each_report():
     assert training.of("loss")[0].values == pytest.approx(run.losses, rel=1e-6)
     assert {each.steps for each in training.of("stream rms")} == {(0, 3, 6)}
     assert {each.steps for each in training.of("parameter gradient")} == {tuple(range(7))}
+
+
+def test_the_headroom_of_each_norm_at_each_report():
+    inspection = Run().go(steps=5, every=2).watch.inspection()
+    series = inspection.training.of("headroom")
+    assert [each.path for each in series] == [site.path for site in inspection.sites]
+    assert {each.steps for each in series} == {(0, 2, 4)}
+    # The last report's, of which the sites are made.
+    assert [each.last for each in series] == pytest.approx([site.headroom_bits for site in inspection.sites])
+    assert {value for each in series for value in each.values if not 100 < value < 128} == set()
+
+
+def test_the_z_score_of_each_loss():
+    losses = [2.0 + 0.01 * math.sin(step) for step in range(20)]
+    training = told([*losses, math.inf, None, 9.0]).watch.inspection().training
+    (series,) = training.of("loss z")
+    # The first that has 16 before it, and of what is no finite number none.
+    assert series.steps == (16, 17, 18, 19, 22)
+    assert series.values[0] == pytest.approx(height("loss", losses[:16], losses[16]), rel=1e-5)
+    assert series.last == pytest.approx(height("loss", losses, 9.0), rel=1e-5)
 
 
 @pytest.mark.parametrize(

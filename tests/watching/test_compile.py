@@ -109,7 +109,9 @@ def eager(run: Run, steps: int = 3, **options: Any) -> Run:
     return run.go(steps=steps, **options)
 
 
-@pytest.mark.parametrize("way", [compiled_whole, given_compiled, in_place])
+@pytest.mark.parametrize(
+    "way", [given_compiled, *(pytest.param(way, marks=pytest.mark.slow) for way in (compiled_whole, in_place))]
+)
 def test_a_compiled_model_is_two_graphs_and_counts_alike(way: Callable[..., Run]):
     backend = CompileCounterWithBackend("eager")
     compiled = way(Run(Small), backend)
@@ -153,8 +155,10 @@ def test_inductor_counts_alike():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["re-entrant", "not re-entrant"])
-@pytest.mark.parametrize("way", ["whole", "blocks"])
+# Traced with its model, a checkpoint is the same operator of either kind.
+@pytest.mark.parametrize(
+    ("way", "kind"), [("whole", "not re-entrant"), ("blocks", "re-entrant"), ("blocks", "not re-entrant")]
+)
 def test_what_a_checkpoint_repeats_in_a_compiled_model_is_counted_once(way: str, kind: str):
     def build() -> nn.Module:
         # What stands before the forward of an attention notes that it runs: a compiler would not have that repeated.

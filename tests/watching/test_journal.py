@@ -22,6 +22,13 @@ def test_each_report_is_one_line_and_the_end_a_page(tmp_path: Path):
     assert "</html>" in (tmp_path / "new" / "report.html").read_text()
 
 
+def test_a_line_holds_headroom_and_z_score(tmp_path: Path):
+    inspection = Run().go(steps=18, every=17, out=tmp_path).watch.inspection()
+    line = json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1])
+    assert line["headroom"] == {site.path: site.headroom_bits for site in inspection.sites}
+    assert line["loss z"] == {"": inspection.training.of("loss z")[0].values[1]}
+
+
 def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     journal = Journal(tmp_path)
     journal.add(Chronicle())

@@ -104,5 +104,6 @@ def test_the_summary_says_of_all_tallies_what_each_says_of_itself():
     site = SimpleNamespace(spec=specs.TORCH_LAYER_NORM)
     for place, found in enumerate(zip(*reading.summary(), strict=True)):
         rows = reading.rows(place, 16)
-        expected = (rows.rms_median, rows.kurtosis, reading.attenuation(place, site).share_below_99)
+        share = reading.attenuation(place, site).share_below_99
+        expected = (rows.rms_median, rows.kurtosis, share, rows.absmax)
         assert found == pytest.approx(expected, rel=1e-12, nan_ok=True), place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +82,9 @@ def values(training: Training, quantity: Quantity) -> tuple[float, ...]:
     return next((series.values for series in training.of(quantity)), ())
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "accumulated" else pytest.mark.slow) for name in WAYS]
+)
 def test_a_trainer_trains_the_same_with_a_watch(name: str, tmp_path: Path) -> None:
     plain, callback, model = trained(tmp_path, None, **WAYS[name]), WatchCallback(every=2), build()
     hooks = fingerprint(model)
@@ -178,6 +181,7 @@ def hook_count(model: nn.Module) -> int:
     return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
 
 
+@pytest.mark.slow
 def test_a_training_that_raises_is_closed_by_hand_or_by_the_next(tmp_path: Path) -> None:
     model, callback = failing("an error"), WatchCallback(every=2)
     trainer = trainer_of(tmp_path, callback, model)
@@ -195,6 +199,26 @@ def test_a_training_that_raises_is_closed_by_hand_or_by_the_next(tmp_path: Path)
     trainer.train()
     assert callback.inspection().training.steps == 6
     assert hook_count(model) == 0
+
+
+def test_a_training_that_raises_is_closed_at_the_end_of_a_block(tmp_path: Path) -> None:
+    model = failing("an error")
+    with pytest.raises(RuntimeError, match="out of luck"), WatchCallback(every=2, out=tmp_path / "report") as callback:
+        trained(tmp_path, callback, model)
+    assert hook_count(model) == 0
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert (report["training"]["steps"], report["training"]["reason"]) == (3, "the run was left by RuntimeError")
+    # What raises behind a training that came to its end is none of its affairs.
+    callback = WatchCallback(every=2, out=tmp_path / "other")
+    trained(tmp_path, callback)
+    with pytest.raises(ValueError, match="later"), callback:
+        raise ValueError("later")
+    report = json.loads((tmp_path / "other" / "report.json").read_text())
+    assert (report["training"]["steps"], report["training"]["reason"]) == (6, "end of the run")
+    with WatchCallback() as unused:
+        pass
+    with pytest.raises(InputError, match="nothing was trained yet"):
+        unused.inspection()
 
 
 def test_a_training_that_raises_is_closed_when_the_callback_is_gone(

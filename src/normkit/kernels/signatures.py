@@ -1,7 +1,7 @@
 """What the Python files and the library must agree on: the operators, and conventions as one number.
 
-ops/schemas.py defines these operators with torch, csrc/operators.cpp implements them. `version` is a number of all
-this; the library names the one it was written for.
+ops/schemas.py defines these operators with torch, csrc/operators.cpp and csrc/counting.cpp implement them. `version` is
+a number of all this; the library names the one it was written for.
 """
 
 from __future__ import annotations
@@ -69,9 +69,13 @@ SIGNATURES = {
     "add_normalize_rows_out": f"(Tensor x, Tensor residual, {_FORWARD}, Tensor(a!) out, Tensor(b!) new_residual) -> ()",
     "normalize_backward": f"(Tensor dy, Tensor x, Tensor statistics, {_FORWARD}, Tensor? addend,"
     " bool needs_x, bool needs_weight, bool needs_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+    "count_rows": "(Tensor x, Tensor? counted, bool enters_norm, bool is_centred, int eps_placement, float divisor,"
+    " float unit, float limit_99, float limit_90, int place, Tensor(a!) sums, Tensor(b!) bins, Tensor(c!) peaks) -> ()",
+    "mark_seen": "(Tensor x, int place, Tensor(a!) sentinel) -> ()",
 }
 """The operators by name. `statistics` are one line a row, in the kernels' own terms; `addend` is added to dx before dx
-is rounded. Gradients have shape and dtype of what they belong to; one that is not needed is empty."""
+is rounded. Gradients have shape and dtype of what they belong to; one that is not needed is empty. The last two write
+to line `place` of the tables of a watch."""
 
 
 def version() -> int:

@@ -26,6 +26,8 @@ normalize_forward = torch.ops.normkit.normalize_forward.default
 add_normalize_forward = torch.ops.normkit.add_normalize_forward.default
 add_normalize_rows_out = torch.ops.normkit.add_normalize_rows_out.default
 normalize_backward = torch.ops.normkit.normalize_backward.default
+count_rows = torch.ops.normkit.count_rows.default
+mark_seen = torch.ops.normkit.mark_seen.default
 
 
 def _output(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int) -> Tensor:
@@ -82,6 +84,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "add_normalize_forward": _fake_add_forward,
     "add_normalize_rows_out": _fake_out,
     "normalize_backward": _fake_backward,
+    "count_rows": _fake_out,
+    "mark_seen": _fake_out,
 }
 for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"normkit::{_name}", _fake, lib=_library)

@@ -25,6 +25,7 @@ onset.py         where it began
 answers.py       the four questions
 judgement.py     from all that to an `Inspection`
 journal.py       the files that are written
+voice.py         what is said, each thing once
 watcher.py       `watch`: composes all of the above
 trainer.py       the watch as a callback of `transformers.Trainer`
 lightning.py     the watch as a callback of Lightning

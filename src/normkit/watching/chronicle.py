@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from normkit.inspection.history import stands_out
+from normkit.inspection.gauges import headroom_bits
+from normkit.inspection.history import height, stands_out
 from normkit.inspection.training import Parameter, Quantity, Series
 from normkit.watching.gauging import PULSE, Gauging
 from normkit.watching.parameters import PARAMETER_SUMS, WatchedParameter
@@ -96,6 +97,8 @@ class Chronicle:
         elif stands_out("loss", self._losses, loss):
             self._raise("a spike of the loss", step, "")
         if math.isfinite(loss):
+            if not math.isnan(z := height("loss", self._losses, loss)):
+                self._add("loss z", "", step, z)
             self._losses.append(loss)
 
     def _raise(self, reason: str, step: int, place: str) -> None:
@@ -200,11 +203,15 @@ class Chronicle:
 def _measured(reading: Reading, gauging: Gauging) -> Iterator[tuple[Quantity, str, float]]:
     """What a report says of each norm, block and attention, for its series."""
     plan = gauging.plan
-    medians, kurtoses, shares = reading.summary()
+    medians, kurtoses, shares, largest = reading.summary()
     for index, site in enumerate(plan.sites):
         yield "input rms", site.path, medians[2 * index]
         yield "kurtosis", site.path, kurtoses[2 * index]
         yield "eps share", site.path, shares[2 * index]
+        bits = headroom_bits(gauging.dtypes[index], max(largest[2 * index], largest[2 * index + 1]))
+        # Where nothing but zeros passed there is none to speak of.
+        if bits != math.inf:
+            yield "headroom", site.path, bits
     first = 2 * len(plan.sites)
     for block in plan.blocks:
         yield "stream rms", block.path, medians[first + block.index]

@@ -47,6 +47,7 @@ class Gauging:
     Attributes:
         plan: What is measured where.
         parameters: The parameters, in the model's order.
+        dtypes: Of what entered each norm when it was found.
         invariant: Paths of the parameters whose length makes no difference.
         tables: Where it is counted.
         switch: On in a step that is measured.
@@ -67,6 +68,7 @@ class Gauging:
         invariant: frozenset[str] = frozenset(),
     ) -> None:
         self.plan = planned(structure)
+        self.dtypes = [structure.dtypes(site)[0] for site in self.plan.sites]
         self.parameters = watched_parameters(model, structure, optimizers)
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._scaler, self._ranks, self.invariant = scaler, ranks, invariant
@@ -262,22 +264,27 @@ class Gauging:
 
     def _slow_columns(self, gradients: Sequence[Tensor | None], unit: Tensor | None) -> dict[str, Tensor]:
         """What is taken of a few parameters only, one by one."""
-        kind = self.tables["parameters"].dtype
-        zero = torch.zeros((), dtype=kind, device=self._device)
-        names = ("sum", "inner", "small", "moments")
-        if not self.parameters:
-            return {name: zero.new_zeros(0) for name in names}
-        found = {name: [zero] * len(self.parameters) for name in names}
+        table = self.tables["parameters"]
+        found = {name: table.new_zeros(len(self.parameters)) for name in ("sum", "inner", "small", "moments")}
         for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             if parameter.site:
-                found["sum"][index] = local(parameter.tensor).detach().sum(dtype=kind)
+                found["sum"][index] = local(parameter.tensor).detach().sum(dtype=table.dtype)
             if parameter.path in self.invariant and gradient is not None:
-                inner = (local(parameter.tensor).detach().to(kind) * local(gradient).detach().to(kind)).sum()
+                weight, slope = local(parameter.tensor).detach(), local(gradient).detach()
+                inner = (weight.to(table.dtype) * slope.to(table.dtype)).sum()
                 found["inner"][index] = inner if unit is None else inner / unit[index]
-            small, looked_at = _small_moments(parameter)
-            if small is not None:
-                found["small"][index], found["moments"][index] = small.to(kind), zero + looked_at
-        return {name: torch.stack([value.to(self._device) for value in values]) for name, values in found.items()}
+        moments: dict[int, Tensor] = {}
+        for index, parameter in enumerate(self.parameters):
+            if (is_small := _small_moments(parameter)) is not None:
+                moments[index] = is_small
+        if moments:
+            places = torch.tensor(list(moments), device=self._device)
+            sizes = [flags.numel() for flags in moments.values()]
+            flags = torch.cat([flags.to(self._device) for flags in moments.values()]).to(table.dtype)
+            of_each = places.repeat_interleave(torch.tensor(sizes, device=self._device), output_size=len(flags))
+            found["small"].index_add_(0, of_each, flags)
+            found["moments"][places] = torch.tensor(sizes, dtype=table.dtype, device=self._device)
+        return found
 
 
 def _first(flags: Tensor) -> Tensor:
@@ -287,16 +294,16 @@ def _first(flags: Tensor) -> Tensor:
     return torch.where(flags.any(), flags.int().argmax(), -1)
 
 
-def _small_moments(parameter: WatchedParameter) -> tuple[Tensor | None, int]:
-    """Of a sample of Adam's second moments, how many have a root below ten times its eps, and how many there are."""
+def _small_moments(parameter: WatchedParameter) -> Tensor | None:
+    """Of a sample of Adam's second moments, which of them have a root below ten times its eps."""
     if parameter.optimizer is None or parameter.group is None or not {"eps", "betas"} <= parameter.group.keys():
-        return None, 0
+        return None
     state = parameter.optimizer.state.get(parameter.tensor, {})
     moments, steps = state.get("exp_avg_sq"), state.get("step")
     if moments is None or (isinstance(steps, Tensor) and steps.device.type != "cpu"):
-        return None, 0
+        return None
     flat = local(moments).detach().flatten()
     sample = flat[:: max(1, flat.numel() // _ADAM_SAMPLE)][:_ADAM_SAMPLE]
     bias = 1 - float(parameter.group["betas"][1]) ** float(steps)
-    limit = (10 * parameter.setting("eps")) ** 2 * bias
-    return (sample < limit).sum(), sample.numel()
+    flags: Tensor = sample < (10 * parameter.setting("eps")) ** 2 * bias
+    return flags

@@ -1,7 +1,7 @@
 """The hooks that a watch puts into a model, and the switch that turns them on and off.
 
 They are put in before the model is compiled and stay: a compiler traces them twice, once with the switch on, once off.
-Off, only a sentinel is left: the sum of each norm's and block's output, which is NaN or infinite if an element is.
+Off, only a sentinel is left: whether an element of each norm's and block's output is NaN or infinite.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from normkit.identification.sites import NormSite
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
 from normkit.inspection.attention import queries_and_keys, softmax_logits
 from normkit.inspection.blocks import BlockCall
+from normkit.ops import counting
 from normkit.spec import NormSpec
 from normkit.watching.hooks import Failures, Forward, Hook
 from normkit.watching.logits import add_call, add_logits, head_tables
@@ -130,15 +131,15 @@ class Instruments:
         switch: What the hooks look at.
 
     Attributes:
-        sentinel: One line a place: the sum of what was looked at times 0, and how many times it was; NaN and NaN where
-            an element was not finite.
+        sentinel: One line a place: 0, and how many times it was looked at; NaN and NaN where an element was not
+            finite.
         failures: What could not be measured.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, tables: Tables, switch: Switch) -> None:
         self.model, self.plan, self.tables, self.switch = model, plan, tables, switch
-        self.sentinel = torch.zeros(len(plan.sentinels), 2, device=tables["rows"].device)
-        self._once = torch.tensor([0.0, 1.0], device=self.sentinel.device)
+        self.sentinel = torch.zeros(len(plan.sentinels), 2, dtype=torch.float32, device=tables["rows"].device)
+        self._once = torch.tensor([0.0, 1.0], dtype=torch.float32, device=self.sentinel.device)
         self.failures = Failures()
         self._handles: list[RemovableHandle] = []
         self._forwards: list[tuple[nn.Module, Forward]] = []
@@ -263,6 +264,9 @@ class Instruments:
         if not self.switch.live:
             return
         y = local(y).detach()
+        if counting.can_count(y, self.sentinel):
+            counting.mark_seen(y, place, self.sentinel)
+            return
         # A sum in 16 bits would leave their range where no element does.
         seen = y.sum(dtype=y.dtype if y.dtype == torch.float64 else torch.float32)
         self.sentinel[place].add_(torch.add(self._once, seen.float(), alpha=0))

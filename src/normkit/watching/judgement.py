@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from normkit.inspection import rules
 from normkit.inspection.inspecting import model_facts
 from normkit.inspection.result import Attention, Block, Inspection, Site
+from normkit.inspection.running_statistics import ungathered
 from normkit.inspection.spectrum import recurring_outliers
 from normkit.inspection.training import Training
 from normkit.watching.answers import answer
@@ -72,6 +73,7 @@ def judged(subject: Subject, gauging: Gauging | None, chronicle: Chronicle, run:
         baseline=subject.baseline if sites else None,
         training=training,
         shared=subject.shared,
+        ungathered=() if structure is None else ungathered(subject.model, structure.others),
     )
     findings, checks = rules.check(facts)
     return Inspection(

@@ -55,13 +55,16 @@ def add_call(tables: Tables, place: int, call: QueriesAndKeys, mask: Tensor | No
     # Those of the query heads that share a key stand below each other.
     sampled = (query[:, :, rows] * call.scale).reshape(batch, key.shape[1], groups * len(rows), query.shape[-1])
     logits = (sampled @ key.transpose(-1, -2)).reshape(batch, heads, len(rows), key.shape[2])
+    if counted is None and call.mask is None:
+        _count(tables, place, logits, _triangle(rows, key.shape[2]) if call.causal else None, bound, None, first)
+        return
     permitted = torch.ones(1, 1, len(rows), key.shape[2], dtype=torch.bool, device=query.device)
     if counted is not None:
         permitted = permitted & counted[:, :, rows, None]
     if keys is not None:
         permitted = permitted & keys[:, :, None, :]
     if call.causal:
-        permitted = permitted & (torch.arange(key.shape[2], device=query.device) <= rows[:, None])
+        permitted = permitted & _triangle(rows, key.shape[2])
     added = None
     if call.mask is not None:
         given = call.mask.detach()
@@ -73,7 +76,7 @@ def add_call(tables: Tables, place: int, call: QueriesAndKeys, mask: Tensor | No
             is_let_through = given > _threshold(given.dtype)
             permitted = permitted & is_let_through
             added = torch.where(is_let_through, given, 0.0).float()
-    _count(tables, place, logits, permitted, bound, added, first)
+    _count(tables, place, torch.where(permitted, logits, 0.0), permitted, bound, added, first)
 
 
 def add_logits(tables: Tables, place: int, logits: Tensor, mask: Tensor | None, first: int = 0) -> None:
@@ -86,30 +89,39 @@ def add_logits(tables: Tables, place: int, logits: Tensor, mask: Tensor | None, 
         attended = attended & counted[..., None]
     bound = torch.where(attended, logits, 0.0).abs().amax((0, 2, 3)).float()
     rows = _spread(logits.shape[2], logits.device)
-    _count(tables, place, logits[:, :, rows].float(), attended[:, :, rows], bound, None, first)
+    permitted = attended[:, :, rows]
+    _count(tables, place, torch.where(permitted, logits[:, :, rows].float(), 0.0), permitted, bound, None, first)
 
 
 def _count(
     tables: Tables,
     place: int,
     logits: Tensor,
-    permitted: Tensor,
+    permitted: Tensor | None,
     bound: Tensor,
     added: Tensor | None,
     first: int,
 ) -> None:
-    """Count sampled rows; what is added to the logits changes their entropy, not their magnitude."""
+    """Count sampled rows; what is added to the logits changes their entropy, not their magnitude.
+
+    What is not permitted is 0 among the logits, where a mask says so; where it follows from the places alone, it is
+    multiplied by 0 here, which is quicker, and leaves NaN what is NaN.
+    """
     kind = tables["heads"].dtype
     heads = slice(first, first + logits.shape[1])
-    kept = torch.where(permitted, logits, 0.0)
-    peak = torch.maximum(kept.amax((0, 2, 3)), -kept.amin((0, 2, 3)))
+    if permitted is None:
+        permitted = torch.ones(1, 1, 1, logits.shape[3], dtype=torch.bool, device=logits.device)
+    elif permitted.dim() == 2:
+        logits = logits * permitted.to(logits.dtype)
+    peak = torch.maximum(logits.amax((0, 2, 3)), -logits.amin((0, 2, 3)))
     peaks = torch.stack([bound, peak], -1).to(kind).nan_to_num(nan=math.inf)
     of_all = tables["head peaks"][place, heads]
     of_all.copy_(torch.maximum(of_all, peaks))
-    keys = permitted.sum(-1)
-    kept = kept if added is None else kept + added
-    forbidding = torch.zeros(permitted.shape, device=logits.device).masked_fill_(~permitted, -math.inf)
-    summed = kept + forbidding
+    keys = permitted.sum(-1).expand(logits.shape[:-1])
+    kept = logits if added is None else logits + added
+    summed = kept + torch.zeros(permitted.shape, dtype=kept.dtype, device=kept.device).masked_fill_(
+        ~permitted, -math.inf
+    )
     share = summed.softmax(-1)
     # The entropy -sum p log p, where log p is that of the largest share plus how far a logit lies below its own.
     below = kept - summed.amax(-1, keepdim=True)
@@ -130,6 +142,11 @@ def _longest(heads: Tensor, counted: Tensor | None) -> Tensor:
     """The largest length of the vectors (B, H, T, d) that count, of each sequence and head: (B, H)."""
     lengths: Tensor = torch.linalg.vector_norm(heads, dim=-1)
     return (lengths if counted is None else torch.where(counted, lengths, 0.0)).amax(2)
+
+
+def _triangle(rows: Tensor, keys: int) -> Tensor:
+    """True for each key that a row may attend to where it attends to none after itself: (rows, keys)."""
+    return torch.arange(keys, device=rows.device) <= rows[:, None]
 
 
 def _spread(length: int, device: torch.device) -> Tensor:

@@ -23,7 +23,6 @@ from normkit.watching.ranks import ManyRanks, Ranks
 from normkit.watching.surveying import Arguments
 
 _PATIENCE = timedelta(seconds=60)
-_meetings = itertools.count()
 
 
 class Meeting:
@@ -67,13 +66,14 @@ def meet() -> Meeting:
     rank, size = dist.get_rank(), dist.get_world_size()
     if not dist.is_gloo_available():
         return Meeting(is_first=rank == 0, remarks=("this PyTorch has no Gloo: each process is watched by itself",))
-    store, name = dist.distributed_c10d._get_default_store(), f"normkit/watch/{next(_meetings)}"
+    store = dist.distributed_c10d._get_default_store()
+    name = _open_meeting(store)
     store.set(f"{name}/{rank}", "here")
     try:
         store.wait([f"{name}/{other}" for other in range(size)], _PATIENCE)
         said = store.compare_set(f"{name}/verdict", "", "all")
     except (dist.DistError, RuntimeError):
-        # Whoever has waited long enough decides for those who come later.
+        # Whoever has waited long enough decides for those who have come too; who comes later waits in another meeting.
         said = store.compare_set(f"{name}/verdict", "", "some")
     if bytes(said) == b"all":
         return _ManyMeet()
@@ -81,6 +81,12 @@ def meet() -> Meeting:
     began = f"{len(came)} of {size} processes began a watch within {_PATIENCE.seconds} s"
     remark = f"{began}: this is of process {rank} alone"
     return Meeting(is_first=rank == came[0], remarks=(remark,))
+
+
+def _open_meeting(store: Any) -> str:
+    """The first that no process has decided: none of its own, and none at which others were without it."""
+    names = (f"normkit/watch/{number}" for number in itertools.count())
+    return next(name for name in names if not store.check([f"{name}/verdict"]))
 
 
 class _ManyMeet(Meeting):

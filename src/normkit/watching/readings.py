@@ -11,10 +11,10 @@ from torch import Tensor
 
 from normkit.identification.sites import NormSite
 from normkit.inspection.blocks import block_of
+from normkit.inspection.gauges import SiteMeasurement, headroom_bits
 from normkit.inspection.moments import log_quantiles
 from normkit.inspection.result import Attention, Attenuation, Block, RowStatistics, Site
-from normkit.inspection.spectrum import spectrum
-from normkit.inspection.structure import Structure, measured_block
+from normkit.inspection.structure import Structure, measured_block, measured_site
 from normkit.watching.instruments import Plan
 from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS
 from normkit.watching.tallies import (
@@ -90,8 +90,12 @@ class Reading:
             share_below_90=line["below_90"] / counted,
         )
 
-    def summary(self) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-        """Of every tally at once, as `rows` and `attenuation` have them: median rms, kurtosis, share below 99 %."""
+    def summary(self) -> tuple[Sequence[float], ...]:
+        """Of every tally at once, as `rows` and `attenuation` have them.
+
+        Returns:
+            Median rms, kurtosis, share below 99 %, largest magnitude.
+        """
         rows = dict(zip(ROW_SUMS, self.tables["rows"].unbind(-1), strict=True))
         peaks = dict(zip(ROW_PEAKS, self.tables["row peaks"].unbind(-1), strict=True))
         counts = self.tables["bins"][:, 0].round()
@@ -105,7 +109,8 @@ class Reading:
         median[rows["rows"] == rows["zero"]] = math.nan
         counted = self.tables["bins"][:, 1].sum(-1)
         share = torch.where(counted > 0, rows["below_99"] / counted, torch.where(rows["rows"] > 0, 0.0, math.nan))
-        return median.tolist(), (rows["kurtosis"] / rows["varying"]).tolist(), share.tolist()
+        largest = peaks["absmax"].clamp_min(0.0)
+        return median.tolist(), (rows["kurtosis"] / rows["varying"]).tolist(), share.tolist(), largest.tolist()
 
     def gradient(self, place: int) -> float:
         """Root mean square over rows and features of the gradient at one tap; NaN where none passed."""
@@ -138,30 +143,20 @@ class Reader:
         entering, leaving = reading.rows(2 * index, features), reading.rows(2 * index + 1, features)
         before, after = self.structure.dtypes(site)
         in_half = before in _HALF and site.spec.statistics_dtype == "input"
-        largest_sum = reading.line(2 * index)["peak sum"]
-        gain, bias = site.parameters()
-        return Site(
-            path=site.path,
-            class_name=site.class_name,
-            order=index,
-            calls=round(reading.line(2 * index)["calls"]),
-            block=block_of(site.parent, self.structure.blocks),
-            role=self.structure.roles.get(site.path, "unknown"),
-            spec=site.spec,
-            confidence=site.passport.confidence,
-            evidence=site.passport.evidence,
+        line = reading.line(2 * index)
+        measured = SiteMeasurement(
             input=entering,
             output=leaving,
             attenuation=reading.attenuation(2 * index, site),
-            gain=None if gain is None else spectrum(gain, 1.0),
-            bias=None if bias is None else spectrum(bias, 0.0),
+            calls=round(line["calls"]),
+            left_out=0,
             dtype=str(before).removeprefix("torch."),
-            headroom_bits=_headroom(before, max(entering.absmax, leaving.absmax)),
-            statistics_headroom_bits=_headroom(before, largest_sum) if in_half else None,
+            headroom_bits=headroom_bits(before, max(entering.absmax, leaving.absmax)),
+            statistics_headroom_bits=headroom_bits(before, max(line["peak sum"], 0.0)) if in_half else None,
             output_dtype=str(after).removeprefix("torch."),
-            forward_calls=self.structure.forward_calls[site.path],
-            gain_gradient_error=self.gradient_errors.get(site.path, math.nan),
         )
+        error = self.gradient_errors.get(site.path, math.nan)
+        return measured_site(self.structure, index, measured, site.parameters(), gain_gradient_error=error)
 
     def blocks(self, reading: Reading) -> tuple[Block, ...]:
         """The blocks."""
@@ -203,7 +198,3 @@ class Reader:
             entropy_min=float((entropy / rows)[rows > 0].min()) if total else math.nan,
             uniform_entropy=float(uniform.sum()) / total if total else math.nan,
         )
-
-
-def _headroom(dtype: torch.dtype, largest: float) -> float:
-    return math.log2(torch.finfo(dtype).max) - math.log2(largest) if largest > 0 else math.inf

@@ -1,4 +1,4 @@
-"""How rows are counted into tables while a model trains: plain tensor operations, traced by a compiler or not.
+"""How rows are counted into tables while a model trains: by the kernels in one reading, else in plain torch.
 
 Nothing is read back and no shape depends on data, so no device is waited for. A row that holds NaN or infinity is
 counted as such and enters nothing else; so is one whose mean square leaves the range of float32.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.ops import counting
 from normkit.spec import NormSpec
 from normkit.watching.tables import Table, Tables
 
@@ -26,6 +27,7 @@ _BINS = BINS_PER_OCTAVE * OCTAVES
 _CONSTANT, _LEAST_DEVIATION, _LARGEST_DEVIATION = 1e-6, 1e-8, 1e8
 # At so many times eps or its root nothing of a row is taken.
 _UNTOUCHED = 1e30
+_LARGEST = torch.finfo(torch.float64).max
 
 
 def row_tables(places: int) -> tuple[Table, ...]:
@@ -64,10 +66,40 @@ class RowTally:
         """
         x = x.detach()
         rows = x if self.spec.axes == (-1,) and self.spec.groups == 1 else reference.to_rows(x, self.spec).squeeze(-2)
-        rows = rows if rows.dtype == torch.float64 else rows.float()
-        kind, features = tables["rows"].dtype, rows.shape[-1]
         # A sample of all axes but the first has rows of groups, not of tokens.
         counted = _counted(rows, None if self.spec.axes == "all_but_batch" else mask)
+        if counting.can_count(rows, tables["rows"]):
+            what = self._what(x, rows.shape[-1])
+            counting.count_rows(rows, counted, what, self.place, tables["rows"], tables["bins"], tables["row peaks"])
+        else:
+            self._add_plainly(tables, x, rows, counted)
+
+    def _what(self, x: Tensor, features: int) -> counting.Counted:
+        """What is counted, for the kernels."""
+        if not self.enters_norm:
+            return counting.Counted(enters_norm=False)
+        spec = self.spec
+        return counting.Counted(
+            enters_norm=True,
+            is_centred=spec.centre_statistics,
+            eps_placement=("inside", "outside", "clamp").index(spec.eps_placement),
+            divisor=self._divisor(features),
+            unit=self._unit(x),
+            limit_99=_ratio(0.99, spec),
+            limit_90=_ratio(0.9, spec),
+        )
+
+    def _divisor(self, features: int) -> float:
+        return 1.0 if self.spec.reduction == "sum" else float(features - self.spec.correction)
+
+    def _unit(self, x: Tensor) -> float:
+        eps = reference.machine_eps(x, self.spec)
+        return math.sqrt(eps) if self.spec.eps_placement == "inside" else eps
+
+    def _add_plainly(self, tables: Tables, x: Tensor, rows: Tensor, counted: Tensor | None) -> None:
+        largest = _LARGEST if rows.dtype == torch.float64 else torch.finfo(torch.float32).max ** 0.5
+        rows = rows if rows.dtype == torch.float64 else rows.float()
+        kind, features = tables["rows"].dtype, rows.shape[-1]
         rows = rows.reshape(math.prod(rows.shape[:-1]), features)
         sums, peaks = tables["rows"][self.place], tables["row peaks"][self.place]
         if not len(rows):
@@ -85,8 +117,8 @@ class RowTally:
             std = torch.where(length > _CONSTANT * mean.abs(), length, 0.0) if rows.dtype == torch.float32 else length
             # A vector_norm has left the range of float64 where these squares do; torch.hypot takes twice as long.
             rms = (mean.square() + std.square()).sqrt()
-        # NaN is not less than infinity; a row that holds it, or infinity, has no other rms.
-        finite = rms < math.inf
+        # NaN is not at most anything; a row that holds it, or infinity, has no other rms.
+        finite = rms <= largest
         kept = finite if counted is None else finite & counted
         present = kept & (rms > 0)
         weights, rows_kept = present.to(kind), kept.sum()
@@ -120,9 +152,7 @@ class RowTally:
         sums[first : first + 2].add_(torch.stack([kurtosis.sum(), varying.sum()]))
 
     def _add_attenuation(self, tables: Tables, x: Tensor, root: Tensor, features: int, present: Tensor) -> None:
-        divisor = 1 if self.spec.reduction == "sum" else features - self.spec.correction
-        eps = reference.machine_eps(x, self.spec)
-        unit = math.sqrt(eps) if self.spec.eps_placement == "inside" else eps
+        divisor, unit = self._divisor(features), self._unit(x)
         if divisor < 1:
             return
         root = torch.where(present, root, 0.0) * math.sqrt(features / divisor)

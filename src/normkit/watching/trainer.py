@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +38,13 @@ class WatchCallback(TrainerCallback):
     (1 / micro-batches, or 1 where the model has divided by all tokens of the step). A loss that the Trainer computes
     from the logits (`compute_loss_func`, label smoothing) is not seen.
 
-    With `torch_compile=True` give `batch`; the loss is then not seen, and gradients are after clipping. The Trainer
-    tells no callback that training raised: the watch then ends with `close`, with the next training, or when the
-    callback is gone, at the latest when the interpreter ends. A watch of a training that has ended is kept.
+    With `torch_compile=True` give `batch`; the loss is then not seen, and gradients are after clipping. A watch of a
+    training that has ended is kept.
+
+    The Trainer has no event for a training that raised. Where the exception is caught and the program goes on, use the
+    callback as a context manager, whose end is that of the watch: `with WatchCallback() as callback: ...`. Without,
+    the watch ends, and its hooks go, with `close`, with the next training, or when the callback is gone; a callback
+    that is kept keeps them until the interpreter ends.
 
     Args:
         every: Steps between two measurements of everything.
@@ -90,6 +95,18 @@ class WatchCallback(TrainerCallback):
     def close(self) -> None:
         """End the watch where training raised: the model is as it was, the report is written. May be called twice."""
         self._end()
+
+    def __enter__(self) -> Self:
+        """The callback, whose watch ends with the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the watch where training raised; the exception goes on as it would."""
+        if kind is not None and self._training is not None:
+            self._training.close(f"the run was left by {kind.__name__}")
+        self.close()
 
     def on_train_begin(self, *_args: Any, model: nn.Module, optimizer: Any, **_others: Any) -> None:
         """Begin a watch over the Trainer's model and optimizer."""

@@ -37,8 +37,9 @@ class UpdateSampler:
 
     def after(self) -> Tensor:
         """Sums of squares of what changed and of what was there before, (parameters, 2); the sample is forgotten."""
-        moved = [_wide(after) - _wide(before) for after, before in zip(self._samples(), self._before, strict=True)]
-        result = torch.stack([squares(moved, self._device), squares(self._before, self._device)], -1)
+        before = [_wide(sample) for sample in self._before]
+        moved = torch._foreach_sub([_wide(sample) for sample in self._samples()], before) if before else ()
+        result = torch.stack([squares(moved, self._device), squares(before, self._device)], -1)
         self._before = []
         return result
 

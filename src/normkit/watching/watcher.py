@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsFloat
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normkit.errors import InputError
-from normkit.identification.specimen import first_line
 from normkit.inspection.baseline import Baseline, declared, infer, write
 from normkit.inspection.result import Finding, Inspection
 from normkit.watching.beginning import Wanted, begun
@@ -29,6 +26,7 @@ from normkit.watching.ranks import Ranks
 from normkit.watching.readings import Reading
 from normkit.watching.subject import Subject
 from normkit.watching.surveying import Arguments, describe_optimizers, learning_rates, unwrapped
+from normkit.watching.voice import Voice
 
 LATE = (
     "a compiler had traced the model before the watch put its hooks in; begin the watch first, and give it batch= "
@@ -106,7 +104,7 @@ def watch(
         scaler=scaler,
         intent=intent,
         name=name,
-        say=say or _to_stderr,
+        say=say,
     )
 
 
@@ -124,21 +122,19 @@ class Watch:
         scaler: Any,
         intent: Baseline | str | Path | None,
         name: str,
-        say: Callable[[str], None],
+        say: Callable[[str], None] | None,
     ) -> None:
         self._given, self._model = model, unwrapped(model)
         self._optimizers, self._every, self._batch = optimizers, every, batch
-        self._scaler, self._name, self._say = scaler, name, say
+        self._scaler, self._name = scaler, name
         self._ranks = Ranks()
-        self._speaks = not (is_distributed_run() and torch.distributed.get_rank())
         self._out = out
-        self._journal = None if out is None else Journal(out)
+        is_first = not (is_distributed_run() and torch.distributed.get_rank())
+        self._voice = Voice(say, None if out is None else Journal(out), speaks=is_first)
         self._gauging: Gauging | None = None
         self._subject = Subject(model=self._model, structure=None)
         self._baseline, self._unwritten = declared(intent)
         self._chronicle = Chronicle()
-        self._remarks: list[str] = []
-        self._told: set[str] = set()
         self._first_call: RemovableHandle | None = None
         self._step = 0
         self._is_over = False
@@ -174,14 +170,15 @@ class Watch:
         own = {id(parameter) for parameter in self._model.parameters()}
         held = [parameter for each in self._optimizers for group in each.param_groups for parameter in group["params"]]
         if count := sum(id(parameter) not in own for parameter in held):
-            self._remark(f"{count} of {len(held)} parameters of the optimizers are not the model's and not watched")
+            whose = f"{count} of {len(held)} parameters of the optimizers"
+            self._voice.remark(f"{whose} are not the model's and not watched")
 
     def _at_first_call(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self._first_call is None:
             return
         self._first_call.remove()
         self._first_call = None
-        self._guarded("the beginning", self._begin, Arguments(args=args, kwargs=kwargs))
+        self._voice.guarded("the beginning", self._begin, Arguments(args=args, kwargs=kwargs))
         if self._gauging is not None and self._given is self._model:
             self._gauging.begin_call(kwargs)
 
@@ -197,11 +194,11 @@ class Watch:
         )
         beginning = begun(wanted, arguments)
         self._subject, self._gauging, self._ranks = beginning.subject, beginning.gauging, beginning.ranks
-        self._speaks, self._observer = beginning.speaks, beginning.observer
+        self._voice.speaks, self._observer = beginning.speaks, beginning.observer
         if self._out is not None:
-            self._journal = Journal(self._out / beginning.folder)
+            self._voice.journal = Journal(self._out / beginning.folder)
         for remark in beginning.remarks:
-            self._remark(remark)
+            self._voice.remark(remark)
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Tell the watch that a step's gradients are complete, before they are clipped, unscaled or used.
@@ -214,10 +211,10 @@ class Watch:
         if not (loss is None or isinstance(loss, (Tensor, SupportsFloat))):
             raise InputError(f"loss must be a tensor, a number or None, got {type(loss).__name__}")
         if self._gauging is not None:
-            self._guarded("a step", self._take, self._gauging, loss)
+            self._voice.guarded("a step", self._take, self._gauging, loss)
             self._gauging.switch.on = (self._step + 1) % self._every == 0
         elif self._step == 0 and self._first_call is not None:
-            self._remark(f"the model was not called before the end of the first step, or {LATE}")
+            self._voice.remark(f"the model was not called before the end of the first step, or {LATE}")
         self._step += 1
 
     def _take(self, gauging: Gauging, loss: Tensor | float | None) -> None:
@@ -228,16 +225,9 @@ class Watch:
             self._remark_unreduced(gauging)
         if failures := gauging.failures.of:
             place, reason = next(iter(failures.items()))
-            self._remark_once(f"{len(failures)} places could not be measured, the first is {place}: {reason}", "places")
+            count = len(failures)
+            self._voice.remark(f"{count} places could not be measured, the first is {place}: {reason}", "places")
         self._read_mail()
-
-    def _guarded(self, what: str, run: Callable[..., None], *args: Any) -> None:
-        """Do what is no part of the training: where it fails, the training goes on and that is said, once."""
-        try:
-            run(*args)
-        # A device that ran out of memory, a disk that is full, a rule that stumbles over what no one foresaw.
-        except Exception as error:
-            self._remark_once(f"{what} could not be taken in: {first_line(error)}", what)
 
     def remark(self, line: str) -> None:
         """Say, once, that something cannot be watched, and why; the report holds it.
@@ -245,17 +235,12 @@ class Watch:
         Args:
             line: One line.
         """
-        self._remark_once(line, line)
-
-    def _remark_once(self, line: str, topic: str) -> None:
-        if topic not in self._told:
-            self._told.add(topic)
-            self._remark(line)
+        self._voice.remark(line)
 
     def _remark_unreduced(self, gauging: Gauging) -> None:
         if gauging.unreduced:
             count, example = len(gauging.unreduced), gauging.parameters[min(gauging.unreduced)].path
-            self._remark(
+            self._voice.remark(
                 f"gradients of {count} parameters, such as {example}, are parts of a sum that the processes take "
                 "later: they are left out of the gradient's norm"
             )
@@ -280,48 +265,39 @@ class Watch:
         gauging.send()
         self._read_mail(_PATIENCE)
         if missing := len(gauging.reports):
-            self._remark_once(f"{missing} reports had no answer from all processes within {_PATIENCE:g} s", "answers")
+            self._voice.remark(f"{missing} reports had no answer from all processes within {_PATIENCE:g} s", "answers")
 
     def _remark_unseen(self, seen: int, hooked: int) -> None:
         if seen < hooked:
             why = LATE if seen == 0 else f"the others did not run, or {LATE}"
-            self._remark(f"{seen} of {hooked} norms and blocks were seen in the first step: {why}")
+            self._voice.remark(f"{seen} of {hooked} norms and blocks were seen in the first step: {why}")
 
     def _report(self, *, judged: bool) -> None:
-        if not self._speaks:
+        if not self._voice.speaks:
             return
-        if self._journal is not None:
-            self._guarded("history.jsonl", self._journal.add, self._chronicle)
+        if self._voice.journal is not None:
+            self._voice.guarded("history.jsonl", self._voice.journal.add, self._chronicle)
         if not judged:
             return
         inspection = self._inspection(self._chronicle.reason or "a look on the way")
         for found in inspection.findings:
-            if found.severity == "error" and found.rule not in self._told:
-                self._told.add(found.rule)
-                self._say(f"normkit: step {self._step}: {found.rule} {found.title.lower()}: {found.measured}")
+            if found.severity == "error" and self._voice.is_new(found.rule):
+                self._voice.tell(f"step {self._step}: {found.rule} {found.title.lower()}: {found.measured}")
         if self._chronicle.reason:
-            self._write(inspection)
+            self._voice.write(inspection)
 
     def _tell(self) -> None:
         """Say on one line what broke, and write the page."""
-        if not self._speaks:
+        if not self._voice.speaks:
             return
         chronicle = self._chronicle
         where = f", first at {chronicle.place}" if chronicle.place else ""
         page = ""
         try:
-            if (written := self._write(self._inspection(chronicle.reason))) is not None:
+            if (written := self._voice.write(self._inspection(chronicle.reason))) is not None:
                 page = f"; {written}"
         finally:
-            self._say(f"normkit: step {chronicle.reason_step}: {chronicle.reason}{where}{page}")
-
-    def _write(self, inspection: Inspection) -> Path | None:
-        """Write the report, where one is wanted and a folder takes it."""
-        try:
-            return None if self._journal is None else self._journal.write(inspection)
-        except (OSError, InputError) as error:
-            self._remark_once(f"the report is not written: {first_line(error)}", "report")
-            return None
+            self._voice.tell(f"step {chronicle.reason_step}: {chronicle.reason}{where}{page}")
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -345,7 +321,7 @@ class Watch:
                 every=self._every,
                 reason=reason,
                 observer=self._observer,
-                remarks=tuple(self._remarks),
+                remarks=tuple(self._voice.remarks),
                 optimizers=describe_optimizers(self._optimizers, self._peaks),
                 ranks=self._ranks.size,
             ),
@@ -365,7 +341,7 @@ class Watch:
             self._first_call.remove()
         if self._gauging is not None:
             self._gauging.remove()
-        self._guarded("the end", self._end, reason)
+        self._voice.guarded("the end", self._end, reason)
 
     def _end(self, reason: str) -> None:
         if self._gauging is not None:
@@ -374,20 +350,9 @@ class Watch:
             else:
                 # Another process may have died: nothing is sent that it would have to answer.
                 self._read_mail()
-        if self._speaks and (self._journal is not None or self._unwritten is not None):
+        if self._voice.speaks and (self._voice.journal is not None or self._unwritten is not None):
             inspection = self._inspection(self._chronicle.reason or reason or "end of the run")
-            self._write(inspection)
+            self._voice.write(inspection)
             if self._unwritten is not None and inspection.sites:
                 meant = infer(inspection, self._subject.intent, source=self._unwritten.name)
                 write(meant, self._unwritten)
-
-    def _remark(self, line: str) -> None:
-        self._remarks.append(line)
-        if self._speaks:
-            self._say(f"normkit: {line}")
-
-
-def _to_stderr(line: str) -> None:
-    # A process without a terminal may have none, or a closed one.
-    with suppress(AttributeError, OSError, ValueError):
-        sys.stderr.write(f"{line}\n")

@@ -69,7 +69,8 @@ void backward_columns(const Backward& task, const RowTerms* terms, Columns colum
     run(task, terms, columns);
 }
 
-constexpr Kernels table_of_all{forward, backward, measure, backward_columns, any_reduce};
+constexpr Kernels table_of_all{forward,    backward,    measure,   backward_columns,
+                               any_reduce, any_moments, any_finite};
 
 }  // namespace
 

@@ -111,6 +111,29 @@ struct Reduction {
     void* result;
 };
 
+// Of one row: its largest magnitude, its mean, and the means of the second and fourth powers of its deviations from the
+// mean (of its numbers if they are not central; there is no fourth then).
+struct RowMoments {
+    double absmax = 0, mean = 0, square = 0, fourth = 0;
+};
+
+struct Moments {
+    int64_t n;
+    Type x_type;
+    const void* x;
+    Rows x_rows;
+    bool are_central;
+    RowMoments* rows;  // of row `first` and those that follow
+    int64_t first;
+};
+
+struct Elements {
+    int64_t n;
+    Type x_type;
+    const void* x;
+    Rows x_rows;
+};
+
 // The kernels take up to so many rows together.
 constexpr int rows_at_once = 4;
 
@@ -135,6 +158,9 @@ struct Kernels {
     void (*measure)(const Backward&, int64_t begin, int64_t end, RowTerms*);
     void (*backward_columns)(const Backward&, const RowTerms*, Columns);
     void (*reduce)(const Reduction&, Columns);
+    void (*moments)(const Moments&, int64_t begin, int64_t end);
+    // Whether no element is NaN or infinite.
+    bool (*finite)(const Elements&, int64_t begin, int64_t end);
 };
 
 }  // namespace normkit

@@ -18,30 +18,18 @@
 #include "conventions.h"
 #include "instructions.h"
 #include "tensors.h"
+#include "threads.h"
 
 namespace normkit {
 namespace {
 
 // normkit.kernels.signatures.version() of the Python files that this one was written for.
-constexpr int32_t signatures_version = 0x2549fe3d;
-
-// Elements that are worth a thread of their own.
-constexpr int64_t grain = 32768;
+constexpr int32_t signatures_version = 0x5f497523;
 
 // What is normalized and what is written, x and dy, x and what it is added to.
 void check_pair(Type x, Type y) {
     bool is_paired = x == y || (x == Type::float32 && is_half(y)) || (is_half(x) && y == Type::float32);
     STD_TORCH_CHECK(is_paired, "normkit: expected two equal dtypes, or float32 with one of 16 bits");
-}
-
-// run(begin, end) over all rows; short work stays on this thread.
-template <class Run>
-void over_rows(int64_t rows, int64_t n, const Run& run) {
-    if (rows * n <= grain || rows == 1) {
-        run(0, rows);
-    } else {
-        torch::stable::parallel_for(0, rows, std::max<int64_t>(1, grain / n), run);
-    }
 }
 
 // run(Columns) over n columns of `rows` rows.

@@ -3,6 +3,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "moments.h"
 
 namespace normkit {
 namespace {
@@ -56,7 +57,18 @@ void any_reduce(const Reduction& task, Columns columns) {
     with_type(task.type, [&]<class P>() { add_blocks<P>(task, columns); });
 }
 
-[[maybe_unused]] constexpr Kernels table{any_forward, any_backward, any_measure, any_columns, any_reduce};
+void any_moments(const Moments& task, int64_t begin, int64_t end) {
+    with_type(task.x_type, [&]<class T>() { find_moments<T>(task, begin, end); });
+}
+
+bool any_finite(const Elements& task, int64_t begin, int64_t end) {
+    bool result = false;
+    with_type(task.x_type, [&]<class T>() { result = is_finite<T>(task, begin, end); });
+    return result;
+}
+
+[[maybe_unused]] constexpr Kernels table{any_forward, any_backward, any_measure,  any_columns,
+                                         any_reduce,  any_moments,  any_finite};
 
 }  // namespace
 }  // namespace normkit
