@@ -154,18 +154,25 @@ def exact(
 
 
 def diagonal(*axes: Sequence[Any]) -> list[Any]:
-    """Every combination of some axes' values, as parameters; all are slow but those that meet on the diagonal.
+    """Combinations of some axes' values, as parameters, in which any two values of two axes meet.
 
-    There each value of each axis stands at least once: as many combinations as the longest axis has values.
+    All are slow but those on the diagonal, where each value of each axis stands at least once: as many combinations
+    as the longest axis has values.
     """
     sizes = [len(axis) for axis in axes]
-    quick = {tuple(step % size for size in sizes) for step in range(max(sizes))}
+    quick = [tuple(step % size for size in sizes) for step in range(max(sizes))]
+    chosen, met = [], set()
+    for place in [*quick, *itertools.product(*map(range, sizes))]:
+        pairs = set(itertools.combinations(enumerate(place), 2))
+        if not pairs <= met:
+            chosen.append(place)
+            met |= pairs
     return [
         pytest.param(
             *(axis[index] for axis, index in zip(axes, place, strict=True)),
             marks=() if place in quick else pytest.mark.slow,
         )
-        for place in itertools.product(*map(range, sizes))
+        for place in sorted(chosen)
     ]
 
 

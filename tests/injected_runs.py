@@ -18,10 +18,26 @@ from altered_norms import Altered
 from injection import Trial, summary
 from normkit import demo
 from normkit.demo.architecture import build
+from normkit.inspection import baseline
+from normkit.inspection.baseline import Baseline
 from normkit.inspection.result import Inspection
+from normkit.study.norms import BatchNorm
 from planting import Plant, blocks, final, missing, norms, residual_after_norm
+from subjects import WIDTH, Studied
 
 TWINS = ("layernorm", "rmsnorm")
+ALL = (*TWINS, "study")
+"""The architectures that ship, and that of the studies."""
+
+
+def fresh(twin: str) -> nn.Module:
+    """A model that has not been trained."""
+    return Studied(layers=4, vocabulary=256, context=128) if twin == "study" else build(twin)
+
+
+def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
+    answer = model(input_ids=ids)
+    return getattr(answer, "logits", answer).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +86,7 @@ class RunFault:
         strike: Called before each step with the model and the step; changes the weights or the bytes of that step.
         began: Step in which it strikes; the watch must say that it began there, and at what was planted.
         twins: The architectures that it can befall.
+        is_declared: The studies' model, which has no config, is held to what it was seen to do before the fault.
     """
 
     name: str
@@ -79,6 +96,7 @@ class RunFault:
     strike: Callable[[nn.Module, int, Tensor], float] | None = None
     began: int | None = None
     twins: tuple[str, ...] = TWINS
+    is_declared: bool = True
 
 
 def attempt(fault: RunFault, twin: str, seed: int) -> Trial:
@@ -89,9 +107,12 @@ def attempt(fault: RunFault, twin: str, seed: int) -> Trial:
 def judged(fault: RunFault, twin: str, seed: int) -> tuple[Trial, Inspection]:
     """The same, and all that the watch says."""
     torch.manual_seed(seed)
-    model, chance = build(twin), random.Random(f"{fault.name} {twin} {seed}")
+    model, chance = fresh(twin), random.Random(f"{fault.name} {twin} {seed}")
+    intent = None
+    if twin == "study" and fault.is_declared:
+        intent = baseline.infer(nk.inspect(model.eval(), {"input_ids": _text()[None, :64]}), source="the intent file")
     planted = fault.plant(model, chance)
-    found = watched(model, dataclasses.replace(Recipe(), **fault.recipe), seed, fault.strike)
+    found = watched(model, dataclasses.replace(Recipe(), **fault.recipe), seed, fault.strike, intent)
     assert found.training is not None
     origin = found.training.origin
     trial = Trial(
@@ -110,7 +131,7 @@ def judged(fault: RunFault, twin: str, seed: int) -> tuple[Trial, Inspection]:
 def healthy(twin: str, seed: int, **changes: Any) -> Inspection:
     """Run without a fault under a watch."""
     torch.manual_seed(seed)
-    return watched(build(twin), Recipe(**changes), seed)
+    return watched(fresh(twin), Recipe(**changes), seed)
 
 
 def watched(
@@ -118,20 +139,21 @@ def watched(
     recipe: Recipe,
     seed: int,
     strike: Callable[[nn.Module, int, Tensor], float] | None = None,
+    intent: Baseline | None = None,
 ) -> Inspection:
     """Train on bytes of the text that ships, as the models that ship were trained."""
     model = model.to(recipe.dtype).train()
     optimizer = torch.optim.AdamW(_groups(model, decayed=recipe.decayed), betas=(0.9, 0.95), eps=recipe.eps)
-    text = torch.tensor(list(demo.text().encode()))
+    text = _text()
     generator = torch.Generator().manual_seed(seed)
-    with nk.watch(model, optimizer, every=recipe.every, say=lambda _line: None) as watch:
+    with nk.watch(model, optimizer, every=recipe.every, intent=intent, say=lambda _line: None) as watch:
         for step in range(recipe.steps):
             starts = torch.randint(len(text) - recipe.window, (recipe.batch,), generator=generator)
             windows = text[starts[:, None] + torch.arange(recipe.window + 1)]
             factor = 1.0 if strike is None else strike(model, step, windows)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate * min(1.0, (step + 1) / recipe.warmup)
-            logits = model(input_ids=windows[:, :-1]).logits.float()
+            logits = logits_of(model, windows[:, :-1])
             loss = factor * F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -140,6 +162,10 @@ def watched(
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
         return watch.inspection()
+
+
+def _text() -> Tensor:
+    return torch.tensor(list(demo.text().encode()))
 
 
 def _groups(model: nn.Module, *, decayed: bool) -> list[dict[str, Any]]:
@@ -214,11 +240,12 @@ def _first_block(model: nn.Module, _chance: random.Random) -> tuple[str, ...]:
 def _growing_queries(model: nn.Module, step: int, _windows: Tensor) -> float:
     """Queries and keys of one block that grow step by step."""
     if step >= 10:
-        attention = next(
-            part for part in list(blocks(model).values())[2].children() if "Attention" in type(part).__name__
-        )
+        attention = next(part for part in list(blocks(model).values())[2].modules() if _is_attention(part))
         with torch.no_grad():
-            if hasattr(attention, "c_attn"):
+            if hasattr(attention, "query"):
+                attention.query.weight.mul_(1.12)
+                attention.key.weight.mul_(1.12)
+            elif hasattr(attention, "c_attn"):
                 attention.c_attn.weight[:, : 2 * attention.c_attn.weight.shape[0]].mul_(1.12)
             else:
                 attention.q_proj.weight.mul_(1.12)
@@ -228,7 +255,27 @@ def _growing_queries(model: nn.Module, step: int, _windows: Tensor) -> float:
 
 def _third_attention(model: nn.Module, _chance: random.Random) -> tuple[str, ...]:
     path, block = list(blocks(model).items())[2]
-    return tuple(f"{path}.{name}" for name, part in block.named_children() if "Attention" in type(part).__name__)
+    return tuple(f"{path}.{name}" for name, part in block.named_modules() if _is_attention(part))
+
+
+def _is_attention(part: nn.Module) -> bool:
+    return "Attention" in type(part).__name__
+
+
+def _batch_norms(model: nn.Module, _chance: random.Random) -> tuple[str, ...]:
+    """BatchNorm at every place."""
+    paths = tuple(norms(model))
+    for path in paths:
+        model.set_submodule(path, BatchNorm(WIDTH))
+    return paths
+
+
+def _evaluating(model: nn.Module, _step: int, _windows: Tensor) -> float:
+    """Something calls eval() on the batch norms before each step."""
+    for part in model.modules():
+        if isinstance(part, BatchNorm):
+            part.eval()
+    return 1.0
 
 
 def _overflowing(model: nn.Module, step: int, _windows: Tensor) -> float:
@@ -244,7 +291,7 @@ def _overflowing(model: nn.Module, step: int, _windows: Tensor) -> float:
 BFLOAT16 = {"dtype": torch.bfloat16}
 
 RUN_FAULTS = (
-    RunFault(name="wrong eps of one norm", rules=("A1", "F9"), plant=_wrong_eps),
+    RunFault(name="wrong eps of one norm", rules=("A1", "F9"), plant=_wrong_eps, twins=ALL),
     RunFault(name="a gain that starts at 0", rules=("B5",), plant=_silent_gain),
     RunFault(
         name="weight decay on gains and biases",
@@ -256,8 +303,16 @@ RUN_FAULTS = (
     RunFault(
         name="gain gradient summed in bfloat16", rules=("B9",), plant=_in_16_bits, recipe=BFLOAT16, twins=("layernorm",)
     ),
-    RunFault(name="residual taken after the norm", rules=("D1",), plant=residual_after_norm),
-    RunFault(name="no final norm", rules=("D3",), plant=missing(lambda model: [final(model)])),
+    RunFault(
+        name="batch norms in evaluation mode",
+        rules=("C8",),
+        plant=_batch_norms,
+        strike=_evaluating,
+        twins=("study",),
+        is_declared=False,
+    ),
+    RunFault(name="residual taken after the norm", rules=("D1",), plant=residual_after_norm, twins=ALL),
+    RunFault(name="no final norm", rules=("D3",), plant=missing(lambda model: [final(model)]), twins=ALL),
     RunFault(name="NaN in one weight at step 20", rules=("E3",), plant=_first_block, strike=_nan, began=20),
     RunFault(
         name="overflow of float16 at step 12",
@@ -273,6 +328,7 @@ RUN_FAULTS = (
         rules=("F1", "F11"),
         plant=_third_attention,
         strike=_growing_queries,
+        twins=ALL,
     ),
     RunFault(name="no gradient through the final norm", rules=("F4", "B8"), plant=_detached),
     RunFault(
@@ -283,12 +339,12 @@ RUN_FAULTS = (
         began=30,
     ),
     RunFault(name="an optimizer's eps of 1e-2", rules=("F8",), recipe={"eps": 1e-2}),
-    RunFault(name="learning rate times 30", rules=("F11",), recipe={"rate": 0.06}),
+    RunFault(name="learning rate times 30", rules=("F11",), recipe={"rate": 0.06}, twins=ALL),
     RunFault(
         name="learning rate times 30, no clipping, no warm-up",
         rules=("F11",),
         recipe={"rate": 0.06, "clip": None, "warmup": 1},
     ),
-    RunFault(name="initialisation times 10", rules=("F12",), plant=_drawn_large),
+    RunFault(name="initialisation times 10", rules=("F12",), plant=_drawn_large, twins=ALL),
 )
 """All faults of a run, in the order of the catalogue."""

@@ -41,16 +41,30 @@ from planting import (
     residual_after_norm,
     shared,
     unnormalized,
+    without_offset,
 )
 from subjects import Subject, subject
 
 LLAMA_LIKE = ("Llama", "Mixtral", "Qwen3", "Gemma")
-PRE = (*LLAMA_LIKE, "GPT2", "PlainLayer", "PlainRMS")
-PLAIN, BARE = ("PlainLayer", "PlainRMS"), ("BareLayer", "BareRMS")
+BARE, STUDY = ("BareLayer", "BareRMS"), ("StudyLayer", "StudyRMS")
+PLAIN = ("PlainLayer", "PlainRMS", *STUDY)
+PRE = (*LLAMA_LIKE, "GPT2", "PlainLayer", "PlainRMS", *STUDY)
 ENCODERS, HALF = ("Bert", "T5Encoder"), ("Llama", "Olmo2", "GPT2", "Bert")
 SHIPPED = ("ShippedLayer", "ShippedRMS")
-RMS = ("Llama", "Mixtral", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Olmo2", "T5Encoder", "PlainRMS")
-CENTRED = ("GPT2", "GPTNeoX", "Bloom", "OPT", "Falcon", "StableLm", "Cohere", "Nemotron", "Bert", "PlainLayer")
+RMS = ("Llama", "Mixtral", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Olmo2", "T5Encoder", "PlainRMS", "StudyRMS")
+CENTRED = (
+    "GPT2",
+    "GPTNeoX",
+    "Bloom",
+    "OPT",
+    "Falcon",
+    "StableLm",
+    "Cohere",
+    "Nemotron",
+    "Bert",
+    "PlainLayer",
+    "StudyLayer",
+)
 ALL = (*RMS, *CENTRED)
 # OPT's MLP and the norm before it see all tokens of all samples as one axis.
 BATCHED = tuple(family for family in ALL if family != "OPT")
@@ -174,6 +188,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("a variance below 0", "A9 A10", (*CENTRED, "BareLayer"), formula(altered_norms.negative)),
     _fault("the 1 of 1 + weight missed, one norm", "B1", OFFSET, formula(altered_norms.offset_missed)),
     _fault("the 1 of 1 + weight missed, all norms", "B1", OFFSET, formula(altered_norms.offset_missed, every=True)),
+    _fault("the 1 of 1 + weight missed, one norm of a spec", "B1", ("StudyOffset",), without_offset),
     _fault("weights less 1 in a plain class", "B1", ("Llama", "Olmo2", "GPT2", "Bloom", "Cohere"), never_converted),
     _fault("a 1 added twice, one norm", "B2", ("Llama", "GPT2", *OFFSET), formula(altered_norms.offset_doubled)),
     _fault("the 1 in the weights as well", "B2", ("Gemma", "Gemma2", "Gemma3Text"), converted_twice),

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import altered_norms
 from altered_norms import Altered, eps_name, eps_of
+from normkit import specs
+from normkit.study.transformer import Block as StudyBlock
 
 Plant = Callable[[nn.Module, random.Random], tuple[str, ...]]
 """Plants a fault in a model, in place, at random; returns the paths that a finding is to name, and no other."""
@@ -156,11 +158,19 @@ def missing(where: Callable[[nn.Module], list[str]]) -> Plant:
     return plant
 
 
+def without_offset(model: nn.Module, chance: random.Random) -> tuple[str, ...]:
+    """The 1 of 1 + weight missed at one norm of a spec."""
+    found = {path: module for path, module in model.named_modules() if getattr(module, "spec", None) == specs.GEMMA}
+    path = chance.choice(list(found))
+    found[path].spec = specs.GEMMA.replace(weight_offset=0.0)
+    return (path,)
+
+
 def applied_twice(model: nn.Module, chance: random.Random) -> tuple[str, ...]:
     """A fresh norm of what a fresh norm has just normalized."""
     path, block = chance.choice(list(blocks(model).items()))
     _, _, second, widen = _parts(block)
-    name = next(name for name, part in block.named_children() if part is widen)
+    name = next(name for name, part in block.named_modules() if part is widen)
     block.set_submodule(name, nn.Sequential(copy.deepcopy(second), widen))
     return (f"{path}.{name}.0",)
 
@@ -185,7 +195,7 @@ def _scale_branches(found: Iterable[nn.Module], factor: float) -> None:
     with torch.no_grad():
         for block in found:
             for path, part in block.named_modules():
-                if re.search(r"(o_proj|down_proj|c_proj|out|mlp\.2)$", path):
+                if re.search(r"(o_proj|down_proj|c_proj|out|down|mlp\.2)$", path):
                     for parameter in part.parameters():
                         parameter.mul_(factor)
 
@@ -256,6 +266,8 @@ def on_the_branch(model: nn.Module, chance: random.Random) -> tuple[str, ...]:
 
 def _parts(block: Any) -> tuple[nn.Module, Callable[..., Tensor], nn.Module, nn.Module]:
     """First norm, attention, second norm and MLP of a pre-norm block."""
+    if isinstance(block, StudyBlock):
+        return block.attention.norm, block.attention.branch, block.mlp.norm, block.mlp.branch
     if hasattr(block, "norm_1"):
         return block.norm_1, block.attention, block.norm_2, block.mlp
     if hasattr(block, "ln_1"):
@@ -279,6 +291,11 @@ def broken_weight(model: nn.Module, chance: random.Random) -> tuple[str, ...]:
 def large_logits(model: nn.Module, chance: random.Random) -> tuple[str, ...]:
     """Query and key weights of one block that have grown by far."""
     path, block = chance.choice(list(blocks(model).items()))
+    if isinstance(block, StudyBlock):
+        with torch.no_grad():
+            block.attention.branch.query.weight.mul_(60.0)
+            block.attention.branch.key.weight.mul_(60.0)
+        return (f"{path}.attention.branch",)
     if hasattr(block, "query_key_value"):
         width = block.query_key_value.weight.shape[1]
         with torch.no_grad():

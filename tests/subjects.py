@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normkit import demo
+import normkit as nk
+from normkit import demo, specs
+from normkit.study import Transformer, TransformerConfig
 
 VOCABULARY, WIDTH, HEADS, TOKENS = 99, 64, 4, 24
 # The families' own 0.02 suits widths near 1000; at this width it starts the blocks near zero.
@@ -41,9 +43,11 @@ DECODERS: dict[str, dict[str, Any]] = {
 OTHERS = (
     *("Bert", "OPT", "T5Encoder"),
     *("PlainLayer", "PlainRMS", "PlainPost", "BareLayer", "BareRMS"),
+    *("StudyLayer", "StudyRMS", "StudyOffset"),
     *("ShippedLayer", "ShippedRMS"),
 )
-"""Further ones. What no library knows is held to an intent file, except where it is bare; what ships is trained."""
+"""Further ones. What no library knows is held to an intent file, except where it is bare; what ships is trained; the
+studies' own transformer is "Study"."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -94,6 +98,9 @@ def subject(
         "PlainPost": partial(Plain, nn.LayerNorm, block=PostBlock),
         "BareLayer": partial(Plain, nn.LayerNorm),
         "BareRMS": partial(Plain, partial(nn.RMSNorm, eps=1e-5)),
+        "StudyLayer": Studied,
+        "StudyRMS": partial(Studied, norm=partial(nk.RMSNorm, eps=1e-5)),
+        "StudyOffset": partial(Studied, norm=specs.GEMMA),
     }
     build = builders.get(family, partial(_decoder, family))
     model = build(layers=layers, **options).to(dtype).eval()
@@ -102,7 +109,8 @@ def subject(
     if autocast:
         model = UnderAutocast(model)
     padded = family in ("Bert", "T5Encoder")
-    return Subject(family=family, model=model, batch=tokens(padded=padded), is_declared=family.startswith("Plain"))
+    declared = family.startswith(("Plain", "Study"))
+    return Subject(family=family, model=model, batch=tokens(padded=padded), is_declared=declared)
 
 
 def tokens(*, padded: bool = False) -> dict[str, Tensor]:
@@ -218,6 +226,17 @@ class Plain(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class Studied(Transformer):
+    """The transformer of the studies."""
+
+    def __init__(self, *, layers: int = 3, vocabulary: int = VOCABULARY, context: int = TOKENS, **options: Any) -> None:
+        sizes = {"width": WIDTH, "heads": HEADS, "layers": layers, "vocabulary": vocabulary, "context": context}
+        super().__init__(TransformerConfig(**sizes, **options))
+
+    def forward(self, input_ids):
+        return super().forward(input_ids)
 
 
 class UnderAutocast(nn.Module):

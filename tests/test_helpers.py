@@ -79,11 +79,13 @@ def test_infinities_of_opposite_sign_differ():
         assert_close(torch.tensor([math.inf]), torch.tensor([-math.inf]))
 
 
-def test_each_value_stands_on_the_diagonal_once_at_least_and_the_rest_is_slow():
+def test_any_two_values_meet_and_those_off_the_diagonal_are_slow():
     cases = diagonal("abc", [1, 2], range(5))
     quick = [case.values for case in cases if not case.marks]
     assert quick == [("a", 1, 0), ("a", 2, 3), ("b", 1, 4), ("b", 2, 1), ("c", 1, 2)]
-    assert len(cases) == len({case.values for case in cases}) == 30
+    assert len(cases) == len({case.values for case in cases}) < 30
+    met = [{(case.values[i], case.values[j]) for case in cases} for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert [len(pairs) for pairs in met] == [3 * 2, 3 * 5, 2 * 5]
     assert all(case.marks == (pytest.mark.slow,) for case in cases if case.values not in quick)
 
 

@@ -151,9 +151,10 @@ def test_generation_gives_the_same_tokens():
     assert torch.equal(model.generate(**TOKENS, **ways), expected)
 
 
-@pytest.mark.slow
 def test_compile_takes_the_whole_graph():
     model = llama()
+    # A second block is the same again to a compiler, and takes as long.
+    del model.model.layers[1:]
     with torch.no_grad():
         expected = model(**TOKENS).logits
         convert(model)

@@ -71,6 +71,7 @@ def test_no_matrix_of_a_pre_layernorm_gpt2():
     assert text_groups(tiny_gpt2(), tokens_of()) == ()
 
 
+@pytest.mark.slow
 def test_the_gradient_is_orthogonal_to_the_groups_and_to_no_other_parameter():
     for model in (tiny("Gemma2"), tiny("Qwen3"), tiny_gpt2()):
         tokens = tokens_of()

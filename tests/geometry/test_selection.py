@@ -58,6 +58,7 @@ def test_a_query_is_found_exactly_for_the_selectable_keys(d):
             assert margin(query, keys, index) == pytest.approx(1, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(d=st.integers(3, 6), dilution=st.floats(0.05, 0.95), seed=st.integers(0, 2**16))
 def test_what_lies_between_other_keys_is_never_selectable(d, dilution, seed):
     keys = normal(12, d, seed=seed)
@@ -65,6 +66,7 @@ def test_what_lies_between_other_keys_is_never_selectable(d, dilution, seed):
     assert not selectable(torch.cat([keys, between[None]]))[12]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(d=st.integers(1, 6), seed=st.integers(0, 2**16))
 def test_an_invertible_affine_map_changes_no_answer(d, seed):
@@ -93,7 +95,7 @@ def test_the_outputs_of_a_layer_norm_of_two_features_are_two_points():
 @pytest.mark.parametrize(
     ("d", "head", "low", "high"),
     [
-        pytest.param(8, 2, 0.81, 0.87, id="8 to 2"),
+        pytest.param(8, 2, 0.81, 0.87, id="8 to 2", marks=pytest.mark.slow),
         pytest.param(12, 3, 0.60, 0.68, id="12 to 3", marks=pytest.mark.slow),
     ],
 )

@@ -153,3 +153,29 @@ def test_a_gain_that_is_no_straight_line_of_its_parameter_is_not_passed_off_as_o
 def test_a_norm_by_another_mean_is_named():
     with pytest.raises(UnrecognisedError, match="no division by a standard deviation or rms explains its rows"):
         recovered(lambda x: x / x.abs().amax(-1, keepdim=True), (2, 12))
+
+
+@pytest.mark.parametrize("factor", [1.01, 0.5, -1.0])
+@pytest.mark.parametrize("spec", [NormSpec(weight_offset=1.0), NormSpec(reduction="sum")])
+def test_a_factor_of_gain_and_bias(spec, factor):
+    class Scaled(nk.Norm):
+        def forward(self, x):
+            return factor * super().forward(x)
+
+    with pytest.raises(structure.ComputedAffineError) as raised:
+        recovered(Scaled(spec, 12), (2, 3, 12))
+    assert raised.value.readings["factor"].value == f"{factor:g}"
+    found = nk.identify(Scaled(spec, 12), (2, 3, 12))
+    line = f"its output is {factor:g} times what weight and bias make of the row"
+    assert found.readings["factor"].evidence == (line,)
+    assert "gain" in found.undecidable
+
+
+def test_no_factor_where_gain_and_bias_are_computed_otherwise():
+    class Clamped(nn.LayerNorm):
+        def forward(self, x):
+            return nn.functional.layer_norm(x, (12,), self.weight.clamp(0.1, 0.9), 2 * self.bias)
+
+    with pytest.raises(structure.ComputedAffineError) as raised:
+        recovered(Clamped(12), (2, 3, 12))
+    assert raised.value.readings == {}

@@ -105,7 +105,8 @@ def test_a_first_run_that_raises_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_comes_back_as_it_was_written(inferred: Baseline, tmp_path: Path) -> None:
-    rich = replace(inferred, others=("bn",), final_norm=None, source="a.json")
+    norms = {**inferred.norms, "norm": replace(inferred.norms["norm"], factor=0.5)}
+    rich = replace(inferred, norms=norms, others=("bn",), final_norm=None, source="a.json")
     path = baseline.write(rich, tmp_path / "a.json")
     assert baseline.read(path) == rich
     assert baseline.write(baseline.read(path), tmp_path / "b.json").read_bytes() == path.read_bytes()
@@ -113,6 +114,14 @@ def test_a_file_comes_back_as_it_was_written(inferred: Baseline, tmp_path: Path)
     assert baseline.declared(tmp_path / "none") == (None, tmp_path / "none")
     assert baseline.declared(None) == (None, None)
     assert baseline.declared(rich) == (rich, None)
+
+
+def test_a_file_without_factors_is_read(inferred: Baseline, tmp_path: Path) -> None:
+    document = inferred.to_json()
+    for norm in document["norms"].values():
+        del norm["factor"]
+    (tmp_path / "intent.json").write_text(json.dumps(document))
+    assert baseline.read(tmp_path / "intent.json") == inferred
 
 
 def test_the_baseline_of_another_model_is_refused(inferred: Baseline) -> None:
@@ -163,6 +172,12 @@ def put(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (put("norms", "norm", value=3), "norm must be an object, got 3"),
         (put("norms", "norm", "features", value=0), '"features" of norm must be at least 1, got 0'),
         (put("norms", "norm", "calls", value=True), '"calls" of norm must be a whole number, got True'),
+        (put("norms", "norm", "factor", value=0), '"factor" of norm must be a finite number other than 0, got 0'),
+        (put("norms", "norm", "factor", value=float("inf")), '"factor" of norm must be a finite number'),
+        (
+            put("norms", "norm", "factor", value="one"),
+            "\"factor\" of norm must be a finite number other than 0, got 'one'",
+        ),
         (put("norms", "norm", "role", value="prae"), '"role" of norm must be one of pre, post'),
         (put("norms", "norm", "spec", "eps_placement", value="below"), '"spec" of norm: '),
         (put("norms", "norm", "spec", "eps", value="small"), '"spec" of norm: '),

@@ -147,12 +147,11 @@ def test_an_interrupted_run_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", [SPEC, specs.LLAMA])
-def test_as_it_comes_it_is_small_enough_for_a_page(tmp_path, spec):
+def test_as_it_comes_it_is_small_enough_for_a_page(tmp_path):
+    """A norm of four stages; one of three has fewer frames."""
     cloud = np.random.default_rng(1).normal(size=(40, 3))
-    path = write_animation(tmp_path / "out.gif", cloud, [k % 3 for k in range(40)], spec=spec, weight=GAIN, bias=BIAS)
+    path = write_animation(tmp_path / "out.gif", cloud, [k % 3 for k in range(40)], spec=SPEC, weight=GAIN, bias=BIAS)
     with Image.open(path) as image:
         # 2 seconds a stage, at 12.5 frames a second.
-        assert image.n_frames == (125 if spec is SPEC else 100)
+        assert image.n_frames == 125
     assert path.stat().st_size <= 1.5e6

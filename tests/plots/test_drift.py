@@ -56,6 +56,20 @@ def test_a_norm_that_ends_in_no_number_moved_most(healthy):
     assert "nan" not in drawing.svg().lower()
 
 
+def test_the_headroom_has_a_panel(healthy):
+    paths = [site.path for site in healthy.sites]
+    found = tuple(
+        imagined_runs.series("headroom", path, (0, 5), lambda step, place=place: 15.0 - place * step)
+        for place, path in enumerate(paths)
+    )
+    training = dataclasses.replace(imagined_runs.calm(healthy), series=found)
+    drawing = norm_drift(dataclasses.replace(healthy, training=training))
+    (ax,) = drawing.figure.axes
+    assert ax.get_ylabel() == "headroom, bits"
+    assert list(line(ax, "moved most").get_ydata()) == [15.0, 15.0 - 5 * (len(paths) - 1)]
+    assert f"headroom at {paths[-1]}, 15.0 to " in drawing.description
+
+
 def test_one_report_or_none_shows_no_drift(healthy):
     one = watched(healthy, imagined_runs.calm, steps=1)
     assert not has_drift(one.training)

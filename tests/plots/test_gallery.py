@@ -59,11 +59,12 @@ def test_the_data_are_fixed(twins, light):
         assert svg == second().svg()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "scheme"), [("svg", "light"), ("png", "dark"), ("pdf", "light")])
 def test_files_of_a_second_run_have_the_same_bytes(twins, kind, scheme):
+    """A third of the figures in each format: all of them are held to their data above."""
+    third = slice(("svg", "png", "pdf").index(kind), None, 3)
     with theme.style(scheme):
-        for first, second in zip(gallery(twins), gallery(twins), strict=True):
+        for first, second in zip(gallery(twins)[third], gallery(twins)[third], strict=True):
             assert first().file(kind) == second().file(kind)
 
 

@@ -105,9 +105,9 @@ print(hashlib.sha256(text.encode()).hexdigest())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_another_process_draws_the_same_bytes(healthy, monkeypatch, seed):
-    monkeypatch.setenv("PYTHONHASHSEED", seed)
+def test_another_process_draws_the_same_bytes(healthy, monkeypatch):
+    # Another order of sets than here, where it is random.
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
     source = Path(__file__).parents[1] / "report" / "conftest.py"
     done = subprocess.run([sys.executable, "-c", DIGEST, source], capture_output=True, text=True, check=True)
     here = "".join(drawing.svg() for drawing in drawings(healthy))

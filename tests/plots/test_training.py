@@ -67,6 +67,18 @@ def test_what_was_not_measured_has_no_panel(healthy):
     assert [ax.get_ylabel() for ax in drawing.figure.axes] == ["loss"]
 
 
+def test_the_z_score_stands_under_the_loss(healthy):
+    training = imagined_runs.spike(healthy)
+    scores = imagined_runs.series("loss z", "", range(16, 437), lambda step: 8.0 if step == 412 else 0.5)
+    training = dataclasses.replace(training, series=(*training.series, scores))
+    drawing = run_timeline(dataclasses.replace(healthy, training=training))
+    assert [ax.get_ylabel() for ax in drawing.figure.axes[:4:2]] == ["loss", "z of the loss"]
+    assert list(drawing.figure.axes[3].get_lines()[0].get_ydata()).count(8.0) == 1
+    assert "Its z-score goes from 0.500 at step 16 to 0.500 at step 436, with a peak of 8.00 at step 412." in (
+        drawing.description
+    )
+
+
 def test_numbers_that_are_none_are_crosses_and_nothing_else_is_no_figure(healthy):
     short = run_timeline(watched(healthy, imagined_runs.short))
     assert "The gradient norm goes from 2.50 at step 0 to inf at step 2, with a peak" not in short.description
@@ -81,6 +93,7 @@ def test_numbers_that_are_none_are_crosses_and_nothing_else_is_no_figure(healthy
             run_timeline(inspection)
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes_and_a_long_one_no_heavier_figure(healthy):
     inspection = watched(healthy, imagined_runs.calm, steps=20_000, every=25)
     figure = run_timeline(inspection).svg()
@@ -88,6 +101,7 @@ def test_the_same_run_gives_the_same_bytes_and_a_long_one_no_heavier_figure(heal
     assert figure == run_timeline(inspection).svg()
 
 
+@pytest.mark.slow
 def test_a_hostile_name_is_not_set_as_a_formula(healthy):
     inspection = watched(healthy, imagined_runs.spike)
     training = imagined_runs.hostile(healthy, r"$\frac{1}{0$ \x")

@@ -212,7 +212,16 @@ def test_a_run_leaves_no_id_twice_and_headings_in_order(faulty):
     assert page.open == []
 
 
-@pytest.mark.parametrize("kind", [imagined_runs.calm, imagined_runs.broken, imagined_runs.bare, imagined_runs.short])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        imagined_runs.bare,
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (imagined_runs.calm, imagined_runs.broken, imagined_runs.short)
+        ),
+    ],
+)
 def test_every_run_of_a_real_model_has_a_page_with_the_same_bytes(tiny, kind):
     inspection = watched(tiny, kind)
     text = html.render(inspection)
@@ -259,6 +268,7 @@ def test_the_same_inspection_gives_the_same_bytes(faulty):
     assert html.render(faulty) == rendered(faulty)
 
 
+@pytest.mark.slow
 def test_a_page_of_twelve_layers_is_under_300_kb_and_of_a_hundred_under_2_mb(twelve, long):
     assert len(rendered(twelve).encode()) < 300_000
     assert len(rendered(long).encode()) < 2_000_000

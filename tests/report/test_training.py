@@ -5,6 +5,7 @@ import math
 import pytest
 
 import imagined_runs
+from normkit.inspection.training import Series
 from normkit.report.description import describe
 from normkit.report.training import describe_training
 
@@ -103,6 +104,20 @@ def test_a_glance_at_the_run(healthy):
     assert said(describe_training(imagined_runs.broken(healthy)).glance)["gradient norm"] == "NaN at step 0"
     assert said(describe_training(imagined_runs.short(healthy)).glance)["gradient norm"] == (
         "2.50 at step 0, inf at step 2"
+    )
+
+
+def test_a_glance_at_headroom_and_z_scores(healthy):
+    ends = {"ln_1": (9.0, 3.0), "ln_2": (2.0, 4.0), "nowhere": (1.0, math.nan)}
+    found = [Series(quantity="headroom", path=path, steps=(0, 25), values=values) for path, values in ends.items()]
+    found.append(Series(quantity="loss z", path="", steps=(16, 17, 18), values=(0.5, 8.25, -0.5)))
+    training = dataclasses.replace(imagined_runs.calm(healthy), parameters=(), series=tuple(found))
+    shown = said(describe_training(training).glance)
+    assert shown["headroom"] == "3.00 bits at step 25, the least of a norm: ln_1"
+    loss = Series(quantity="loss", path="", steps=(18,), values=(2.0,))
+    training = dataclasses.replace(training, series=(loss, *found))
+    assert said(describe_training(training).glance)["loss, z-score"] == (
+        "at most 8.25 at step 17, -0.500 at step 18; above 6 is a jump"
     )
 
 

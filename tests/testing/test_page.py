@@ -42,6 +42,7 @@ def test_pytest_says_what_the_page_shows(tmp_path) -> None:
     assert without_times(done.stdout) == without_times(shown)
 
 
+@pytest.mark.slow
 def test_the_snippets_print_what_they_say() -> None:
     names: dict[str, object] = {}
     for block in SNIPPETS:

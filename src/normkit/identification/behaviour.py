@@ -203,7 +203,7 @@ def _found(
             raise UnrecognisedError("norm", reason, error.readings) from error
         names = ", ".join(fresh.parameters)
         reading = Reading.open(f"it is made of {names} in a way that no spec describes; taken as it acts", seen.reason)
-        readings = {**found.passport.readings, "gain": reading, "bias": reading}
+        readings = {**found.passport.readings, "gain": reading, "bias": reading, **seen.readings}
         return replace(found, passport=replace(found.passport, readings=readings))
     return found
 

@@ -153,10 +153,24 @@ def _gathered(
     bias = bias or affine.gathered_of(biases, draws, (1.0,), tolerance)
     # A spec's gain lies along the channels where its rows do, and no entries of parameters change that.
     if gain is None or bias is None or bias.intercept or not isinstance(axes, tuple) or axes == (1,):
-        raise ComputedAffineError(
-            "norm", "its gain and bias are not entries of parameters, plus a constant in the gain"
-        )
+        reason = "its gain and bias are not entries of parameters, plus a constant in the gain"
+        raise ComputedAffineError("norm", reason, _common_factor(gain, biases, draws, tolerance, n))
     return spec, gain, bias, fits[0].residual
+
+
+def _common_factor(
+    gain: Part | None, biases: Sequence[Tensor], draws: Sequence[Mapping[str, Tensor]], fits: float, n: int
+) -> dict[str, Reading]:
+    """What gain and bias are both multiplied by, where each is a parameter but for that."""
+    bias = affine.gain_of(biases, draws, False, fits)
+    if gain is None or gain.name is None or bias is None or bias.name is None or abs(bias.slope - 1.0) < fits:
+        return {}
+    if abs(bias.intercept) >= fits * abs(bias.slope) or not divisor.is_length(gain.slope / bias.slope, n, fits):
+        return {}
+    # As text: reports and comparisons leave out numbers, which are measured and differ from run to run.
+    factor = f"{bias.slope:.6g}"
+    line = f"its output is {factor} times what {gain.name} and {bias.name} make of the row"
+    return {"factor": Reading(value=factor, evidence=(line,))}
 
 
 def _weighted(spec: NormSpec, gain: Part, n: int, precision: Precision) -> tuple[NormSpec, float | None]:

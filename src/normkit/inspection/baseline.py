@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class DeclaredNorm:
         calls: Calls in one forward pass: more than one where it is shared.
         dtype: Of what enters, as in "float32".
         output_dtype: Of what leaves.
+        factor: What its output is multiplied by beside the gain, as in `Site`.
     """
 
     spec: NormSpec
@@ -45,6 +47,7 @@ class DeclaredNorm:
     calls: int
     dtype: str
     output_dtype: str
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +167,12 @@ def read(path: Path) -> Baseline:
 
 
 def _declared(site: Site, intent: Intent | None) -> DeclaredNorm:
-    spec, features = site.spec, site.input.features
+    spec, features, factor = site.spec, site.input.features, site.factor
     if intent is not None and (meant := intent.specs.get(site.path)) is not None:
         # The stock norm was identified on one row: only the model in action shows along which axes it works.
         spec = meant.replace(axes=spec.axes, groups=spec.groups) if site.path in intent.stock else meant
         features = intent.features.get(site.path, features)
+        factor = factor if site.path in intent.stock else 1.0
     return DeclaredNorm(
         spec=spec,
         role=site.role,
@@ -176,6 +180,7 @@ def _declared(site: Site, intent: Intent | None) -> DeclaredNorm:
         calls=site.forward_calls,
         dtype=site.dtype,
         output_dtype=site.output_dtype,
+        factor=factor,
     )
 
 
@@ -216,12 +221,16 @@ def _norm(path: str, values: Any) -> DeclaredNorm:
         raise _DamageError(f"{path} must be an object, got {values!r}")
     kinds = {"spec": dict, "role": str, "features": int, "calls": int, "dtype": str, "output_dtype": str}
     given = {name: _entry(values, name, kind, path) for name, kind in kinds.items()}
+    # Of files written before there was one it is 1.
+    factor = values.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor == 0 or not math.isfinite(factor):
+        raise _DamageError(f'"factor" of {path} must be a finite number other than 0, got {factor!r}')
     _check_one_of(given["role"], get_args(Role), f'"role" of {path}')
     for name in ("features", "calls"):
         if given[name] < 1:
             raise _DamageError(f'"{name}" of {path} must be at least 1, got {given[name]}')
     try:
-        return DeclaredNorm(**{**given, "spec": NormSpec.from_json(given["spec"])})
+        return DeclaredNorm(**{**given, "spec": NormSpec.from_json(given["spec"]), "factor": float(factor)})
     except (SpecError, TypeError) as error:
         raise _DamageError(f'"spec" of {path}: {error}') from None
 

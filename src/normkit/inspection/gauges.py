@@ -98,9 +98,12 @@ class SiteGauge:
         )
 
     def _headroom(self, largest: float) -> float:
-        if self._dtype is None or largest == 0:
-            return math.inf
-        return math.log2(torch.finfo(self._dtype).max) - math.log2(largest)
+        return math.inf if self._dtype is None else headroom_bits(self._dtype, largest)
+
+
+def headroom_bits(dtype: torch.dtype, largest: float) -> float:
+    """log2 of a dtype's largest number over the largest magnitude seen; infinite for zeros, NaN for NaN."""
+    return math.inf if largest == 0 else math.log2(torch.finfo(dtype).max) - math.log2(largest)
 
 
 def _name(dtype: torch.dtype | None) -> str:

@@ -15,17 +15,17 @@ from normkit.errors import InputError
 from normkit.identification.sites import NormSite
 from normkit.inspection import baseline, rules
 from normkit.inspection.baseline import Baseline
-from normkit.inspection.blocks import block_of
 from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.leaks import find_leaks
 from normkit.inspection.probing import Probe
-from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Spectrum, Walk
+from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Walk
 from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask
+from normkit.inspection.running_statistics import ungathered
 from normkit.inspection.selecting import key_selections
 from normkit.inspection.sharing import find_shared
-from normkit.inspection.spectrum import recurring_outliers, spectrum
-from normkit.inspection.structure import Progress, Structure, measured_block, survey
+from normkit.inspection.spectrum import recurring_outliers
+from normkit.inspection.structure import Progress, Structure, measured_block, measured_site, survey
 from normkit.inspection.walk import capture, walk
 
 
@@ -112,6 +112,7 @@ def inspect(
         baseline=declared,
         leaks=leaks,
         shared=find_shared(model, structure),
+        ungathered=ungathered(model, structure.others),
     )
     findings, checks = rules.check(facts)
     inspection = Inspection(
@@ -160,38 +161,21 @@ def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
 
 
 def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
-    sites = []
-    seen = {norm.path: probe.site(norm) for norm in structure.sites}
-    gradient_errors = gain_gradient_errors(structure.sites, {path: measured.dtype for path, measured in seen.items()})
-    for order, norm in enumerate(structure.sites):
-        measured = seen[norm.path]
-        sites.append(
-            Site(
-                path=norm.path,
-                class_name=norm.class_name,
-                order=order,
-                calls=measured.calls,
-                block=block_of(norm.parent, structure.blocks),
-                role=structure.roles.get(norm.path, "unknown"),
-                spec=norm.spec,
-                confidence=norm.passport.confidence,
-                evidence=norm.passport.evidence,
-                input=measured.input,
-                output=measured.output,
-                attenuation=measured.attenuation,
-                gain=_spectrum(norm.gain, 1.0),
-                bias=_spectrum(norm.bias, 0.0),
-                dtype=measured.dtype,
-                headroom_bits=measured.headroom_bits,
-                statistics_headroom_bits=measured.statistics_headroom_bits,
-                geometry=probe.geometry(norm),
-                output_dtype=measured.output_dtype,
-                forward_calls=structure.forward_calls[norm.path],
-                error=probe.error(norm),
-                gain_gradient_error=gradient_errors[norm.path],
-            )
+    seen = [probe.site(norm) for norm in structure.sites]
+    dtypes = {norm.path: measured.dtype for norm, measured in zip(structure.sites, seen, strict=True)}
+    gradient_errors = gain_gradient_errors(structure.sites, dtypes)
+    return tuple(
+        measured_site(
+            structure,
+            order,
+            measured,
+            (norm.gain, norm.bias),
+            geometry=probe.geometry(norm),
+            error=probe.error(norm),
+            gain_gradient_error=gradient_errors[norm.path],
         )
-    return tuple(sites)
+        for order, (norm, measured) in enumerate(zip(structure.sites, seen, strict=True))
+    )
 
 
 def _blocks(probe: Probe, structure: Structure) -> tuple[Block, ...]:
@@ -199,10 +183,6 @@ def _blocks(probe: Probe, structure: Structure) -> tuple[Block, ...]:
         measured_block(block, swept, *probe.block(block))
         for block, swept in zip(structure.blocks, structure.sweeps, strict=True)
     )
-
-
-def _spectrum(values: Tensor | None, neutral: float) -> Spectrum | None:
-    return None if values is None else spectrum(values, neutral)
 
 
 def _walk(

@@ -85,6 +85,7 @@ class Site:
             it; NaN where it was not measured.
         gain_gradient_error: Relative error of the gradient of its gain on random rows, against float64; NaN where it
             was not tried, as in float32.
+        factor: What its output is multiplied by beside the gain, where gain and bias show it.
     """
 
     path: str
@@ -109,6 +110,7 @@ class Site:
     forward_calls: int = 1
     error: float = math.nan
     gain_gradient_error: float = math.nan
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,9 +59,17 @@ def token_mask(batch: Batch) -> Tensor | None:
 
 
 def vocabulary(model: nn.Module) -> int | None:
-    """How many tokens a model of transformers embeds; None of any other."""
+    """How many tokens a model embeds, or None where that is not known.
+
+    A model of transformers tells; of any other the last linear layer does, where some embedding has as many entries as
+    it has outputs.
+    """
     find = getattr(model, "get_input_embeddings", None)
-    try:
-        return None if find is None else int(find().weight.shape[0])
-    except (AttributeError, NotImplementedError):
-        return None
+    if find is not None:
+        try:
+            return int(find().weight.shape[0])
+        except (AttributeError, NotImplementedError):
+            return None
+    outputs = [module.out_features for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+    embedded = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
+    return next((size for size in outputs if size in embedded), None)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normkit.identification.sites import NormSite, OtherNorm, find_sites
 from normkit.identification.tracing import Trace, trace
 from normkit.inspection import placement
-from normkit.inspection.blocks import BlockCall, find_blocks
+from normkit.inspection.blocks import BlockCall, block_of, find_blocks
 from normkit.inspection.fingerprint import BlockSweep
-from normkit.inspection.result import Block, Role, RowStatistics
+from normkit.inspection.gauges import SiteMeasurement
+from normkit.inspection.result import Block, Role, RowStatistics, Site, SiteGeometry
+from normkit.inspection.spectrum import spectrum
 
 Progress = Callable[[str, int, int], None]
 
@@ -51,6 +54,56 @@ class Structure:
         key = (site.parent, site.function, site.ordinal)
         made = next(each for each in self.called.functions if (each.parent, each.function, each.ordinal) == key)
         return made.input_dtype, made.input_dtype
+
+
+def measured_site(
+    structure: Structure,
+    order: int,
+    measured: SiteMeasurement,
+    parameters: tuple[Tensor | None, Tensor | None],
+    *,
+    geometry: SiteGeometry | None = None,
+    error: float = math.nan,
+    gain_gradient_error: float = math.nan,
+) -> Site:
+    """A norm with what was measured of it.
+
+    Args:
+        structure: Of the model.
+        order: Position of the norm among its sites.
+        measured: What it was seen to do.
+        parameters: Gain and bias as they act now, or None.
+        geometry: As in `Site`.
+        error: As in `Site`.
+        gain_gradient_error: As in `Site`.
+    """
+    norm, (gain, bias) = structure.sites[order], parameters
+    factor = norm.passport.readings.get("factor")
+    return Site(
+        path=norm.path,
+        class_name=norm.class_name,
+        order=order,
+        calls=measured.calls,
+        block=block_of(norm.parent, structure.blocks),
+        role=structure.roles.get(norm.path, "unknown"),
+        spec=norm.spec,
+        confidence=norm.passport.confidence,
+        evidence=norm.passport.evidence,
+        input=measured.input,
+        output=measured.output,
+        attenuation=measured.attenuation,
+        gain=None if gain is None else spectrum(gain, 1.0),
+        bias=None if bias is None else spectrum(bias, 0.0),
+        dtype=measured.dtype,
+        headroom_bits=measured.headroom_bits,
+        statistics_headroom_bits=measured.statistics_headroom_bits,
+        geometry=geometry,
+        output_dtype=measured.output_dtype,
+        forward_calls=structure.forward_calls[norm.path],
+        error=error,
+        gain_gradient_error=gain_gradient_error,
+        factor=1.0 if factor is None else float(factor.value),
+    )
 
 
 def measured_block(block: BlockCall, swept: BlockSweep, entering: RowStatistics, leaving: RowStatistics) -> Block:

@@ -11,6 +11,7 @@ from typing import Literal
 
 Quantity = Literal[
     "loss",
+    "loss z",
     "gradient norm",
     "parameter gradient",
     "activation gradient",
@@ -19,6 +20,7 @@ Quantity = Literal[
     "input rms",
     "kurtosis",
     "eps share",
+    "headroom",
     "logit bound",
     "gain mean",
     "bias rms",
@@ -27,6 +29,7 @@ Quantity = Literal[
 """What a series is of:
 
 loss                  as given to `step`, mean over the ranks; of the whole run
+loss z                robust standard deviations of a loss above those before it, as in `history.height`; from the 17th
 gradient norm         of all parameters together, before any clipping that follows `step`
 parameter gradient    norm of one parameter's gradient
 activation gradient   root mean square of the loss's gradient with respect to what leaves a block
@@ -35,6 +38,7 @@ stream rms            median row's rms of what leaves a block
 input rms             median row's rms of what enters a norm
 kurtosis              mean over the rows of what enters a norm of E[(x - mean)^4] / var^2; 3 for Gaussian rows
 eps share             share of the rows entering a norm that its eps shortens by more than 1 %
+headroom              log2 of the input dtype's largest number over the largest magnitude that entered or left a norm
 logit bound           largest |q| times largest |k| times the softmax scale of an attention
 gain mean             mean of a norm's effective gain
 bias rms              root mean square of a norm's bias

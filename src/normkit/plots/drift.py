@@ -25,6 +25,7 @@ _PANELS: dict[Quantity, tuple[str, bool]] = {
     "input rms": ("input rms", True),
     "eps share": ("rows that eps cuts, %", False),
     "kurtosis": ("kurtosis of the input", True),
+    "headroom": ("headroom, bits", False),
     "bias rms": ("rms of the bias", False),
 }
 
@@ -35,7 +36,9 @@ def has_drift(training: Training) -> bool:
 
 
 def norm_drift(inspection: Inspection) -> Drawing:
-    """Gain, input rms, eps share, kurtosis and bias of all norms over the steps: a band, its median, the largest mover.
+    """What all norms were over the steps, a panel each: a band, its median, the largest mover.
+
+    Gain, input rms, eps share, kurtosis, headroom and bias.
 
     Raises:
         InputError: If no norm was measured twice in a run, or Matplotlib is not installed.
@@ -114,6 +117,5 @@ def _mover(quantity: Quantity, series: Sequence[Series]) -> Series:
 
 def _told(quantity: Quantity, series: Series) -> str:
     word = percent if quantity == "eps share" else significant
-    return (
-        f"{_PANELS[quantity][0].removesuffix(', %')} at {series.path}, {word(series.values[0])} to {word(series.last)}"
-    )
+    name, _, _ = _PANELS[quantity][0].partition(",")
+    return f"{name} at {series.path}, {word(series.values[0])} to {word(series.last)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from normkit.errors import InputError
 from normkit.inspection.result import Inspection
-from normkit.inspection.training import Training
+from normkit.inspection.training import Quantity, Training
 from normkit.plots import course, theme
 from normkit.plots.course import Course
 from normkit.plots.depth import figure_of, shared_legend
@@ -45,7 +45,7 @@ def run_drawings(inspection: Inspection) -> tuple[Drawing, ...]:
 
 
 def run_timeline(inspection: Inspection) -> Drawing:
-    """Loss, gradient norm, the worst parameter's update ratio and the largest logit bound over the steps.
+    """Loss, its z-score, gradient norm, the worst parameter's update ratio and the largest logit bound over the steps.
 
     Where the run began to fail and where that was noticed are marked; a long run has the steps around its origin in a
     second column.
@@ -93,6 +93,7 @@ def _strands(training: Training) -> list[tuple[str, Course, bool]]:
     worst = course.worst_update(training)
     strands: list[tuple[str, Course, bool]] = [
         ("loss", course.largest(training.of("loss")), False),
+        ("z of the loss", course.largest(training.of("loss z")), False),
         ("gradient norm", course.largest(training.of("gradient norm")), True),
         ("update ratio,\nworst parameter", (worst.steps, worst.values) if worst else ((), ()), True),
         ("logit bound,\nlargest", course.largest(training.of("logit bound")), True),
@@ -127,8 +128,13 @@ def _marks(ax: Axes, training: Training, first: int, last: int) -> None:
 
 def _described(training: Training) -> str:
     sentences = []
-    for quantity, name in (("loss", "The loss"), ("gradient norm", "The gradient norm")):
-        steps, values = course.largest(training.of("loss" if quantity == "loss" else "gradient norm"))
+    named: tuple[tuple[Quantity, str], ...] = (
+        ("loss", "The loss"),
+        ("loss z", "Its z-score"),
+        ("gradient norm", "The gradient norm"),
+    )
+    for quantity, name in named:
+        steps, values = course.largest(training.of(quantity))
         if steps:
             sentences.append(f"{name} {_from_to(steps, values)}.")
     worst = course.worst_update(training)

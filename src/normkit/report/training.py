@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from normkit.inspection.history import LIMIT
 from normkit.inspection.training import Answer, Origin, OriginKind, Parameter, Quantity, Training
 from normkit.plots.course import height, is_bias, largest
 from normkit.plots.numerals import counted, significant
@@ -140,6 +141,8 @@ def _glance(training: Training) -> tuple[Fact, ...]:
         if quantity == "loss" and training.vocabulary > 1:
             text += f"; {significant(math.log(training.vocabulary))} is chance among {training.vocabulary:,} entries"
         facts.append(Fact(label=label, value=text))
+        if quantity == "loss":
+            facts += _loss_z(training)
     updated = [each for each in sorted(training.parameters, key=_badness) if not math.isnan(each.update_ratio)]
     if updated and training.optimizers:
         ratios = [f"{significant(each.update_ratio)} at {each.path}" for each in updated[:2]]
@@ -147,7 +150,24 @@ def _glance(training: Training) -> tuple[Fact, ...]:
     steps, values = largest(training.of("logit bound"))
     if steps:
         facts.append(Fact(label="logit bound", value=f"{significant(values[-1])} at step {steps[-1]:,}"))
+    room = [each for each in training.of("headroom") if not math.isnan(each.last)]
+    if room:
+        least = min(room, key=lambda each: each.last)
+        text = f"{significant(least.last)} bits at step {least.steps[-1]:,}, the least of a norm: {least.path}"
+        facts.append(Fact(label="headroom", value=text))
     return tuple(facts)
+
+
+def _loss_z(training: Training) -> tuple[Fact, ...]:
+    """How far losses stood above their past."""
+    found = [pair for each in training.of("loss z") for pair in zip(each.values, each.steps, strict=True)]
+    if not found:
+        return ()
+    (highest, step), (last, end) = max(found), found[-1]
+    text = f"{significant(last)} at step {end:,}"
+    if step != end:
+        text = f"at most {significant(highest)} at step {step:,}, {text}"
+    return (Fact(label="loss, z-score", value=f"{text}; above {LIMIT:g} is a jump"),)
 
 
 def _facts(training: Training) -> tuple[Fact, ...]:

@@ -93,6 +93,47 @@ def test_a_norm_of_no_known_formula(models, inspected, finding):
     assert "no spec has" in found.evidence[0]
 
 
+class Scaled(nn.LayerNorm):
+    """A LayerNorm whose output is multiplied, bias and all."""
+
+    def __init__(self, n: int, by: float = 1.02) -> None:
+        super().__init__(n)
+        self.by = by
+
+    def forward(self, x):
+        return self.by * super().forward(x)
+
+
+@pytest.mark.parametrize(("by", "severity"), [(1.0, None), (1.005, "warning"), (1.02, "error"), (-1.0, "error")])
+def test_an_output_that_is_multiplied(models, inspected, by, severity):
+    model = models.train(models.tiny("GPT2"))
+    clean, model.transformer.ln_f = model.transformer.ln_f, Scaled(64, by)
+    model.transformer.ln_f.load_state_dict(clean.state_dict())
+    inspection = inspected(model)
+    assert [(found.rule, found.severity) for found in inspection.findings] == ([("E5", severity)] if severity else [])
+    assert inspection.sites[-1].factor == pytest.approx(by, rel=1e-5)
+    if severity:
+        found = inspection.findings[0]
+        assert found.sites == ("transformer.ln_f",)
+        assert found.measured == "outputs multiplied by a number that is not meant at 1 norm"
+        line = (
+            f"transformer.ln_f: its output is {by:g} times what its gain and bias make of a row, the config says once"
+        )
+        assert found.evidence == (line,)
+
+
+def test_a_factor_is_held_against_the_declared_one(models, inspected, finding):
+    model = models.plain(Scaled)
+    assert "E5" not in [found.rule for found in inspected(model).findings]
+    declared = baseline.infer(inspected(model), source="intent.json")
+    assert "E5" not in [found.rule for found in inspected(model, intent=declared).findings]
+    found = finding(inspected(models.plain(), intent=declared), "E5")
+    assert len(found.sites) == 7
+    assert found.evidence[0].endswith(
+        "its output is 1 times what its gain and bias make of a row, intent.json says 1.02 times"
+    )
+
+
 @pytest.mark.parametrize(("by", "severity"), [(1.01, None), (1.06, "warning"), (1.5, "error")])
 def test_in_16_bits_more_is_rounding(models, inspected, by, severity):
     found = of(inspected(models.plain(lambda width: WrongForManyRows(width, by=by)).bfloat16()), "E5")

@@ -1,4 +1,4 @@
-"""Group C on real tiny models: axes, heads, time, batch, padding, and batch norms in a run."""
+"""Group C on real tiny models: time, batch, padding, and batch norms in a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2RMSNorm
 
 import normkit as nk
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
-from normkit.inspection.baseline import infer
-from normkit.inspection.intent import Intent
 from normkit.inspection.rules import RULES
 from normkit.inspection.rules.rule import Hit, NotChecked
 from normkit.inspection.training import Training
@@ -84,133 +81,6 @@ class Encoder(nn.Module):
 
 def rule(identifier):
     return next(rule for rule in RULES if rule.id == identifier)
-
-
-# C1.
-
-
-@pytest.mark.parametrize(("norm", "axes"), [(OverTokens, "along axis 1"), (OverSample, "along axes -2, -1")])
-def test_a_norm_over_tokens_among_norms_over_features(models, inspected, norm, axes):
-    model = models.plain()
-    assert not [found for found in inspected(model).findings if found.rule == "C1"]
-    model.blocks[1].norm_2 = norm(WIDTH)
-    found = next(found for found in inspected(model).findings if found.rule == "C1")
-    assert (found.severity, found.sites) == ("error", ("blocks.1.norm_2",))
-    assert found.evidence[0].startswith(f"blocks.1.norm_2: its rows are {axes}; those of 6 other norms are along")
-
-
-def test_groups_of_features_against_the_config(models, inspected):
-    class Groups(nn.Module):
-        def forward(self, x):
-            return F.rms_norm(x.unflatten(-1, (2, 32)), (32,)).flatten(-2)
-
-    model = models.tiny("Llama")
-    model.model.layers[1].input_layernorm = Groups()
-    found = next(found for found in inspected(model).findings if found.rule == "C1")
-    assert found.sites == ("model.layers.1.input_layernorm",)
-    assert found.evidence[0].endswith("its rows are along axis -1, in 2 groups, declared are along axis -1")
-
-
-def test_other_axes_than_those_of_the_baseline(models, inspected):
-    model = models.plain(OverTokens)
-    first = inspected(model)
-    held = inspected(model, intent=infer(first))
-    assert "C1" not in [found.rule for found in held.findings]
-    declared = infer(inspected(models.plain()))
-    found = next(found for found in inspected(model, intent=declared).findings if found.rule == "C1")
-    assert len(found.sites) == 7
-
-
-# C2.
-
-
-def test_rows_that_no_spec_describes(models, inspected, finding, status):
-    class OverHeads(nn.Module):
-        """Of (batch, token, head, feature), over the heads."""
-
-        def forward(self, x):
-            return x / (x.square().mean(2, keepdim=True) + 1e-6).sqrt()
-
-    model = models.tiny("Qwen3", head_dim=16)
-    assert status(inspected(model), "C1") == "clean"
-    model.model.layers[1].self_attn.q_norm = OverHeads()
-    found = finding(inspected(model), "C1")
-    assert found.sites == ("model.layers.1.self_attn.q_norm",)
-    assert "along axis 2; the config says along axis -1" in found.evidence[0]
-
-
-class HeadByHead(Olmo2Attention):
-    """Olmo 2 whose query and key norms take each head by itself."""
-
-    def __init__(self, config, layer_idx):
-        super().__init__(config, layer_idx)
-        self.q_norm, self.k_norm = (Reshaped(self.head_dim, config.rms_norm_eps) for _ in range(2))
-
-
-class Reshaped(Olmo2RMSNorm):
-    def forward(self, x):
-        return super().forward(x.unflatten(-1, (-1, self.weight.numel()))).flatten(-2)
-
-
-class Heads(nn.Module):
-    """One head of attention after another, with a norm of each query, or of all together."""
-
-    def __init__(self, together):
-        super().__init__()
-        self.together = together
-        self.norm, self.query_norm = nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH if together else WIDTH // 4)
-        self.projection = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x):
-        query, key, value = self.projection(self.norm(x)).chunk(3, -1)
-        query = self.query_norm(query) if self.together else query
-        query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in (query, key, value))
-        query = query if self.together else self.query_norm(query)
-        return x + F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
-
-
-def headed(models, together):
-    model = models.plain()
-    model.blocks = nn.ModuleList(Heads(together) for _ in range(3))
-    return model
-
-
-@pytest.mark.parametrize("family", ["Olmo2", "Qwen3", "GPT2"])
-def test_query_norms_of_stock_classes_are_as_declared(models, inspected, status, family):
-    options = {"head_dim": 16} if family == "Qwen3" else {}
-    assert status(inspected(models.tiny(family, **options)), "C2") == "clean"
-
-
-def test_heads_taken_one_by_one_where_the_config_mixes_them(models, inspected):
-    model = models.tiny("Olmo2")
-    model.model.layers[1].self_attn = HeadByHead(model.config, 1).eval()
-    inspection = inspected(model)
-    found = next(found for found in inspection.findings if found.rule == "C2")
-    assert found.severity == "error"
-    assert found.sites == ("model.layers.1.self_attn.q_norm", "model.layers.1.self_attn.k_norm")
-    assert "a row holds 16 features, declared are 64, 4 times that" in found.evidence[0]
-
-
-def test_a_norm_over_all_of_a_sample_is_none_of_heads(models, inspected, facts_of):
-    facts = facts_of(inspected(models.plain()), models.plain())
-    over_all = replace(facts.sites[0], role="unknown", spec=facts.sites[0].spec.replace(axes="all_but_batch"))
-    features = {over_all.path: over_all.input.features // 4}
-    rule = next(rule for rule in RULES if rule.id == "C2")
-    of_heads = replace(facts, sites=(replace(facts.sites[0], role="unknown"),))
-    intent = Intent(source="Stock", specs={}, features=features)
-    assert rule.check(replace(of_heads, intent=intent)).severity == "error"
-    assert rule.check(replace(facts, sites=(over_all,), intent=intent)) is None
-
-
-def test_heads_against_a_baseline(models, inspected, finding, status):
-    together, apart = headed(models, together=True), headed(models, together=False)
-    assert status(inspected(together), "C2") == "not checked"
-    declared = infer(inspected(apart))
-    assert {norm.features for path, norm in declared.norms.items() if "query" in path} == {16}
-    assert status(inspected(apart, intent=declared), "C2") == "clean"
-    found = finding(inspected(together, intent=declared), "C2")
-    assert found.sites == tuple(f"blocks.{index}.query_norm" for index in range(3))
-    assert "a row holds 4 heads of 16 features, declared is one" in found.evidence[0]
 
 
 # C4.
@@ -364,3 +234,42 @@ def test_batch_statistics_of_few_rows(c7):
 
 def test_without_batch_norms_there_is_nothing_to_synchronise(healthy, models, facts_of):
     assert rule("C7").check(facts_of(healthy, models.tiny("GPT2"))) is None
+
+
+# C8.
+
+
+class Batched(nn.Module):
+    """An embedding, a batch norm over all rows, and a layer that reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm, self.head = nn.Embedding(128, 16), nn.BatchNorm1d(16), nn.Linear(16, 128)
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        return self.head(self.norm(x.flatten(0, 1)).view_as(x))
+
+
+def trained(model):
+    """A few steps in the modes in which its parts are."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_a_batch_norm_that_was_trained_in_evaluation_mode(inspected):
+    model = Batched()
+    model.norm.eval()
+    found = inspected(trained(model)).findings[0]
+    assert (found.rule, found.severity, found.sites) == ("C8", "error", ("norm",))
+    assert found.measured == "1 batch norm with mean 0 and variance 1 in every channel"
+
+
+@pytest.mark.parametrize("make", [lambda: trained(Batched()), lambda: Batched().eval()])
+def test_a_batch_norm_that_gathered_statistics_or_was_never_trained(make, inspected):
+    assert "C8" not in {found.rule for found in inspected(make()).findings}

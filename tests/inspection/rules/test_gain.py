@@ -220,10 +220,11 @@ def test_a_run_with_fresh_weights_had_nothing_to_load(models, inspected, facts_o
 
 def test_a_gain_that_is_made_in_another_way_is_another_rules(models, inspected, finding):
     class Longer(nn.LayerNorm):
-        """A Nemotron norm whose rows are 1 % too long: its gain is no entry of a parameter."""
+        """A Nemotron norm whose gain and bias are multiplied by two numbers: they are no entries of parameters."""
 
         def forward(self, x):
-            return 1.01 * nn.functional.layer_norm(x, self.normalized_shape, 1 + self.weight, self.bias, self.eps)
+            gain, bias = 1.01 * (1 + self.weight), 1.02 * self.bias
+            return nn.functional.layer_norm(x, self.normalized_shape, gain, bias, self.eps)
 
     model = models.train(models.tiny("Nemotron"))
     stock = model.model.norm

@@ -8,7 +8,8 @@ epsilon.py      A: eps as a clamp or none, of the dtype, lost in 16 bits, under 
 arithmetic.py   A: homogeneity, cancellation, degenerate rows
 gain.py         B: gain and bias
 parameters.py   B: start, decay, training and gradient of gains and biases
-coupling.py     C: axes, heads, time, batch, padding
+axes.py         C: axes, heads
+coupling.py     C: time, batch, padding, ranks
 placing.py      D: where the norms sit
 wiring.py       D: what was declared, norms used twice, norms that overwrite
 precision.py    E: 16-bit statistics, overflow, NaN
@@ -30,6 +31,7 @@ from itertools import chain
 from normkit.inspection.result import Check, Finding, Status
 from normkit.inspection.rules import (
     arithmetic,
+    axes,
     backend,
     coupling,
     depth,
@@ -57,7 +59,7 @@ def _place(rule: Rule) -> tuple[str, int]:
 
 
 _GROUPS = (
-    *(formula, epsilon, arithmetic, gain, parameters, coupling, placing, wiring),
+    *(formula, epsilon, arithmetic, gain, parameters, axes, coupling, placing, wiring),
     *(precision, backend, replicas),
     *(dynamics, depth, descent, lengths, start),
 )

@@ -8,6 +8,7 @@ from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_INTENT, Facts, Outcome, Rule, counted, percent
+from normkit.inspection.rules.scale import HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
 
 _HALF = ("float16", "bfloat16")
@@ -85,16 +86,39 @@ def _off_its_formula(facts: Facts) -> Outcome:
         for other in facts.others
         if (spec := facts.intended_at(other.path)) is not None and _is_of_no_formula(other, facts)
     ]
+    scaled = [case for site in facts.sites if (case := _other_factor(site, facts)) is not None]
+    told = {case.path for case in scaled}
     unknown += [
         Case(site.path, "warning", 0.0, f"{site.path}: {facts.source_at(site.path)} says {spec}; its gain is no such")
         for site in facts.sites
-        if facts.is_gain_open(site)
+        if site.path not in told
+        and facts.is_gain_open(site)
         and (spec := facts.intended(site)) is not None
         and spec.weight_offset != site.spec.weight_offset
         and not facts.is_stock(site.path)
     ]
-    words = "outputs off their own formula" if cases else "outputs of no formula that is known"
-    return hit([*cases, *unknown], f"{words} at {counted(len(cases) + len(unknown), 'norm')}")
+    groups = (
+        (cases, "off their own formula"),
+        (unknown, "of no formula that is known"),
+        (scaled, "multiplied by a number that is not meant"),
+    )
+    words = next((words for group, words in groups if group), "")
+    everything = [*cases, *unknown, *scaled]
+    return hit(everything, f"outputs {words} at {counted(len(everything), 'norm')}")
+
+
+def _other_factor(site: Site, facts: Facts) -> Case | None:
+    """Gain and bias are multiplied by a number that is not meant."""
+    if facts.intended(site) is None or facts.is_stock(site.path):
+        return None
+    declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
+    meant = 1.0 if declared is None else declared.factor
+    change = site.factor / meant - 1.0
+    if severity_of(abs(change)) == "note":
+        return None
+    line = f"{site.path}: its output is {site.factor:g} times what its gain and bias make of a row, "
+    line += f"{facts.source_at(site.path)} says " + ("once" if meant == 1 else f"{meant:g} times")
+    return Case(site.path, severity_of(abs(change)), abs(change), line)
 
 
 def _is_of_no_formula(other: OtherNorm, facts: Facts) -> bool:
@@ -152,8 +176,9 @@ RULES = (
         threshold=(
             f"an output off its formula in float64 by more than {_OFF['float32']:g} machine epsilons of float32 "
             f"(error) or {_OFF['bfloat16']:g} of a 16-bit dtype, {_NARROW:g} times that with 16-bit statistics "
-            f"(warning), {percent(_WRONG)} of the row's largest output there (error); or a norm that no spec describes "
-            "where the config's class or the intent file has one (error)"
+            f"(warning), {percent(_WRONG)} of the row's largest output there (error); a norm that no spec describes "
+            "where the config's class or the intent file has one (error), or one whose output is multiplied by another "
+            f"number than there, by {percent(VISIBLE)} (warning) or {percent(HARMFUL)} (error)"
         ),
         source="microsoft/onnxruntime#29034, pytorch/pytorch#66707; norms of 16 families stay below 1.5 epsilons",
         why=(

@@ -6,17 +6,9 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from normkit.inspection.rules.rule import (
-    NO_TRAINING,
-    Facts,
-    Hit,
-    NotChecked,
-    Outcome,
-    Rule,
-    counted,
-    percent,
-    shortened,
-)
+from normkit.inspection.result import Severity
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import NO_TRAINING, Facts, Hit, NotChecked, Outcome, Rule, counted, percent
 from normkit.inspection.training import Series, Training
 
 _IDLE_SHARE, _IDLE_COSINE, _IDLE_BLOCKS = 0.02, 0.998, 0.25
@@ -34,20 +26,20 @@ def _blocks_do_nothing(facts: Facts) -> Outcome:
     idle = [block for block in seen if block.branch_share < _IDLE_SHARE and block.cosine > _IDLE_COSINE]
     if len(idle) <= _IDLE_BLOCKS * len(seen):
         return None
-    return Hit(
-        # Branches that start at zero are a design, and training is to move them; a watch sees how they started.
-        severity="warning" if facts.training is None and _is_trained(facts) else "note",
-        sites=tuple(block.path for block in idle),
-        measured=f"{len(idle)} of {counted(len(seen), 'block')} change their stream by under {percent(_IDLE_SHARE)}",
-        evidence=shortened(
-            [
-                f"{block.path}: the median row changes by {percent(block.branch_share)} of its length, cosine between "
-                f"before and after {block.cosine:.4f}"
-                for block in idle
-            ],
-            "block",
-        ),
-    )
+    # Branches that start at zero are a design, and training is to move them; a watch sees how they started.
+    severity: Severity = "warning" if facts.training is None and _is_trained(facts) else "note"
+    cases = [
+        Case(
+            block.path,
+            severity,
+            0.0,
+            f"{block.path}: the median row changes by {percent(block.branch_share)} of its length, cosine between "
+            f"before and after {block.cosine:.4f}",
+        )
+        for block in idle
+    ]
+    measured = f"{len(idle)} of {counted(len(seen), 'block')} change their stream by under {percent(_IDLE_SHARE)}"
+    return hit(cases, measured, "block")
 
 
 def _is_trained(facts: Facts) -> bool:

@@ -7,6 +7,7 @@ from statistics import median
 
 from normkit.inspection.history import LIMIT, Jump, jumps, movers
 from normkit.inspection.pace import FASTEST_LIMIT, GAIN_LIMIT, TYPICAL_LIMIT, Pace, paces, too_fast
+from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import (
     NO_RUN,
     NO_TRAINING,
@@ -145,19 +146,17 @@ def _optimizer_eps(facts: Facts) -> Outcome:
     if len(drowned) <= _EPS_TENSORS * len(weights):
         return None
     drowned.sort(key=lambda each: -each.optimizer_eps_share)
-    return Hit(
-        severity="warning",
-        sites=tuple(each.path for each in drowned),
-        measured=f"the optimizer's eps counts in {len(drowned)} of {counted(len(weights), 'weight')}",
-        evidence=shortened(
-            [
-                f"{each.path}: for {percent(each.optimizer_eps_share)} of its elements the gradient's rms is below ten "
-                f"times the eps; last gradient rms {each.gradient_rms:.2g}"
-                for each in drowned
-            ],
-            "weight",
-        ),
-    )
+    cases = [
+        Case(
+            each.path,
+            "warning",
+            each.optimizer_eps_share,
+            f"{each.path}: for {percent(each.optimizer_eps_share)} of its elements the gradient's rms is below ten "
+            f"times the eps; last gradient rms {each.gradient_rms:.2g}",
+        )
+        for each in drowned
+    ]
+    return hit(cases, f"the optimizer's eps counts in {len(drowned)} of {counted(len(weights), 'weight')}", "weight")
 
 
 def _updates_too_large(facts: Facts) -> Outcome:

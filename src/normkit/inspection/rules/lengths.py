@@ -16,7 +16,6 @@ from normkit.inspection.rules.rule import (
     Rule,
     counted,
     percent,
-    shortened,
 )
 
 _SHORT_ROWS = 0.01
@@ -65,12 +64,12 @@ def _not_orthogonal(facts: Facts) -> Outcome:
     if not wrong:
         return None
     wrong.sort(key=lambda each: -abs(each.cosine))
-    return Hit(
-        severity="warning",
-        sites=tuple(each.path for each in wrong),
-        measured=f"cosine {wrong[0].cosine:.2g} between {wrong[0].path} and its gradient, 0 where a norm follows",
-        evidence=shortened([f"{each.path}: cosine {each.cosine:.2g}, rms {each.rms:.2g}" for each in wrong], "weight"),
-    )
+    cases = [
+        Case(each.path, "warning", abs(each.cosine), f"{each.path}: cosine {each.cosine:.2g}, rms {each.rms:.2g}")
+        for each in wrong
+    ]
+    measured = f"cosine {wrong[0].cosine:.2g} between {wrong[0].path} and its gradient, 0 where a norm follows"
+    return hit(cases, measured, "weight")
 
 
 RULES = (

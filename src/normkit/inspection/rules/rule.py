@@ -41,6 +41,7 @@ class Facts:
         training: What was seen of a training run, or None.
         leaks: Rows that moved when others, which they should not know of, were changed; None where it was not tried.
         shared: Norms that serve several places, by path.
+        ungathered: Batch norms that were trained or loaded without running statistics, by path.
     """
 
     model: ModelFacts
@@ -55,6 +56,7 @@ class Facts:
     training: Training | None = None
     leaks: tuple[Leak, ...] | None = None
     shared: Mapping[str, Sharing] = field(default_factory=dict)
+    ungathered: tuple[str, ...] = ()
 
     def intended(self, site: Site) -> NormSpec | None:
         """What is meant at this site: as declared, else what the config's class computes; None if that is unknown."""

@@ -1,0 +1,129 @@
+"""Group C, axes: which elements make a row. Along another axis than the features, or over another number of heads."""
+
+from __future__ import annotations
+
+from normkit.inspection.result import Site
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import NO_BASELINE, Facts, Outcome, Rule, counted
+from normkit.spec import Axes
+
+_LAST: Axes = (-1,)
+
+
+def _wrong_axis(facts: Facts) -> Outcome:
+    """Other axes than declared; or over the tokens of a (B, T, D) stream whose other norms take its features."""
+    width = facts.model.width
+    along_features = [site for site in facts.sites if site.spec.axes == _LAST and site.input.features == width]
+    cases: list[Case] = []
+    for site in facts.sites:
+        seen, meant = _axes(site.spec.axes, site.spec.groups), _declared_axes(site, facts)
+        if meant is not None:
+            if seen != meant:
+                cases.append(Case(site.path, "error", 0.0, f"{site.path}: its rows are {seen}, declared are {meant}"))
+            continue
+        over_tokens = [other for other in facts.sites if _spans_tokens(other, facts)]
+        if site in over_tokens and len(along_features) > len(over_tokens) and not facts.is_stock(site.path):
+            line = f"{site.path}: its rows are {seen}; those of {counted(len(along_features), 'other norm')} are "
+            line += f"{_axes(_LAST, 1)}, the {width} features of the stream"
+            cases.append(Case(site.path, "error", 0.0, line))
+    for other in facts.others:
+        found, spec = other.passport.readings.get("coupled axes"), facts.intended_at(other.path)
+        if found is not None and spec is not None and not facts.is_stock(other.path):
+            meant = f"{facts.source_at(other.path)} says {_axes(spec.axes, spec.groups)}"
+            cases.append(Case(other.path, "error", 0.0, f"{other.path}: {found.evidence[0]}; {meant}"))
+    return hit(cases, f"{counted(len(cases), 'norm')} over other axes than the features")
+
+
+def _declared_axes(site: Site, facts: Facts) -> str | None:
+    if facts.baseline is not None and (declared := facts.baseline.norms.get(site.path)) is not None:
+        return _axes(declared.spec.axes, declared.spec.groups)
+    stock = None if facts.intent is None else facts.intent.specs.get(site.path)
+    # The stock norm was identified on one row, which tells trailing features and nothing else.
+    if stock is None or stock.axes != _LAST or facts.is_stock(site.path):
+        return None
+    return _axes(stock.axes, stock.groups)
+
+
+def _spans_tokens(site: Site, facts: Facts) -> bool:
+    """Its input is (B, T, D), and a row holds several tokens."""
+    passport = facts.passports.get(site.path)
+    shape = () if passport is None else passport.shape
+    if len(shape) != 3 or shape[-1] != facts.model.width:
+        return False
+    return site.spec.axes in ((1,), (-2, -1)) or (site.spec.axes == "all_but_batch" and site.spec.groups == 1)
+
+
+def _axes(axes: Axes, groups: int) -> str:
+    if axes == "all_but_batch":
+        words = "all of a sample"
+    else:
+        words = f"along axis {axes[0]}" if len(axes) == 1 else f"along axes {', '.join(map(str, axes))}"
+    return words if groups == 1 else f"{words}, in {groups} groups"
+
+
+def _heads_mixed(facts: Facts) -> Outcome:
+    """Query and key norms over another number of heads than declared."""
+    cases: list[Case] = []
+    undeclared = False
+    for site in facts.sites:
+        declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
+        if "query-key" not in (site.role, declared.role if declared is not None else "") and site.role != "unknown":
+            continue
+        # What a row holds beside features is then tokens, not heads.
+        if site.spec.axes in ("all_but_batch", (1,)) or _spans_tokens(site, facts):
+            continue
+        n, meant = site.input.features, declared.features if declared is not None else None
+        if meant is None and facts.intent is not None:
+            meant = facts.intent.features.get(site.path)
+        if meant is None:
+            undeclared |= site.role == "query-key" and not facts.is_wired_as_stock(site.path)
+        elif n > meant and n % meant == 0:
+            line = f"{site.path}: a row holds {n // meant} heads of {meant} features, declared is one"
+            cases.append(Case(site.path, "error", 0.0, line))
+        elif n < meant and meant % n == 0:
+            line = f"{site.path}: a row holds {n} features, declared are {meant}, {meant // n} times that"
+            cases.append(Case(site.path, "error", 0.0, line))
+    if not cases and undeclared:
+        return NO_BASELINE
+    return hit(cases, f"{counted(len(cases), 'norm')} of queries or keys over another number of heads than declared")
+
+
+RULES = (
+    Rule(
+        id="C1",
+        title="Rows lie along another axis",
+        severity="error",
+        threshold="other axes or groups than declared; or several tokens in a row where most norms take the features",
+        source="OpenNMT-tf#6, tensorflow-addons#2142",
+        why=(
+            "A norm over the tokens ties each output to how long the text is and to what else stands in it. Shapes "
+            "fit, training runs, and results get worse as soon as lengths differ from those of training."
+        ),
+        remedy=(
+            "normalize the last axis of (batch, token, feature)",
+            "for a norm over channels, transpose to (batch, channel, token) before it and back behind it",
+        ),
+        confirm='nk.identify(module, (2, 5, features)).readings["axes"]: which outputs one input element moves',
+        check=_wrong_axis,
+        follows=("C2",),
+    ),
+    Rule(
+        id="C2",
+        title="Query or key norms span another number of heads",
+        severity="error",
+        threshold="features a row against those declared: one head, or all heads together",
+        source="vllm-project/vllm#16311, OLMo#521",
+        why=(
+            "Normalized head by head, every head has queries of one length; normalized over all heads, only their sum "
+            "is fixed. Weights trained with one form lose accuracy with the other: 4.5 points of MMLU-Pro in one port. "
+            "Both are in use, so only the model's own declaration tells which is right."
+        ),
+        remedy=(
+            "reshape to (..., heads, head_dim) before the norm, or after it, as the reference model does",
+            "if this form is meant, write it into the intent file",
+        ),
+        confirm="the length of the norm's weight in the checkpoint: head_dim, or heads * head_dim",
+        check=_heads_mixed,
+    ),
+)
+"""The rules of this group, in order."""
