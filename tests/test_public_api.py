@@ -16,8 +16,8 @@ SIGNATURES = (ROOT / "tests" / "signatures.txt").read_text(encoding="utf-8").spl
 
 
 def signature(value) -> str:
-    """Names and defaults of the parameters, without annotations."""
-    if isinstance(value, type) and issubclass(value, Exception):
+    """Names and defaults of the parameters, without annotations; empty for an exception and for a constant."""
+    if not callable(value) or (isinstance(value, type) and issubclass(value, Exception)):
         return ""
     given = inspect.signature(value)
     plain = [parameter.replace(annotation=parameter.empty) for parameter in given.parameters.values()]

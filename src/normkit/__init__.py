@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from normkit import errors, geometry, plots, reference, specs, testing
+    from normkit import errors, geometry, plots, reference, specs, study, testing
     from normkit.conversion.result import ConversionReport
     from normkit.conversion.swapping import convert, revert
     from normkit.explorer.exploration import Exploration, explore
@@ -56,6 +56,7 @@ _HOME = {
     "revert": "normkit.conversion.swapping",
     "rms_norm": "normkit.functional",
     "specs": "normkit.specs",
+    "study": "normkit.study",
     "testing": "normkit.testing",
     "watch": "normkit.watching.watcher",
 }
@@ -88,6 +89,7 @@ __all__ = [
     "revert",
     "rms_norm",
     "specs",
+    "study",
     "testing",
     "watch",
 ]

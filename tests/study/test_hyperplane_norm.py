@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import safetensors.torch
 import torch
 from torch.nn import functional as F
 
@@ -45,3 +46,11 @@ def test_what_is_shared_is_the_same_for_every_norm_and_own_directions_differ():
 def test_directions_that_leave_nothing_are_refused():
     with pytest.raises(InputError, match="8 directions leave nothing of a row of 8 features"):
         HyperplaneNorm(torch.eye(N))
+
+
+def test_its_state_can_be_saved_and_read_again():
+    # safetensors refuses what is not contiguous, as the Q of a QR decomposition is not.
+    norm = random_hyperplanes(3, seed=0)(N)
+    again = random_hyperplanes(3, seed=1)(N)
+    again.load_state_dict(safetensors.torch.load(safetensors.torch.save(norm.state_dict())))
+    assert torch.equal(again.directions, norm.directions)

@@ -38,7 +38,7 @@ class HyperplaneNorm(nn.Module):
         if count >= width:
             raise InputError(f"{count} directions leave nothing of a row of {width} features; project out fewer")
         self.eps = eps
-        self.register_buffer("directions", directions)
+        self.register_buffer("directions", directions.contiguous())
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
 
