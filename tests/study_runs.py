@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normkit.errors import InputError
+from normkit.errors import InputError, LostRankError
 from normkit.study.keeping import Keeper
 from normkit.study.laboratory import Laboratory
 from normkit.study.loop import Batch, Point, Recipe, train
 from normkit.study.norms import BatchNorm
-from normkit.study.ranks import LostRankError, Ranks, joined
+from normkit.study.ranks import Ranks, joined
 from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.study.windows import next_token_loss, windows
 

@@ -8,6 +8,7 @@
     |-- KindError (TypeError)      an argument that is no tensor, number or shape; torch raises TypeError
     |-- IdentificationError        a norm that cannot be called, or a passport that cannot be used
     |-- ModelError                 a model or checkpoint that cannot be loaded or run
+    |-- LostRankError              another process of a distributed run has ended
     `-- InputError                 a text, an option or a file that cannot be used
 
 Every message says what was expected, what was given and what to do, on one line.
@@ -46,6 +47,10 @@ class IdentificationError(NormkitError):
 
 class ModelError(NormkitError):
     """A model or checkpoint could not be read, built or run."""
+
+
+class LostRankError(NormkitError):
+    """Another process of the run has ended before its time: nothing more can be computed, what was finished is kept."""
 
 
 class InputError(NormkitError):

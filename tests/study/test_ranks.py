@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from helpers import ROOT
-from normkit.errors import InputError
+from normkit.errors import InputError, LostRankError
 from normkit.study.loop import train
-from normkit.study.ranks import ALONE, LostRankError, Ranks, joined
+from normkit.study.ranks import ALONE, Ranks, joined
 from normkit.study.windows import next_token_loss
 from study_runs import RECIPE, Model, batches, run, shared_runs, state
 

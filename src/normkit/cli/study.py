@@ -15,7 +15,7 @@ import click
 from normkit.cli.pace import duration, paced
 from normkit.cli.request import Request, jobs_of, requested
 from normkit.cli.terminal import one_line, results, shows_progress
-from normkit.errors import NormkitError
+from normkit.errors import LostRankError, NormkitError
 from normkit.files import json_text
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def run_studies(
     request = requested(names, budget, seeds, changed, out=out, resume=resume, device=device, dtype=dtype)
     jobs = jobs_of(jobs, threads, device)
 
-    from normkit.study.ranks import LostRankError, joined
+    from normkit.study.ranks import joined
     from normkit.study.workers import Crew
 
     speaks = int(os.environ.get("RANK", "0")) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from normkit.plots import theme
@@ -26,6 +27,8 @@ _MOST_MARKED = 12
 _MOST_COLUMNS = 3
 # Inches of one row of a legend, and characters that the widest row holds.
 _LEGEND_ROW, _LEGEND_CHARACTERS = 0.24, 84
+# Inches of a figure, of a letter of a name in it, and what a row's name is kept apart by.
+_WIDTH, _LETTER_WIDTH, _MARK_ROOM = 7.2, 0.083, 0.15
 # Share of a log axis that the name of a tick needs.
 _TICK_ROOM = 0.1
 
@@ -218,17 +221,25 @@ def _bar_name(name: str, values: Sequence[float]) -> str:
 
 
 def _draw_marks(chart: Marks) -> Axes:
-    ax = theme.new_axes(7.2, 0.42 * (len(chart.rows) + 1.6))
+    widest = _LETTER_WIDTH * max(map(len, chart.rows), default=0) + _MARK_ROOM
+    # One unit is a column; the names of rows stand left of 0.
+    columns = len(chart.columns) - 0.1
+    left = columns * widest / (_WIDTH - widest)
+    letters = int(_WIDTH / (left + columns) / _LETTER_WIDTH) - 1
+    headings = [fill(name, max(letters, 1), break_long_words=False) for name in chart.columns]
+    lines = max(heading.count("\n") + 1 for heading in headings)
+    ax = theme.new_axes(_WIDTH, 0.42 * (len(chart.rows) + 1) + 0.18 * lines)
     ax.set_axis_off()
-    ax.set_xlim(-1.9, len(chart.columns) - 0.4)
-    ax.set_ylim(len(chart.rows) - 0.4, -1.1)
-    for column, name in enumerate(chart.columns):
-        ax.text(column - 0.32, -0.8, name, va="center", weight="bold")
+    ax.set_xlim(-left, columns)
+    ax.set_ylim(len(chart.rows) - 0.4, -0.65 - 0.43 * lines)
+    for column, heading in enumerate(headings):
+        ax.text(column, -0.65, heading, va="bottom", weight="bold", fontsize=9)
     for place, (name, cells) in enumerate(zip(chart.rows, chart.cells, strict=True)):
         ax.axhline(place - 0.5, color=colour("line"), linewidth=0.8)
-        ax.text(-1.9, place, name, va="center")
+        ax.text(-left, place, name, va="center")
         for column, (holds, number) in enumerate(cells):
             if holds is not None:
-                mark(ax, column - 0.22, place, is_invariant=holds)
-            ax.text(column - 0.08, place, significant(number), va="center", fontsize=8.5, color=colour("muted"))
+                mark(ax, column + 0.08, place, is_invariant=holds)
+            beside = 0.08 + (left + columns) * 0.14 / _WIDTH
+            ax.text(column + beside, place, significant(number), va="center", fontsize=8.5, color=colour("muted"))
     return ax

@@ -21,14 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from normkit.errors import InputError, NormkitError
-
-
-class LostRankError(NormkitError):
-    """Another process of the run has ended before its time: nothing more can be computed, what was finished is kept.
-
-    It is for whoever called `joined` to catch, and no fault of the arm that was being measured.
-    """
+from normkit.errors import InputError, LostRankError
 
 
 @dataclass(frozen=True, kw_only=True)

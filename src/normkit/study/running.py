@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from normkit.errors import InputError
+from normkit.errors import InputError, LostRankError
 from normkit.study import corpus
 from normkit.study.document import document
 from normkit.study.judging import decide
 from normkit.study.place import Place, require_device
-from normkit.study.ranks import ALONE, LostRankError, Ranks
+from normkit.study.ranks import ALONE, Ranks
 from normkit.study.result import Arm, Paired, Settings, Study, StudyResult
 from normkit.study.settings import check_seeds
 from normkit.study.store import Finished, Store
