@@ -108,3 +108,39 @@ def test_one_parameter_in_two_calls_of_a_function() -> None:
         ":layer_norm": (":layer_norm#2",),
         ":layer_norm#2": (":layer_norm",),
     }
+
+
+class Recurrence(nn.Module):
+    """A state that each input enters, normalized at every time, by one norm or by one of a list."""
+
+    def __init__(self, *, listed: bool) -> None:
+        super().__init__()
+        self.embedding, self.recurrent = nn.Embedding(9, 8), nn.Linear(8, 8)
+        self.norms = nn.ModuleList([norm()]) if listed else norm()
+        self.listed = listed
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        one = self.norms[0] if self.listed else self.norms
+        arriving = self.embedding(input_ids)
+        state = torch.zeros_like(arriving[:, 0])
+        for x in arriving.unbind(1):
+            state = torch.tanh(one(x + self.recurrent(state)))
+        return state
+
+
+def test_a_norm_inside_a_recurrence_serves_one_place() -> None:
+    assert shared(Recurrence(listed=False)) == {}
+    assert shared(Recurrence(listed=True)) == {}
+
+
+def test_a_norm_called_more_often_than_the_matrix_beside_it() -> None:
+    class Two(Block):
+        def __init__(self) -> None:
+            super().__init__(norm())
+            self.second = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.second(self.norm(x))
+
+    found = shared(Stack([Two(), Block(norm())], norm()))
+    assert found == {"blocks.0.norm": Sharing(calls=2, around=1, twins=())}

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -145,3 +146,27 @@ def test_ids_stay_integers_and_models_are_placed():
 def test_a_dtype_in_which_nothing_can_be_trained_is_one_line():
     with pytest.raises(InputError, match=r"^expected a dtype of float32, float64, bfloat16, got float16$"):
         laboratory(dtype=torch.float16)
+
+
+def test_a_finished_run_leaves_a_json_line_a_step(tmp_path):
+    run = laboratory(curves=tmp_path / "curves").train(transformer(), RECIPE, batches(), next_token_loss, name="first")
+    (file,) = (tmp_path / "curves").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert file.name == "first.jsonl"
+    assert lines == [
+        {
+            "step": point.step,
+            "loss": point.loss,
+            "learning_rate": point.learning_rate,
+            "gradient_norm": point.gradient_norm,
+        }
+        for point in run.points
+    ]
+
+
+def test_a_loss_that_is_no_number_is_null_in_its_line(tmp_path):
+    model = transformer()
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    laboratory(curves=tmp_path).train(model, RECIPE, batches(), next_token_loss)
+    assert json.loads((tmp_path / "run.jsonl").read_text())["loss"] is None

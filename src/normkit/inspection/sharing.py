@@ -18,7 +18,8 @@ class Sharing:
 
     Attributes:
         calls: Calls in one forward pass.
-        around: Calls of what is around it; a block that runs several times calls each of its norms as often.
+        around: Calls of what is around it; a block that runs several times calls each of its norms as often, and so
+            does a recurrence, in which the matrices beside a norm are called as often as it is.
         twins: Other paths with the same module, or with a module that has the same parameter.
     """
 
@@ -39,7 +40,7 @@ def find_shared(model: nn.Module, structure: Structure) -> dict[str, Sharing]:
     shared = {}
     for site in structure.sites:
         made = structure.forward_calls[site.path]
-        around = _calls_around(site, calls)
+        around = max(_calls_around(site, calls), _calls_in_a_recurrence(model, site, calls))
         if made > around or twins[site.path]:
             shared[site.path] = Sharing(calls=made, around=around, twins=twins[site.path])
     return shared
@@ -57,6 +58,22 @@ def _calls_around(site: NormSite, calls: Mapping[str, int]) -> int:
         if path.startswith(prefix) and not f"{path}.".startswith(f"{site.path}.") and path != parent
     ]
     return max(beside, default=1)
+
+
+def _calls_in_a_recurrence(model: nn.Module, site: NormSite, calls: Mapping[str, int]) -> int:
+    """Calls of the busiest module with a matrix that stands right beside the norm, or beside the list that holds it."""
+    parent = _parent(site.path)
+    while parent and parent not in calls:
+        parent = _parent(parent)
+    prefix = f"{parent}." if parent else ""
+    return max(
+        (
+            calls[f"{prefix}{name}"]
+            for name, module in model.get_submodule(parent).named_children()
+            if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+        ),
+        default=1,
+    )
 
 
 def _twins(model: nn.Module, structure: Structure) -> dict[str, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
+from normkit.files import write_text
 from normkit.study import probing
 from normkit.study.keeping import Keeper
 from normkit.study.loop import Batch, Loss, Observe, Point, Recipe, train
@@ -72,6 +74,7 @@ class Laboratory:
         keep: Folder where unfinished runs are kept, of this arm and seed alone; it is the caller's to remove when the
             arm is done. None keeps nothing.
         keep_seconds: Between two times that a run is kept; at its end it is kept too.
+        curves: Folder in which each finished run leaves NAME.jsonl, one JSON line a step; None leaves nothing.
         ranks: The processes that share each batch.
 
     Raises:
@@ -85,6 +88,7 @@ class Laboratory:
     tell: Callable[[float], None] = lambda _share: None
     keep: Path | None = None
     keep_seconds: float = 20.0
+    curves: Path | None = None
     ranks: Ranks = ALONE
     _names: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
@@ -158,6 +162,8 @@ class Laboratory:
                 keeper=self._keeper(name),
                 ranks=self.ranks,
             )
+            if self.curves is not None:
+                write_text(self.curves / f"{name}.jsonl", "".join(map(_line, points)))
             looked_at = next(supply, supply.last) if held_out is None else held_out
             return Run(points=points, findings=probing.findings(model, looked_at, placed_loss))
 
@@ -180,6 +186,17 @@ class Laboratory:
                 return loss_of(model, tuple(moved(tensor) for tensor in batch))
 
         return loss
+
+
+def _line(point: Point) -> str:
+    """A step as a line of JSON; a number that is not finite is null."""
+    numbers = {
+        "step": point.step,
+        "loss": point.loss,
+        "learning_rate": point.learning_rate,
+        "gradient_norm": point.gradient_norm,
+    }
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in numbers.items()}) + "\n"
 
 
 class _Supply:

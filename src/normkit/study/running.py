@@ -164,6 +164,7 @@ class _Sitting:
                 device=self._place.device,
                 dtype=self._place.dtype,
                 keep=self._run_folder(arm, seed),
+                curves=None if self._store is None else self._store.curve_folder(arm.name, seed),
                 ranks=self._place.ranks,
             )
             for seed in self._seeds

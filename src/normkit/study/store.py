@@ -3,6 +3,7 @@
 configuration.json   what decides the numbers: settings, device, versions, data
 arms/ARM-SEED.json   one finished arm with one seed
 runs/ARM-SEED/       what an unfinished one keeps of its training runs
+curves/ARM-SEED/     a file a training run, one JSON line a step
 log.jsonl            one line a finished arm, in the order of their ends
 results.json         everything, without times: the same numbers are the same bytes
 """
@@ -95,6 +96,10 @@ class Store:
     def run_folder(self, arm: str, seed: int) -> Path:
         """Where an unfinished arm may keep its training runs; it is made by who writes there."""
         return self.folder / "runs" / f"{self._names[arm]}-{seed}"
+
+    def curve_folder(self, arm: str, seed: int) -> Path:
+        """Where an arm leaves the curves of its training runs; it is made by who writes there."""
+        return self.folder / "curves" / f"{self._names[arm]}-{seed}"
 
     def keep(self, arm: str, seed: int, finished: Finished) -> None:
         """Write what an arm gave, then its line in the log, and drop what was kept of its runs.

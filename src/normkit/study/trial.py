@@ -35,6 +35,7 @@ class Trial:
         device: Where.
         dtype: Of parameters and batches.
         keep: Folder for its unfinished training runs; None keeps none.
+        curves: Folder for the curves of its finished ones; None leaves none.
         ranks: The processes that share each batch.
     """
 
@@ -45,6 +46,7 @@ class Trial:
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     keep: Path | None = None
+    curves: Path | None = None
     ranks: Ranks = ALONE
 
     def perform(self, tell: Callable[[float], None]) -> Outcome:
@@ -58,6 +60,7 @@ class Trial:
             dtype=self.dtype,
             tell=_seldom(tell),
             keep=self.keep,
+            curves=self.curves,
             ranks=self.ranks,
         )
         text = json.dumps(_plain(self.measure(laboratory, self.arm)), allow_nan=False)
