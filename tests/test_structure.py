@@ -67,7 +67,7 @@ EXTRA_TESTS = {
     "test_public_api.py": "what `import normkit` offers",
     **{
         f"claims/test_{name}.py": "docs/claims.md"
-        for name in ("ledger", "definition", "centring", "shape", "gradient", "scores", "batch", "practice")
+        for name in ("ledger", "definition", "centring", "shape", "gradient", "scores", "batch", "practice", "training")
     },
     "explorer/test_hosts.py": "the page on a disk, in a sandboxed frame and without scripts",
     "explorer/test_layout.py": "the page in every window and scheme",
