@@ -95,7 +95,7 @@ _SMALL_BATCHES = Claim(
 )
 
 _MODES = Claim(
-    says="a net with BatchNorm is another function in evaluation than in training, the more so the smaller its batches",
+    says="A net with BatchNorm is another function in evaluation than in training, the more so the smaller its batches",
     source="Ioffe 2017, arXiv:1702.03275, sections 1 and 2",
     conditions=(
         Condition(
@@ -171,7 +171,7 @@ _IMAGES = Claim(
 )
 
 _SPEED = Claim(
-    says="a CNN with BatchNorm takes fewer steps than one without a norm",
+    says="A CNN with BatchNorm takes fewer steps than one without a norm",
     source="Ioffe & Szegedy 2015, arXiv:1502.03167, abstract",
     conditions=(
         Condition(
@@ -237,7 +237,7 @@ _TEXT = Claim(
 )
 
 _FLUCTUATION = Claim(
-    says="batch statistics of text fluctuate more than those of images, and running ones do not stand in for them",
+    says="Batch statistics of text fluctuate more than those of images, and running ones do not stand in for them",
     source="Shen et al. 2020, arXiv:2003.07845, section 3 and figure 1",
     conditions=(
         Condition(
@@ -266,7 +266,7 @@ _FLUCTUATION = Claim(
 )
 
 _VARIANCE = Claim(
-    says="the variance that BatchNorm estimates scatters as sqrt(2 / (N - 1)) over batches of N rows",
+    says="The variance that BatchNorm estimates scatters as sqrt(2 / (N - 1)) over batches of N rows",
     source="the variance of a chi-squared distribution",
     conditions=(
         Condition(

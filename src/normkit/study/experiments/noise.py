@@ -176,7 +176,7 @@ _REDUCES = Claim(
 )
 
 _NOT_WHY = Claim(
-    says="that is not why it helps: with noise under which inputs shift more than without a norm, it still helps",
+    says="That is not why it helps: with noise under which inputs shift more than without a norm, it still helps",
     source="Santurkar et al. 2018, arXiv:1805.11604, section 2.1 and figure 2",
     conditions=(
         *(_faster(*noise) for noise in _NOISES),
@@ -195,7 +195,7 @@ _NOT_WHY = Claim(
 )
 
 _HARMLESS = Claim(
-    says="with that noise it trains as fast as without",
+    says="With that noise it trains as fast as without",
     source="Santurkar et al. 2018, arXiv:1805.11604, section 2.1 and figure 2",
     conditions=(
         *(_as_fast(*noise) for noise in _NOISES),
