@@ -55,8 +55,8 @@ random, and the model is inspected, or trained for {steps} steps under a watch. 
 **Named**: the first finding of the report is that of the rule, or of one of the rules, in the second column.
 **Placed**: named, and the finding's sites are the planted ones and no others; of what is felt by all that follows (NaN,
 and faults of a run), the planted one first; of what strikes in one step of a run, "where it began" names that step and
-place. Models of transformers are held to their config's class, plain ones and the studies' own transformer to an intent file
-written before the fault, and "bare" ones to nothing.
+place. Models of transformers are held to their config's class, plain ones and the studies' own transformer to an intent
+file written before the fault, and "bare" ones to nothing.
 
 Of the 51 faults of the catalogue four have no rule: gains that a rewriting tool took without their offset (it takes
 model and rewrite side by side: `normkit identify A --against B`), query and key norms that each rank takes alone (it
