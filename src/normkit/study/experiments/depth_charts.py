@@ -11,6 +11,9 @@ from normkit.study.result import Paired, Settings
 VARIANTS = ("no norm", "post", "pre", "peri", "DeepNorm", "depth-scaled")
 """Arms that are measured at the start, in the order of the legend."""
 
+NORMED = VARIANTS[1:]
+"""Those with a norm: beside one without, nothing of how they differ is to be seen."""
+
 LONG = "pre, longer windows"
 """One more arm at the start."""
 
@@ -29,7 +32,7 @@ def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, .
 
     def over_depth(quantity: str) -> tuple[Line, ...]:
         depths = seeds[0]["pre"]["depths"]
-        return tuple(line(name, depths, [curve(paired[name][quantity]) for paired in seeds]) for name in VARIANTS)
+        return tuple(line(name, depths, [curve(paired[name][quantity]) for paired in seeds]) for name in NORMED)
 
     def over_blocks(quantity: str, first: int) -> tuple[Line, ...]:
         blocks = range(first, first + len(seeds[0]["pre"][quantity]))
@@ -52,8 +55,8 @@ def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, .
         Curves(
             name="depth-gradient",
             title="Gradient of the last MLP against depth",
-            caption="Norm of the gradient of its two matrices under the loss of one token; a power law is a line.",
-            description="Post is level; pre, peri and DeepNorm fall like the inverse root of the depth; no norm rises.",
+            caption="Norm of the gradient of its two matrices under the loss of one token, with norms; a power law is a line.",
+            description="Post is level; pre, peri and DeepNorm fall like the inverse root of the depth.",
             x_label="layers",
             y_label="gradient norm",
             panels=(("", over_depth("last_gradient")),),
@@ -73,7 +76,7 @@ def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, .
         Curves(
             name="depth-change",
             title="Change of the output when all matrices change by one part in a thousand",
-            caption="Mean squared change of what the unembedding reads, over the square of the relative change.",
+            caption="Mean squared change of what the unembedding reads, over the square of the relative change; with norms.",
             description="Post rises faster than the depth, pre like its logarithm, DeepNorm falls.",
             x_label="layers",
             y_label="change / relative change^2",
