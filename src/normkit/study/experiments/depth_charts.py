@@ -55,7 +55,7 @@ def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, .
         Curves(
             name="depth-gradient",
             title="Gradient of the last MLP against depth",
-            caption="Norm of the gradient of its two matrices under the loss of one token, with norms; a power law is a line.",
+            caption="Gradient norm of its two matrices under the loss of one token; a power law is a line.",
             description="Post is level; pre, peri and DeepNorm fall like the inverse root of the depth.",
             x_label="layers",
             y_label="gradient norm",
@@ -76,7 +76,7 @@ def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, .
         Curves(
             name="depth-change",
             title="Change of the output when all matrices change by one part in a thousand",
-            caption="Mean squared change of what the unembedding reads, over the square of the relative change; with norms.",
+            caption="Mean squared change of what the unembedding reads, over the square of the relative change.",
             description="Post rises faster than the depth, pre like its logarithm, DeepNorm falls.",
             x_label="layers",
             y_label="change / relative change^2",
