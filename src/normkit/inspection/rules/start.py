@@ -29,7 +29,9 @@ def _poor_start(facts: Facts) -> Outcome:
     if loss < _UNTRAINED * uniform:
         return None
     lines = []
-    if loss > _POOR_START * uniform:
+    # Where the model is called several times in a step, its loss may be the sum of as many.
+    loss_of_a_call = loss / _calls_a_step(facts)
+    if loss_of_a_call > _POOR_START * uniform:
         lines.append(
             f"the first loss is {loss:.3g}; one that guesses all {training.vocabulary} entries alike has {uniform:.3g}"
         )
@@ -42,11 +44,16 @@ def _poor_start(facts: Facts) -> Outcome:
     if not lines:
         return None
     return Hit(
-        severity="error" if loss > _BAD_START * uniform else "warning",
+        severity="error" if loss_of_a_call > _BAD_START * uniform else "warning",
         sites=(place,) if logits > _LARGE_LOGITS else (),
         measured=f"first loss {loss:.3g}, {loss / uniform:.3g} times log({training.vocabulary})",
         evidence=tuple(lines),
     )
+
+
+def _calls_a_step(facts: Facts) -> int:
+    """How many times the model was called in the step that was measured last."""
+    return max(1, min((site.calls // max(site.forward_calls, 1) for site in facts.sites), default=1))
 
 
 def start_of(training: Training, name: Quantity) -> float:
