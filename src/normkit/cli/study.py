@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -153,10 +154,13 @@ def run_studies(
             paced(request.seconds, shown=speaks and shows_progress(quiet=quiet or as_json)) as begin,
         ):
             done = _run(request, crew, ranks, begin)
-    except LostRankError:
+    except LostRankError as error:
         if speaks:
-            raise
-        ctx.exit(_NOT_RUN)
+            click.echo(f"normkit: {one_line(str(error))}", err=True)
+        # Threads of the backend wait for the process that has gone; the interpreter's own end could abort on them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_NOT_RUN)
     except KeyboardInterrupt:
         if speaks:
             click.echo(f"normkit: interrupted; finished arms are kept in {out}: --resume goes on from there", err=True)
