@@ -18,7 +18,7 @@ from normkit.study import probing
 from normkit.study.keeping import Keeper
 from normkit.study.loop import Batch, Loss, Observe, Point, Recipe, train
 from normkit.study.ranks import ALONE, Ranks
-from normkit.study.result import Settings
+from normkit.study.result import Settings, integer
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -100,9 +100,7 @@ class Laboratory:
 
     def integer(self, name: str) -> int:
         """A setting that is a whole number."""
-        value = self.settings[name]
-        assert isinstance(value, int)
-        return value
+        return integer(self.settings, name)
 
     def number(self, name: str) -> float:
         """A setting that is a number."""

@@ -16,6 +16,21 @@ Setting = bool | int | float | str | tuple[int, ...] | tuple[float, ...]
 
 Settings = Mapping[str, Setting]
 
+
+def integer(settings: Settings, name: str) -> int:
+    """A setting that is a whole number."""
+    value = settings[name]
+    assert isinstance(value, int)
+    return value
+
+
+def numbers(settings: Settings, name: str) -> tuple[float, ...]:
+    """A setting that is several numbers."""
+    values = settings[name]
+    assert isinstance(values, tuple)
+    return values
+
+
 Measurement = Mapping[str, Any]
 """What one arm gave with one seed: names -> numbers or lists of numbers, ready for JSON; None is no finite number."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from normkit.study.chart import Bars, Chart, Curves, Line, Marks, line
 from normkit.study.experiments.batch_models import NORMS, VARIANCE_SIZES
-from normkit.study.result import Paired, Settings
+from normkit.study.result import Paired, Settings, integer, numbers
 from normkit.study.speed import descent
 from normkit.study.statistics import interval
 
@@ -33,7 +33,7 @@ def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, .
 
 
 def _errors(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
-    sizes = _numbers(settings, "batch_sizes")
+    sizes = numbers(settings, "batch_sizes")
     return Curves(
         name="batch-size-error",
         title="Error of an MLP by batch size",
@@ -49,7 +49,7 @@ def _errors(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
 
 
 def _gaps(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
-    sizes = _numbers(settings, "batch_sizes")
+    sizes = numbers(settings, "batch_sizes")
     return Curves(
         name="mode-gap",
         title="Loss in evaluation mode against training mode",
@@ -71,7 +71,7 @@ def _gaps(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
 
 
 def _sequences(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
-    rows = _numbers(settings, "extra_rows")
+    rows = numbers(settings, "extra_rows")
     return Curves(
         name="recurrent-error",
         title="A recurrent net on sequences longer than those it was trained on",
@@ -92,7 +92,7 @@ def _sequences(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
 
 
 def _images(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
-    steps = int(str(settings["image_steps"]))
+    steps = integer(settings, "image_steps")
     return Curves(
         name="cnn-loss",
         title="A small CNN with each norm",
@@ -108,7 +108,7 @@ def _images(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
                     for norm in ("BatchNorm", "LayerNorm", "no norm")
                 ),
             )
-            for size in _numbers(settings, "image_batch_sizes")
+            for size in numbers(settings, "image_batch_sizes")
         ),
     )
 
@@ -119,7 +119,7 @@ def _descents(label: str, measured: Mapping[int, Paired], arm: str, steps: int) 
 
 
 def _texts(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
-    rate = _numbers(settings, "text_rates")[-1]
+    rate = numbers(settings, "text_rates")[-1]
 
     def held_out(norm: str, name: str) -> tuple[float, ...]:
         return tuple(float(paired[f"Transformer: {norm}, rate {rate:g}"][name]) for paired in measured.values())
@@ -179,12 +179,6 @@ def _variances(measured: Mapping[int, Paired]) -> Chart:
         x_log=True,
         y_log=True,
     )
-
-
-def _numbers(settings: Settings, name: str) -> tuple[float, ...]:
-    values = settings[name]
-    assert isinstance(values, tuple)
-    return tuple(float(value) for value in values)
 
 
 def _over(measured: Mapping[int, Paired], arm: str, sizes: Sequence[float], name: str) -> list[list[float]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from normkit.study.chart import Bars, Chart, Curves, line
 from normkit.study.curves import curve
 from normkit.study.experiments.centring_arms import arms, measure
-from normkit.study.result import Claim, Condition, Paired, Settings, Study
+from normkit.study.result import Claim, Condition, Paired, Settings, Study, integer
 
 _DRIFTING = ("LayerNorm", "RMSNorm", "hyperplane")
 
@@ -140,7 +140,7 @@ def _shares(name: str, title: str, description: str, quantity: str, settings: Se
         y_label="share of the energy",
         panels=(("", lines),),
         y_log=True,
-        reference=(1 / int(str(settings["width"])), "chance, 1/n"),
+        reference=(1 / integer(settings, "width"), "chance, 1/n"),
     )
 
 

@@ -16,7 +16,7 @@ from normkit.study.hyperplane_norm import HyperplaneNorm, random_hyperplanes
 from normkit.study.laboratory import Laboratory
 from normkit.study.loop import Observe, Recipe
 from normkit.study.norms import NormLayer
-from normkit.study.result import Arm, Measurement, Settings
+from normkit.study.result import Arm, Measurement, Settings, integer
 from normkit.study.transformer import Residual, Transformer, TransformerConfig
 from normkit.study.windows import held_out_loss, next_token_loss, text_of_the_library, windows
 
@@ -56,7 +56,7 @@ def _norm(name: str, seed: int) -> NormLayer:
 
 def arms(settings: Settings) -> tuple[Arm, ...]:
     """Norms in a shallow model, and some of them in a deep one."""
-    deep = int(str(settings["deep_layers"]))
+    deep = integer(settings, "deep_layers")
     return (
         *(Arm(name=norm, choices={"norm": norm, "layers": settings["layers"]}) for norm in _SHALLOW),
         *(Arm(name=f"{norm}, deep", choices={"norm": norm, "layers": deep}, cost=1.5) for norm in _DEEP),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.curves import curve
-from normkit.study.result import Paired, Settings
+from normkit.study.result import Paired, Settings, integer
 
 VARIANTS = ("no norm", "post", "pre", "peri", "DeepNorm", "depth-scaled")
 """Arms that are measured at the start, in the order of the legend."""
@@ -38,7 +38,7 @@ def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, .
         blocks = range(first, first + len(seeds[0]["pre"][quantity]))
         return tuple(line(name, blocks, [curve(paired[name][quantity]) for paired in seeds]) for name in VARIANTS)
 
-    steps = range(1, int(str(settings["steps"])) + 1)
+    steps = range(1, integer(settings, "steps") + 1)
     trained = settings["trained_layers"]
     assert isinstance(trained, tuple)
     return (

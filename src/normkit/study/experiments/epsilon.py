@@ -11,9 +11,10 @@ import torch
 from normkit import reference
 from normkit.spec import EpsPlacement, NormSpec
 from normkit.study.chart import Chart, Curves, Marks, line
+from normkit.study.curves import mean_of_last
 from normkit.study.laboratory import Laboratory
 from normkit.study.loop import Recipe
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, numbers
 from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.study.windows import next_token_loss, text_of_the_library, windows
 
@@ -37,19 +38,13 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
     trained = [
         Arm(name=_trained(eps, small), choices={"eps": eps, "small": small})
         for small in (False, True)
-        for eps in _numbers(settings, "trained_sizes")
+        for eps in numbers(settings, "trained_sizes")
     ]
     return (*short, *halves, *trained)
 
 
 def _trained(eps: float, small: bool) -> str:
     return f"trained with eps {eps:g}{', small embeddings' if small else ''}"
-
-
-def _numbers(settings: Settings, name: str) -> tuple[float, ...]:
-    numbers = settings[name]
-    assert isinstance(numbers, tuple)
-    return numbers
 
 
 def _measure(lab: Laboratory, arm: Arm) -> Measurement:
@@ -72,7 +67,7 @@ def _kept(lab: Laboratory, placement: EpsPlacement) -> Measurement:
     """The rms with which rows of each rms leave a LayerNorm of eps 1e-5."""
     spec = NormSpec(eps=_EPS, eps_placement=placement, has_weight=False, has_bias=False)
     x = _rows(lab)
-    scales = _numbers(lab.settings, "scales")
+    scales = numbers(lab.settings, "scales")
     return {"kept": [reference.forward(scale * x, spec).square().mean().sqrt().item() for scale in scales]}
 
 
@@ -81,7 +76,7 @@ def _half(lab: Laboratory, *, wide: bool) -> Measurement:
     x = _rows(lab).half()
     off: list[float | None] = []
     finite: list[bool] = []
-    for eps in _numbers(lab.settings, "sizes"):
+    for eps in numbers(lab.settings, "sizes"):
         narrow: dict[str, Any] = {} if wide else {"statistics_dtype": "input", "cast": "none"}
         spec = NormSpec(eps=eps, has_weight=False, has_bias=False, **narrow)
         rms = reference.forward(x, spec).double().square().mean().sqrt().item()
@@ -107,10 +102,9 @@ def _train(lab: Laboratory, arm: Arm) -> Measurement:
     recipe = Recipe(steps=lab.integer("steps"), learning_rate=lab.number("learning_rate"), warmup=10)
     batches = windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed)
     run = lab.train(model, recipe, batches, next_token_loss)
-    last = [run.capped(point.loss) for point in run.points[-_LAST:]]
     return {
         "losses": run.losses,
-        "last": sum(last) / len(last),
+        "last": mean_of_last(run, _LAST),
         "diverged": run.diverged,
         "findings": list(run.findings),
     }
@@ -195,7 +189,7 @@ _CLAIMS = (
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
     seeds = measured.values()
-    sizes, trained = _numbers(settings, "sizes"), _numbers(settings, "trained_sizes")
+    sizes, trained = numbers(settings, "sizes"), numbers(settings, "trained_sizes")
     return (
         Curves(
             name="epsilon-length",
@@ -208,7 +202,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
                 (
                     "",
                     tuple(
-                        line(arm, _numbers(settings, "scales"), [paired[arm]["kept"] for paired in seeds])
+                        line(arm, numbers(settings, "scales"), [paired[arm]["kept"] for paired in seeds])
                         for arm in _PLACEMENTS.values()
                     ),
                 ),

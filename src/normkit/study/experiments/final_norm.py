@@ -16,7 +16,7 @@ from normkit.study.growth import exponent
 from normkit.study.laboratory import Laboratory
 from normkit.study.loop import Recipe
 from normkit.study.propagation import gradient_norm, last_token_gradient, mean_square
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, integer, numbers
 from normkit.study.tasks import Task, markov_chain
 from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.study.windows import next_token_loss
@@ -32,12 +32,6 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
         for placement in ("pre", "post")
         for words, final in (("final norm", True), ("none", False))
     )
-
-
-def _numbers(settings: Settings, name: str) -> list[float]:
-    values = settings[name]
-    assert isinstance(values, tuple)
-    return list(values)
 
 
 def _task(window: int) -> Task:
@@ -57,7 +51,7 @@ def _model(lab: Laboratory, arm: Arm, *, vocabulary: int, context: int, width: i
 
 
 def _measure(lab: Laboratory, arm: Arm) -> Measurement:
-    depths, rates = _numbers(lab.settings, "depths"), _numbers(lab.settings, "rates")
+    depths, rates = numbers(lab.settings, "depths"), numbers(lab.settings, "rates")
     starts = [_start(lab, arm, int(layers)) for layers in depths]
     task = _task(lab.integer("window"))
     losses, firsts = [], []
@@ -122,10 +116,10 @@ def _farthest(placement: str, paired: Paired) -> float:
 
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    depths, rates = _numbers(settings, "depths"), _numbers(settings, "rates")
+    depths, rates = numbers(settings, "depths"), numbers(settings, "rates")
     names = [arm.name for arm in _arms(settings)]
 
-    def lines(places: list[float], quantity: str) -> tuple[tuple[str, tuple[Line, ...]], ...]:
+    def lines(places: tuple[float, ...], quantity: str) -> tuple[tuple[str, tuple[Line, ...]], ...]:
         seeds = measured.values()
         return (("", tuple(line(name, places, [paired[name][quantity] for paired in seeds]) for name in names)),)
 
@@ -161,7 +155,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             y_label="loss (nats a token)",
             panels=lines(rates, "losses"),
             x_log=True,
-            reference=(_task(int(str(settings["window"]))).floor, "entropy of the chain"),
+            reference=(_task(integer(settings, "window")).floor, "entropy of the chain"),
         ),
     )
 

@@ -14,7 +14,7 @@ from normkit.study.growth import Statistic, exponent
 from normkit.study.laboratory import Laboratory
 from normkit.study.loop import Recipe
 from normkit.study.propagation import propagate
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, integer
 from normkit.study.tasks import Task, markov_chain
 from normkit.study.transformer import Transformer
 from normkit.study.windows import next_token_loss
@@ -99,8 +99,8 @@ def _above(name: str, reference: str = _REFERENCE) -> Statistic:
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
     seeds = list(measured.values())
-    floor = _task(int(str(settings["window"]))).floor
-    steps = range(1, int(str(settings["steps"])) + 1)
+    floor = _task(integer(settings, "window")).floor
+    steps = range(1, integer(settings, "steps") + 1)
     return (
         Curves(
             name="initialisation-loss",

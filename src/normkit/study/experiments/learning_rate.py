@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.study.chart import Chart, Curves, Line, line
-from normkit.study.laboratory import Laboratory, Run
+from normkit.study.curves import mean_of_last
+from normkit.study.laboratory import Laboratory
 from normkit.study.loop import Batch, Recipe
 from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
 from normkit.study.statistics import interval
@@ -75,16 +76,11 @@ def _measure(lab: Laboratory, arm: Arm) -> Measurement:
     (ids,) = next(windows(training, batch=4, window=window, seed=lab.seed + 1_000_003))
     return {
         "losses": run.losses,
-        "last": _end(run),
+        "last": mean_of_last(run, _LAST),
         "diverged": run.diverged,
         "score": _largest_score(model, ids[:, :-1]),
         "findings": list(run.findings),
     }
-
-
-def _end(run: Run) -> float:
-    last = [run.capped(point.loss) for point in run.points[-_LAST:]]
-    return run.capped(math.nan) if run.diverged else sum(last) / len(last)
 
 
 @torch.no_grad()

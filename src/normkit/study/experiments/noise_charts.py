@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from normkit.study.chart import Chart, Curves, Line, line
-from normkit.study.result import Paired, Settings
+from normkit.study.result import Paired, Settings, integer
 from normkit.study.speed import descent
 
 OBSERVED_RATE = 0.1
@@ -64,7 +64,7 @@ def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, .
 
 
 def _losses(settings: Settings, measured: Mapping[int, Paired]) -> Chart:
-    steps = int(str(settings["steps"]))
+    steps = integer(settings, "steps")
     rates = settings["rates"]
     assert isinstance(rates, tuple)
 

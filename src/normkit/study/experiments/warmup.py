@@ -9,7 +9,7 @@ from normkit.study.curves import curve, mean_of_last, padded
 from normkit.study.growth import Statistic
 from normkit.study.laboratory import Laboratory
 from normkit.study.loop import Recipe
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, integer
 from normkit.study.tasks import Task, markov_chain
 from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.study.windows import next_token_loss
@@ -85,8 +85,8 @@ def _above(name: str, reference: str) -> Statistic:
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
     seeds = list(measured.values())
-    steps = range(1, int(str(settings["steps"])) + 1)
-    floor = _task(int(str(settings["window"]))).floor
+    steps = range(1, integer(settings, "steps") + 1)
+    floor = _task(integer(settings, "window")).floor
     return (
         Curves(
             name="warmup-loss",
