@@ -12,12 +12,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from normkit import files
 from normkit.plots.numerals import significant, spread
+from normkit.report.study import headline
 from normkit.study.catalogue import NAMES
 
 PAGE = Path(__file__).parents[1] / "docs" / "studies.md"
@@ -57,23 +57,10 @@ def main() -> None:
 def page(folder: Path) -> str:
     """The page as text."""
     studies = [json.loads((folder / name / "results.json").read_text(encoding="utf-8")) for name in NAMES]
-    claims = [claim for study in studies for claim in study["claims"]]
-    counts = Counter(claim["verdict"] for claim in claims)
-    headline = f"{len(claims)} claims: " + ", ".join(
-        f"{counts[verdict]} {words}"
-        for verdict, words in (
-            ("reproduced", "reproduced"),
-            ("reproduced only if", "reproduced in a regime only"),
-            ("not reproduced", "not reproduced"),
-            ("undecided", "undecided"),
-            ("not run", "not run"),
-        )
-        if counts[verdict]
-    )
     where = studies[0]["where"]
     parts = [
         INTRODUCTION.format(
-            headline=f"{headline}.",
+            headline=headline(claim["verdict"] for study in studies for claim in study["claims"]) + ".",
             seconds=f"{sum(_seconds(folder / name) for name in NAMES):,.0f}",
             seeds=" or ".join(str(seeds) for seeds in sorted({study["settings"]["seeds"] for study in studies})),
             torch=where["torch"],

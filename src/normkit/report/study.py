@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def describe_study(result: StudyResult) -> StudyPage:
         name=study.name,
         title=study.title,
         question=study.question,
-        headline=_headline([result]),
+        headline=headline(_verdicts([result])),
         claims=tuple(_claim(decided) for decided in result.decided),
         trouble=tuple(Fact(label=arm, value=why) for arm, why in result.trouble.items()),
         regime=study.regime,
@@ -145,7 +145,7 @@ def summary(results: Sequence[StudyResult]) -> RenderableType:
             parts.append(marked("neutral", f"not run: {fact.label}: {fact.value}"))
         if page.trouble:
             parts.append("")
-    return Group(*parts, Text(_headline(results), "bold"))
+    return Group(*parts, Text(headline(_verdicts(results)), "bold"))
 
 
 def write(result: StudyResult, folder: Path) -> Path:
@@ -177,7 +177,7 @@ def write_index(results: Sequence[StudyResult], folder: Path) -> Path:
     text = _render(
         "studies.html",
         pages=[describe_study(result) for result in results],
-        headline=_headline(results),
+        headline=headline(_verdicts(results)),
         footer=f"Computed in {_duration(seconds)} of one thread.",
     )
     return write_text(folder / "index.html", text)
@@ -188,11 +188,20 @@ def _render(template: str, **words: object) -> str:
     return environment().get_template(template).render(colours=colours, style=Markup(style_sheet()), **words)
 
 
-def _headline(results: Sequence[StudyResult]) -> str:
-    """The verdicts of all claims, counted."""
-    counts = Counter(decided.verdict for result in results for decided in result.decided)
+def headline(verdicts: Iterable[Verdict]) -> str:
+    """The verdicts of some claims, counted.
+
+    Example:
+        >>> headline(["reproduced", "undecided", "reproduced"])
+        '3 claims: 2 reproduced, 1 undecided'
+    """
+    counts = Counter(verdicts)
     parts = [f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items() if counts[verdict]]
     return f"{counted(counts.total(), 'claim')}: {', '.join(parts)}"
+
+
+def _verdicts(results: Sequence[StudyResult]) -> list[Verdict]:
+    return [decided.verdict for result in results for decided in result.decided]
 
 
 def _claim(decided: Decided) -> ClaimText:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from normkit import specs
 from normkit.geometry import attention_entropy
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.laboratory import Laboratory
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, numbers
 from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.study.windows import text_of_the_library, windows
 
@@ -41,9 +41,9 @@ def _measure(lab: Laboratory, arm: Arm) -> Measurement:
     (ids,) = next(windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed))
     with torch.no_grad():
         x = model.embed(ids[:, :-1].to(lab.device))
-        over_input = [_scores(model, scale * x) for scale in _scales(lab.settings, "input_scales")]
+        over_input = [_scores(model, scale * x) for scale in numbers(lab.settings, "input_scales")]
         over_weights = []
-        for scale in _scales(lab.settings, "weight_scales"):
+        for scale in numbers(lab.settings, "weight_scales"):
             scaled = Transformer(config, seed=lab.seed).to(x.device, torch.float64).eval()
             _, attention = scaled.attention(0)
             attention.query.weight.mul_(scale)
@@ -63,12 +63,6 @@ def _scores(model: Transformer, x: Tensor) -> tuple[float, float]:
     logits = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
     return logits[..., seen].abs().max().item(), attention_entropy(logits, seen).mean().item()
-
-
-def _scales(settings: Settings, name: str) -> Sequence[float]:
-    scales = settings[name]
-    assert isinstance(scales, tuple)
-    return scales
 
 
 def _ratio(arm: str, over: str, name: str = "largest") -> Callable[[Paired], float]:
@@ -164,7 +158,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
     arms = (*_NORMS, _QUERY_KEY)
 
     def lines(over: str, name: str) -> tuple[Line, ...]:
-        scales = _scales(settings, f"{over.removesuffix('s')}_scales")
+        scales = numbers(settings, f"{over.removesuffix('s')}_scales")
         return tuple(line(arm, scales, [paired[arm][over][name] for paired in measured.values()]) for arm in arms)
 
     return (

@@ -13,7 +13,7 @@ from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.curves import mean_of_last
 from normkit.study.laboratory import Laboratory
 from normkit.study.loop import Batch, Recipe
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, numbers
 from normkit.study.statistics import interval
 from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.study.windows import next_token_loss, text_of_the_library, windows
@@ -34,19 +34,13 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
     trained = [
         Arm(name=_name(model, rate), choices={"model": model, "rate": rate})
         for model in _MODELS
-        for rate in _rates(settings)
+        for rate in numbers(settings, "rates")
     ]
     return (*trained, *(Arm(name=_by_block(model), choices={"model": model}, cost=0.7) for model in _COMPARED))
 
 
 def _name(model: str, rate: float) -> str:
     return f"{model}, rate {rate:g}"
-
-
-def _rates(settings: Settings) -> tuple[float, ...]:
-    rates = settings["rates"]
-    assert isinstance(rates, tuple)
-    return rates
 
 
 def _by_block(model: str) -> str:
@@ -233,7 +227,7 @@ _CLAIMS = (
 
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    rates = _rates(settings)
+    rates = numbers(settings, "rates")
 
     seeds = measured.values()
 
