@@ -49,15 +49,19 @@ LINES = 400
 
 # Tests that mirror no file, and what they are about.
 EXTRA_TESTS = {
+    "checkpoint/test_forgery.py": "certificates edited to agree with forged files",
     "census/test_families.py": "census/families.py",
     "census/test_norm_classes.py": "census/norm_classes.py",
     "conversion/test_families.py": "families of transformers",
     "identification/test_third_party.py": "norms of other packages",
+    "checkpoint/test_families.py": "every family of normkit.models, folded in memory and on disk",
+    "models/test_mutations.py": "readers and writers of every family's file, dropped one by one",
     "conversion/test_models.py": "whole models of transformers and PyTorch",
     "testing/test_page.py": "docs/testing.md",
     "explorer/test_bad_input.py": "hostile and degenerate points in a browser",
     "identification/test_faults.py": "tests/faulty_norms.py",
     "test_helpers.py": "tests/helpers.py",
+    "test_tiny_models.py": "tests/tiny_models.py",
     "test_notes.py": "the five notes that the product grew from",
     "test_judges.py": "tests of PyTorch and ONNX",
     "test_readme.py": "the README",

@@ -1,0 +1,111 @@
+"""What a configuration says, with the values that transformers takes for missing keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from normkit.errors import ModelError
+from normkit.models.family import Condition, Family
+
+
+class Settings:
+    """A configuration as its family reads it.
+
+    Args:
+        family: Whose keys and defaults count.
+        config: A config.json.
+    """
+
+    def __init__(self, family: Family, config: Mapping[str, Any]) -> None:
+        self._family, self._config = family, config
+        self.architecture = str(config["architectures"][0])
+
+    def require_described(self) -> None:
+        """Refuse what the family's file does not describe.
+
+        Raises:
+            ModelError: If the class is another, or a setting is not as the file requires.
+        """
+        family = self._family
+        if self.architecture not in family.classes:
+            raise ModelError(
+                f"expected one of the classes {', '.join(family.classes)}, which models/{family.model_type}.toml "
+                f"describes, got {self.architecture}; give a checkpoint of one of them"
+            )
+        for key, wanted in family.requires.items():
+            if not _matches(self.value(key), wanted):
+                raise ModelError(
+                    f"expected {key} = {_shown(wanted)} in a {family.model_type} model, the only variant that "
+                    f"models/{family.model_type}.toml describes, got {_shown(self.value(key))}; nothing is folded"
+                )
+
+    def value(self, key: str) -> Any:
+        """What is set, or what a missing key means."""
+        found: Any = self._config
+        for name in key.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if found is not None:
+            return found
+        default = self._family.config.default.get(key)
+        if isinstance(default, str) and default.startswith("="):
+            return self.value(default[1:])
+        return default
+
+    def holds(self, condition: Condition) -> bool:
+        """Whether every key has its value."""
+        return all(_matches(self.value(key), wanted) for key, wanted in condition.items())
+
+    def flag(self, value: bool | str) -> bool:
+        """A truth, or that of a key."""
+        return bool(self.value(value)) if isinstance(value, str) else value
+
+    def eps(self, value: str | float) -> float | None:
+        """A norm's own eps, or the family's.
+
+        Raises:
+            ModelError: If what is set is no number.
+        """
+        if isinstance(value, float | int):
+            return float(value)
+        key = value or self._family.config.eps
+        found = self.value(key) if key else None
+        if found is not None and (isinstance(found, bool) or not isinstance(found, float | int)):
+            raise ModelError(f"expected a number as {key} in config.json, got {found!r}; correct it")
+        return None if found is None else float(found)
+
+    def number(self, key: str, *, otherwise: int | None = None) -> int:
+        """A whole number that is set.
+
+        Raises:
+            ModelError: If it is not, and there is nothing else to take.
+        """
+        found = self.value(key) if key else None
+        if found is None and otherwise is not None:
+            return otherwise
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise ModelError(f"expected a whole number as {key} in config.json, got {found!r}; correct it")
+        return found
+
+    def count(self, placeholder: str) -> int:
+        """How often a placeholder repeats."""
+        keys = self._family.repeat[placeholder]
+        found = next((key for key in keys if self.value(key) is not None), keys[0])
+        return self.number(found)
+
+    def counts(self) -> dict[str, int]:
+        """How often each does that is set."""
+        words = self._family.repeat
+        return {word: self.count(word) for word in words if any(self.value(key) is not None for key in words[word])}
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, tuple | list):
+        return any(_matches(value, choice) for choice in wanted)
+    return bool(value) is wanted if isinstance(wanted, bool) else value == wanted
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return " or ".join(_shown(choice) for choice in value)
+    return str(value).lower() if isinstance(value, bool) or value is None else repr(value)

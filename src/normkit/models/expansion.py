@@ -1,0 +1,307 @@
+"""From a family, a configuration and the tensors of a checkpoint to its graph: nothing guessed, nothing left over."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from normkit.errors import ModelError
+from normkit.models import graph
+from normkit.models.conditions import Settings
+from normkit.models.family import Family, LinearEntry, NormEntry, Part, TableEntry, Tie
+from normkit.models.places import check_places
+from normkit.models.widths import check_widths
+
+Shapes = Mapping[str, tuple[int, ...]]
+_PLACEHOLDER = re.compile(r"\{(\w+)([+-]\d+)?\}")
+
+
+def expand(family: Family, config: Mapping[str, Any], shapes: Shapes) -> graph.Graph:
+    """The graph of a checkpoint.
+
+    Args:
+        family: What is declared of it.
+        config: Its config.json.
+        shapes: Name of each of its tensors -> shape.
+
+    Raises:
+        ModelError: If the class or a setting is not described, a declared tensor is missing, one is there that is not
+            declared, or sizes contradict each other; the message names it.
+    """
+    return _Expansion(family, Settings(family, config), shapes).graph()
+
+
+class _Expansion:
+    def __init__(self, family: Family, settings: Settings, shapes: Shapes) -> None:
+        settings.require_described()
+        self._family, self._settings, self._shapes = family, settings, shapes
+        self._bare = self._is_bare()
+        self._declared: set[str] = set()
+        self._norms: list[graph.Norm] = []
+        self._linears: dict[str, graph.Linear] = {}
+        self._tables: list[graph.Table] = []
+        self._attentions: list[graph.Attention] = []
+
+    def graph(self) -> graph.Graph:
+        for part, indices in self._parts():
+            self._add(part, indices)
+        for part, indices in self._parts():
+            self._add_attentions(part, indices)
+        self._refuse_undeclared()
+        counts = self._settings.counts()
+        found = graph.Graph(
+            family=self._family,
+            architecture=self._settings.architecture,
+            width=self._settings.number(self._family.config.width),
+            norms=tuple(self._norms),
+            linears=tuple(self._linears.values()),
+            tables=tuple(self._tables),
+            attentions=tuple(self._attentions),
+            returned=frozenset(
+                self._named(_filled(place, counts)) for place in self._family.classes[self._settings.architecture]
+            ),
+            is_tied=any(linear.tied_to for linear in self._linears.values()),
+        )
+        check_places(found)
+        check_widths(found, self._shapes)
+        return found
+
+    def _is_bare(self) -> bool:
+        """Whether names lack the prefix, as in a checkpoint of the class without a head."""
+        prefix = self._family.prefix
+        tables = [f"{part.at}.{name}".lstrip(".") for part in self._family.parts for name in part.table]
+        bodies = [name for name in tables if name.startswith(prefix) and "{" not in name]
+        return bool(prefix) and not any(name in self._shapes for name in bodies)
+
+    def _parts(self) -> Iterator[tuple[Part, dict[str, int]]]:
+        """Every part that the checkpoint has, with the indices of its placeholders; those at one place side by side."""
+        for at, neighbours in itertools.groupby(self._family.parts, key=lambda part: part.at):
+            parts = [part for part in neighbours if self._applies(part)]
+            words = list(dict.fromkeys(match[1] for match in _PLACEHOLDER.finditer(at))) if parts else []
+            # Each repetition has a tensor: what config.json claims beyond them ends at the first that is missing.
+            counts = (min(self._settings.count(word), len(self._shapes) + 1) for word in words)
+            for numbers in itertools.product(*map(range, counts)):
+                indices = dict(zip(words, numbers, strict=True))
+                for part in parts:
+                    if min(numbers, default=part.first) >= part.first and self._has(part, indices):
+                        yield part, indices
+
+    def _has(self, part: Part, indices: dict[str, int]) -> bool:
+        """Whether the tensors that decide about a part speak for it."""
+        given, lacking = (
+            self._named(_filled(name, self._settings.counts() | indices)) for name in (part.given, part.lacking)
+        )
+        if (given and given not in self._shapes) or (lacking and lacking in self._shapes):
+            return False
+        return not part.either or self._is_chosen(part, indices)
+
+    def _is_chosen(self, part: Part, indices: dict[str, int]) -> bool:
+        """Whether of the alternatives this one is in the checkpoint.
+
+        Raises:
+            ModelError: If none is, or several are.
+        """
+        rivals = [rival for rival in self._family.parts if rival.either == part.either and self._applies(rival)]
+        there = [rival for rival in rivals if self._is_there(rival, indices)]
+        if len(there) == 1:
+            return there[0] is part
+        options = " or ".join(next(self._tensors(rival, self._fixed(rival, indices))) for rival in rivals)
+        raise ModelError(
+            f"expected {options} in the checkpoint of a {self._family.model_type} model, found "
+            f"{'both' if there else 'neither'}; models/{self._family.model_type}.toml does not describe this model"
+        )
+
+    def _is_there(self, part: Part, indices: dict[str, int]) -> bool:
+        """Whether any tensor of a part is there; a placeholder that is not fixed may be its first."""
+        return any(name in self._shapes for name in self._tensors(part, self._fixed(part, indices)))
+
+    def _fixed(self, part: Part, indices: dict[str, int]) -> dict[str, int]:
+        return dict.fromkeys(self._family.repeat, part.first) | indices
+
+    def _tensors(self, part: Part, indices: dict[str, int]) -> Iterator[str]:
+        at = _filled(part.at, indices)
+        for key, norm in part.norm.items():
+            yield from (self._below(at, key) + suffix for suffix in (".weight", ".bias") if norm.weight)
+        for key, linear in part.linear.items():
+            yield self._below(at, key) + linear.weight
+        for key in part.table:
+            yield self._below(at, key)
+
+    def _add(self, part: Part, indices: dict[str, int]) -> None:
+        indices = self._settings.counts() | indices
+        at = _filled(part.at, indices)
+        for key, table in part.table.items():
+            if self._applies(table):
+                self._add_table(self._below(at, _filled(key, indices)), table, at, indices)
+        for key, norm in part.norm.items():
+            if self._settings.holds(norm.when):
+                inside = _joined(_filled(part.in_memory, indices) or at, _filled(key, indices))
+                self._add_norm(self._below(at, _filled(key, indices)), self._module(inside), norm, at, indices)
+        for key, linear in part.linear.items():
+            if self._applies(linear):
+                self._add_linear(self._below(at, _filled(key, indices)), linear, at, indices)
+
+    def _applies(self, entry: LinearEntry | TableEntry | Part) -> bool:
+        return (not entry.only or self._settings.architecture in entry.only) and self._settings.holds(entry.when)
+
+    def _add_table(self, name: str, entry: TableEntry, at: str, indices: dict[str, int]) -> None:
+        aliases = tuple(self._named(alias) for alias in entry.aliases if self._named(alias) in self._shapes)
+        if name not in self._shapes and aliases:
+            name, aliases = aliases[0], aliases[1:]
+        shape = self._shape(name)
+        self._declared |= set(aliases)
+        axis = entry.axis % len(shape) if shape else 0
+        writes = self._place(entry.writes, at, indices)
+        self._tables.append(graph.Table(name=name, axis=axis, writes=writes, aliases=aliases))
+
+    def _module(self, path: str) -> str:
+        """A path as the class has it: that without a head returns points, and its paths lack the prefix."""
+        returns = self._family.classes[self._settings.architecture]
+        return path.removeprefix(self._family.prefix) if returns else path
+
+    def _add_norm(self, name: str, module: str, entry: NormEntry, at: str, indices: dict[str, int]) -> None:
+        weight = self._either(f"{name}.weight", f"{name}.gamma") if self._settings.flag(entry.weight) else None
+        bias = self._either(f"{name}.bias", f"{name}.beta") if self._settings.flag(entry.bias) else None
+        for tensor in (weight, bias):
+            if tensor is not None:
+                self._shape(tensor)
+        self._norms.append(
+            graph.Norm(
+                name=name,
+                module=module,
+                kind=entry.kind,
+                weight=weight,
+                bias=bias,
+                offset=entry.offset,
+                eps=self._settings.eps(entry.eps),
+                reads=self._place(entry.reads, at, indices),
+                gives=self._place(entry.gives, at, indices) or name,
+                writes=tuple(self._place(space, at, indices) for space in entry.writes),
+                opaque=entry.opaque,
+            )
+        )
+
+    def _add_linear(self, name: str, entry: LinearEntry, at: str, indices: dict[str, int]) -> None:
+        tie, tied_to, parted_bias = self._family.tie, None, None
+        is_shared = tie is not None and self._named(tie.head) == name
+        for alias in entry.aliases:
+            name = self._either(name + entry.weight, self._named(alias) + entry.weight).removesuffix(entry.weight)
+        weight = name + entry.weight
+        if tie is not None and is_shared and self._is_tied(tie, weight):
+            tied_to = next(
+                table.name for table in self._tables if self._named(tie.table) in (table.name, *table.aliases)
+            )
+            self._declared.add(weight)
+        else:
+            self._shape(weight)
+        bias = name + entry.bias_name if self._settings.flag(entry.bias) else None
+        if bias is not None and tie is not None and is_shared and tie.bias:
+            self._declared.add(self._named(tie.bias))
+            if tied_to is not None and bias not in self._shapes:
+                bias, parted_bias = self._named(tie.bias), bias
+        if bias is not None:
+            self._shape(bias)
+        self._linears[name] = graph.Linear(
+            name=name,
+            weight=weight,
+            bias=bias,
+            in_axis=entry.axes[0],
+            out_axis=entry.axes[1],
+            reads=self._place(entry.reads, at, indices),
+            writes=self._place(entry.writes, at, indices),
+            through=entry.through,
+            is_head=entry.is_head,
+            tied_to=tied_to,
+            parted_bias=parted_bias,
+        )
+
+    def _is_tied(self, tie: Tie, weight: str) -> bool:
+        """Whether a head has no table of its own."""
+        if tie.fixed and weight not in self._shapes:
+            return True
+        are_two = bool(tie.unless) and self._settings.holds(tie.unless)
+        return self._settings.flag(tie.key) and not are_two
+
+    def _add_attentions(self, part: Part, indices: dict[str, int]) -> None:
+        indices = self._settings.counts() | indices
+        at = _filled(part.at, indices)
+        for key, entry in part.attention.items():
+            if not self._settings.holds(entry.when):
+                continue
+            heads = self._settings.number(entry.heads or self._family.config.heads)
+            kv_heads = entry.kv_heads or self._family.config.kv_heads
+            sinks = self._place(entry.sinks, at, indices)
+            self._attentions.append(
+                graph.Attention(
+                    name=self._below(at, key),
+                    value=self._linears[self._place(entry.value, at, indices)],
+                    output=self._linears[self._place(entry.output, at, indices)],
+                    key=self._linears[self._place(entry.key, at, indices)] if entry.key else None,
+                    layout=entry.layout,
+                    heads=heads,
+                    kv_heads=self._number_of(kv_heads, heads),
+                    rotary=entry.rotary,
+                    sinks=sinks if sinks in self._shapes else None,
+                    softcap=bool(entry.softcap and self._settings.flag(entry.softcap)),
+                    clip=entry.clip if entry.clip and self._settings.flag(entry.clip) else None,
+                )
+            )
+
+    def _number_of(self, kv_heads: str | int, heads: int) -> int:
+        if isinstance(kv_heads, int):
+            return kv_heads
+        return self._settings.number(kv_heads, otherwise=heads) if kv_heads else heads
+
+    def _place(self, reference: str, at: str, indices: dict[str, int]) -> str:
+        """The name of a point, a space or a module that an entry refers to."""
+        if not reference:
+            return ""
+        name = _filled(reference, indices)
+        return self._below(at, name[1:]) if name.startswith(".") else self._named(name)
+
+    def _below(self, at: str, key: str) -> str:
+        return self._named(_joined(at, key))
+
+    def _either(self, name: str, older: str) -> str:
+        """The name of a tensor, or the one that transformers reads as that where only it is there."""
+        return older if name not in self._shapes and older in self._shapes else name
+
+    def _named(self, name: str) -> str:
+        """A name as this checkpoint has it."""
+        return name.removeprefix(self._family.prefix) if self._bare else name
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor that must be there."""
+        if name not in self._shapes:
+            raise ModelError(
+                f"expected the tensor {name}, as models/{self._family.model_type}.toml declares it, and the checkpoint "
+                f"lacks it; download it again, or give a checkpoint of {self._settings.architecture}"
+            )
+        self._declared.add(name)
+        return self._shapes[name]
+
+    def _refuse_undeclared(self) -> None:
+        patterns = [*self._family.buffers, *(self._named(pattern) for pattern in self._family.buffers)]
+        unknown = [
+            name
+            for name in self._shapes
+            if name not in self._declared and not any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            raise ModelError(
+                f"expected only tensors that models/{self._family.model_type}.toml declares, found {unknown[0]}{more}: "
+                "what it reads or writes is not known, so nothing is folded"
+            )
+
+
+def _joined(at: str, key: str) -> str:
+    return ".".join(word for word in (at, key) if word)
+
+
+def _filled(template: str, indices: Mapping[str, int]) -> str:
+    """A name with its placeholders replaced."""
+    return _PLACEHOLDER.sub(lambda match: str(indices[match[1]] + int(match[2] or 0)), template)

@@ -1,0 +1,89 @@
+"""The tiny models hide nothing: what a mistake could pass unseen through is not in them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from normkit.checkpoint.precision import true_logits
+from tiny_models import FIXED_EPS, RECIPES, WIDTH, norms, set_eps, tiny
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_every_gain_bias_and_table_can_be_missed(family: str) -> None:
+    model, inputs = tiny(family)
+    gained = [module for module in norms(model).values() if getattr(module, "weight", None) is not None]
+    assert gained or family == "olmo"
+    for module in gained:
+        gain = module.weight + (1.0 if type(module).__name__.startswith("Gemma") else 0.0)
+        assert (gain == 0).sum() == 1
+        assert gain.abs().sort().values.flatten()[1] > 0.4
+        assert gain.max() > 0
+    assert sum(int((module.weight < 0).sum()) for module in gained) > 2 or family == "olmo"
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert parameter.abs().min() > 0
+            assert parameter.std() > 0
+    for table in (module.weight for module in model.modules() if isinstance(module, nn.Embedding)):
+        assert table.mean(-1).abs().mean() > 0.05
+    assert all(dropout.p == 0 for dropout in model.modules() if isinstance(dropout, nn.Dropout))
+    logits = true_logits(model, **inputs)
+    assert logits.isfinite().all()
+    assert logits.std() > 0.05
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_only_the_square_variant_is_square(family: str) -> None:
+    plain, square = (dict(tiny(family, square=square)[0].named_parameters()) for square in (False, True))
+    gains = {name for name in plain if name.rsplit(".")[-2].endswith(("norm", "Norm"))}
+    sizes = {tuple(value.shape) for name, value in plain.items() if value.dim() == 2 and name not in gains}
+    # What reads the residual stream and writes into it may have no other shape.
+    assert {shape for shape in sizes if shape[0] == shape[1]} <= {(WIDTH, WIDTH)}
+    squares = [name for name, value in square.items() if value.dim() == 2 and value.shape[0] == value.shape[1]]
+    assert len(squares) > sum(value.shape == (WIDTH, WIDTH) for value in plain.values())
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_the_head_shares_the_table_or_not(family: str) -> None:
+    for tied in RECIPES[family].ties:
+        model, _ = tiny(family, tied=tied)
+        shares = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        assert shares == tied
+    if not RECIPES[family].ties:
+        with pytest.raises(ValueError, match="cannot have tied=True"):
+            tiny(family, tied=True)
+
+
+@pytest.mark.parametrize("family", RECIPES)
+def test_eps_is_that_of_every_norm(family: str) -> None:
+    found = set()
+    for module in norms(tiny(family, eps=0.25)[0]).values():
+        found |= {getattr(module, "eps", getattr(module, "variance_epsilon", None))}
+    if family == "olmo":
+        assert found == {None}
+    elif family.startswith("deepseek"):
+        assert found == {0.25, 1e-6}
+    else:
+        assert found == {0.25}
+    assert set(FIXED_EPS) <= set(RECIPES)
+
+
+def test_a_family_that_forgets_eps_is_told_it_again() -> None:
+    model, inputs = tiny("opt", eps=10.0)
+    other, _ = tiny("opt")
+    assert not torch.equal(true_logits(other, **inputs), true_logits(model, **inputs))
+    set_eps(other, 10.0)
+    assert torch.equal(true_logits(other, **inputs), true_logits(model, **inputs))
+
+
+def test_a_seed_gives_one_model_in_every_dtype() -> None:
+    wide, inputs = tiny("llama", seed=3)
+    narrow, others = tiny("llama", seed=3, dtype=torch.bfloat16)
+    assert torch.equal(inputs["input_ids"], others["input_ids"])
+    assert torch.equal(wide.model.norm.weight.bfloat16(), narrow.model.norm.weight)
+    assert not torch.equal(wide.model.norm.weight, tiny("llama", seed=4)[0].model.norm.weight)
+
+
+def test_further_options_reach_the_configuration() -> None:
+    assert tiny("llama", attention_dropout=0.25)[0].config.attention_dropout == 0.25
