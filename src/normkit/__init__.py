@@ -12,7 +12,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from normkit import errors, geometry, plots, reference, specs, study, testing
+    from normkit import checkpoint, errors, geometry, plots, reference, specs, study, testing
+    from normkit.checkpoint.loading import load
+    from normkit.checkpoint.memory import Folding, fold
     from normkit.conversion.result import ConversionReport
     from normkit.conversion.swapping import convert, revert
     from normkit.explorer.exploration import Exploration, explore
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ConversionReport": "normkit.conversion.result",
     "Exploration": "normkit.explorer.exploration",
+    "Folding": "normkit.checkpoint.memory",
     "Inspection": "normkit.inspection.result",
     "LayerNorm": "normkit.layers",
     "LightningWatch": "normkit.watching.lightning",
@@ -43,13 +46,16 @@ _HOME = {
     "add_layer_norm": "normkit.functional",
     "add_normalize": "normkit.functional",
     "add_rms_norm": "normkit.functional",
+    "checkpoint": "normkit.checkpoint",
     "convert": "normkit.conversion.swapping",
     "errors": "normkit.errors",
     "explore": "normkit.explorer.exploration",
+    "fold": "normkit.checkpoint.memory",
     "geometry": "normkit.geometry",
     "identify": "normkit.identification.behaviour",
     "inspect": "normkit.inspection.inspecting",
     "layer_norm": "normkit.functional",
+    "load": "normkit.checkpoint.loading",
     "normalize": "normkit.functional",
     "plots": "normkit.plots",
     "reference": "normkit.reference",
@@ -64,6 +70,7 @@ _HOME = {
 __all__ = [
     "ConversionReport",
     "Exploration",
+    "Folding",
     "Inspection",
     "LayerNorm",
     "LightningWatch",
@@ -76,13 +83,16 @@ __all__ = [
     "add_layer_norm",
     "add_normalize",
     "add_rms_norm",
+    "checkpoint",
     "convert",
     "errors",
     "explore",
+    "fold",
     "geometry",
     "identify",
     "inspect",
     "layer_norm",
+    "load",
     "normalize",
     "plots",
     "reference",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from normkit.checkpoint.configuration import body_class, model_class, read_config
+from normkit.checkpoint.configuration import body_class, check_reads_text, model_class, read_config
 from normkit.errors import ModelError
 
 
@@ -82,6 +82,14 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     assert '"__float__": "Infinity"' in (tmp_path / "config.json").read_text()
     config, _ = model_class(read_config(tmp_path), tmp_path)
     assert tuple(config.time_step_limit) == tuple(stock.time_step_limit) == (0.0, float("inf"))
+
+
+def test_an_image_model_is_known_and_reads_no_text(tmp_path: Path) -> None:
+    _, found = model_class({"model_type": "vit", "architectures": ["ViTModel"]}, tmp_path)
+    assert found is transformers.ViTModel
+    with pytest.raises(ModelError, match=r"only models that read text .* ViTModel reads pixel_values"):
+        check_reads_text(found)
+    check_reads_text(transformers.BertModel)
 
 
 def test_the_class_without_a_head() -> None:

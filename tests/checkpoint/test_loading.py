@@ -26,8 +26,11 @@ from transformers import (
     ViTModel,
 )
 
+import normkit as nk
 from normkit.checkpoint.loading import load_model
-from normkit.errors import InputError, ModelError
+from normkit.checkpoint.precision import true_logits
+from normkit.errors import InputError, KindError, ModelError
+from tiny_models import RECIPES, tiny
 
 SIZES = {
     "vocab_size": 64,
@@ -105,7 +108,8 @@ def test_dtype_is_the_checkpoints_own_or_the_one_asked_for(gpt2: Path, saved_gpt
     assert load_model(str(half)).model.dtype == torch.bfloat16
     assert load_model(str(half), dtype="float32").model.dtype == torch.float32
     assert load_model(str(gpt2), dtype="float16").model.dtype == torch.float16
-    with pytest.raises(InputError, match="dtype must be one of auto, float32, bfloat16, float16, got 'int8'"):
+    assert load_model(str(gpt2), dtype="float64").model.dtype == torch.float64
+    with pytest.raises(InputError, match="dtype must be one of auto, float32, bfloat16, float16, float64, got 'int8'"):
         load_model(str(gpt2), dtype="int8")
 
 
@@ -114,7 +118,7 @@ def test_a_masked_head_without_weights_gives_the_body(tmp_path: Path, edit: obje
     edit(tmp_path / "config.json", architectures=["BertForMaskedLM"])
     loaded = load_model(str(tmp_path))
     assert loaded.architecture == "BertModel"
-    assert loaded.notes[0] == "the head of BertForMaskedLM has no weights: BertModel is inspected without it"
+    assert loaded.notes[0] == "the head of BertForMaskedLM has no weights: BertModel is loaded without it"
 
 
 def test_missing_and_unused_weights_are_noted_and_drawn_from_a_fixed_seed(gpt2: Path) -> None:
@@ -179,6 +183,68 @@ def test_the_callers_warning_filters_are_left_alone(gpt2: Path) -> None:
     before = list(warnings.filters)
     load_model(str(gpt2))
     assert list(warnings.filters) == before
+
+
+# `nk.load`: any kind of model, and no weight drawn at random.
+
+
+@pytest.mark.parametrize(
+    ("family", "tied"), [(family, tied) for family, recipe in RECIPES.items() for tied in recipe.ties or (None,)]
+)
+def test_a_model_of_any_family_is_loaded_to_the_last_bit(tmp_path: Path, family: str, tied: bool | None) -> None:
+    model, inputs = tiny(family, tied=tied)
+    model.save_pretrained(tmp_path)
+    loaded = nk.load(tmp_path)
+    assert type(loaded) is type(model)
+    assert not loaded.training
+    assert torch.equal(true_logits(loaded, **inputs), true_logits(model, **inputs))
+
+
+def test_float64_of_a_16_bit_checkpoint_holds_the_same_numbers(tmp_path: Path) -> None:
+    for family in ("t5", "deepseek_v3", "gemma2"):
+        model, inputs = tiny(family, dtype=torch.bfloat16)
+        model.save_pretrained(tmp_path / family)
+        wide = nk.load(tmp_path / family, dtype="float64")
+        assert {parameter.dtype for parameter in wide.parameters()} == {torch.float64}
+        expected = dict(model.named_parameters())
+        assert all(torch.equal(value, expected[name].double()) for name, value in wide.named_parameters())
+        assert true_logits(wide, **inputs).isfinite().all()
+
+
+def test_images_and_speech_are_loaded_too(tmp_path: Path) -> None:
+    for family in ("vit", "whisper"):
+        tiny(family)[0].save_pretrained(tmp_path / family)
+        assert nk.load(tmp_path / family).main_input_name in ("pixel_values", "input_features")
+
+
+def test_a_path_may_be_text_or_a_file(gpt2: Path) -> None:
+    first = nk.load(str(gpt2 / "config.json"), dtype="float64")
+    assert torch.equal(true_logits(first, input_ids=IDS), true_logits(nk.load(gpt2, dtype="float64"), input_ids=IDS))
+
+
+def test_a_missing_weight_is_an_error_and_a_surplus_one_a_warning(gpt2: Path) -> None:
+    weights = load_file(gpt2 / "model.safetensors")
+    save_file({**weights, "surplus": torch.zeros(3)}, gpt2 / "model.safetensors")
+    with pytest.warns(UserWarning, match="1 weight is in the checkpoint but not used by GPT2LMHeadModel: surplus"):
+        nk.load(gpt2)
+    del weights["transformer.h.0.mlp.c_fc.weight"]
+    save_file(weights, gpt2 / "model.safetensors")
+    with pytest.raises(
+        ModelError, match=r"1 weight is missing in .*: transformer\.h\.0\.mlp\.c_fc\.weight; "
+    ) as caught:
+        nk.load(gpt2)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_load_refuses_is_one_line(tmp_path: Path, gpt2: Path) -> None:
+    for path in (tmp_path / "none", tmp_path, ""):
+        with pytest.raises(ModelError) as caught:
+            nk.load(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="dtype must be one of auto"):
+        nk.load(gpt2, dtype="int8")
+    with pytest.raises(KindError, match="path must be a model's folder or a Hub id, got 3"):
+        nk.load(3)
 
 
 # What cannot be loaded, one line each.

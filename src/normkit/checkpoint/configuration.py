@@ -58,7 +58,7 @@ def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
         folder: Named in messages.
 
     Raises:
-        ModelError: If transformers does not know the model, or it does not read text.
+        ModelError: If transformers does not know the model.
     """
     import transformers
 
@@ -76,12 +76,20 @@ def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
         config = config.get_text_config()
     if not isinstance(config, found.config_class or ()):
         raise ModelError(f"{folder / CONFIG} contradicts itself: {name} is no {values['model_type']} model; correct it")
-    if found.main_input_name != "input_ids":
-        raise ModelError(
-            f"only models that read text are inspected in this version: {name} reads {found.main_input_name}; "
-            "give a language model or a text encoder"
-        )
     return config, found
+
+
+def check_reads_text(class_: type[Any]) -> None:
+    """Refuse a class of transformers that reads images or speech.
+
+    Raises:
+        ModelError: If it does.
+    """
+    if class_.main_input_name != "input_ids":
+        raise ModelError(
+            f"only models that read text are inspected in this version: {class_.__name__} reads "
+            f"{class_.main_input_name}; give a language model or a text encoder"
+        )
 
 
 def body_class(config: Any) -> type[Any] | None:

@@ -3,29 +3,33 @@
 Only safetensors are read, only classes of transformers are built, and no code that comes with a
 checkpoint is run: the configuration is stripped of every key that could ask for it, and the weights
 are handed over as tensors, so that transformers opens no file of the checkpoint but the tokenizer's.
+Norms that the configuration records as replaced are replaced again.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from normkit.checkpoint import hub
-from normkit.checkpoint.configuration import CONFIG, body_class, first_line, model_class, read_config
+from normkit.checkpoint import hub, swaps
+from normkit.checkpoint.configuration import CONFIG, first_line, read_config
+from normkit.checkpoint.fitting import Fit, fit
 from normkit.checkpoint.silence import silence
 from normkit.checkpoint.weights import INDEX, WEIGHTS, listed, read_weights, weight_files
-from normkit.errors import InputError, ModelError
+from normkit.errors import InputError, KindError, ModelError
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 _TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedModel:
-    """A model ready to run, and where it came from.
+    """A model that reads text, ready to run, and where it came from.
 
     Attributes:
         model: In evaluation mode. An encoder-decoder (`model.config.is_encoder_decoder`) must be given
@@ -57,7 +61,7 @@ def load_model(
 
     Args:
         model: A model's folder, the config.json or model.safetensors in it, or a Hub id "org/name[@revision]".
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16", "float16" or "float64".
         revision: Branch, tag or commit of a Hub id.
         local_files_only: Ask no server; a Hub id must be in the cache.
         show_downloads: Leave the Hub's download bars on.
@@ -71,30 +75,83 @@ def load_model(
         >>> load_model(str(demo.directory("rmsnorm"))).architecture
         'LlamaForCausalLM'
     """
-    if dtype not in DTYPES:
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    path, name = _local_folder(model), ""
-    if path is None:
-        name, revision = hub.split_identifier(model, revision)
-        _require_transformers()
-        with silence(downloads=show_downloads):
-            path = hub.fetch(name, revision, local_files_only=local_files_only)
-    elif revision is not None:
-        raise InputError(f"a revision belongs to a Hub id, and {model!r} is a folder; leave out the revision")
+    path, name = _folder(model, dtype, revision, local_files_only=local_files_only, show_downloads=show_downloads)
     # Before transformers is imported, so that a slip costs a moment and not seconds.
     values, files = read_config(path), weight_files(path)
     _require_transformers()
     with silence():
-        built, notes = _build(path, values, files, dtype)
+        found, notes = _built(path, values, files, dtype, text_only=True)
         tokenizer, tokenizer_note = _tokenizer(path)
     return LoadedModel(
-        model=built,
+        model=found.model,
         tokenizer=tokenizer,
         name=name or path.resolve().name or "model",
-        architecture=type(built).__name__,
+        architecture=type(found.model).__name__,
         path=path,
         notes=(*notes, *tokenizer_note),
     )
+
+
+def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
+    """A model of transformers in evaluation mode, of any kind, with the norms that its folder records as replaced.
+
+    For what `normkit fold` wrote and no class of transformers has; any other checkpoint is opened as transformers
+    would, from safetensors alone and without running code of its own.
+
+    Args:
+        path: A model's folder, the config.json or model.safetensors in it, or a Hub id "org/name[@revision]".
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16", "float16" or "float64".
+
+    Returns:
+        The model, of its class of transformers.
+
+    Raises:
+        ModelError: If it cannot be loaded, or lacks a weight; one line. What its class does not use is a warning.
+        InputError: If dtype is not one of its choices.
+        KindError: If path is no path.
+
+    Example:
+        >>> from normkit import demo
+        >>> type(load(demo.directory("layernorm"))).__name__
+        'GPT2LMHeadModel'
+    """
+    if not isinstance(path, str | PathLike):
+        raise KindError(f"load: path must be a model's folder or a Hub id, got {path!r}")
+    folder, _ = _folder(str(path), dtype, None)
+    values, files = read_config(folder), weight_files(folder)
+    _require_transformers()
+    with silence():
+        found, notes = _built(folder, values, files, dtype)
+    if found.missing:
+        raise ModelError(
+            f"{_count(found.missing)} missing in {folder}: {listed(found.missing)}; download it again, or load it with "
+            "transformers where weights drawn at random will do"
+        )
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return found.model
+
+
+def _folder(
+    model: str,
+    dtype: str,
+    revision: str | None,
+    *,
+    local_files_only: bool = False,
+    show_downloads: bool = False,
+) -> tuple[Path, str]:
+    """The folder of a model, and its Hub id or nothing."""
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    path = _local_folder(model)
+    if path is not None:
+        if revision is not None:
+            raise InputError(f"a revision belongs to a Hub id, and {model!r} is a folder; leave out the revision")
+        return path, ""
+    name, revision = hub.split_identifier(model, revision)
+    _require_transformers()
+    with silence(downloads=show_downloads):
+        return hub.fetch(name, revision, local_files_only=local_files_only), name
 
 
 def _local_folder(model: str) -> Path | None:
@@ -115,61 +172,35 @@ def _require_transformers() -> None:
         raise ModelError('loading a model needs transformers, which is not installed; pip install "normkit[hf]"')
 
 
-def _build(folder: Path, values: dict[str, Any], files: list[Path], dtype: str) -> tuple[Any, tuple[str, ...]]:
-    config, class_ = model_class(values, folder)
-    weights = read_weights(files)
-    model, missing, unexpected = _load(class_, config, weights, dtype, folder)
-    notes = []
-    body = body_class(config)
-    if missing and body not in (None, class_) and not any(_within_body(name, model) for name in missing):
-        model, missing, unexpected = _load(body, config, weights, dtype, folder)
-        notes.append(f"the head of {class_.__name__} has no weights: {type(model).__name__} is inspected without it")
-    if {name for name, _ in model.named_parameters()} <= set(missing):
-        raise ModelError(f"no weight in {folder} fits {type(model).__name__}; {CONFIG} belongs to another model")
-    if missing:
-        notes.append(f"{_count(missing)} missing in the checkpoint and initialised at random: {listed(missing)}")
-    if unexpected:
-        notes.append(
-            f"{_count(unexpected)} in the checkpoint but not used by {type(model).__name__}: {listed(unexpected)}"
-        )
-    return model, tuple(notes)
-
-
-def _load(
-    class_: Any, config: Any, weights: dict[str, Any], dtype: str, folder: Path
-) -> tuple[Any, list[str], list[str]]:
-    """The model, the names of missing weights, and those of unexpected ones."""
+def _built(
+    folder: Path, values: dict[str, Any], files: list[Path], dtype: str, *, text_only: bool = False
+) -> tuple[Fit, tuple[str, ...]]:
+    """The model with its recorded norms, and a note for each thing that did not fit."""
     import torch
 
-    try:
-        # Weights that are missing are drawn at random: from a fixed seed, and without touching the caller's.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model, report = class_.from_pretrained(
-                None,
-                config=config,
-                state_dict=dict(weights),
-                dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-                trust_remote_code=False,
-                use_safetensors=True,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # a configuration can fail in as many ways as there are models
-        raise ModelError(f"transformers cannot build {class_.__name__} from {folder}: {first_line(error)}") from error
-    if wrong := sorted(report["mismatched_keys"]):
-        name, given, expected = wrong[0]
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    norms = swaps.recorded(values, folder / CONFIG)
+    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    found = fit(values, read_weights(files), folder, text_only=text_only, dtype=wanted)
+    model, name = found.model, type(found.model).__name__
+    if found.mismatched:
+        weight, given, expected = found.mismatched[0]
+        more = f" (and {len(found.mismatched) - 1} more)" if len(found.mismatched) > 1 else ""
         raise ModelError(
-            f"{name} in {folder} has shape {tuple(given)}, {CONFIG} asks for {tuple(expected)}{more}; "
+            f"{weight} in {folder} has shape {given}, {CONFIG} asks for {expected}{more}; "
             "weights and configuration belong to different models"
         )
-    return model.eval(), sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
-
-
-def _within_body(name: str, model: Any) -> bool:
-    return name.startswith(f"{model.base_model_prefix}.") or not model.base_model_prefix
+    if {parameter for parameter, _ in model.named_parameters()} <= set(found.missing):
+        raise ModelError(f"no weight in {folder} fits {name}; {CONFIG} belongs to another model")
+    swaps.replay(model, norms, folder / CONFIG)
+    notes = []
+    if name != found.asked:
+        notes.append(f"the head of {found.asked} has no weights: {name} is loaded without it")
+    if found.missing:
+        missing = f"{_count(found.missing)} missing in the checkpoint and initialised at random"
+        notes.append(f"{missing}: {listed(found.missing)}")
+    if found.unexpected:
+        notes.append(f"{_count(found.unexpected)} in the checkpoint but not used by {name}: {listed(found.unexpected)}")
+    return found, tuple(notes)
 
 
 def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:

@@ -75,7 +75,7 @@ def read_weights(files: list[Path]) -> dict[str, Tensor]:
         try:
             weights |= load_file(file)
         except SafetensorError as error:
-            raise ModelError(_damaged(file, str(error))) from None
+            raise ModelError(damaged(file, str(error))) from None
         except OSError as error:
             raise ModelError(f"cannot read {file}: {error.strerror or error}") from None
     return weights
@@ -98,7 +98,8 @@ def read_json(path: Path) -> dict[str, object]:
     return document
 
 
-def _damaged(file: Path, problem: str) -> str:
+def damaged(file: Path, problem: str) -> str:
+    """The one line about a file that is not whole."""
     with file.open("rb") as opened:
         start = opened.read(len(_LFS_POINTER))
     if start == _LFS_POINTER:

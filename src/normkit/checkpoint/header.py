@@ -1,0 +1,229 @@
+"""What a safetensors file holds, from its header alone, with nothing in it believed before it is checked.
+
+The format: eight bytes with the length of the header, little-endian; the header, a JSON object from the name of each
+tensor to its dtype, shape and offsets; then the data, each tensor after the other without a gap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normkit.checkpoint.weights import damaged
+from normkit.errors import ModelError
+
+METADATA = "__metadata__"
+
+# Bits of one element, of all that the format knows.
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8", "BOOL"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+
+_LENGTH = struct.Struct("<Q")
+_LONGEST = 100_000_000
+_MOST_ELEMENTS = 2**60
+_MOST_AXES = 64
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor without its values.
+
+    Attributes:
+        dtype: As safetensors writes it, as in "BF16".
+        shape: Sizes of its axes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return math.prod(self.shape) * _BITS[self.dtype] // 8
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The tensor as (rows, columns): all axes but the last, and the last; a vector is one row.
+
+        A tensor of packed numbers whose rows do not end on whole bytes is one row too.
+        """
+        if not self.shape:
+            return 1, 1
+        rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
+        return (rows, columns) if columns * _BITS[self.dtype] % 8 == 0 else (1, rows * columns)
+
+    def bytes_of(self, rows: int) -> int:
+        """Bytes of so many rows of the matrix."""
+        return rows * self.matrix[1] * _BITS[self.dtype] // 8
+
+
+@dataclass(frozen=True)
+class Located(TensorInfo):
+    """A tensor and where its values lie.
+
+    Attributes:
+        file: That holds them.
+        start: First byte, counted from the start of the file.
+        stop: The byte after the last.
+    """
+
+    file: Path
+    start: int
+    stop: int
+
+
+def read_header(path: Path) -> dict[str, Located]:
+    """The tensors of a file, in the order of their bytes.
+
+    Raises:
+        ModelError: If the file is not whole: truncated, no JSON, an unknown dtype, a name twice, a shape that does not
+            fit its bytes, bytes that two tensors claim or none.
+    """
+    entries, _, start, size = _document(path)
+    found = [(name, _located(path, name, entry, start)) for name, entry in entries.items()]
+    found.sort(key=lambda item: (item[1].start, item[1].stop))
+    reached = start
+    for name, tensor in found:
+        if tensor.start != reached:
+            problem = "shares bytes with another tensor" if tensor.start < reached else "follows a gap"
+            raise ModelError(damaged(path, f"{_shown(name)} {problem}"))
+        reached = tensor.stop
+    if reached != size:
+        problem = f"its header speaks of {reached} bytes, it has {size}"
+        raise ModelError(damaged(path, problem))
+    return dict(found)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts that a file carries beside its tensors.
+
+    Raises:
+        ModelError: If the header is not whole, or these are not texts.
+    """
+    return _document(path)[1]
+
+
+def header_bytes(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> bytes:
+    """The start of a file that holds these tensors in this order, up to the first byte of the first.
+
+    The same tensors and texts give the same bytes. They end on a multiple of eight.
+
+    Raises:
+        ModelError: If a tensor bears the name that the format keeps for the texts.
+    """
+    if METADATA in tensors:
+        raise ModelError(f"expected no tensor called {METADATA}: safetensors keeps that name; rename the tensor")
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    offset = 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.nbytes
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    written = json.dumps(header, separators=(",", ":")).encode()
+    written += b" " * (-len(written) % 8)
+    return _LENGTH.pack(len(written)) + written
+
+
+def _document(path: Path) -> tuple[dict[str, Any], dict[str, str], int, int]:
+    """The entries of the header, its texts, the first byte after it, and the size of the file."""
+    try:
+        with path.open("rb") as opened:
+            size = path.stat().st_size
+            first = opened.read(_LENGTH.size)
+            if len(first) < _LENGTH.size:
+                raise ModelError(damaged(path, f"it has {size} bytes"))
+            (length,) = _LENGTH.unpack(first)
+            if length > min(_LONGEST, size - _LENGTH.size):
+                raise ModelError(damaged(path, f"its header claims {length} bytes, the file has {size}"))
+            text = opened.read(length)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(text) < length:
+        raise ModelError(damaged(path, "it became shorter while it was read"))
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_once)
+    except _TwiceError as error:
+        raise ModelError(damaged(path, f"{_shown(str(error))} stands twice in its header")) from None
+    except (ValueError, RecursionError):
+        raise ModelError(damaged(path, "its header is not JSON")) from None
+    if not isinstance(header, dict):
+        raise ModelError(damaged(path, "its header is not a table"))
+    metadata = header.pop(METADATA, None) or {}
+    if not isinstance(metadata, dict) or not all(_is_text(text) for pair in metadata.items() for text in pair):
+        raise ModelError(damaged(path, f"its {METADATA} is not a table of texts"))
+    return header, metadata, _LENGTH.size + length, size
+
+
+class _TwiceError(Exception):
+    """A name stands twice in one JSON object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _TwiceError(name)
+        found[name] = value
+    return found
+
+
+def _located(path: Path, name: str, entry: Any, data: int) -> Located:
+    """The tensor that an entry of the header describes, with offsets from the start of the file."""
+    if not name.isprintable() or not name:
+        raise ModelError(damaged(path, f"{_shown(name)} is no name for a tensor"))
+    if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
+        raise ModelError(damaged(path, f"{_shown(name)} has no dtype, shape and data_offsets"))
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise ModelError(
+            damaged(path, f"{_shown(name)} has the dtype {_shown(dtype)}, which safetensors does not know")
+        )
+    if not _naturals(shape) or not _is_possible(shape):
+        raise ModelError(damaged(path, f"{_shown(name)} has the shape {_shown(shape)}"))
+    if not _naturals(offsets) or len(offsets) != 2:
+        raise ModelError(damaged(path, f"{_shown(name)} has the offsets {_shown(offsets)}"))
+    start, stop = offsets
+    bits = math.prod(shape) * _BITS[dtype]
+    if bits != (stop - start) * 8:
+        problem = f"{_shown(name)} is {dtype} of shape {_shown(shape)} and has {_shown(stop - start)} bytes"
+        raise ModelError(damaged(path, problem))
+    return Located(dtype, tuple(shape), path, data + start, data + stop)
+
+
+def _naturals(value: Any) -> bool:
+    """Whether it is a list of integers that are not negative; true and false are none."""
+    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+
+
+def _is_possible(shape: list[int]) -> bool:
+    """Whether a tensor of that shape can be named at all; an empty one is held to its other axes."""
+    elements = 1
+    for length in shape:
+        elements *= max(length, 1)
+        if elements > _MOST_ELEMENTS:
+            return False
+    return len(shape) <= _MOST_AXES
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text that can be written again: JSON can spell half a character."""
+    return isinstance(value, str) and not _HALF.search(value)
+
+
+def _shown(value: object) -> str:
+    """What a file says, short and on one line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

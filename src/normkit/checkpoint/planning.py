@@ -1,0 +1,147 @@
+"""From the graph of a checkpoint and what is asked for to a plan: reads headers and vectors, never a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from normkit.checkpoint.draft import Draft
+from normkit.checkpoint.gains import move_affine
+from normkit.checkpoint.plan import OPERATIONS, Operation, Plan
+from normkit.checkpoint.request import Request
+from normkit.checkpoint.source import Source
+from normkit.checkpoint.streams import become_rms, centre_writers, other_class
+from normkit.checkpoint.swaps import KEY, record
+from normkit.checkpoint.values import pass_values
+from normkit.errors import InputError
+from normkit.models import legality
+from normkit.models.conditions import Settings
+from normkit.models.graph import Graph
+from normkit.spec import NormSpec
+
+DEFAULT: tuple[Operation, ...] = ("gain", "bias", "final")
+DTYPES = ("same", "float32")
+
+
+def make_plan(
+    graph: Graph,
+    config: Mapping[str, Any],
+    source: Source,
+    *,
+    operations: Collection[str] | None = None,
+    untie: bool = False,
+    dtype: str = "same",
+    for_training: bool = False,
+    change_class: bool = True,
+) -> Plan:
+    """What folding does to each tensor, and what it does not do and why.
+
+    Args:
+        graph: Of the checkpoint.
+        config: Its config.json.
+        source: Its tensors.
+        operations: Any of `OPERATIONS`; None is `DEFAULT`.
+        untie: Give a tied head a table of its own, so that the final gain can enter it and the embeddings be centred.
+        dtype: Of what is written: "same", or "float32".
+        for_training: The result is to be trained further: dropout is then an error.
+        change_class: The model may become one of another family, where that one says what it computes.
+
+    Raises:
+        InputError: If an argument is not one of its choices, or dropout stands against further training.
+        ModelError: If gains or biases hold NaN or infinity.
+    """
+    asked = _operations(operations)
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be 'same' or 'float32', got {dtype!r}")
+    settings = Settings(graph.family, config)
+    remarks = _dropout(graph, settings, for_training=for_training)
+    request = Request(
+        graph=graph,
+        settings=settings,
+        source=source,
+        operations=asked,
+        untie=untie and graph.is_tied and legality.against_untying(graph) is None,
+    )
+    draft = Draft(source.tensors, dtype)
+    written = _untied(request, draft, config) if request.untie else {}
+    if untie and not request.untie and (reason := legality.against_untying(graph)):
+        draft.refuse("final", graph.architecture, reason)
+    changes = tuple(move_affine(request, draft, norm) for norm in graph.norms)
+    centred = centre_writers(request, draft) if {"centre", "rms"} & set(asked) else ()
+    if "value" in asked:
+        pass_values(request, draft)
+    swaps: dict[str, NormSpec] = {}
+    dropped: tuple[str, ...] = ()
+    if "rms" in asked:
+        changes, swaps = become_rms(request, draft, changes)
+        if swaps and change_class and (other := other_class(request, draft, len(swaps))) is not None:
+            swaps, written, dropped = {}, written | other[0], tuple(key for key in other[1] if key in config)
+    if swaps:
+        written[KEY] = record(swaps)
+    return Plan(
+        family=graph.family.model_type,
+        architecture=graph.architecture,
+        operations=asked,
+        untie=request.untie,
+        edits=draft.edits(),
+        norms=changes,
+        refusals=draft.refusals,
+        centred=centred,
+        config=written,
+        dropped=dropped,
+        swaps={path: spec.to_json() for path, spec in swaps.items()},
+        remarks=(*remarks, *_on_centring(source, centred, asked, dtype), *graph.family.remarks),
+    )
+
+
+def _operations(given: Collection[str] | None) -> tuple[Operation, ...]:
+    if given is None:
+        return DEFAULT
+    if unknown := [name for name in given if name not in OPERATIONS]:
+        raise InputError(f"operations are {', '.join(OPERATIONS)}, got {unknown[0]!r}")
+    if not given:
+        raise InputError(f"expected at least one operation of {', '.join(OPERATIONS)}, got none")
+    return tuple(name for name in OPERATIONS if name in given)
+
+
+def _dropout(graph: Graph, settings: Settings, *, for_training: bool) -> list[str]:
+    rates = {key: settings.value(key) for key in graph.family.config.dropout}
+    active = ", ".join(f"{key} = {rate}" for key, rate in rates.items() if rate)
+    if active and for_training:
+        raise InputError(
+            f"expected no dropout in a model to be trained further, got {active}: under it the folded model trains "
+            "differently; set it to 0 in config.json, or leave out for_training"
+        )
+    return [f"equal in evaluation mode, not under dropout ({active})"] if active else []
+
+
+def _untied(request: Request, draft: Draft, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Draft the head's own table; the keys of config.json that say so, at every level."""
+    head = next(linear for linear in request.graph.linears if linear.tied_to)
+    if head.weight not in request.source.tensors:
+        draft.copy_table(head.weight, str(head.tied_to))
+    if head.parted_bias is not None:
+        draft.copy_bias(head.parted_bias, str(head.bias))
+    key = request.graph.family.tie.key if request.graph.family.tie else ""
+    return dict.fromkeys(sorted({key, *_paths_to(config, key)}), False)
+
+
+def _paths_to(config: Mapping[str, Any], key: str, above: str = "") -> list[str]:
+    """Dotted paths of a key in nested configurations."""
+    found = [above + key] if key in config else []
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found += _paths_to(value, key, f"{above}{name}.")
+    return found
+
+
+def _on_centring(source: Source, centred: tuple[str, ...], asked: tuple[Operation, ...], dtype: str) -> list[str]:
+    if not centred:
+        return []
+    remarks = ["hidden states lose their mean; what norms and heads make of them is the same"]
+    if "rms" in asked and dtype == "same" and {"F16", "BF16"} & {info.dtype for info in source.tensors.values()}:
+        remarks.append(
+            "writers rounded to 16 bits keep a small mean, which an RMSNorm sees and a LayerNorm does not; with dtype "
+            "float32 it is some thousand times smaller"
+        )
+    return remarks

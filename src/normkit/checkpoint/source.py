@@ -1,0 +1,212 @@
+"""Where folding reads from: a checkpoint on disk or a module in memory, a few rows of a tensor at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from normkit.checkpoint.header import Located, TensorInfo, read_header
+from normkit.checkpoint.weights import INDEX, WEIGHTS, damaged, read_json, weight_files
+from normkit.errors import ModelError
+
+TORCH: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}
+"""The dtypes that safetensors and torch both know."""
+
+NAME = {dtype: name for name, dtype in TORCH.items()}
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""The dtypes that folding computes with."""
+
+
+class Source(Protocol):
+    """Named tensors that are read a few rows at a time.
+
+    A tensor is seen as a matrix: all its axes but the last, and the last; a vector is one row, a number is one by one.
+    """
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """What there is, in its own order."""
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of a tensor seen as a matrix, in its dtype; the caller does not change them."""
+
+
+class CheckpointSource:
+    """The safetensors of a model folder, every header checked, read with `pread` from any number of threads.
+
+    Nothing is mapped: pages of a mapped file would count as memory of the process.
+
+    Attributes:
+        files: The files, in the order of their names.
+        tensors: What they hold, file by file, in the order of the bytes.
+
+    Raises:
+        ModelError: If a file is not whole, or the index and the files disagree about who holds what.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files = tuple(weight_files(folder))
+        self.tensors: dict[str, Located] = {}
+        for file in self.files:
+            held = read_header(file)
+            if twice := next((name for name in held if name in self.tensors), None):
+                raise ModelError(
+                    f"expected each tensor in one file, {twice!r} lies in {self.tensors[twice].file} and in {file}; "
+                    "download it again"
+                )
+            self.tensors |= held
+        if len(self.files) > 1 or self.files[0].name != WEIGHTS:
+            _check_index(folder / INDEX, self.tensors)
+        self._descriptors = {file: os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in self.files}
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of a tensor seen as a matrix, in a buffer of their own; bytes where torch has no such dtype.
+
+        Raises:
+            ModelError: If the file cannot be read to the end.
+        """
+        tensor = self.tensors[name]
+        dtype = TORCH.get(tensor.dtype)
+        columns = tensor.matrix[1] if dtype else tensor.bytes_of(1)
+        rows = torch.empty(stop - start, columns, dtype=dtype or torch.uint8)
+        if rows.numel():
+            buffer = rows.view(torch.uint8).numpy().reshape(-1).data
+            self._read(tensor.file, buffer, tensor.start + tensor.bytes_of(start))
+        return rows
+
+    def close(self) -> None:
+        """Close the files; nothing can be read afterwards."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def __enter__(self) -> CheckpointSource:
+        """The source itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the files."""
+        self.close()
+
+    def _read(self, file: Path, into: memoryview, offset: int) -> None:
+        while into.nbytes:
+            try:
+                count = os.preadv(self._descriptors[file], [into], offset)
+            except OSError as error:
+                raise ModelError(f"cannot read {file}: {error.strerror or error}") from None
+            if count == 0:
+                raise ModelError(damaged(file, f"it ends at byte {offset}"))
+            into, offset = into[count:], offset + count
+
+
+class ModelSource:
+    """The state dict of a module. Of several names for one tensor only the first counts.
+
+    Attributes:
+        tensors: What there is, in the order of `state_dict()`.
+
+    Raises:
+        ModelError: If a tensor has no values.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors: dict[str, TensorInfo] = {}
+        self._matrices: dict[str, Tensor] = {}
+        seen = set()
+        for name, tensor in model.state_dict().items():
+            if not isinstance(tensor, Tensor):
+                continue
+            if tensor.is_meta:
+                raise ModelError(f"expected a model with values, {name} is on the meta device; load its weights first")
+            if tensor.dtype not in NAME:
+                raise ModelError(f"expected tensors that safetensors can hold, {name} is {tensor.dtype}; cast it first")
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
+            if tensor.numel() and place in seen:
+                continue
+            seen.add(place)
+            info = TensorInfo(NAME[tensor.dtype], tuple(tensor.shape))
+            self.tensors[name] = info
+            self._matrices[name] = tensor.detach().reshape(info.matrix)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of a tensor seen as a matrix, where it lies; a copy only from another device."""
+        return self._matrices[name][start:stop].cpu()
+
+
+def vector(source: Source, name: str) -> Tensor:
+    """A tensor of one axis in float64.
+
+    Raises:
+        ModelError: If the tensor is missing, has another number of axes, is no real number, or holds a NaN.
+    """
+    info = found(source, name)
+    if len(info.shape) != 1 or info.dtype not in FLOATS:
+        raise ModelError(f"expected a vector of floating-point numbers in {name}, found {info.dtype} {info.shape}")
+    value = source.rows(name, 0, 1)[0].to(torch.float64)
+    check_finite(name, value)
+    return value
+
+
+def found(source: Source, name: str) -> TensorInfo:
+    """The tensor of that name.
+
+    Raises:
+        ModelError: If there is none.
+    """
+    if name not in source.tensors:
+        raise ModelError(f"expected the tensor {name}, found none; the checkpoint is not whole or not of this family")
+    return source.tensors[name]
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Nothing that is not finite may enter a sum or a product.
+
+    Raises:
+        ModelError: If there is a NaN or an infinity, by the name of the tensor.
+    """
+    if not bool(values.isfinite().all()):
+        found = "a NaN" if bool(values.isnan().any()) else "an infinity"
+        raise ModelError(
+            f"{name} holds {found}, and nothing is folded into or out of it; give a checkpoint that is whole"
+        )
+
+
+def _check_index(index: Path, tensors: Mapping[str, Located]) -> None:
+    """The index and the headers say the same about who holds what."""
+    named = read_json(index)["weight_map"]
+    assert isinstance(named, dict)
+    for name, tensor in tensors.items():
+        if named.get(name) != tensor.file.name:
+            said = f"says {named[name]!r}" if name in named else "does not name it"
+            raise ModelError(f"{name!r} lies in {tensor.file}, its index {said}; download the folder again")
+    if absent := next((name for name in named if name not in tensors), None):
+        raise ModelError(f"{index} names {absent!r} in {named[absent]!r}, it is not there; download the folder again")
