@@ -15,15 +15,19 @@ from normkit.inspection.result import (
     Block,
     Check,
     Finding,
+    Foldedness,
     Inspection,
     KeySelection,
     ModelFacts,
+    NormForm,
     RowStatistics,
     Site,
     SiteGeometry,
     Spectrum,
+    SumForm,
     Walk,
     WalkStep,
+    WriterForm,
 )
 
 HOSTILE = (
@@ -245,6 +249,17 @@ def model(name, layers, *, spec=specs.TORCH_LAYER_NORM, width=64):
     )
 
 
+def foldedness(name, *, reason=""):
+    """One norm, one writer, one sum."""
+    norm = NormForm(
+        path=name, kind="layer", gain_defect=0.3, largest_bias=0.1, readers=(f"{name}.linear",), reason=reason
+    )
+    writer = WriterForm(name=name, share=0.0, vectors=64, row_mean=1e-9, is_centred=True, reason="")
+    other = WriterForm(name=name, share=0.02, vectors=64, row_mean=None, is_centred=False, reason=reason)
+    added = SumForm(name=name, width=64, writers=(writer, other), reason=reason)
+    return Foldedness(norms=(norm,), sums=(added,), oddly_centred=(name,))
+
+
 def eps_finding(paths):
     return Finding(
         rule="A1",
@@ -309,6 +324,12 @@ def faulty():
 
 
 @pytest.fixture
+def gauged(healthy):
+    """The healthy model, with how far it is from folded."""
+    return dataclasses.replace(healthy, foldedness=foldedness("transformer.ln_f", reason="its reader is tied"))
+
+
+@pytest.fixture
 def twelve():
     return model("a model of twelve layers", 12, width=768)
 
@@ -336,6 +357,7 @@ def hostile():
         walk=walk(HOSTILE, token=HOSTILE),
         findings=(finding,),
         checks=(Check(rule="A1", title=HOSTILE, status="not checked", reason=HOSTILE),),
+        foldedness=foldedness(HOSTILE, reason=HOSTILE),
         unrecognised=((HOSTILE, HOSTILE),),
     )
 

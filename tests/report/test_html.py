@@ -179,6 +179,26 @@ def test_the_geometry_of_norms_and_keys_has_a_section(page):
     assert "62.5 %" in cells
 
 
+def test_how_far_from_folded_has_a_section_where_it_was_asked(gauged, page):
+    assert {"href": "#folding"} not in page.named("a")
+    assert "folding" not in {attrs.get("id") for _, attrs in page.elements}
+    known = Page(rendered(gauged))
+    assert {"href": "#folding"} in known.named("a")
+    assert {"id": "folding", "aria-labelledby": "folding-heading"} in known.named("section")
+    assert "not folded: the gain is not 1" in known.text("dd")
+    assert "partly centred: 1 of 2 writers of the transformer.ln_f" in known.text("dd")
+    assert "a sign of a tool that centres" in known.text("dd")
+    assert "its reader is tied" in known.text("dd")
+    assert "How far the weights are from folded and centred is read off them" in known.text("li")
+
+
+def test_why_it_is_not_known_how_far_from_folded_is_told(healthy):
+    unknown = Page(rendered(dataclasses.replace(healthy, foldedness_unknown="its family is not declared")))
+    assert "Not known: its family is not declared." in unknown.text("p")
+    assert unknown.open == []
+    assert "is read off them" not in unknown.text("li")
+
+
 def watched(inspection, kind, *arguments):
     return dataclasses.replace(inspection, training=kind(inspection, *arguments))
 

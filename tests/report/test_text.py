@@ -152,6 +152,15 @@ def test_a_healthy_model(healthy):
     assert shown(text.summary(healthy)) == HEALTHY
 
 
+def test_folding_is_told_in_a_line_where_nothing_is_wrong(gauged, faulty):
+    lines = shown(text.summary(gauged))
+    assert "\nfolding        not folded: the gain is not 1, it cannot be folded as it stands; partly" in lines
+    assert "\ncentred oddly  transformer.ln_f is centred, " in lines
+    with_findings = shown(text.summary(dataclasses.replace(faulty, foldedness=gauged.foldedness)))
+    assert "\nfolding " not in with_findings
+    assert "\ncentred oddly  transformer.ln_f is centred, " in with_findings
+
+
 def test_findings_stand_before_the_table(faulty):
     lines = shown(text.summary(faulty))
     assert FINDINGS in lines

@@ -15,6 +15,7 @@ from normkit.errors import InputError
 from normkit.identification.sites import NormSite
 from normkit.inspection import baseline, rules
 from normkit.inspection.baseline import Baseline
+from normkit.inspection.foldedness import foldedness
 from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.leaks import find_leaks
@@ -115,6 +116,7 @@ def inspect(
         ungathered=ungathered(model, structure.others),
     )
     findings, checks = rules.check(facts)
+    form, unknown = foldedness(model, found)
     inspection = Inspection(
         model=facts.model,
         sites=facts.sites,
@@ -127,6 +129,8 @@ def inspect(
         checks=checks,
         unrecognised=tuple((other.path, other.reason) for other in structure.others),
         selections=selections,
+        foldedness=form,
+        foldedness_unknown=unknown,
     )
     if unwritten is not None:
         baseline.write(baseline.infer(inspection, facts.intent, source=unwritten.name), unwritten)

@@ -1,4 +1,4 @@
-"""The numbers an inspection is made of: statistics of rows, the effect of eps, entries of a gain, one token's way.
+"""What an inspection is made of: statistics of rows, the effect of eps, entries of a gain, a token's way, weights.
 
 `normkit.inspection.result` holds what they are put together into, and is where they are imported from.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from normkit.spec import NormSpec
 
@@ -210,3 +211,79 @@ class KeySelection:
     def after(self) -> float:
         """Mean share over the heads tried; NaN where none was."""
         return sum(share for _, share in self.heads) / len(self.heads) if self.heads else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormForm:
+    """How far one norm is from one whose gain and bias have been folded into what reads it.
+
+    Attributes:
+        path: As the model names it.
+        kind: "layer" subtracts the mean, "rms" does not; as it behaves where it was seen, else as its family has it.
+        gain_defect: Root mean square of gain - 1, the gain as it acts; None without a gain.
+        largest_bias: Largest magnitude in its bias; None without one.
+        readers: The linear maps that read it.
+        reason: Why gain and bias cannot leave it as the model is; "" where all that reads it are linear maps that may
+            take them.
+    """
+
+    path: str
+    kind: Literal["layer", "rms"]
+    gain_defect: float | None
+    largest_bias: float | None
+    readers: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterForm:
+    """How far what is added to a sum is from centred: a table, or weight and bias of a linear map.
+
+    Attributes:
+        name: Path of the map, or name of the table.
+        share: Of its energy along all-ones, as `normkit.geometry.centred_defect`: 0 centred, near 1 / width at random.
+        vectors: Vectors of that width in it: rows of a table; inputs of a map, and 1 for its bias.
+        row_mean: Of a table: root mean square over its rows of a row's mean; else None.
+        is_centred: In each of its tensors that share is no more than what rounding leaves.
+        reason: Why it alone cannot be centred as the model is, where its sum can be; else "".
+    """
+
+    name: str
+    share: float
+    vectors: int
+    row_mean: float | None
+    is_centred: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumForm:
+    """How far a sum that norms read, as the residual stream, is from one without a mean.
+
+    Attributes:
+        name: As its family calls it.
+        width: Features of a row; a random tensor has 1 / width of its energy along all-ones.
+        writers: What is added to it, but for the output of norms.
+        reason: Why it cannot be centred without changing what the model computes; "" where it can.
+    """
+
+    name: str
+    width: int
+    writers: tuple[WriterForm, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foldedness:
+    """How far a model already is from folded and from centred, from its weights alone.
+
+    Attributes:
+        norms: In the order of the model.
+        sums: In the order in which they are read.
+        oddly_centred: Tables and matrices that are centred although an RMSNorm sees their mean, while others that are
+            added to the same sum are not: what a tool leaves that centres embeddings whatever reads them.
+    """
+
+    norms: tuple[NormForm, ...]
+    sums: tuple[SumForm, ...]
+    oddly_centred: tuple[str, ...]

@@ -15,12 +15,16 @@ from typing import Any, Literal
 
 from normkit.inspection.quantities import (
     Attenuation,
+    Foldedness,
     KeySelection,
+    NormForm,
     RowStatistics,
     SiteGeometry,
     Spectrum,
+    SumForm,
     Walk,
     WalkStep,
+    WriterForm,
 )
 from normkit.inspection.training import Training
 from normkit.spec import NormSpec
@@ -32,9 +36,11 @@ __all__ = [
     "Block",
     "Check",
     "Finding",
+    "Foldedness",
     "Inspection",
     "KeySelection",
     "ModelFacts",
+    "NormForm",
     "Placement",
     "Role",
     "RowStatistics",
@@ -43,8 +49,10 @@ __all__ = [
     "SiteGeometry",
     "Spectrum",
     "Status",
+    "SumForm",
     "Walk",
     "WalkStep",
+    "WriterForm",
 ]
 
 SCHEMA_VERSION = 1
@@ -269,6 +277,8 @@ class Inspection:
         unrecognised: Modules that change scale like a norm and are none that a spec describes, with the reason.
         selections: Which keys of one text are selectable, an attention call each; empty where none was tried.
         training: What was seen of a training run; None where the model was only run.
+        foldedness: How far its weights are from folded and centred; None where that is not known.
+        foldedness_unknown: Why not, as of a family that is not declared; "" where it is, or was not asked.
     """
 
     model: ModelFacts
@@ -283,6 +293,8 @@ class Inspection:
     unrecognised: tuple[tuple[str, str], ...]
     selections: tuple[KeySelection, ...] = ()
     training: Training | None = None
+    foldedness: Foldedness | None = None
+    foldedness_unknown: str = ""
 
     @property
     def worst(self) -> Severity | None:

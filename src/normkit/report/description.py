@@ -7,6 +7,7 @@ from collections import Counter
 
 from normkit.inspection.result import Attention, Block, Inspection, Walk, WalkStep
 from normkit.plots.numerals import counted, degrees, percent, percent_spread, significant, spread
+from normkit.report.foldedness import FOLDING_METHOD, describe_foldedness, foldedness_facts
 from normkit.report.geometry import folded_geometry_table, geometry_facts, geometry_table, selection_table
 from normkit.report.parts import Cell, Column, Fact, Formula, Passage, Report, Run, Stage, Table, Verdict
 from normkit.report.sites import folded_table, formulas, site_table
@@ -57,9 +58,10 @@ def describe(inspection: Inspection) -> Report:
         selections=selection_table(inspection.selections),
         blocks=_block_table(inspection.blocks),
         attention=_attention_table(inspection.attentions),
+        distance=describe_foldedness(inspection),
         checks=inspection.checks,
         unrecognised=tuple(Fact(label=path, value=reason) for path, reason in inspection.unrecognised),
-        method=_METHOD + (RUN_METHOD if run else ()),
+        method=_METHOD + (FOLDING_METHOD if inspection.foldedness else ()) + (RUN_METHOD if run else ()),
     )
     return printable(report)
 
@@ -130,6 +132,7 @@ def _glance(inspection: Inspection) -> tuple[Fact, ...]:
         sampled = max(attention.sampled_max for attention in inspection.attentions)
         facts.append(Fact(label="attention", value=f"logits reach {significant(sampled)}, bound {significant(bound)}"))
     facts += geometry_facts(inspection)
+    facts += foldedness_facts(inspection)
     if inspection.recurring_outliers:
         indices = [f"feature {index} at {counted(len(p), 'norm')}" for index, p in inspection.recurring_outliers]
         facts.append(Fact(label="gain outliers", value=shortened(indices)))

@@ -225,6 +225,25 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far the weights are from a folded and a centred model.
+
+    Attributes:
+        facts: In a line each.
+        norms: One row for norms that are alike; None where nothing is known.
+        writers: One row for tensors that are alike and add to alike sums; None likewise.
+        left: What cannot be folded or centred as it stands, and why.
+        unknown: Why nothing is known; "" where it is.
+    """
+
+    facts: tuple[Fact, ...]
+    norms: Table | None
+    writers: Table | None
+    left: tuple[Fact, ...]
+    unknown: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that is said about one inspection.
 
@@ -245,6 +264,7 @@ class Report:
         selections: One row an attention call whose keys were tried.
         blocks: One row a block.
         attention: One row an attention call.
+        distance: From folded and centred, or None where nobody asked.
         checks: One a rule.
         unrecognised: What behaves like a norm but could not be identified.
         method: What was measured and how, and what was not.
@@ -266,6 +286,7 @@ class Report:
     selections: Table
     blocks: Table
     attention: Table
+    distance: Distance | None
     checks: tuple[Check, ...]
     unrecognised: tuple[Fact, ...]
     method: tuple[str, ...]

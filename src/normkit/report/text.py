@@ -34,7 +34,7 @@ def summary(inspection: Inspection) -> RenderableType:
     # The table says the rest of what stands at a glance; what is wrong needs the room of what is merely so. With a run
     # the table stands in the page only.
     left_out = set() if report.run else {"norms", "input rows", "eps"}
-    left_out |= {"geometry", "images", "keys"} if report.findings or report.run else set()
+    left_out |= {"geometry", "images", "keys", "folding"} if report.findings or report.run else set()
     glance = [fact for fact in report.glance if fact.label not in left_out]
     if report.run:
         glance += [fact for fact in report.run.facts if fact.label != "optimizer"]

@@ -1,0 +1,185 @@
+"""How far a model already is from folded and centred: its weights alone, with the readers and writers of its family."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normkit.checkpoint.configuration import first_line
+from normkit.checkpoint.opening import open_model
+from normkit.errors import ModelError, NormkitError
+from normkit.geometry.gauge import weightless_defect
+from normkit.identification.sites import NormSite
+from normkit.inspection.quantities import Foldedness, NormForm, SumForm, WriterForm
+from normkit.models import legality
+from normkit.models.graph import Graph, Linear, Norm, Table
+
+# Of 1 / width, the share of a random tensor. A centred one keeps some 3e-6 of it when it is rounded to bfloat16, and
+# less in wider dtypes; a random one of 16 vectors is below this once in 10**29.
+_ROUNDING = 1e-4
+_FEW_VECTORS = 16
+_CHUNK = 2**20
+
+
+def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldedness | None, str]:
+    """How far a model is from folded and centred, or None and why that is not known.
+
+    Args:
+        model: Only its weights are looked at, each once.
+        sites: Its norms as they behave: a LayerNorm that has become an RMSNorm counts as one.
+    """
+    try:
+        return _foldedness(model, {site.path: site.spec.centre_numerator for site in sites}), ""
+    except NormkitError as error:
+        return None, str(error)
+    # A model that does not fit its config can fail in as many ways as there are models; what was measured of it stands.
+    except Exception as error:
+        return None, f"its weights could not be read: {first_line(error)}"
+
+
+def _foldedness(model: nn.Module, centres: Mapping[str, bool]) -> Foldedness:
+    graph = _behaving(open_model(model)[0], centres)
+    weights: dict[str, Tensor] = model.state_dict()
+    norms = tuple(_norm(graph, norm, weights) for norm in graph.norms)
+    sums = [_sum(graph, space, weights) for space in graph.spaces]
+    return Foldedness(
+        norms=norms,
+        sums=tuple(form for form, _ in sums),
+        oddly_centred=tuple(name for _, names in sums for name in names),
+    )
+
+
+def _behaving(graph: Graph, centres: Mapping[str, bool]) -> Graph:
+    """The graph with the norms that were seen as they behave."""
+    kinds: dict[str, Literal["layer", "rms"]] = {
+        path: "layer" if centred else "rms" for path, centred in centres.items()
+    }
+    norms = tuple(dataclasses.replace(norm, kind=kinds.get(norm.name, norm.kind)) for norm in graph.norms)
+    return dataclasses.replace(graph, norms=norms)
+
+
+def _norm(graph: Graph, norm: Norm, weights: Mapping[str, Tensor]) -> NormForm:
+    gain = None if norm.weight is None else _floating(norm.weight, weights).double() + norm.offset
+    bias = None if norm.bias is None else _floating(norm.bias, weights)
+    return NormForm(
+        path=norm.name,
+        kind=norm.kind,
+        # One for each head, where heads have gains of their own.
+        gain_defect=None if gain is None else float(weightless_defect(gain.flatten())),
+        largest_bias=None if bias is None else float(bias.abs().max()),
+        readers=tuple(reader.name for reader in graph.readers(norm.gives)),
+        reason=legality.against_folding(graph, norm) or "",
+    )
+
+
+class _Energy(NamedTuple):
+    """Sums over a tensor seen as vectors.
+
+    Attributes:
+        width: Features of a vector.
+        vectors: How many there are.
+        along: Sum over vectors of (sum of the entries)**2.
+        total: Sum of all squares.
+    """
+
+    width: int
+    vectors: int
+    along: float
+    total: float
+
+    @property
+    def share(self) -> float:
+        """Of the energy along all-ones."""
+        return self.along / (self.width * self.total) if self.total else 0.0
+
+    @property
+    def is_centred(self) -> bool:
+        """What is left is rounding."""
+        return self.share * self.width <= _ROUNDING
+
+
+def _writer(writer: Linear | Table, weights: Mapping[str, Tensor]) -> tuple[_Energy, bool]:
+    """What a writer holds in all, and whether each of its tensors is centred."""
+    if isinstance(writer, Table):
+        parts = [_energy(_floating(writer.name, weights), writer.axis)]
+    else:
+        parts = [_energy(_floating(writer.weight, weights), writer.out_axis)]
+        if writer.bias is not None:
+            bias = _floating(writer.bias, weights)
+            parts.append(_energy(bias, bias.dim() - 1))
+    whole = _Energy(
+        width=parts[0].width,
+        vectors=sum(part.vectors for part in parts),
+        along=sum(part.along for part in parts),
+        total=sum(part.total for part in parts),
+    )
+    return whole, all(part.is_centred for part in parts)
+
+
+def _energy(tensor: Tensor, axis: int) -> _Energy:
+    """Read a tensor once, in pieces, in a dtype in which its sums are as good as exact."""
+    wide = torch.float32 if tensor.element_size() < 4 else torch.float64
+    rows = max(1, _CHUNK // max(1, tensor[:1].numel()))
+    total = along = 0.0
+    whole: Tensor | None = None
+    for start in range(0, tensor.shape[0], rows):
+        values = tensor[start : start + rows].to(wide)
+        total += float(values.square().sum())
+        sums = values.sum(axis).double()
+        if axis == 0:
+            whole = sums if whole is None else whole + sums
+        else:
+            along += float(sums.square().sum())
+    if whole is not None:
+        along = float(whole.square().sum())
+    width = tensor.shape[axis]
+    return _Energy(width=width, vectors=tensor.numel() // max(1, width), along=along, total=total)
+
+
+def _sum(graph: Graph, space: str, weights: Mapping[str, Tensor]) -> tuple[SumForm, list[str]]:
+    """A sum, and what is oddly centred there."""
+    reason = legality.against_centring(graph, space) or ""
+    width, forms, telling = graph.width, [], []
+    for writer in graph.writers(space):
+        energy, is_centred = _writer(writer, weights)
+        width = energy.width
+        rows = math.sqrt(energy.along / energy.vectors) / width if isinstance(writer, Table) else None
+        alone = "" if reason else legality.against_centring_writer(graph, writer) or ""
+        form = WriterForm(
+            name=writer.name,
+            share=energy.share,
+            vectors=energy.vectors,
+            row_mean=rows,
+            is_centred=is_centred,
+            reason=alone,
+        )
+        forms.append(form)
+        # Zeros are what an initialisation leaves, and few vectors can be centred by chance.
+        if energy.total and energy.vectors >= _FEW_VECTORS:
+            telling.append(form)
+    odd = [form.name for form in telling if form.is_centred] if _sees_mean(graph, space) else []
+    # Where all is centred a LayerNorm may have become an RMSNorm: that is exact. Norms add a mean of their own.
+    if len(odd) == len(telling) and not graph.added(space):
+        odd = []
+    return SumForm(name=space, width=width, writers=tuple(forms), reason=reason), odd
+
+
+def _sees_mean(graph: Graph, space: str) -> bool:
+    return any(norm.kind == "rms" for norm in graph.norms_of(space))
+
+
+def _floating(name: str, weights: Mapping[str, Tensor]) -> Tensor:
+    """A tensor of the state dict.
+
+    Raises:
+        ModelError: If it holds codes, as of a quantised model.
+    """
+    tensor = weights[name].detach()
+    if not tensor.is_floating_point():
+        raise ModelError(f"{name} is {tensor.dtype}: what a quantised model computes does not show in its tensors")
+    return tensor
