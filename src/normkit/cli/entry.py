@@ -18,13 +18,20 @@ from normkit.cli.benchmark import run_benchmark
 from normkit.cli.environment import show_environment
 from normkit.cli.exploration import explore_norms
 from normkit.cli.figures import make_figures
+from normkit.cli.folding import fold_checkpoint
 from normkit.cli.identification import identify_norms
 from normkit.cli.inspection import inspect_model
 from normkit.cli.study import run_studies
 from normkit.cli.terminal import one_line
+from normkit.cli.verification import verify_fold
 from normkit.errors import NormkitError
 
-_GROUPS = {"See": ("inspect", "explore", "study", "figures"), "Check": ("identify",), "This machine": ("env", "bench")}
+_GROUPS = {
+    "See": ("inspect", "explore", "study", "figures"),
+    "Check": ("identify", "verify"),
+    "Change": ("fold",),
+    "This machine": ("env", "bench"),
+}
 
 _USAGE, _BUG, _INTERRUPTED, _BROKEN_PIPE = 2, 101, 130, 141
 
@@ -91,6 +98,8 @@ verbs.add_command(explore_norms)
 verbs.add_command(run_studies)
 verbs.add_command(make_figures)
 verbs.add_command(identify_norms)
+verbs.add_command(verify_fold)
+verbs.add_command(fold_checkpoint)
 verbs.add_command(show_environment)
 verbs.add_command(run_benchmark)
 

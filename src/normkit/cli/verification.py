@@ -1,0 +1,98 @@
+"""`normkit verify`: a folded checkpoint held against its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from normkit.cli.terminal import progress, results, shows_progress
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.agreement import Agreement
+    from normkit.checkpoint.loading import LoadedModel
+    from normkit.cli.texts import Batches
+
+# Of each, the text and the ids at random: enough for every place of a window to be seen.
+_TOKENS, _LENGTH, _BATCH = 256, 64, 4
+
+
+@click.command("verify", short_help="A folded checkpoint against its source: every tensor derived anew.")
+@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.argument("result", metavar="DST", type=click.Path(path_type=Path))
+@click.option("--logits", is_flag=True, help="Run both too, in float64, on a text and on token ids at random.")
+@click.option("--text", metavar="FILE", help="UTF-8 text for --logits, - for stdin.  [default: a text that ships]")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def verify_fold(
+    ctx: click.Context,
+    source: Path,
+    result: Path,
+    logits: bool,
+    text: str | None,
+    jobs: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Prove that the folder DST is what `normkit fold` makes of the folder SRC, or say where it is not.
+
+    The plan is made anew from SRC, every tensor is derived anew and compared bit for bit, and config.json, the index,
+    the tokenizer and the certificate are held against what follows. Of the certificate only what was asked for is
+    taken. Neither model is run, and no file is held in memory.
+
+    With --logits both are then run, in float64 throughout: how far apart their logits are, and how far the source's own
+    move when its weights move within their rounding. Exit code 1 if anything fails.
+    """
+    if text is not None and not logits:
+        raise click.UsageError("--text needs --logits: the files alone need no text.", ctx)
+    from normkit.checkpoint.verifying import verify
+    from normkit.cli.texts import read_text
+
+    words = None if text is None else read_text(text, _TOKENS)
+    shown = shows_progress(quiet=quiet or as_json)
+    with progress(shown=shown) as report:
+        found = verify(source, result, jobs=jobs, progress=report)
+    agreement, tokens = _agreement(source, result, text, words) if logits and found.passed else (None, "")
+    if as_json:
+        from normkit.files import json_text
+
+        more = {} if agreement is None else {"logits": {"source": tokens, **agreement.to_json()}}
+        passed = found.passed and (agreement is None or agreement.holds)
+        click.echo(json_text({**found.to_json(), "passed": passed, **more}), nl=False)
+    else:
+        from normkit.report.proof import proof_list
+
+        results().print(proof_list(found, agreement, tokens))
+    if not found.passed or (agreement is not None and not agreement.holds):
+        ctx.exit(1)
+
+
+def _agreement(source: Path, result: Path, path: str | None, words: str | None) -> tuple[Agreement, str]:
+    """How near the logits are, and what they were compared on."""
+    from normkit.checkpoint.agreement import compare_logits, half_unit
+    from normkit.checkpoint.certificate import Certificate
+    from normkit.checkpoint.loading import load_model
+    from normkit.checkpoint.silence import silence
+
+    models = [load_model(str(folder), dtype="float64") for folder in (source, result)]
+    tensors = Certificate.read(result).tensors.values()
+    unit = half_unit({edit["dtype"] for edit in tensors if edit["relation"] in ("product", "sum")})
+    batches = _batches(models[0], path, words)
+    with silence():
+        inputs = [batch for each in batches for batch in each.batches]
+        agreement = compare_logits(models[0].model, models[1].model, inputs, unit=unit)
+    return agreement, " and ".join(each.source for each in batches)
+
+
+def _batches(loaded: LoadedModel, path: str | None, words: str | None) -> list[Batches]:
+    """Token ids at random, and a text where the model has a tokenizer."""
+    from normkit.cli.inputs import batches_for
+    from normkit.cli.texts import from_random_ids
+
+    drawn = from_random_ids(loaded.model, length=_LENGTH, max_tokens=_TOKENS, batch_size=_BATCH)
+    if loaded.tokenizer is None and path is None:
+        return [drawn]
+    return [drawn, batches_for(loaded, path, words, length=_LENGTH, max_tokens=_TOKENS, batch_size=_BATCH)]

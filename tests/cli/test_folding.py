@@ -1,0 +1,96 @@
+"""`normkit fold SRC DST`: screens, JSON, exit codes, and one line for every bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from normkit import demo
+
+Run = Callable[..., Result]
+
+LAYERNORM, RMSNORM = demo.directory("layernorm"), demo.directory("rmsnorm")
+
+
+def line(result: Result) -> str:
+    """The one line on stderr of a run that ended with 2."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    return result.stderr.strip()
+
+
+def test_a_plan_says_what_folds_and_what_does_not_and_writes_nothing(run: Run):
+    result = run("fold", LAYERNORM, "--plan", "--ops", "all")
+    assert result.exit_code == 0
+    lines = [text.rstrip() for text in result.stdout.splitlines()]
+    assert lines[0] == "GPT2LMHeadModel  12 of 13 norms folded, 13 writers centred"
+    assert "transformer.h.*.ln_1       6   folded   folded   -         c_attn" in lines
+    assert "! asked for and not done, as it would change what the model computes" in lines
+    assert "final: transformer.ln_f" in lines
+    assert "rms: transformer.h.*.ln_1 (6)" in lines
+    assert max(map(len, lines)) <= 100
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_fold_prints_what_it_did_and_how_to_prove_it(run: Run, tmp_path: Path):
+    result = run("fold", RMSNORM, tmp_path / "out")
+    assert result.exit_code == 0
+    assert "LlamaForCausalLM  12 of 13 norms folded" in result.stdout
+    assert f"proof:  normkit verify {RMSNORM} {tmp_path / 'out'}" in result.stdout
+    assert (tmp_path / "out" / "normkit_certificate.json").is_file()
+
+
+def test_json_is_the_certificate(run: Run, tmp_path: Path):
+    result = run("fold", LAYERNORM, tmp_path / "out", "--untie", "--json")
+    document = json.loads(result.stdout)
+    assert document == json.loads((tmp_path / "out" / "normkit_certificate.json").read_text())
+    planned = json.loads(run("fold", LAYERNORM, "--plan", "--untie", "--json").stdout)
+    assert planned["schema_version"] == 1
+    assert planned["norms"] == document["plan"]["norms"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "Missing argument 'DST'"),
+        (("out", "--ops", "gain,fold"), "got 'fold'"),
+        (("out", "--ops", ","), "expected all, or some of"),
+        (("out", "--max-memory", "much"), "a size such as 1GB or 800MB, got 'much'"),
+        (("out", "--jobs", "0"), "0 is not in the range"),
+        (("out", "--dtype", "float16"), "'float16' is not one of"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_names_what_is_wrong(run: Run, options, words):
+    result = run("fold", LAYERNORM, *options)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+def test_what_cannot_be_folded_is_one_line(run: Run, tmp_path: Path):
+    assert "expected the folder of a model" in line(run("fold", tmp_path / "none", tmp_path / "out"))
+    assert "sees the mean" in line(run("fold", RMSNORM, tmp_path / "out", "--ops", "centre"))
+    assert "0.00 GB are allowed" in line(run("fold", RMSNORM, tmp_path / "out", "--max-memory", "1KB"))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_dropout_is_refused_for_training_only(run: Run, tmp_path: Path):
+    source = Path(shutil.copytree(LAYERNORM, tmp_path / "source"))
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"resid_pdrop": 0.1}))
+    assert "got resid_pdrop = 0.1" in line(run("fold", source, tmp_path / "out", "--for-training"))
+    result = run("fold", source, tmp_path / "out")
+    assert result.exit_code == 0
+    assert "equal in evaluation mode, not under dropout (resid_pdrop = 0.1)" in " ".join(result.stdout.split())
+    certificate = json.loads((tmp_path / "out" / "normkit_certificate.json").read_text())
+    assert certificate["plan"]["remarks"][0].startswith("equal in evaluation mode")
+
+
+def test_a_destination_that_cannot_be_made_is_one_line(run: Run, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    assert "choose another folder" in line(run("fold", RMSNORM, tmp_path / "file" / "out"))
