@@ -1,0 +1,126 @@
+"""What folds in each declared family, and how exactly: docs/folding.md.
+
+python census/folding.py            write the page (a minute on one core)
+python census/folding.py --check    say whether it is up to date
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+
+from normkit.checkpoint.memory import fold
+from normkit.checkpoint.plan import OPERATIONS, Plan
+from normkit.checkpoint.precision import true_logits
+from normkit.models import catalogue
+from pages import settle
+
+# The tiny models are a part of the tests.
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from tiny_models import RECIPES, configuration, tiny
+
+PAGE = Path(__file__).parents[1] / "docs" / "folding.md"
+
+INTRODUCTION = """\
+# What folds where
+
+`normkit fold` and `nk.fold` know {families} families, each as a graph of readers and writers in
+`src/normkit/models/*.toml`. What may be done is derived from that graph ([notes/folding.md](notes/folding.md)); a
+family or a tensor that is not declared is an error that names it.
+
+    python census/folding.py           # writes this page
+    python census/folding.py --check   # says whether it is up to date
+
+Each row is a tiny model with random weights: gains of both signs and one zero, biases and embeddings with a mean, no
+two sizes alike. All operations are asked for at once, with the head untied.
+
+- **gains**, **biases**: those that left their norm, of those that there are; of the biases, "kept" are those that stay
+  as b / g, as a reader has none to take them.
+- **centred**: writers whose mean is gone.
+- **RMS**: LayerNorms that became RMSNorms with the same eps, of all LayerNorms.
+- **values**: attentions whose value bias moved behind them.
+- **error**: the largest difference of a logit in float64, with nothing on the way rounded to less; the logits reach 0.3
+  to 10. Given as the next power of ten above it.
+
+| model | gains | biases | centred | RMS | values | error |
+|---|---|---|---|---|---|---|
+"""
+
+REASONS = """
+## What is left, and why
+
+"""
+
+
+def main() -> None:
+    rows, reasons = [], []
+    for name in RECIPES:
+        row, left = examined(name)
+        rows.append(row)
+        reasons.append(left)
+        print(row, file=sys.stderr)
+    introduction = INTRODUCTION.format(families=len(catalogue.names()))
+    text = introduction + "\n".join(rows) + "\n" + REASONS + "\n".join(filter(None, reasons)) + "\n"
+    settle(PAGE, text, check="--check" in sys.argv)
+
+
+def examined(name: str) -> tuple[str, str]:
+    """The row of one model, and what is left of it."""
+    model, inputs = tiny(name, tied=False if False in RECIPES[name].ties else None)
+    before = true_logits(model, **inputs)
+    plan = fold(model, operations=OPERATIONS, untie=True).plan
+    error = float((true_logits(model, **inputs) - before).abs().max())
+    cells = (*counts(plan), values(plan), f"< 1e{math.ceil(math.log10(error))}" if error else "0")
+    return f"| {title(name)} | {' | '.join(cells)} |", left(name, plan)
+
+
+def title(name: str) -> str:
+    """The model type, with what the variant sets."""
+    recipe = RECIPES[name]
+    variant = name.removeprefix(str(configuration(recipe).model_type)).strip("_").replace("_", " ")
+    kind = configuration(recipe).model_type
+    return f"{kind}, {variant}" if variant and kind != name else str(kind)
+
+
+def counts(plan: Plan) -> tuple[str, str, str, str]:
+    gains = [norm.gain for norm in plan.norms if norm.gain != "none"]
+    biases = [norm.bias for norm in plan.norms if norm.bias != "none"]
+    kept = biases.count("divided")
+    layers = sum(norm.becomes_rms for norm in plan.norms) + sum(
+        refusal.operation == "rms" and refusal.place != plan.architecture for refusal in plan.refusals
+    )
+    return (
+        f"{gains.count('folded')} of {len(gains)}" if gains else "-",
+        (f"{biases.count('folded')} of {len(biases)}" + (f", {kept} kept" if kept else "")) if biases else "-",
+        str(len(plan.centred)) if plan.centred else "-",
+        f"{sum(norm.becomes_rms for norm in plan.norms)} of {layers}" if layers else "-",
+    )
+
+
+def values(plan: Plan) -> str:
+    moved = sum(
+        term.vector.is_folded for edit in plan.edits for term in getattr(getattr(edit, "value", None), "terms", ())
+    )
+    refused = sum(refusal.operation == "value" for refusal in plan.refusals)
+    return f"{moved} of {moved + refused}" if moved + refused else "-"
+
+
+def left(name: str, plan: Plan) -> str:
+    """Reasons of the refusals, each once, with stars for layers."""
+    found = {}
+    for refusal in plan.refusals:
+        if refusal.reason != "its norms are RMSNorms" and "is an RMSNorm, which sees" not in refusal.reason:
+            found[refusal.operation, starred(refusal.place), starred(refusal.reason)] = None
+    lines = [f"  - {operation}, `{place}`: {reason}" for operation, place, reason in found]
+    return "\n".join((f"- {title(name)}", *lines)) if lines else ""
+
+
+def starred(text: str) -> str:
+    return re.sub(r"\.\d+(?=[.,;:\s]|$)", ".*", text)
+
+
+if __name__ == "__main__":
+    main()
