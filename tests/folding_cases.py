@@ -10,12 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import Plan
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.precision import TrueFloat64
-from normkit.checkpoint.source import ModelSource
 from normkit.models import catalogue
-from normkit.models.expansion import expand
 from normkit.models.graph import Graph
 from tiny_models import RECIPES, tiny
 
@@ -90,18 +89,17 @@ def difference(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
 
 def graph_of(model: Any) -> Graph:
     """The graph of a model in memory."""
-    shapes = {name: info.shape for name, info in ModelSource(model).tensors.items()}
-    return expand(catalogue.family(model.config.model_type), config_of(model), shapes)
+    return open_model(model)[0]
 
 
 def config_of(model: Any) -> dict[str, Any]:
     """Its config.json, as saving would write it."""
-    return model.config.to_dict() | {"architectures": [type(model).__name__]}
+    return open_model(model)[1]
 
 
 def plan_of(model: Any, **choices: Any) -> Plan:
     """The plan of a fold of a model in memory, which stays as it is."""
-    return make_plan(graph_of(model), config_of(model), ModelSource(model), **choices)
+    return make_plan(*open_model(model), **choices)
 
 
 def reasons(plan: Plan, operation: str) -> dict[str, str]:

@@ -7,14 +7,11 @@ from typing import Any
 from torch import nn
 
 from normkit.checkpoint.draft import Draft
+from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import Operation, Plan, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.request import Request
-from normkit.checkpoint.source import ModelSource
-from normkit.models import catalogue
 from normkit.models.conditions import Settings
-from normkit.models.expansion import expand
-from normkit.models.graph import Graph
 from tiny_models import tiny
 
 ALL: tuple[Operation, ...] = ("gain", "bias", "final", "centre", "rms", "value")
@@ -24,23 +21,13 @@ def model_of(family: str, **options: Any) -> nn.Module:
     return tiny(family, **options)[0]
 
 
-def config_of(model: Any) -> dict[str, Any]:
-    return {**model.config.to_dict(), "architectures": [type(model).__name__]}
-
-
-def graph_of(model: nn.Module) -> tuple[Graph, dict[str, Any], ModelSource]:
-    config, source = config_of(model), ModelSource(model)
-    shapes = {name: info.shape for name, info in source.tensors.items()}
-    return expand(catalogue.family(config["model_type"]), config, shapes), config, source
-
-
 def plan_of(model: nn.Module, *operations: Operation, **options: Any) -> Plan:
-    graph, config, source = graph_of(model)
+    graph, config, source = open_model(model)
     return make_plan(graph, config, source, operations=operations or None, **options)
 
 
 def request_on(model: nn.Module, *operations: Operation, untie: bool = False) -> tuple[Request, Draft]:
-    graph, config, source = graph_of(model)
+    graph, config, source = open_model(model)
     settings = Settings(graph.family, config)
     request = Request(graph=graph, settings=settings, source=source, operations=operations, untie=untie)
     return request, Draft(source.tensors, "same")

@@ -11,8 +11,8 @@ from normkit.checkpoint.fingerprints import Fingerprint, file_names, fingerprint
 from normkit.errors import InputError
 
 
-def test_hidden_files_and_the_journal_are_none_of_them(tmp_path):
-    for name in ("b", "a/c", ".hidden", ".git/config", "a/.d", "journal.jsonl"):
+def test_hidden_files_are_none_of_them(tmp_path):
+    for name in ("b", "a/c", ".hidden", ".git/config", "a/.d"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     assert file_names(tmp_path) == ["a/c", "b"]

@@ -70,6 +70,14 @@ def test_all_other_files_are_carried_over_and_the_tokenizer_works(folded):
     assert AutoTokenizer.from_pretrained(folded).encode("norm") == AutoTokenizer.from_pretrained(source).encode("norm")
 
 
+def test_a_file_of_the_source_may_be_called_as_the_journal_is(tmp_path):
+    source = Path(shutil.copytree(demo.directory("rmsnorm"), tmp_path / "source"))
+    for name in ("journal.jsonl", "model.safetensors.part"):
+        (source / name).write_text(name)
+    fold(source, tmp_path / "out")
+    assert (tmp_path / "out" / "journal.jsonl").read_text() == "journal.jsonl"
+
+
 def test_what_was_folded_can_be_inspected(folded):
     model = nk.load(folded)
     batch = {"input_ids": torch.tensor([list(TEXT[:64])])}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from folded_checkpoints import Pair, failed, flip, folded, forge, tensors, write_certificate
+from folded_checkpoints import Pair, check, failed, flip, folded, forge, tensors, write_certificate
 from normkit.checkpoint import verify
 from normkit.checkpoint.certificate import NAME
 from normkit.checkpoint.weights import INDEX
@@ -133,6 +133,15 @@ def test_a_forged_configuration_is_named(pair):
     assert faults.keys() == {"config.json"}
     assert '"n_head": 8' in faults["config.json"]
     assert '"n_head": 4' in faults["config.json"]
+
+
+def test_a_model_that_is_never_built_is_not_asked_for(pair):
+    text = (pair.result / "config.json").read_text()
+    (pair.result / "config.json").write_text(text.replace('"n_layer": 2', '"n_layer": 1000000000000'))
+    forge(pair)
+    found = verify(pair.source, pair.result)
+    assert failed(found).keys() == {"config.json"}
+    assert check(found, "reload").passed is None
 
 
 def test_a_key_given_twice_is_named(pair):

@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
+from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.planning import DEFAULT, make_plan
 from normkit.errors import InputError, ModelError
-from planned_models import ALL, config_of, edits_of, graph_of, model_of, plan_of
+from planned_models import ALL, edits_of, model_of, plan_of
 
 
 def test_the_default_folds_gains_and_biases_and_centres_nothing():
@@ -22,7 +23,7 @@ def test_the_default_folds_gains_and_biases_and_centres_nothing():
 def test_a_plan_has_one_edit_for_each_tensor_in_the_order_of_the_source():
     model = model_of("gpt2", tied=True)
     plan = plan_of(model, *ALL, untie=True)
-    names = list(graph_of(model)[2].tensors)
+    names = list(open_model(model)[2].tensors)
     assert [edit.name for edit in plan.edits] == [*names, "lm_head.weight"]
     assert edits_of(plan)["lm_head.weight"].source == "transformer.wte.weight"
     assert edits_of(plan)["transformer.wte.weight"].gain is None
@@ -30,7 +31,7 @@ def test_a_plan_has_one_edit_for_each_tensor_in_the_order_of_the_source():
 
 def test_untying_is_said_at_every_level_of_the_configuration():
     model = model_of("gpt2", tied=True)
-    graph, config, source = graph_of(model)
+    graph, config, source = open_model(model)
     config["text_config"] = {"tie_word_embeddings": True, "deeper": {"tie_word_embeddings": True}}
     plan = make_plan(graph, config, source, untie=True)
     levels = ("tie_word_embeddings", "text_config.tie_word_embeddings", "text_config.deeper.tie_word_embeddings")
@@ -93,7 +94,7 @@ def test_sixteen_bit_rmsnorms_are_warned_of():
     ],
 )
 def test_a_choice_that_does_not_exist_is_one_line(options, message):
-    graph, config, source = graph_of(model_of("llama"))
+    graph, config, source = open_model(model_of("llama"))
     with pytest.raises(InputError, match=message):
         make_plan(graph, config, source, **options)
 
@@ -109,7 +110,7 @@ def test_a_gain_that_is_no_number_is_refused_by_name(value):
 
 def test_quantised_readers_are_refused_by_name():
     model = model_of("llama")
-    graph, config, source = graph_of(model)
+    graph, config, source = open_model(model)
     info = source.tensors["model.layers.0.self_attn.q_proj.weight"]
     source.tensors["model.layers.0.self_attn.q_proj.weight"] = type(info)("I8", info.shape)
     with pytest.raises(ModelError, match=r"q_proj\.weight, got I8: quantised weights cannot be folded"):
@@ -124,7 +125,7 @@ def test_a_plan_is_json_and_the_same_for_the_same_model():
 
 def test_the_class_in_the_configuration_decides_what_is_returned():
     model = model_of("llama").model
-    config = config_of(model)
+    config = open_model(model)[1]
     assert config["architectures"] == ["LlamaModel"]
     plan = plan_of(model)
     assert plan.refusals[0].reason == "its output is what LlamaModel returns"

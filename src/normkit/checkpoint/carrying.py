@@ -7,7 +7,7 @@ from pathlib import Path
 
 from normkit.checkpoint.certificate import NAME as CERTIFICATE
 from normkit.checkpoint.configuration import CONFIG
-from normkit.checkpoint.weights import INDEX
+from normkit.checkpoint.fingerprints import file_names
 
 # Weights in any form: those of the source would contradict the folded ones.
 _WEIGHTS = {
@@ -22,17 +22,8 @@ def carried(folder: Path) -> Iterator[tuple[str, Path]]:
     Left behind are weights in any form with their index, config.json (it is written anew), an older certificate, and
     what is hidden. A link to a file counts as the file; one to a folder is left behind, as it may lead anywhere.
     """
-    own = {folder / name for name in (CONFIG, INDEX, CERTIFICATE)}
-    for path in _files(folder):
-        if path not in own and path.suffix not in _WEIGHTS and not path.name.endswith(".index.json"):
-            yield str(path.relative_to(folder)), path
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if path.is_file():
-            yield path
-        elif path.is_dir() and not path.is_symlink():
-            yield from _files(path)
+    for name in file_names(folder):
+        path = folder / name
+        is_weights = path.suffix in _WEIGHTS or name.endswith(".index.json")
+        if path.is_file() and not is_weights and name not in (CONFIG, CERTIFICATE):
+            yield name, path

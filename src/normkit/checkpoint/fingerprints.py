@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from normkit.checkpoint.staging import JOURNAL
 from normkit.errors import InputError
 
 _PIECE = 2**20
@@ -37,7 +36,7 @@ def fingerprints(folder: Path, names: Iterable[str], known: Mapping[str, str]) -
 
 
 def file_names(folder: Path) -> list[str]:
-    """The files below a folder, sorted; without what is hidden, and without the journal of a fold."""
+    """The files below a folder, sorted; without what is hidden, as the journal of a fold is."""
 
     def below(inner: Path, above: str) -> Iterator[str]:
         for path in inner.iterdir():
@@ -48,7 +47,7 @@ def file_names(folder: Path) -> list[str]:
             else:
                 yield above + path.name
 
-    return sorted(set(below(folder, "")) - {JOURNAL})
+    return sorted(below(folder, ""))
 
 
 def sha256(path: Path, step: Callable[[int], None] | None = None) -> str:

@@ -1,6 +1,6 @@
 """The folder that a fold writes into: beside its destination, kept when interrupted, renamed to it at the very end.
 
-.DST.normkit-partial/journal.jsonl   what is being made, and which files of weights are finished
+.DST.normkit-partial/.journal.jsonl  what is being made, and which files of weights are finished
 .DST.normkit-partial/NAME.part       a file of weights in the making; its name loses `.part` when all of it is on disk
 
 So DST itself is absent or complete at any moment, whatever ends the process.
@@ -24,7 +24,8 @@ from normkit.checkpoint.journal import FinishedFile, Journal, journal_bytes, rea
 from normkit.errors import InputError
 from normkit.files import write_bytes
 
-JOURNAL = "journal.jsonl"
+# Hidden, as what is carried over never is: a model may bring a file of that name.
+JOURNAL = ".journal.jsonl"
 PART = ".part"
 
 _SCHEMA_VERSION = 1
