@@ -84,7 +84,7 @@ def test_all_that_is_legal_leaves_the_scores(family, tied):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("square", "eps"), [(False, 1e-6), (False, 10.0), (True, 1e-6), (True, 1e-2), (True, 10.0)])
+@pytest.mark.parametrize(("square", "eps"), [(False, 1e-6), (False, 10.0), (True, 1e-2), (True, 10.0)])
 @pytest.mark.parametrize(("family", "tied"), TIES)
 def test_it_does_so_for_each_eps_and_for_square_matrices(family, tied, square, eps):
     assert changed_by_folding(family, tied=tied, square=square, eps=eps)[0] <= BAR

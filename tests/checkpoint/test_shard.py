@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import threading
@@ -161,6 +162,18 @@ def test_the_disk_is_put_to_work_once_there_is_much(making, monkeypatch):
     making.shard.close()
     making.shard.flush()
     assert set(flushed) == {flushed[0]}
+
+
+def test_the_disk_is_asked_for_the_next_tensor(making, monkeypatch):
+    asked = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _handle, *wanted: asked.append(wanted))
+    monkeypatch.setattr(module, "_AHEAD", 500_000)
+    for position in making.positions:
+        making.shard.make(position)
+    starts = making.layout.read
+    assert asked == [
+        (start, min(stop - start, 500_000), os.POSIX_FADV_WILLNEED) for start, stop in itertools.pairwise(starts[1:])
+    ]
 
 
 def test_an_error_of_the_disk_is_one_line(making, monkeypatch):
