@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,17 @@ _MIDDLE = {torch.bfloat16: (0xFFFF, 0x8000), torch.float16: (0x0FFF, 0)}
 # In the middle between two neighbours of 32 bits or less these bits of a float64 are zero.
 _BELOW_MIDDLES = 2**28 - 1
 _SPLITTER = 2.0**27 + 1
+
+
+@contextmanager
+def one_thread_an_operation() -> Iterator[None]:
+    """Inside it torch shares no operation between threads: a chunk is too small, and a core may be busy elsewhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def partition(rows: int, columns: int) -> Iterator[tuple[int, int]]:

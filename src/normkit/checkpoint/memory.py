@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.checkpoint.applying import Outcome, made, vectors
+from normkit.checkpoint.arithmetic import all_finite, one_thread_an_operation, partition
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import Gain, Plan, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import make_plan
@@ -96,7 +97,8 @@ def fold(
     )
     require_change(plan)
     _require_eps(model, plan)
-    return _apply(model, plan, source)
+    with one_thread_an_operation():
+        return _apply(model, plan, source)
 
 
 def require_change(plan: Plan) -> None:
@@ -133,7 +135,7 @@ def _apply(model: nn.Module, plan: Plan, source: ModelSource) -> Folding:
     matrices = [edit for edit in plan.edits if isinstance(edit, TensorEdit) and _is_change(edit, source)]
     for edit in matrices:
         # Before anything is changed: a fault in the last matrix would leave the model half folded.
-        check_finite(edit.source, state[edit.source])
+        _require_finite(edit.source, source)
     new = vectors(plan, source)
     before = {edit.name: state[edit.name].clone() for edit in plan.edits if isinstance(edit, VectorEdit)}
     columns: dict[str, Tensor] = {}
@@ -154,6 +156,13 @@ def _apply(model: nn.Module, plan: Plan, source: ModelSource) -> Folding:
     replay(model, {path: NormSpec.from_json(spec) for path, spec in plan.swaps.items()}, "the plan")
     _configure(model, plan)
     return Folding(plan=plan, vectors=before, columns=columns, norms=norms)
+
+
+def _require_finite(name: str, source: ModelSource) -> None:
+    for start, stop in partition(*source.tensors[name].matrix):
+        rows = source.rows(name, start, stop)
+        if not all_finite(rows):
+            check_finite(name, rows)
 
 
 def _is_change(edit: TensorEdit, source: ModelSource) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.applying import Progress
+from normkit.checkpoint.arithmetic import one_thread_an_operation
 from normkit.checkpoint.carrying import carried
 from normkit.checkpoint.certificate import NAME, Certificate, certify, plain, read_certificate
 from normkit.checkpoint.configuration import CONFIG
@@ -63,7 +64,7 @@ def verify(source: Path | str, result: Path | str, *, jobs: int = 1, progress: P
     recorded = Certificate.read(made)
     workers = Workers(jobs, "verifying", progress)
     try:
-        with open_checkpoint(folder) as opened:
+        with open_checkpoint(folder) as opened, one_thread_an_operation():
             checks = _checks(recorded, opened, made, workers)
     except ModelError as error:
         # The files as recorded may still be told from those that are there.

@@ -12,15 +12,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from normkit.checkpoint.applying import MadeVector, Progress, vectors
-from normkit.checkpoint.arithmetic import CHUNK
+from normkit.checkpoint.arithmetic import CHUNK, one_thread_an_operation
 from normkit.checkpoint.layout import FileLayout, index, lay_out
 from normkit.checkpoint.plan import Plan, VectorEdit
 from normkit.checkpoint.shard import PIECE, Shard
@@ -78,7 +76,7 @@ def write_shards(
     pending = [layout for layout in layouts if layout.name not in finished]
     staging.require_room(sum(layout.size for layout in pending))
     jobs = affordable(plan, source, jobs, max_memory)
-    with _one_thread_an_operation():
+    with one_thread_an_operation():
         made: Mapping[str, MadeVector] = {}
         if any(isinstance(edit, VectorEdit) for layout in pending for edit in layout.edits):
             made = vectors(plan, source, jobs=jobs, progress=progress)
@@ -209,16 +207,6 @@ class _Crew:
             before, self._done = self._done, self._done + count
             if self._progress is not None and 1000 * before // self._all < 1000 * self._done // self._all:
                 self._progress("writing", self._done, self._all)
-
-
-@contextmanager
-def _one_thread_an_operation() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _identity(plan: Plan, source: CheckpointSource) -> dict[str, Any]:
