@@ -91,6 +91,14 @@ def write_shards(
     )
 
 
+def memory_needed(plan: Plan, source: CheckpointSource, jobs: int) -> int:
+    """Bytes that the process occupies at most: what it does now, every vector, and the buffers of each thread."""
+    widest = max((tensor.matrix[1] for tensor in source.tensors.values()), default=0)
+    each = _ARRAYS * 8 * max(CHUNK, widest) + PIECE
+    vector_bytes = sum(3 * 8 * edit.size for edit in plan.edits if isinstance(edit, VectorEdit))
+    return _occupied() + vector_bytes + jobs * each
+
+
 def affordable(plan: Plan, source: CheckpointSource, jobs: int, max_memory: int | None) -> int:
     """How many threads fit into the memory, of those asked for.
 
@@ -99,14 +107,11 @@ def affordable(plan: Plan, source: CheckpointSource, jobs: int, max_memory: int 
     """
     if max_memory is None:
         return jobs
-    widest = max((tensor.matrix[1] for tensor in source.tensors.values()), default=0)
-    each = _ARRAYS * 8 * max(CHUNK, widest) + PIECE
-    vector_bytes = sum(3 * 8 * edit.size for edit in plan.edits if isinstance(edit, VectorEdit))
-    taken = _occupied() + vector_bytes
-    if taken + each > max_memory:
-        least = -(-(taken + each) // 10**7) / 100
+    fixed, first = (memory_needed(plan, source, count) for count in (0, 1))
+    if first > max_memory:
+        least = -(-first // 10**7) / 100
         raise InputError(f"this fold takes {least:.2f} GB of memory, {max_memory / 1e9:.2f} GB are allowed; allow more")
-    return min(jobs, (max_memory - taken) // each)
+    return min(jobs, (max_memory - fixed) // (first - fixed))
 
 
 class _StoppedError(Exception):

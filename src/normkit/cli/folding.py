@@ -89,7 +89,7 @@ def fold_checkpoint(
     from normkit.checkpoint.opening import open_checkpoint
 
     if only_plan:
-        _plan(source, ops, untie=untie, dtype=dtype, for_training=for_training, as_json=as_json)
+        _plan(source, ops, untie=untie, dtype=dtype, jobs=jobs, for_training=for_training, as_json=as_json)
         return
     if destination is None:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
@@ -121,7 +121,14 @@ def fold_checkpoint(
 
 
 def _plan(
-    source: Path, ops: tuple[str, ...] | None, *, untie: bool, dtype: str, for_training: bool, as_json: bool
+    source: Path,
+    ops: tuple[str, ...] | None,
+    *,
+    untie: bool,
+    dtype: str,
+    jobs: int,
+    for_training: bool,
+    as_json: bool,
 ) -> None:
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.planning import make_plan
@@ -139,9 +146,11 @@ def _plan(
         if as_json:
             _print_json({"schema_version": 1, **plan.to_json()})
             return
+        from normkit.checkpoint.writing import memory_needed
         from normkit.report.folding import plan_summary
 
-        results().print(plan_summary(plan, opened.source.tensors))
+        memory = memory_needed(plan, opened.source, jobs)
+        results().print(plan_summary(plan, opened.source.tensors, memory))
 
 
 def _print_json(document: dict[str, object]) -> None:

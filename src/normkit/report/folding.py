@@ -69,12 +69,13 @@ class Planned:
     remarks: tuple[str, ...]
 
 
-def describe_plan(plan: Plan, tensors: Mapping[str, TensorInfo]) -> Planned:
+def describe_plan(plan: Plan, tensors: Mapping[str, TensorInfo], memory: int | None = None) -> Planned:
     """A plan in words, safe to print.
 
     Args:
         plan: What is done.
         tensors: Of the source.
+        memory: Bytes that carrying it out takes; None where it is done.
     """
     folded = sum(bool({norm.gain, norm.bias} & {"folded", "divided"}) for norm in plan.norms)
     rms = sum(norm.becomes_rms for norm in plan.norms)
@@ -89,15 +90,15 @@ def describe_plan(plan: Plan, tensors: Mapping[str, TensorInfo]) -> Planned:
         norms=_norms(plan.norms),
         left=_alike((refusal.operation, refusal.place, refusal.reason) for refusal in plan.refusals),
         kept=_alike(("bias", norm.name, reason) for norm in plan.norms for reason in _kept(norm, plan)),
-        facts=(*_tensors(plan, tensors), *_configuration(plan)),
+        facts=(*_tensors(plan, tensors), *_memory(memory), *_configuration(plan)),
         remarks=plan.remarks,
     )
     return printable(described)
 
 
-def plan_summary(plan: Plan, tensors: Mapping[str, TensorInfo]) -> RenderableType:
-    """A plan on a screen."""
-    described = describe_plan(plan, tensors)
+def plan_summary(plan: Plan, tensors: Mapping[str, TensorInfo], memory: int | None = None) -> RenderableType:
+    """A plan on a screen; arguments as those of `describe_plan`."""
+    described = describe_plan(plan, tensors, memory)
     parts: list[RenderableType] = [Text.assemble((described.title, "bold"), "  ", described.summary)]
     parts += ["", ruled(described.norms, _MOST)]
     if described.left:
@@ -167,6 +168,10 @@ def _tensors(plan: Plan, tensors: Mapping[str, TensorInfo]) -> tuple[Fact, ...]:
         Fact(label="tensors", value=words),
         Fact(label="size", value=_bytes(before) + ("" if size == before else f" -> {_bytes(size)}")),
     )
+
+
+def _memory(needed: int | None) -> tuple[Fact, ...]:
+    return () if needed is None else (Fact(label="memory", value=f"some {needed / 1e9:.1f} GB, whatever the size"),)
 
 
 def _size(edit: TensorEdit | VectorEdit, tensors: Mapping[str, TensorInfo]) -> int:
