@@ -283,6 +283,10 @@ def test_what_would_change_the_answers_is_refused_not_skipped(source, operations
     assert "nothing of what was asked can be done" in refused(source, InputError, operations=operations)
 
 
+def test_no_threads_are_refused(source):
+    assert refused(source, InputError, jobs=0) == "expected at least one thread as jobs, got 0"
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"expected the folder of a model, got .*nothing"):
         fold(tmp_path / "nothing", tmp_path / "out")

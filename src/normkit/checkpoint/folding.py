@@ -19,7 +19,7 @@ from normkit.checkpoint.reloading import Reload, reload_of
 from normkit.checkpoint.staging import Staging
 from normkit.checkpoint.weights import listed
 from normkit.checkpoint.writing import write_shards
-from normkit.errors import ModelError
+from normkit.errors import InputError, ModelError
 from normkit.files import json_text
 
 
@@ -57,6 +57,8 @@ def fold(
         ModelError: If the source is damaged, quantised, pickled, or of a family or class that is not declared.
         InputError: If nothing of what was asked can be done, or the destination cannot be written.
     """
+    if jobs < 1:
+        raise InputError(f"expected at least one thread as jobs, got {jobs}")
     folder, destination = Path(source).expanduser(), Path(destination).expanduser()
     with open_checkpoint(folder) as opened:
         plan = make_plan(
