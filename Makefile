@@ -50,6 +50,7 @@ bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minut
 	$(BIN)/python benchmarks/rms_against_layer.py
 	$(BIN)/python benchmarks/explorer.py
 	$(BIN)/python benchmarks/watch_overhead.py
+	$(BIN)/python benchmarks/folding.py --size 2 --shard 0.5
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from normkit.checkpoint.plan import OPERATIONS
 from normkit.cli.terminal import progress, results, shows_progress
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
-_OPERATIONS = ("gain", "bias", "final", "centre", "rms", "value")
 
 _HELP = """Fold the checkpoint in the folder SRC into the new folder DST, which loads in the stock class.
 
@@ -43,10 +43,10 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
         return None
     given = tuple(name.strip() for name in value.split(",") if name.strip())
     if given == ("all",):
-        return _OPERATIONS
-    if not given or not set(given) <= set(_OPERATIONS):
-        wrong = next((name for name in given if name not in _OPERATIONS), value)
-        expected = f"expected all, or some of {','.join(_OPERATIONS)}, got {wrong!r}"
+        return OPERATIONS
+    if not given or not set(given) <= set(OPERATIONS):
+        wrong = next((name for name in given if name not in OPERATIONS), value)
+        expected = f"expected all, or some of {','.join(OPERATIONS)}, got {wrong!r}"
         raise click.BadParameter(expected, ctx, parameter)
     return given
 
