@@ -88,6 +88,17 @@ def test_a_nan_in_the_last_matrix_leaves_the_model_as_it_was():
     assert all(torch.equal(tensor, state[name]) or "up_proj" in name for name, tensor in model.state_dict().items())
 
 
+def test_a_product_too_large_for_float16_leaves_the_model_as_it_was():
+    model, _ = tiny("llama", dtype=torch.float16)
+    with torch.no_grad():
+        model.model.layers[-1].mlp.up_proj.weight[3, :] = 60_000.0
+        model.model.layers[-1].post_attention_layernorm.weight[0] = 2.0
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ModelError, match=r"up_proj\.weight does not fit into F16"):
+        nk.fold(model)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
 def test_transposed_storage_is_written_through():
     model, inputs = tiny("llama")
     before = true_logits(model, **inputs)

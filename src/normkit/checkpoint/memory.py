@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
@@ -135,7 +136,7 @@ def _apply(model: nn.Module, plan: Plan, source: ModelSource) -> Folding:
     matrices = [edit for edit in plan.edits if isinstance(edit, TensorEdit) and _is_change(edit, source)]
     for edit in matrices:
         # Before anything is changed: a fault in the last matrix would leave the model half folded.
-        _require_finite(edit.source, source)
+        _require_possible(edit, source)
     new = vectors(plan, source)
     before = {edit.name: state[edit.name].clone() for edit in plan.edits if isinstance(edit, VectorEdit)}
     columns: dict[str, Tensor] = {}
@@ -158,11 +159,15 @@ def _apply(model: nn.Module, plan: Plan, source: ModelSource) -> Folding:
     return Folding(plan=plan, vectors=before, columns=columns, norms=norms)
 
 
-def _require_finite(name: str, source: ModelSource) -> None:
-    for start, stop in partition(*source.tensors[name].matrix):
-        rows = source.rows(name, start, stop)
+def _require_possible(edit: TensorEdit, source: ModelSource) -> None:
+    """Refuse NaN and infinity in a matrix, and in what is made of it: float16 is soon too narrow for a product."""
+    if edit.dtype == "F16":
+        deque(made(edit, source, Outcome()), maxlen=0)
+        return
+    for start, stop in partition(*source.tensors[edit.source].matrix):
+        rows = source.rows(edit.source, start, stop)
         if not all_finite(rows):
-            check_finite(name, rows)
+            check_finite(edit.source, rows)
 
 
 def _is_change(edit: TensorEdit, source: ModelSource) -> bool:
