@@ -33,7 +33,7 @@ def test_a_plan_says_what_folds_and_what_does_not_and_writes_nothing(run: Run):
     assert "transformer.h.*.ln_1       6   folded   folded   -         c_attn" in lines
     assert "! asked for and not done, as it would change what the model computes" in lines
     assert "final: transformer.ln_f" in lines
-    assert any(text.startswith("memory   some 0.") for text in lines)
+    assert any(text.startswith("memory   some ") for text in lines)
     assert "rms: transformer.h.*.ln_1 (6)" in lines
     assert max(map(len, lines)) <= 100
     assert list(Path.cwd().iterdir()) == []
