@@ -14,9 +14,9 @@ from torch import Tensor
 from normkit.checkpoint import arithmetic
 from normkit.checkpoint.applying import Outcome, made
 from normkit.checkpoint.arithmetic import rounded
-from normkit.checkpoint.matrices import effective_gain
+from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.plan import Gain, TensorEdit
-from normkit.checkpoint.source import NAME, TORCH, CheckpointSource
+from normkit.checkpoint.source import NAME, TORCH, CheckpointSource, vector
 from normkit.errors import ModelError
 
 FLOATS = ["BF16", "F16", "F32", "F64"]
@@ -105,14 +105,14 @@ def test_coordinates_that_the_norm_keeps(tmp_path):
     gain[[1, 4]] = 0
     source = source_of(tmp_path, w=weight, g=gain)
     kept = Gain(weight="g", kept=(1, 4))
-    assert effective_gain(kept, source)[[1, 4]].tolist() == [1, 1]
+    assert factors(kept, vector(source, kept.weight))[[1, 4]].tolist() == [1, 1]
     result, _ = edited(source, TensorEdit(name="o", source="w", dtype="BF16", gain=kept, gain_axis=1))
     assert same_bits(result[:, [1, 4]], weight[:, [1, 4]])
     assert same_bits(result[:, [0, 2]], weight[:, [0, 2]] * gain[[0, 2]])
     # Where a gain is added to one, zero is what is stored as -1.
     source = source_of(tmp_path, w=weight, g=gain - 1)
     shifted = Gain(weight="g", offset=1.0, kept=(1, 4))
-    assert effective_gain(shifted, source)[[1, 4]].tolist() == [1, 1]
+    assert factors(shifted, vector(source, shifted.weight))[[1, 4]].tolist() == [1, 1]
 
 
 @pytest.mark.usefixtures("chunk")

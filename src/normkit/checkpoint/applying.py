@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -21,9 +21,10 @@ from normkit.checkpoint.arithmetic import (
     scaled,
     wide_room,
 )
-from normkit.checkpoint.matrices import Centring, GainByRow, check_axis, check_sum, check_written, effective_gain
+from normkit.checkpoint.matrices import Centring, GainByRow, check_axis, check_sum, check_written, factors
 from normkit.checkpoint.plan import (
     Constant,
+    Edit,
     Plan,
     Product,
     Quotient,
@@ -98,6 +99,22 @@ def vectors(plan: Plan, source: Source, *, jobs: int = 1, progress: Progress | N
     return {name: finished[name] for name in edits}
 
 
+def contents(edit: Edit, source: Source, vectors: Mapping[str, MadeVector], outcome: Outcome) -> Iterator[Tensor]:
+    """What is written of an edit, a chunk at a time: a vector that is made already, or `made`.
+
+    Args:
+        edit: What is done.
+        source: What it is done to.
+        vectors: What `vectors` gave.
+        outcome: Filled in at the end.
+    """
+    if isinstance(edit, TensorEdit):
+        return made(edit, source, outcome)
+    vector = vectors[edit.name]
+    outcome.residual = vector.residual
+    return iter([vector.value])
+
+
 def made(edit: TensorEdit, source: Source, outcome: Outcome) -> Iterator[Tensor]:
     """The rows of an output tensor in order, a chunk at a time, in its dtype.
 
@@ -157,7 +174,7 @@ def _vector(edit: VectorEdit, source: Source, values: dict[str, Tensor]) -> tupl
             value[list(kept)] = start[list(kept)]
             written = rounded(target, dtype)
         case Quotient(gain=gain):
-            divisor = effective_gain(gain, source)
+            divisor = factors(gain, vector(source, gain.weight))
             _check_size(edit, gain.weight, divisor)
             if bool(((divisor == 0) & (start != 0)).any()):
                 raise ModelError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normkit.checkpoint.applying import MadeVector, Outcome, made, vectors
+from normkit.checkpoint.applying import MadeVector, Outcome, contents, vectors
 from normkit.checkpoint.header import read_header
 from normkit.checkpoint.layout import FileLayout, output_info
-from normkit.checkpoint.plan import Edit, Plan, Relation, TensorEdit
+from normkit.checkpoint.plan import Edit, Plan, Relation
 from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.workers import Workers
 from normkit.errors import ModelError
@@ -137,7 +137,7 @@ class _Comparison:
         offset = self._start
         first, differing = "", 0
         try:
-            for chunk in self._chunks():
+            for chunk in contents(self.edit, self._source, self._new, self.outcome):
                 expected = chunk.contiguous().flatten()
                 width = expected.element_size()
                 stored = self._read(expected.numel() * width, offset).view(expected.dtype)
@@ -155,13 +155,6 @@ class _Comparison:
             return None
         more = f" (and {differing - 1:,} more of its elements)" if differing > 1 else ""
         return Deviation(name=self.edit.name, what=first + more)
-
-    def _chunks(self) -> Iterator[Tensor]:
-        if isinstance(self.edit, TensorEdit):
-            return made(self.edit, self._source, self.outcome)
-        vector = self._new[self.edit.name]
-        self.outcome.residual = vector.residual
-        return iter([vector.value])
 
     def _read(self, size: int, offset: int) -> Tensor:
         read = torch.empty(size, dtype=torch.uint8)

@@ -15,9 +15,14 @@ from normkit.checkpoint.source import TORCH, Source, check_finite, vector
 from normkit.errors import ModelError
 
 
-def effective_gain(gain: Gain, source: Source) -> Tensor:
-    """weight + offset in float64, 1 at the coordinates that the norm keeps."""
-    values = vector(source, gain.weight) + gain.offset
+def factors(gain: Gain, weight: Tensor) -> Tensor:
+    """weight + offset in float64, 1 at the coordinates that the norm keeps.
+
+    Args:
+        gain: Which.
+        weight: Its stored values.
+    """
+    values = weight.to(torch.float64) + gain.offset
     values[list(gain.kept)] = 1.0
     return values
 
@@ -28,7 +33,7 @@ class GainByRow:
     def __init__(self, edit: TensorEdit, source: Source, info: TensorInfo, output: torch.dtype) -> None:
         assert edit.gain is not None
         assert edit.gain_axis is not None
-        values = effective_gain(edit.gain, source)
+        values = factors(edit.gain, vector(source, edit.gain.weight))
         check_axis(edit, info, edit.gain_axis)
         if info.shape[edit.gain_axis] != values.numel():
             raise ModelError(

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from normkit.checkpoint.applying import Outcome, made, vectors
 from normkit.checkpoint.arithmetic import all_finite, one_thread_an_operation, partition
+from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.opening import open_model
-from normkit.checkpoint.plan import Gain, Plan, TensorEdit, VectorEdit
+from normkit.checkpoint.plan import Plan, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.source import ModelSource, check_finite
 from normkit.checkpoint.swaps import KEY, replay
@@ -146,7 +147,8 @@ def _apply(model: nn.Module, plan: Plan, source: ModelSource) -> Folding:
             if edit.name not in source.tensors:
                 state[edit.name] = _give_own(model, edit.name, state[edit.source])
             if edit.gain is not None and edit.gain_axis is not None:
-                lost = (_factors(edit.gain, before) == 0).nonzero().flatten().to(state[edit.name].device)
+                lost = (factors(edit.gain, before[edit.gain.weight].cpu()) == 0).nonzero().flatten()
+                lost = lost.to(state[edit.name].device)
                 columns[edit.name] = state[edit.source].index_select(edit.gain_axis, lost)
             _write(edit, source, state[edit.name])
         for name in before:
@@ -172,13 +174,6 @@ def _require_possible(edit: TensorEdit, source: ModelSource) -> None:
 
 def _is_change(edit: TensorEdit, source: ModelSource) -> bool:
     return edit.relation != "identical" or edit.name not in source.tensors
-
-
-def _factors(gain: Gain, stored: dict[str, Tensor]) -> Tensor:
-    """What a matrix was multiplied by, in float64."""
-    factors = stored[gain.weight].detach().cpu().double() + gain.offset
-    factors[list(gain.kept)] = 1.0
-    return factors
 
 
 def _write(edit: TensorEdit, source: ModelSource, target: Tensor) -> None:
@@ -212,9 +207,8 @@ def _undo(model: nn.Module, folding: Folding) -> Folding:
     with torch.no_grad():
         for edit in folding.plan.edits:
             if isinstance(edit, TensorEdit) and edit.gain is not None and edit.gain_axis is not None:
-                _divide(
-                    state[edit.name], edit.gain_axis, _factors(edit.gain, folding.vectors), folding.columns[edit.name]
-                )
+                by = factors(edit.gain, folding.vectors[edit.gain.weight].cpu())
+                _divide(state[edit.name], edit.gain_axis, by, folding.columns[edit.name])
         for name, value in folding.vectors.items():
             state[name].copy_(value)
     if folding.norms:
@@ -222,10 +216,10 @@ def _undo(model: nn.Module, folding: Folding) -> Folding:
     return folding
 
 
-def _divide(matrix: Tensor, axis: int, factors: Tensor, lost: Tensor) -> None:
+def _divide(matrix: Tensor, axis: int, by: Tensor, lost: Tensor) -> None:
     shape = [1] * matrix.dim()
     shape[axis] = -1
-    factors = factors.to(matrix.device)
-    zero = (factors == 0).nonzero().flatten()
-    matrix.copy_(matrix.double() / factors.view(shape))
+    by = by.to(matrix.device)
+    zero = (by == 0).nonzero().flatten()
+    matrix.copy_(matrix.double() / by.view(shape))
     matrix.index_copy_(axis, zero, lost)

@@ -18,11 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from normkit.checkpoint.applying import MadeVector, Outcome, made
+from normkit.checkpoint.applying import MadeVector, Outcome, contents
 from normkit.checkpoint.header import Located
 from normkit.checkpoint.journal import FinishedFile
 from normkit.checkpoint.layout import FileLayout
-from normkit.checkpoint.plan import VectorEdit
 from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.staging import no_room
 from normkit.errors import ModelError
@@ -91,7 +90,7 @@ class Shard:
         edit, offset = self._layout.edits[position], self._layout.starts[position]
         outcome = Outcome()
         self._ask_for(position + 1)
-        for chunk in self._chunks(position, outcome):
+        for chunk in contents(edit, self._source, self._vectors, outcome):
             content = _bytes(chunk)
             with self._writing():
                 self._written.write(content, offset)
@@ -171,14 +170,6 @@ class Shard:
         if position < len(self._layout.edits):
             start, stop = self._layout.read[position : position + 2]
             os.posix_fadvise(self._read.descriptor, start, min(stop - start, _AHEAD), os.POSIX_FADV_WILLNEED)
-
-    def _chunks(self, position: int, outcome: Outcome) -> Iterator[Tensor]:
-        edit = self._layout.edits[position]
-        if not isinstance(edit, VectorEdit):
-            return made(edit, self._source, outcome)
-        vector = self._vectors[edit.name]
-        outcome.residual = vector.residual
-        return iter([vector.value])
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

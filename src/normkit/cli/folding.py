@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from normkit.checkpoint.plan import OPERATIONS
+from normkit.checkpoint.plan import OPERATIONS, Plan
 from normkit.cli.terminal import progress, results, shows_progress
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.source import CheckpointSource
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
@@ -86,71 +92,46 @@ def fold_checkpoint(
     quiet: bool,
 ) -> None:
     """Fold a checkpoint, or say what folding would do."""
-    from normkit.checkpoint.opening import open_checkpoint
-
+    asked: dict[str, Any] = {"operations": ops, "untie": untie, "dtype": dtype, "for_training": for_training}
     if only_plan:
-        _plan(source, ops, untie=untie, dtype=dtype, jobs=jobs, for_training=for_training, as_json=as_json)
+        with _planned(source, asked) as (plan, checkpoint):
+            if as_json:
+                _print_json({"schema_version": 1, **plan.to_json()})
+                return
+            from normkit.checkpoint.writing import memory_needed
+
+            _print_plan(plan, checkpoint, memory_needed(plan, checkpoint, jobs))
         return
     if destination is None:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
     from normkit.checkpoint.folding import fold
-    from normkit.checkpoint.planning import make_plan
 
     with progress(shown=shows_progress(quiet=quiet or as_json)) as report:
         certificate = fold(
-            source,
-            destination,
-            operations=ops,
-            untie=untie,
-            dtype=dtype,
-            max_memory=max_memory,
-            jobs=jobs,
-            resume=resume,
-            for_training=for_training,
-            progress=report,
+            source, destination, max_memory=max_memory, jobs=jobs, resume=resume, progress=report, **asked
         )
     if as_json:
         _print_json(certificate.to_json())
         return
-    from normkit.report.folding import plan_summary
-
-    with open_checkpoint(source) as opened:
-        plan = make_plan(opened.graph, opened.config, opened.source, operations=ops, untie=untie, dtype=dtype)
-        results().print(plan_summary(plan, opened.source.tensors))
+    with _planned(source, asked) as (plan, checkpoint):
+        _print_plan(plan, checkpoint)
     results().print(f"\nfolded: {destination}\nproof:  normkit verify {source} {destination}", soft_wrap=True)
 
 
-def _plan(
-    source: Path,
-    ops: tuple[str, ...] | None,
-    *,
-    untie: bool,
-    dtype: str,
-    jobs: int,
-    for_training: bool,
-    as_json: bool,
-) -> None:
+@contextmanager
+def _planned(source: Path, asked: dict[str, Any]) -> Iterator[tuple[Plan, CheckpointSource]]:
+    """The plan of a checkpoint, and its tensors."""
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.planning import make_plan
 
     with open_checkpoint(source) as opened:
-        plan = make_plan(
-            opened.graph,
-            opened.config,
-            opened.source,
-            operations=ops,
-            untie=untie,
-            dtype=dtype,
-            for_training=for_training,
-        )
-        if as_json:
-            _print_json({"schema_version": 1, **plan.to_json()})
-            return
-        from normkit.checkpoint.writing import memory_needed
-        from normkit.report.folding import plan_summary
+        yield make_plan(opened.graph, opened.config, opened.source, **asked), opened.source
 
-        memory = memory_needed(plan, opened.source, jobs)
-        results().print(plan_summary(plan, opened.source.tensors, memory))
+
+def _print_plan(plan: Plan, source: CheckpointSource, memory: int | None = None) -> None:
+    from normkit.report.folding import plan_summary
+
+    results().print(plan_summary(plan, source.tensors, memory))
 
 
 def _print_json(document: dict[str, object]) -> None:
