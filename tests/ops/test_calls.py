@@ -13,11 +13,11 @@ import normkit
 from fake_kernels import python_kernels
 from helpers import PRESETS, assert_close, diagonal
 from normkit import reference, specs
-from normkit.kernels import cpu
+from normkit.kernels import cpu, support
 from normkit.ops import calls
 from normkit.ops.plans import plan
 
-ROWS = {name: spec for name, spec in PRESETS.items() if cpu.supports_spec(spec) is None}
+ROWS = {name: spec for name, spec in PRESETS.items() if support.supports_spec(spec) is None}
 # The compiled library too, where there is one.
 ROADS = ["kernels", "no kernels", *(["library"] if cpu.load() is None else [])]
 

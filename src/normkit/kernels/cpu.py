@@ -16,7 +16,6 @@ The environment variable NORMKIT_CPU chooses the instruction set; it is read whe
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from torch.nn import Parameter
 
 from normkit import reference
 from normkit.errors import InputError
-from normkit.kernels import signatures
+from normkit.kernels import signatures, support
 from normkit.spec import NormSpec
 
 # In the order in which the library numbers them.
@@ -34,8 +33,6 @@ _NAMES = ("auto", "portable", "avx2", "avx512")
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CLASSES = (Tensor, Parameter)
-
-_MOST_AXES = 2**signatures.BITS.axes - 1
 
 # (from, to): what is normalized and what is written, and the reverse for gradients.
 _PAIRS = frozenset(
@@ -161,20 +158,7 @@ def supports(
         bias: Bias, or None.
         residual: What x is added to before the norm, or None.
     """
-    return supports_spec(spec) or supports_tensors(spec, x, weight, bias, residual)
-
-
-def supports_spec(spec: NormSpec) -> str | None:
-    """The part of `supports` that depends on the conventions alone."""
-    if spec.axes == (1,) or spec.axes == "all_but_batch" or spec.groups > 1:
-        return "rows that are not the trailing axes"
-    if len(spec.axes) > _MOST_AXES:
-        return f"rows of more than {_MOST_AXES} axes"
-    if spec.centre_numerator != spec.centre_statistics:
-        return "centring of the numerator or of the statistics alone"
-    if spec.weight_placement == "before":
-        return "a gain before the norm"
-    return None
+    return support.supports_spec(spec) or supports_tensors(spec, x, weight, bias, residual)
 
 
 def supports_tensors(
@@ -191,7 +175,7 @@ def supports_tensors(
             return f"{label} of class {type(tensor).__name__}"
         if tensor.dtype not in _FLOATING:
             return f"{tensor.dtype}"
-    return _supports_dtypes(spec, x, rows, weight, bias) or _supports_sizes(len(spec.axes), x, weight, bias)
+    return _supports_dtypes(spec, x, rows, weight, bias) or support.supports_sizes(len(spec.axes), x, weight, bias)
 
 
 def _supports_dtypes(spec: NormSpec, x: Tensor, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
@@ -205,15 +189,3 @@ def _supports_dtypes(spec: NormSpec, x: Tensor, rows: Tensor, weight: Tensor | N
         return f"{x.dtype} added to {rows.dtype}"
     y = reference.output_dtype(x.dtype, spec, weight, bias)
     return None if (rows.dtype, y) in _PAIRS else f"{y} from {rows.dtype} rows"
-
-
-def _supports_sizes(axes: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    size = math.prod(x.shape[-axes:])
-    if size == 0:
-        return "empty rows"
-    for parameter in (weight, bias):
-        if parameter is None:
-            continue
-        if parameter.numel() != size or parameter.shape[-axes:] != x.shape[-axes:]:
-            return "parameters that are not one number a feature"
-    return None

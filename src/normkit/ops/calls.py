@@ -7,6 +7,7 @@ stands between the caller and the kernel takes longer than the kernel.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -16,17 +17,40 @@ from torch.nn import Parameter
 
 from normkit import reference
 from normkit.kernels import cpu
-from normkit.ops import schemas
+from normkit.kernels.triton import loading
+from normkit.ops import devices, schemas
 from normkit.ops.plans import Plan
 
 # Why the kernels are not there, or None. Here, once: torch.compile cannot trace the loading of a library.
 _kernels_missing = cpu.load()
 
+
+class _Operators(NamedTuple):
+    """The operators that compute norms."""
+
+    normalize_rows: Any
+    normalize_rows_out: Any
+    normalize_forward: Any
+    add_normalize_forward: Any
+    add_normalize_rows_out: Any
+    normalize_backward: Any
+
+
 # What the operators' own __call__ passes its arguments on to, in a third of a microsecond. The compiler knows only the
 # operators.
-_rows_eagerly: Any = schemas.normalize_rows._op
-_forward_eagerly: Any = schemas.normalize_forward._op
-_backward_eagerly: Any = schemas.normalize_backward._op
+_on_cpu = _Operators(*(getattr(schemas, name)._op for name in _Operators._fields))
+
+
+@functools.cache
+def _on_gpu() -> _Operators:
+    return _Operators(*(getattr(devices.operators(), name) for name in _Operators._fields))
+
+
+def _operators(x: Tensor) -> Any:
+    """The operators for tensors like x."""
+    if torch.compiler.is_compiling():
+        return schemas
+    return _on_cpu if x.is_cpu else _on_gpu()
 
 
 def _is_transformed() -> bool:
@@ -55,14 +79,18 @@ def choose(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, re
     """
     if _is_transformed():
         return _PLAIN_REFERENCE
-    uses_kernel = (
-        _kernels_missing is None
-        and plan.unsupported is None
-        and cpu.supports_tensors(plan.spec, x, weight, bias, residual) is None
-    )
+    uses_kernel = plan.unsupported is None and _has_kernels(plan, x, weight, bias, residual)
     given = (x, weight, bias, residual)
     is_node = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
     return Road(uses_kernel, is_node)
+
+
+def _has_kernels(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> bool:
+    """Whether there are kernels for these tensors where they are."""
+    if x.is_cuda:
+        is_there = loading.device_reason(x.device.index) is None
+        return is_there and loading.supports_tensors(plan.spec, x, weight, bias, residual) is None
+    return _kernels_missing is None and cpu.supports_tensors(plan.spec, x, weight, bias, residual) is None
 
 
 def is_plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
@@ -92,7 +120,7 @@ def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor |
     ):
         y = _apply_eagerly(x, weight, bias, plan, True)
     else:
-        y = _rows_eagerly(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+        y = _on_cpu.normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
     return y
 
 
@@ -107,7 +135,7 @@ def normalize(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None)
         return y
     if not road.uses_kernel:
         return reference.forward(x, plan.spec, weight, bias)
-    rows: Tensor = schemas.normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+    rows: Tensor = _operators(x).normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
     return rows
 
 
@@ -116,7 +144,7 @@ def normalize_into(out: Tensor, x: Tensor, plan: Plan, weight: Tensor | None, bi
     road = choose(plan, x, weight, bias)
     if road.is_node or not road.uses_kernel or not _has_whole_rows(out, plan):
         return out.copy_(normalize(x, plan, weight, bias))
-    schemas.normalize_rows_out(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset, out)
+    _operators(x).normalize_rows_out(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset, out)
     return out
 
 
@@ -135,7 +163,7 @@ def add_normalize(
         return pair
     if not road.uses_kernel:
         return reference.add_forward(x, residual, plan.spec, weight, bias)
-    y, new_residual, _ = schemas.add_normalize_forward(
+    y, new_residual, _ = _operators(x).add_normalize_forward(
         x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset
     )
     return y, new_residual
@@ -150,7 +178,9 @@ def add_normalize_into(
         for target, value in zip(out, add_normalize(x, residual, plan, weight, bias), strict=True):
             target.copy_(value)
         return out
-    schemas.add_normalize_rows_out(x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset, *out)
+    _operators(x).add_normalize_rows_out(
+        x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset, *out
+    )
     return out
 
 
@@ -166,8 +196,7 @@ def _backward(ctx: Any, needs: tuple[bool, bool, bool], dy: Tensor, addend: Tens
     if statistics is None or torch.is_grad_enabled() or _is_transformed():
         # Plain operations, so that what differentiates this once more sees all of it.
         return reference.backward(dy, x, plan.spec, weight, bias, addend=addend)
-    operator: Any = schemas.normalize_backward if torch.compiler.is_compiling() else _backward_eagerly
-    dx, dweight, dbias = operator(
+    dx, dweight, dbias = _operators(x).normalize_backward(
         dy, x, statistics, weight, bias, plan.conventions, plan.eps, plan.weight_offset, addend, *needs
     )
     return dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None
@@ -183,8 +212,9 @@ class _Normalize(torch.autograd.Function):
         y: Tensor
         statistics = None
         if uses_kernel:
-            operator: Any = schemas.normalize_forward if torch.compiler.is_compiling() else _forward_eagerly
-            y, statistics = operator(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+            y, statistics = _operators(x).normalize_forward(
+                x, weight, bias, plan.conventions, plan.eps, plan.weight_offset
+            )
         else:
             y = reference.forward(x, plan.spec, weight, bias)
         ctx.save_for_backward(x, weight, bias, statistics)
@@ -215,7 +245,7 @@ class _AddNormalize(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         statistics = None
         if uses_kernel:
-            y, new_residual, statistics = schemas.add_normalize_forward(
+            y, new_residual, statistics = _operators(x).add_normalize_forward(
                 x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset
             )
         else:

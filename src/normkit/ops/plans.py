@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from normkit.kernels import cpu
+from normkit.kernels import support
 from normkit.kernels.signatures import Conventions
 from normkit.spec import NormSpec
 
@@ -47,7 +47,7 @@ def plan(spec: NormSpec) -> Plan:
 
 
 def _plan(spec: NormSpec) -> Plan:
-    unsupported = cpu.supports_spec(spec)
+    unsupported = support.supports_spec(spec)
     conventions = Conventions(
         centre=int(spec.centre_statistics),
         eps_placement={"inside": 0, "outside": 1, "clamp": 2}[spec.eps_placement],

@@ -1,6 +1,6 @@
 """The operators of normkit: definitions and fakes. The only file that touches `torch.library`.
 
-The compiled library registers implementations of these; there are no others.
+The compiled library registers their implementations for the CPU; devices.py has those for a GPU.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from normkit.kernels.signatures import SIGNATURES, unpacked
+from normkit.ops import devices
 
 _library = torch.library.Library("normkit", "DEF")  # type: ignore[no-untyped-call]
 for _name, _signature in SIGNATURES.items():
@@ -42,7 +44,11 @@ def _output(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: 
 
 
 def _statistics(x: Tensor, conventions: int) -> Tensor:
-    rows = math.prod(x.shape[: -unpacked(conventions).axes])
+    of = unpacked(conventions)
+    rows = math.prod(x.shape[: -of.axes])
+    if x.is_cuda:
+        # kernels/triton/forward.py says which.
+        return x.new_empty(((4 if of.centre else 2) + (of.eps_placement != 0), rows), dtype=torch.float32)
     return x.new_empty((rows, 3 if x.dtype == torch.float64 else 2), dtype=torch.float64)
 
 
@@ -89,3 +95,10 @@ _FAKES: dict[str, Callable[..., Any]] = {
 }
 for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"normkit::{_name}", _fake, lib=_library)
+
+# A watch counts rows on a GPU in plain torch.
+for _name in _FAKES.keys() - {"count_rows", "mark_seen"}:
+    _library.impl(_name, devices.at_once(_name), "CUDA")  # type: ignore[no-untyped-call]
+    torch.library.register_torch_dispatch(
+        f"normkit::{_name}", FunctionalTensorMode, devices.seen_through(_name), lib=_library
+    )

@@ -1,0 +1,221 @@
+"""Backward, and the gradients of gain and bias in two stages whose order depends on the shape alone.
+
+    z = (x - mean) / s, h = dy * gain
+    dx = multiplier / s * (h - mean(h) - z * q * sum(h * z) / divisor) + addend,  q = s / root
+    dgain = multiplier * sum over rows of dy * z,  dbias = sum over rows of dy
+
+A program takes a block of rows and leaves one line of sums, compensated in float32 (Kahan 1965); `add_partial_sums`
+adds the lines in float64. Rows too long for registers are read twice: `sum_gradient_rows` leaves the two sums of each row,
+and with these `differentiate` takes them in pieces. h is taken in units of the row's power, as x is.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normkit.kernels.triton.rows import INSIDE, effective_gain, row_offsets
+
+
+@triton.jit
+def kept_statistics(statistics, row, is_row, rows, CENTRE: tl.constexpr, EPS_PLACEMENT: tl.constexpr):
+    """What forward kept of each row: 1 / s, power, the mean and its remainder, s / root."""
+    inverse = tl.load(statistics + row, mask=is_row, other=0.0)
+    power = tl.load(statistics + rows.to(tl.int64) + row, mask=is_row, other=0.0)
+    mean = tl.zeros_like(inverse)
+    remainder = mean
+    ratio = mean + 1.0
+    if CENTRE:
+        mean = tl.load(statistics + 2 * rows.to(tl.int64) + row, mask=is_row, other=0.0)
+        remainder = tl.load(statistics + 3 * rows.to(tl.int64) + row, mask=is_row, other=0.0)
+    if EPS_PLACEMENT != INSIDE:
+        ratio = tl.load(statistics + (4 if CENTRE else 2) * rows.to(tl.int64) + row, mask=is_row, other=0.0)
+    return inverse, power, mean, remainder, ratio
+
+
+@triton.jit
+def normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE: tl.constexpr):
+    """z of a tile, 0 where there is no element."""
+    value = value * power[:, None]
+    if CENTRE:
+        value = tl.where(mask, (value - mean[:, None]) - remainder[:, None], 0.0)
+    return value * inverse[:, None]
+
+
+@triton.jit
+def add_compensated(total, lost, term):
+    """total + term, and what that sum lost to rounding, to be taken from the next term."""
+    term = term - lost
+    raised = total + term
+    return raised, (raised - total) - term
+
+
+@triton.jit
+def store_sums(sums, block, blocks, line, total, lost, column, is_column, N: tl.constexpr):
+    """One line of sums over a block's rows: of the gain's gradient (line 0) or the bias's (1)."""
+    at = (line * blocks + block).to(tl.int64) * N + column
+    tl.store(sums + at, tl.sum(total - lost, 0), mask=is_column)
+
+
+@triton.jit(do_not_specialize=["rows", "inner"])
+def sum_gradient_rows(
+    dy,
+    x,
+    statistics,
+    weight,
+    row_sums,
+    rows,
+    inner,
+    dy_outer,
+    dy_stride,
+    x_outer,
+    x_stride,
+    N: tl.constexpr,
+    CENTRE: tl.constexpr,
+    EPS_PLACEMENT: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    WEIGHT_OFFSET: tl.constexpr,
+    OFFSET_IN_PARAMETER: tl.constexpr,
+    NESTED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Of one long row a program: q * sum(h * z) / divisor and mean(h)."""
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    inverse, power, mean, remainder, ratio = kept_statistics(statistics, row, row < rows, rows, CENTRE, EPS_PLACEMENT)
+    dy_start = row_offsets(row, inner, dy_outer, dy_stride, NESTED)
+    x_start = row_offsets(row, inner, x_outer, x_stride, NESTED)
+    column = tl.arange(0, BLOCK_N)
+    products = tl.zeros([1, BLOCK_N], tl.float32)
+    heights = products
+    for first in range(0, N, BLOCK_N):
+        at = first + column
+        mask = (at < N)[None, :]
+        upstream = tl.load(dy + (dy_start + at)[None, :], mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + (x_start + at)[None, :], mask=mask, other=0.0).to(tl.float32)
+        h = upstream * power[:, None]
+        if weight is not None:
+            h = h * effective_gain(weight, at, at < N, WEIGHT_OFFSET, OFFSET_IN_PARAMETER)[None, :]
+        products += h * normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE)
+        heights += h
+    tl.store(row_sums + row, tl.div_rn(tl.sum(products, 1) * ratio, tl.zeros_like(ratio) + DIVISOR))
+    if CENTRE:
+        tl.store(row_sums + rows.to(tl.int64) + row, tl.sum(heights, 1) / N)
+
+
+@triton.jit(do_not_specialize=["rows", "inner", "blocks"])
+def differentiate(
+    dy,
+    x,
+    statistics,
+    row_sums,
+    weight,
+    addend,
+    dx,
+    sums,
+    rows,
+    inner,
+    dy_outer,
+    dy_stride,
+    x_outer,
+    x_stride,
+    addend_outer,
+    addend_stride,
+    tiles,
+    blocks,
+    N: tl.constexpr,
+    CENTRE: tl.constexpr,
+    EPS_PLACEMENT: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    MULTIPLIER: tl.constexpr,
+    WEIGHT_OFFSET: tl.constexpr,
+    OFFSET_IN_PARAMETER: tl.constexpr,
+    NEEDS_WEIGHT: tl.constexpr,
+    NEEDS_BIAS: tl.constexpr,
+    NESTED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """`tiles` times BLOCK_ROWS rows a program: whole, or BLOCK_N columns of them if `row_sums` is given."""
+    column = tl.arange(0, BLOCK_N)
+    block = tl.program_id(0)
+    if row_sums is not None:
+        pieces: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+        column = (block % pieces).to(tl.int64) * BLOCK_N + column
+        block = block // pieces
+    is_column = column < N
+    gain = tl.zeros([BLOCK_N], tl.float32) + 1.0
+    if weight is not None and dx is not None:
+        gain = effective_gain(weight, column, is_column, WEIGHT_OFFSET, OFFSET_IN_PARAMETER)
+    of_weight = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
+    lost_of_weight = of_weight
+    of_bias = of_weight
+    lost_of_bias = of_weight
+    begin = block.to(tl.int64) * tiles * BLOCK_ROWS
+    for tile in tl.range(0, tiles, num_stages=STAGES):
+        row = begin + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        is_row = row < rows
+        mask = is_row[:, None] & is_column[None, :]
+        dy_at = row_offsets(row, inner, dy_outer, dy_stride, NESTED)[:, None] + column[None, :]
+        x_at = row_offsets(row, inner, x_outer, x_stride, NESTED)[:, None] + column[None, :]
+        upstream = tl.load(dy + dy_at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + x_at, mask=mask, other=0.0).to(tl.float32)
+        inverse, power, mean, remainder, ratio = kept_statistics(statistics, row, is_row, rows, CENTRE, EPS_PLACEMENT)
+        z = normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE)
+        if NEEDS_WEIGHT:
+            of_weight, lost_of_weight = add_compensated(of_weight, lost_of_weight, upstream * z)
+        if NEEDS_BIAS:
+            of_bias, lost_of_bias = add_compensated(of_bias, lost_of_bias, upstream)
+        if dx is not None:
+            h = (upstream * power[:, None]) * gain[None, :]
+            if row_sums is None:
+                slope = tl.div_rn(tl.sum(h * z, 1) * ratio, tl.zeros_like(ratio) + DIVISOR)
+                centre = tl.sum(h, 1) / N if CENTRE else slope
+            else:
+                slope = tl.load(row_sums + row, mask=is_row, other=0.0)
+                centre = tl.load(row_sums + rows.to(tl.int64) + row, mask=is_row, other=0.0) if CENTRE else slope
+            if CENTRE:
+                h = h - centre[:, None]
+            result = (h - z * slope[:, None]) * (inverse * MULTIPLIER)[:, None]
+            if addend is not None:
+                at = row_offsets(row, inner, addend_outer, addend_stride, NESTED)[:, None] + column[None, :]
+                result += tl.load(addend + at, mask=mask, other=0.0).to(tl.float32)
+            tl.store(dx + (row * N)[:, None] + column[None, :], result.to(dx.dtype.element_ty), mask=mask)
+    if NEEDS_WEIGHT:
+        store_sums(sums, block, blocks, 0, of_weight, lost_of_weight, column, is_column, N)
+    if NEEDS_BIAS:
+        store_sums(sums, block, blocks, 1 if NEEDS_WEIGHT else 0, of_bias, lost_of_bias, column, is_column, N)
+
+
+@triton.jit
+def add_lines(sums, line, blocks, column, is_column, N: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """The sum of the lines that the blocks left, in float64."""
+    total = tl.zeros([BLOCK_ROWS, column.shape[0]], tl.float64)
+    for first in range(0, blocks, BLOCK_ROWS):
+        block = first + tl.arange(0, BLOCK_ROWS)
+        mask = (block < blocks)[:, None] & is_column[None, :]
+        at = (line * blocks + block).to(tl.int64)[:, None] * N + column[None, :]
+        total += tl.load(sums + at, mask=mask, other=0.0).to(tl.float64)
+    return tl.sum(total, 0)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def add_partial_sums(
+    sums,
+    dweight,
+    dbias,
+    blocks,
+    N: tl.constexpr,
+    MULTIPLIER: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The gradients of gain and bias: the blocks' sums added up, each rounded once to its parameter's dtype."""
+    column = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_column = column < N
+    if dweight is not None:
+        total = add_lines(sums, 0, blocks, column, is_column, N, BLOCK_ROWS) * MULTIPLIER
+        tl.store(dweight + column, total.to(tl.float32).to(dweight.dtype.element_ty), mask=is_column)
+    if dbias is not None:
+        total = add_lines(sums, 1 if dweight is not None else 0, blocks, column, is_column, N, BLOCK_ROWS)
+        tl.store(dbias + column, total.to(tl.float32).to(dbias.dtype.element_ty), mask=is_column)

@@ -1,0 +1,106 @@
+"""How rows are cut into pieces for programs: frozen data, chosen by the shape and the sizes of the numbers alone.
+
+The gradients of gain and bias are summed in an order that follows from this, so nothing here asks which GPU it is.
+Registers, spills and shared memory of these choices: `benchmarks/compiled_kernels.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Columns of a row that one program can hold without spilling registers. Backward also holds a sum and its compensation
+# a column for gain and bias.
+_MOST_FORWARD = 16384
+_MOST_BACKWARD = 8192
+# Rows this long are loaded while the row before is computed; of shorter ones several programs share a multiprocessor.
+_LEAST_AHEAD = 16384
+# Shared memory that every GPU from compute capability 8.0 on has for one program, of which loads ahead take most.
+_MOST_BYTES_AHEAD = 96 * 1024
+# Bytes that a multiprocessor has to ask for ahead to keep its share of the memory's bandwidth.
+_BYTES_AHEAD = 48 * 1024
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What one program takes.
+
+    Attributes:
+        rows: Rows at a time.
+        columns: Columns at a time, a power of two.
+        tiles: How often so many rows, one after the other.
+        warps: Warps of 32 threads that share a tile.
+        stages: Tiles in flight: 1 loads each when its turn comes.
+        is_whole: A tile holds whole rows; else rows are taken in pieces of `columns`.
+    """
+
+    rows: int
+    columns: int
+    tiles: int
+    warps: int
+    stages: int
+    is_whole: bool
+
+    @property
+    def rows_per_block(self) -> int:
+        """Rows of one program in all."""
+        return self.rows * self.tiles
+
+    def blocks(self, rows: int) -> int:
+        """Programs that all the rows take, of one piece of columns."""
+        return _quotient(rows, self.rows_per_block)
+
+    def pieces(self, n: int) -> int:
+        """Pieces of columns."""
+        return 1 if self.is_whole else _quotient(n, self.columns)
+
+
+def forward_tiling(rows: int, n: int, row_bytes: int) -> Tiling:
+    """For a forward pass over rows of n features; `row_bytes` is all that is read for one: inputs, gain and bias."""
+    columns = _power_of_two(n)
+    if columns > _MOST_FORWARD or (columns >= _LEAST_AHEAD and row_bytes > _MOST_BYTES_AHEAD):
+        return Tiling(rows=1, columns=8192, tiles=1, warps=16, stages=1, is_whole=False)
+    if columns >= _LEAST_AHEAD:
+        return Tiling(rows=1, columns=columns, tiles=_quotient(rows, 1024), warps=32, stages=2, is_whole=True)
+    at_once = _rows_of_tile(columns, 2048)
+    warps = min(16, max(4, columns // 512))
+    return Tiling(rows=at_once, columns=columns, tiles=1, warps=warps, stages=1, is_whole=True)
+
+
+def backward_tiling(rows: int, n: int, row_bytes: int, sums: int) -> Tiling:
+    """For a backward pass; `sums` is how many gradients are summed over rows: gain's, bias's, both or none.
+
+    Rows are dealt to so many programs that they fill a GPU, and to no more than the lines of sums that they leave are
+    worth: one line for 32 rows.
+    """
+    columns = _power_of_two(n)
+    if columns > _MOST_BACKWARD * (1 if sums else 2):
+        at_once, columns, warps, is_whole = 2, 1024, 4, False
+        row_bytes = row_bytes * columns // n
+    else:
+        at_once, warps, is_whole = _rows_of_tile(columns, 1024), min(16, max(4, columns // 256)), True
+        if columns > _MOST_BACKWARD:
+            warps = 32
+    blocks = _quotient(rows, at_once)
+    if sums:
+        most = min(1024, max(256, 2**21 // columns)) if is_whole else max(1, 1024 // _quotient(n, columns))
+        blocks = min(blocks, max(min(256, most), min(most, rows // 32)))
+    tiles = _quotient(rows, at_once * blocks)
+    stages = 1
+    if tiles > 1:
+        ahead = _quotient(_BYTES_AHEAD, row_bytes * at_once)
+        stages = 1 + min(3, max(1, min(ahead, _MOST_BYTES_AHEAD // (row_bytes * at_once))))
+    return Tiling(rows=at_once, columns=columns, tiles=tiles, warps=warps, stages=stages, is_whole=is_whole)
+
+
+def _rows_of_tile(columns: int, elements: int) -> int:
+    """How many rows make up a tile of so many elements."""
+    return min(max(1, elements // columns), 64)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _quotient(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,242 @@
+"""Forward: rows are measured and normalized by one program while they are in registers, or, where they are too long
+for that, piece by piece.
+
+    s = sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps);  v = sum(d * d) / divisor,  d = x - mean or x
+    y = multiplier * (x - mean) / s * gain + bias
+
+With a residual, x + residual is what is normalized, as rounded to the residual's dtype. `statistics` has one line a
+number and one column a row: 1 / s, power, then mean and its remainder where the row is centred, then s / root where
+eps is not inside the root; see rows.py.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normkit.kernels.triton.rows import (
+    INSIDE,
+    inverse_scale,
+    is_untrusted,
+    measure,
+    normalized,
+    power_for,
+    row_offsets,
+    scaled_and_shifted,
+)
+
+
+@triton.jit
+def keep_statistics(
+    statistics,
+    row,
+    is_row,
+    rows,
+    power,
+    mean,
+    remainder,
+    inverse,
+    ratio,
+    CENTRE: tl.constexpr,
+    EPS_PLACEMENT: tl.constexpr,
+):
+    """What backward needs of each row."""
+    tl.store(statistics + row, inverse, mask=is_row)
+    tl.store(statistics + rows.to(tl.int64) + row, power, mask=is_row)
+    if CENTRE:
+        tl.store(statistics + 2 * rows.to(tl.int64) + row, mean, mask=is_row)
+        tl.store(statistics + 3 * rows.to(tl.int64) + row, remainder, mask=is_row)
+    if EPS_PLACEMENT != INSIDE:
+        tl.store(statistics + (4 if CENTRE else 2) * rows.to(tl.int64) + row, ratio, mask=is_row)
+
+
+@triton.jit
+def read_and_add(x, residual, new_residual, x_at, residual_at, new_at, mask):
+    """What is normalized, in float32: x, or the sum with the residual as rounded to its dtype, which is kept."""
+    value = tl.load(x + x_at, mask=mask, other=0.0).to(tl.float32)
+    if residual is not None:
+        value += tl.load(residual + residual_at, mask=mask, other=0.0).to(tl.float32)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(new_residual + new_at, rounded, mask=mask)
+        value = rounded.to(tl.float32)
+    return value
+
+
+@triton.jit(do_not_specialize=["rows", "inner"])
+def normalize_rows(
+    x,
+    residual,
+    weight,
+    bias,
+    y,
+    new_residual,
+    statistics,
+    rows,
+    tiles,
+    inner,
+    x_outer,
+    x_stride,
+    residual_outer,
+    residual_stride,
+    y_outer,
+    y_stride,
+    new_outer,
+    new_stride,
+    N: tl.constexpr,
+    CENTRE: tl.constexpr,
+    EPS: tl.constexpr,
+    EPS_PLACEMENT: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    MULTIPLIER: tl.constexpr,
+    MOST_POWER: tl.constexpr,
+    WEIGHT_OFFSET: tl.constexpr,
+    OFFSET_IN_PARAMETER: tl.constexpr,
+    ROUND_RSTD: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    CAST_TO_WEIGHT: tl.constexpr,
+    NESTED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """`tiles` times BLOCK_ROWS whole rows a program."""
+    column = tl.arange(0, BLOCK_N)
+    is_column = column < N
+    begin = tl.program_id(0).to(tl.int64) * tiles * BLOCK_ROWS
+    cast_dtype: tl.constexpr = weight.dtype.element_ty if CAST_TO_WEIGHT else x.dtype.element_ty
+    for tile in tl.range(0, tiles, num_stages=STAGES):
+        row = begin + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        is_row = row < rows
+        mask = is_row[:, None] & is_column[None, :]
+        x_at = row_offsets(row, inner, x_outer, x_stride, NESTED)[:, None] + column[None, :]
+        residual_at = row_offsets(row, inner, residual_outer, residual_stride, NESTED)[:, None] + column[None, :]
+        new_at = row_offsets(row, inner, new_outer, new_stride, NESTED)[:, None] + column[None, :]
+        value = read_and_add(x, residual, new_residual, x_at, residual_at, new_at, mask)
+        power, mean, remainder, inverse, ratio = measure(
+            value, is_row, is_column[None, :], N, CENTRE, EPS, EPS_PLACEMENT, DIVISOR, MOST_POWER
+        )
+        if statistics is not None:
+            keep_statistics(
+                statistics, row, is_row, rows, power, mean, remainder, inverse, ratio, CENTRE, EPS_PLACEMENT
+            )
+        result = normalized(value, power, mean, remainder, inverse, x.dtype.element_ty, CENTRE, MULTIPLIER, ROUND_RSTD)
+        result = scaled_and_shifted(
+            result, weight, bias, column, is_column, cast_dtype, ROUNDS, WEIGHT_OFFSET, OFFSET_IN_PARAMETER
+        )
+        y_at = row_offsets(row, inner, y_outer, y_stride, NESTED)[:, None] + column[None, :]
+        tl.store(y + y_at, result.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def long_moments(source, start, pivot, power, N: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Sums of the deviations of one long row from `pivot`, and of their squares, in units of power."""
+    sums = tl.zeros([1, BLOCK_N], tl.float32)
+    squares = sums
+    for first in range(0, N, BLOCK_N):
+        column = first + tl.arange(0, BLOCK_N)[None, :]
+        value = tl.load(source + start[:, None] + column, mask=column < N, other=0.0, eviction_policy="evict_last")
+        value = value.to(tl.float32) * power[:, None]
+        if CENTRE:
+            value = tl.where(column < N, value - pivot[:, None], 0.0)
+            sums += value
+        squares += value * value
+    return tl.sum(sums, 1), tl.sum(squares, 1)
+
+
+@triton.jit
+def long_mean_and_square(source, start, power, N: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """`moments` of one long row: deviations are taken from the mean of its first piece, and where that turns out to lie
+    far from the mean, once more from the mean.
+    """
+    pivot = tl.zeros_like(power)
+    if CENTRE:
+        column = tl.arange(0, BLOCK_N)[None, :]
+        piece = tl.load(source + start[:, None] + column, mask=column < N, other=0.0).to(tl.float32)
+        pivot = tl.sum(piece * power[:, None], 1) / (N if N < BLOCK_N else BLOCK_N)
+    total, square = long_moments(source, start, pivot, power, N, CENTRE, BLOCK_N)
+    remainder = total / N
+    if CENTRE:
+        is_near = 4.0 * (square / N - remainder * remainder) >= remainder * remainder
+        if tl.min(is_near.to(tl.int32), 0) == 0:
+            pivot += remainder
+            total, square = long_moments(source, start, pivot, power, N, CENTRE, BLOCK_N)
+            remainder = total / N
+        square = tl.maximum(square - total * remainder, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return pivot, remainder, square
+
+
+@triton.jit(do_not_specialize=["rows", "inner"])
+def normalize_long_rows(
+    x,
+    residual,
+    weight,
+    bias,
+    y,
+    new_residual,
+    statistics,
+    rows,
+    inner,
+    x_outer,
+    x_stride,
+    residual_outer,
+    residual_stride,
+    y_outer,
+    y_stride,
+    new_outer,
+    new_stride,
+    N: tl.constexpr,
+    CENTRE: tl.constexpr,
+    EPS: tl.constexpr,
+    EPS_PLACEMENT: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    MULTIPLIER: tl.constexpr,
+    MOST_POWER: tl.constexpr,
+    WEIGHT_OFFSET: tl.constexpr,
+    OFFSET_IN_PARAMETER: tl.constexpr,
+    ROUND_RSTD: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    CAST_TO_WEIGHT: tl.constexpr,
+    NESTED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One row a program, of any length: read once to be measured, and once more, from a cache, to be normalized."""
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    column = tl.arange(0, BLOCK_N)
+    x_start = row_offsets(row, inner, x_outer, x_stride, NESTED)
+    source, start = x, x_start
+    if residual is not None:
+        residual_start = row_offsets(row, inner, residual_outer, residual_stride, NESTED)
+        new_start = row_offsets(row, inner, new_outer, new_stride, NESTED)
+        for first in range(0, N, BLOCK_N):
+            at = first + column
+            read_and_add(x, residual, new_residual, x_start + at, residual_start + at, new_start + at, at < N)
+        # What the other threads of this program have written.
+        tl.debug_barrier()
+        source, start = new_residual, new_start
+    power = tl.full([1], 1.0, tl.float32)
+    mean, remainder, square = long_mean_and_square(source, start, power, N, CENTRE, BLOCK_N)
+    if tl.max(is_untrusted(square, N).to(tl.int32), 0) > 0:
+        largest = tl.zeros([1, BLOCK_N], tl.float32)
+        for first in range(0, N, BLOCK_N):
+            at = (first + column)[None, :]
+            value = tl.load(source + start[:, None] + at, mask=at < N, other=0.0).to(tl.float32)
+            largest = tl.maximum(largest, tl.abs(value))
+        power = power_for(tl.max(largest, 1), MOST_POWER)
+        mean, remainder, square = long_mean_and_square(source, start, power, N, CENTRE, BLOCK_N)
+    inverse, ratio = inverse_scale(square, power, EPS, EPS_PLACEMENT, DIVISOR)
+    if statistics is not None:
+        keep_statistics(
+            statistics, row, row < rows, rows, power, mean, remainder, inverse, ratio, CENTRE, EPS_PLACEMENT
+        )
+    cast_dtype: tl.constexpr = weight.dtype.element_ty if CAST_TO_WEIGHT else x.dtype.element_ty
+    y_start = row_offsets(row, inner, y_outer, y_stride, NESTED)
+    for first in range(0, N, BLOCK_N):
+        at = first + column
+        value = tl.load(source + start + at, mask=at < N, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        result = normalized(
+            value[None, :], power, mean, remainder, inverse, x.dtype.element_ty, CENTRE, MULTIPLIER, ROUND_RSTD
+        )
+        result = scaled_and_shifted(
+            result, weight, bias, at, at < N, cast_dtype, ROUNDS, WEIGHT_OFFSET, OFFSET_IN_PARAMETER
+        )
+        tl.store(y + (y_start + at)[None, :], result.to(y.dtype.element_ty), mask=(at < N)[None, :])

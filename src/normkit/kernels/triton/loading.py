@@ -1,0 +1,91 @@
+"""Whether the Triton kernels can be used, and for which tensors. Triton itself is imported with the first that can.
+
+Where they cannot, the reason is one line and the reference computes. The environment variable NORMKIT_CUDA is read when
+the kernels are first wanted:
+
+    auto  the kernels, where there is Triton and a GPU of compute capability 8.0 or more (default)
+    off   no kernels: plain torch
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from normkit import reference
+from normkit.errors import InputError
+from normkit.kernels import support
+from normkit.spec import NormSpec
+
+_FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+_CLASSES = (Tensor, Parameter)
+_LEAST_CAPABILITY = (8, 0)
+
+
+@functools.cache
+def load() -> str | None:
+    """Why there are no Triton kernels here, on one line; None if there are.
+
+    Raises:
+        InputError: If NORMKIT_CUDA is unknown.
+    """
+    chosen = os.environ.get("NORMKIT_CUDA", "auto")
+    if chosen not in ("auto", "off"):
+        raise InputError(f"NORMKIT_CUDA must be auto or off, got {chosen!r}")
+    if chosen == "off":
+        return "NORMKIT_CUDA=off"
+    if torch.version.cuda is None:
+        return "this torch is not built for CUDA"
+    if not torch.cuda.is_available():
+        return "there is no CUDA GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; torch for CUDA brings it"
+    return None
+
+
+@functools.cache
+def _capability_reason(index: int) -> str | None:
+    capability = torch.cuda.get_device_capability(index)
+    if capability >= _LEAST_CAPABILITY:
+        return None
+    return f"a GPU of compute capability {capability[0]}.{capability[1]}; the kernels need 8.0"
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def device_reason(index: int) -> str | None:
+    """Why there are no kernels for a GPU; None if there are."""
+    return load() or _capability_reason(index)
+
+
+def supports_tensors(
+    spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+) -> str | None:
+    """Why the kernels cannot compute a norm of these tensors, all on one GPU; None if they can.
+
+    Args:
+        spec: The conventions, which `support.supports_spec` supports.
+        x: Input of shape (..., n), of any strides.
+        weight: Gain, or None.
+        bias: Bias, or None.
+        residual: What x is added to before the norm, or None.
+    """
+    for tensor in (x, weight, bias, residual):
+        if tensor is None:
+            continue
+        if type(tensor) not in _CLASSES:
+            return f"tensors of class {type(tensor).__name__}"
+        if tensor.dtype not in _FLOATING:
+            return f"{tensor.dtype}"
+        if tensor.device != x.device:
+            return f"tensors on {tensor.device.type} and {x.device.type}"
+    rows = x if residual is None else residual
+    if rows.dtype is not torch.float32 and spec.statistics_dtype == "input":
+        return "statistics in 16 bits"
+    if reference.output_dtype(x.dtype, spec, weight, bias) not in _FLOATING:
+        return "an output that is not of 16 or 32 bits"
+    return support.supports_sizes(len(spec.axes), x, weight, bias)

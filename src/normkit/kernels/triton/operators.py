@@ -1,0 +1,287 @@
+"""The operators of `normkit.kernels.signatures` on a GPU, at once or for a compiler to see.
+
+A call whose tensors have the shapes, strides and dtypes of one before finds its launches ready: with few rows, a kernel
+takes less time than Python to call it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.errors import UseError
+from normkit.kernels.triton.launching import Launch, Run, Tensors, capture, compile_launch
+from normkit.kernels.triton.layout import Layout
+from normkit.kernels.triton.planning import (
+    Backward,
+    Norm,
+    backward_launches,
+    empty_statistics,
+    forward_launch,
+    lay_out,
+    program_of,
+)
+from normkit.kernels.triton.program import Program
+
+
+class _Plan(NamedTuple):
+    """What a call comes to.
+
+    Attributes:
+        program: Its arithmetic.
+        copies: Which inputs are copied first.
+        rows: How many there are.
+        launches: Forward's one, or backward's.
+        runs: The same compiled, each when it first ran.
+    """
+
+    program: Program
+    copies: tuple[bool, ...]
+    rows: int
+    launches: Launch | Backward
+    runs: dict[int, Run]
+
+
+_MOST_PLANS = 4096
+_plans: dict[Any, _Plan] = {}
+
+
+def normalize_rows(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    conventions: int,
+    eps: float,
+    weight_offset: float,
+    *,
+    captures: bool = False,
+) -> Tensor:
+    """y alone."""
+    norm = Norm(conventions, eps, weight_offset)
+    y: Tensor = _forward(x, None, weight, bias, norm, keeps=False, captures=captures)[0]
+    return y
+
+
+def normalize_rows_out(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    conventions: int,
+    eps: float,
+    weight_offset: float,
+    out: Tensor,
+    *,
+    captures: bool = False,
+) -> None:
+    """y, written to `out`."""
+    norm = Norm(conventions, eps, weight_offset)
+    _forward(x, None, weight, bias, norm, keeps=False, captures=captures, y=out)
+
+
+def normalize_forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    conventions: int,
+    eps: float,
+    weight_offset: float,
+    *,
+    captures: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """y, and what backward needs of each row."""
+    norm = Norm(conventions, eps, weight_offset)
+    y, _, statistics = _forward(x, None, weight, bias, norm, keeps=True, captures=captures)
+    return y, statistics
+
+
+def add_normalize_forward(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    conventions: int,
+    eps: float,
+    weight_offset: float,
+    *,
+    captures: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, the new residual, and what backward needs of each row."""
+    norm = Norm(conventions, eps, weight_offset)
+    found: tuple[Tensor, Tensor, Tensor] = _forward(x, residual, weight, bias, norm, keeps=True, captures=captures)
+    return found
+
+
+def add_normalize_rows_out(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    conventions: int,
+    eps: float,
+    weight_offset: float,
+    out: Tensor,
+    new_residual: Tensor,
+    *,
+    captures: bool = False,
+) -> None:
+    """y and the new residual, written to the two tensors given."""
+    norm = Norm(conventions, eps, weight_offset)
+    _forward(x, residual, weight, bias, norm, keeps=False, captures=captures, y=out, new_residual=new_residual)
+
+
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    norm: Norm,
+    *,
+    keeps: bool,
+    captures: bool,
+    y: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> Any:
+    """y, the new residual and the statistics; what is neither wanted nor given is None."""
+    weight, bias = _in_one_piece(weight), _in_one_piece(bias)
+    key = None
+    plan = None
+    if not captures:
+        key = (norm, keeps, x.shape, *map(_kind, (x, residual, weight, bias, y, new_residual)), x.device)
+        plan = _plans.get(key)
+    of = plan.program if plan else program_of(norm, x, weight, bias)
+    if y is None:
+        y = x.new_empty(x.shape, dtype=of.output)
+    if residual is not None and new_residual is None:
+        new_residual = residual.new_empty(residual.shape)
+    if plan is None:
+        plan = _forward_plan(of, x, residual, weight, bias, y, new_residual, norm.axes)
+        _remember(key, plan)
+    statistics = empty_statistics(of, plan.rows, x) if keeps else None
+    if plan.rows:
+        x = x.contiguous() if plan.copies[0] else x
+        if residual is not None and plan.copies[1]:
+            residual = residual.contiguous()
+        tensors = (x, residual, weight, bias, y, new_residual, statistics)
+        launch: Any = plan.launches
+        _start(plan, 0, launch, tensors, captures)
+    return y, new_residual, statistics
+
+
+def _forward_plan(
+    of: Program,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    y: Tensor,
+    new_residual: Tensor | None,
+    axes: int,
+) -> _Plan:
+    inputs = (x,) if residual is None else (x, residual)
+    outputs = (y,) if new_residual is None else (y, new_residual)
+    copies, laid = _laid_out(inputs, outputs, axes)
+    itemsizes = sum(tensor.itemsize for tensor in (x, residual, weight, bias) if tensor is not None)
+    return _Plan(of, copies, laid.rows, forward_launch(of, laid, residual is not None, itemsizes), {})
+
+
+def normalize_backward(
+    dy: Tensor,
+    x: Tensor,
+    statistics: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    conventions: int,
+    eps: float,
+    weight_offset: float,
+    addend: Tensor | None,
+    needs_x: bool,
+    needs_weight: bool,
+    needs_bias: bool,
+    *,
+    captures: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, gain and bias; empty where not needed."""
+    norm = Norm(conventions, eps, weight_offset)
+    weight = _in_one_piece(weight)
+    needs = (needs_x, needs_weight and weight is not None, needs_bias and bias is not None)
+    key = None
+    plan = None
+    if not captures:
+        key = (norm, needs, x.shape, *map(_kind, (dy, x, weight, bias, addend)), x.device)
+        plan = _plans.get(key)
+    if plan is None:
+        plan = _backward_plan(program_of(norm, x, weight, bias), dy, x, addend, norm.axes, needs)
+        _remember(key, plan)
+    dx = x.new_empty(x.shape if needs[0] else 0)
+    dweight = _gradient_of(weight, x, is_needed=needs[1], is_empty=not plan.rows)
+    dbias = _gradient_of(bias, x, is_needed=needs[2], is_empty=not plan.rows)
+    if not plan.rows or not any(needs):
+        return dx, dweight, dbias
+    dy, x = (given.contiguous() if copy else given for given, copy in zip((dy, x), plan.copies, strict=False))
+    if addend is not None and plan.copies[2]:
+        addend = addend.contiguous()
+    launches: Any = plan.launches
+    sums = row_sums = None
+    if launches.add is not None:
+        sums = x.new_empty((needs[1] + needs[2], launches.blocks, plan.program.n), dtype=torch.float32)
+    if launches.row_sums is not None:
+        row_sums = x.new_empty((2, plan.rows), dtype=torch.float32)
+        _start(plan, 0, launches.row_sums, (dy, x, statistics, weight, row_sums), captures)
+    tensors = (dy, x, statistics, row_sums, weight, addend, dx if needs[0] else None, sums)
+    _start(plan, 1, launches.differentiate, tensors, captures)
+    if launches.add is not None:
+        parameters = (dweight if needs[1] else None, dbias if needs[2] else None)
+        _start(plan, 2, launches.add, (sums, *parameters), captures)
+    return dx, dweight, dbias
+
+
+def _backward_plan(
+    of: Program, dy: Tensor, x: Tensor, addend: Tensor | None, axes: int, needs: tuple[bool, bool, bool]
+) -> _Plan:
+    inputs = (dy, x) if addend is None else (dy, x, addend)
+    copies, laid = _laid_out(inputs, (), axes)
+    itemsizes = sum(tensor.itemsize for tensor in inputs)
+    return _Plan(of, copies, laid.rows, backward_launches(of, laid, itemsizes, needs, addend is not None), {})
+
+
+def _laid_out(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], axes: int) -> tuple[tuple[bool, ...], Layout]:
+    """Which inputs are to be copied, and where all rows then lie."""
+    found = lay_out(inputs, outputs, axes)
+    if found is None:
+        raise UseError("the rows of out must lie at one or two strides; give a contiguous tensor")
+    given, laid = found
+    return tuple(after is not before for before, after in zip(inputs, given, strict=True)), laid
+
+
+def _start(plan: _Plan, place: int, launch: Launch, tensors: Tensors, captures: bool) -> None:
+    if captures:
+        capture(launch, tensors)
+        return
+    run = plan.runs.get(place)
+    if run is None:
+        run = plan.runs[place] = compile_launch(launch, tensors)
+    run(tensors)
+
+
+def _remember(key: Any, plan: _Plan) -> None:
+    if key is not None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+
+
+def _kind(tensor: Tensor | None) -> Any:
+    """What a compiled launch depends on: a pointer that is no multiple of 16 takes narrower loads."""
+    return None if tensor is None else (tensor.dtype, tensor.stride(), tensor.data_ptr() & 15 == 0)
+
+
+def _in_one_piece(parameter: Tensor | None) -> Tensor | None:
+    return parameter if parameter is None or parameter.is_contiguous() else parameter.contiguous()
+
+
+def _gradient_of(parameter: Tensor | None, x: Tensor, *, is_needed: bool, is_empty: bool) -> Tensor:
+    if parameter is None or not is_needed:
+        return x.new_empty(0)
+    return parameter.new_zeros(parameter.shape) if is_empty else parameter.new_empty(parameter.shape)

@@ -1,0 +1,120 @@
+"""What a call compiles to: conventions, dtypes and width as the compile-time arguments of the kernels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+from normkit.kernels.signatures import unpacked
+
+_HALF = (torch.float16, torch.bfloat16)
+_MACHINE_EPS = 2.0**-23
+
+
+class Program(NamedTuple):
+    """The arithmetic of one norm of one width.
+
+    Attributes:
+        n: Features of a row.
+        centre: The mean is subtracted.
+        eps: In units of x squared, or of x where it is outside the root or a clamp.
+        eps_placement: 0 inside, 1 outside, 2 as a clamp.
+        divisor: Of the sum of squares.
+        multiplier: Of the normalized row.
+        most_power: The largest power of two that a row may be scaled by without losing its eps.
+        weight_offset: Added to the gain.
+        offset_in_parameter: The sum is rounded to the gain's dtype.
+        round_rstd: 1 / s and its product with the row are rounded to the input's dtype.
+        rounds: After how many of the steps "normalized", "times gain" and "plus bias" there is a cast.
+        cast_to_weight: The cast is to the gain's dtype, else to the input's.
+        output: dtype of y.
+    """
+
+    n: int
+    centre: bool
+    eps: float
+    eps_placement: int
+    divisor: float
+    multiplier: float
+    most_power: float
+    weight_offset: float
+    offset_in_parameter: bool
+    round_rstd: bool
+    rounds: int
+    cast_to_weight: bool
+    output: torch.dtype
+
+    @property
+    def statistics_lines(self) -> int:
+        """How many numbers forward keeps of each row: see forward.py."""
+        return (4 if self.centre else 2) + (self.eps_placement != 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def program(
+    conventions: int,
+    eps: float,
+    weight_offset: float,
+    n: int,
+    input_dtype: torch.dtype,
+    weight_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
+) -> Program:
+    """The program of a call; the arguments are an operator's, and `input_dtype` is what early casts round to."""
+    of = unpacked(conventions)
+    eps = _MACHINE_EPS if of.machine_eps else eps
+    output = input_dtype
+    if of.output == 1:
+        for dtype in (weight_dtype, bias_dtype):
+            output = output if dtype is None else torch.promote_types(output, dtype)
+    elif of.output == 2 and weight_dtype is not None:
+        output = weight_dtype
+    in_parameter = bool(of.offset_in_parameter_dtype)
+    rounds = _rounds(
+        of.cast, input_dtype, weight_dtype, bias_dtype, has_wide_offset=bool(weight_offset) and not in_parameter
+    )
+    return Program(
+        n=n,
+        centre=bool(of.centre),
+        eps=eps,
+        eps_placement=of.eps_placement,
+        divisor=float(1 if of.divisor == 2 else n - of.divisor),
+        multiplier=math.sqrt(n) if of.sqrt_n else 1.0,
+        most_power=_most_power(eps, of.eps_placement),
+        weight_offset=weight_offset,
+        offset_in_parameter=in_parameter,
+        round_rstd=bool(of.round_rstd) and input_dtype in _HALF,
+        rounds=rounds,
+        cast_to_weight=of.cast == 2 and weight_dtype is not None,
+        output=output,
+    )
+
+
+def _rounds(
+    cast: int,
+    input_dtype: torch.dtype,
+    weight_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
+    *,
+    has_wide_offset: bool,
+) -> int:
+    """After an early cast the affine part is promoted arithmetic: it stays in 16 bits while its operands do."""
+    if cast == 0 or (cast == 2 and weight_dtype is None):
+        return 0
+    dtype = weight_dtype if cast == 2 else input_dtype
+    if dtype not in _HALF:
+        return 0
+    if weight_dtype is not None and (weight_dtype != dtype or has_wide_offset):
+        return 1
+    return 3 if bias_dtype == dtype else 2
+
+
+def _most_power(eps: float, eps_placement: int) -> float:
+    """A row that is smaller than this makes 1 is nothing beside its eps."""
+    if eps == 0:
+        return 2.0**126
+    exponent = math.floor(-math.log2(abs(eps)) / (2 if eps_placement == 0 else 1))
+    return 2.0 ** max(-126, min(126, exponent))
