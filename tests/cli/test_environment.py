@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from normkit.cli import environment
 from normkit.cli.entry import verbs
 from normkit.kernels import cpu
+from normkit.kernels.triton import loading
 
 
 def shown_text() -> str:
@@ -49,6 +50,17 @@ def test_what_computes_norms_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float64 norms   C++ kernels, avx2 on cpu (NORMKIT_CPU=avx2)" in shown_text()
     monkeypatch.setattr(cpu, "load", lambda: "NORMKIT_CPU=off")
     assert "float32 norms   plain torch on cpu (no C++ kernels: NORMKIT_CPU=off)" in shown_text()
+
+
+def test_what_computes_norms_on_a_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(loading, "device_reason", lambda index: None)
+    assert "bfloat16 norms  Triton kernels on cuda (NVIDIA H200)" in shown_text()
+    assert "float64 norms   plain torch on cuda (the Triton kernels have no float64)" in shown_text()
+    monkeypatch.setattr(loading, "device_reason", lambda index: "NORMKIT_CUDA=off")
+    assert "float32 norms   plain torch on cuda (no Triton kernels: NORMKIT_CUDA=off)" in shown_text()
 
 
 def test_an_unknown_choice_of_kernels_is_one_line() -> None:

@@ -60,7 +60,8 @@ def _environment() -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cpu_flags": _cpu_flags(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "norms": {"cpu": _cpu_norms()},
+        "triton": _version("triton"),
+        "norms": {"cpu": _cpu_norms()} | ({"cuda": _gpu_norms()} if torch.cuda.is_available() else {}),
         "extras": {extra: {name: _version(name) for name in packages} for extra, packages in EXTRAS.items()},
     }
 
@@ -77,6 +78,21 @@ def _cpu_norms() -> dict[str, dict[str, str]]:
     else:
         found = {"implementation": "plain torch", "why": f"no C++ kernels: {reason}"}
     return dict.fromkeys(_DTYPES, found)
+
+
+def _gpu_norms() -> dict[str, dict[str, str]]:
+    """Likewise on the GPU that torch uses."""
+    import torch
+
+    from normkit.kernels.triton import loading
+
+    reason = loading.device_reason(torch.cuda.current_device())
+    if reason is not None:
+        return dict.fromkeys(_DTYPES, {"implementation": "plain torch", "why": f"no Triton kernels: {reason}"})
+    kernels = {"implementation": "Triton kernels", "why": torch.cuda.get_device_name()}
+    return dict.fromkeys(_DTYPES[:3], kernels) | {
+        "float64": {"implementation": "plain torch", "why": "the Triton kernels have no float64"}
+    }
 
 
 def _version(package: str) -> str | None:

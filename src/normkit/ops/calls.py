@@ -94,18 +94,21 @@ def _has_kernels(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | No
 
 
 def is_plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether `normalize_plain` may be tried: eager, no transform, nothing but tensors of torch's own on the CPU."""
+    """Whether `normalize_plain` may be tried: eager, no transform, nothing but tensors of torch's own in one place."""
     kind = type(x)
     return (
         (kind is Tensor or kind is Parameter)
-        and x.is_cpu
-        and (weight is None or (((kind := type(weight)) is Parameter or kind is Tensor) and weight.is_cpu))
-        and (bias is None or (((kind := type(bias)) is Parameter or kind is Tensor) and bias.is_cpu))
-        and _kernels_missing is None
+        and (_kernels_missing is None if x.is_cpu else x.is_cuda and loading.device_reason(x.device.index) is None)
+        and (weight is None or (((kind := type(weight)) is Parameter or kind is Tensor) and _is_beside(weight, x)))
+        and (bias is None or (((kind := type(bias)) is Parameter or kind is Tensor) and _is_beside(bias, x)))
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
         and not torch.compiler.is_compiling()
     )
+
+
+def _is_beside(parameter: Tensor, x: Tensor) -> bool:
+    return parameter.is_cpu if x.is_cpu else parameter.device == x.device
 
 
 def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -120,7 +123,8 @@ def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor |
     ):
         y = _apply_eagerly(x, weight, bias, plan, True)
     else:
-        y = _on_cpu.normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+        operators = _on_cpu if x.is_cpu else _on_gpu()
+        y = operators.normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
     return y
 
 

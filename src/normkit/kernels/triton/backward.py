@@ -5,8 +5,8 @@
     dgain = multiplier * sum over rows of dy * z,  dbias = sum over rows of dy
 
 A program takes a block of rows and leaves one line of sums, compensated in float32 (Kahan 1965); `add_partial_sums`
-adds the lines in float64. Rows too long for registers are read twice: `sum_gradient_rows` leaves the two sums of each row,
-and with these `differentiate` takes them in pieces. h is taken in units of the row's power, as x is.
+adds the lines in float64. Rows too long for registers are read twice: `sum_gradient_rows` leaves the two sums of each
+row, and with these `differentiate` takes them in pieces. h is taken in units of the row's power, as x is.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Forward: rows are measured and normalized by one program while they are in registers, or, where they are too long
-for that, piece by piece.
+"""Forward: rows are measured and normalized while one program holds them, or, where they are too long, in pieces.
 
     s = sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps);  v = sum(d * d) / divisor,  d = x - mean or x
     y = multiplier * (x - mean) / s * gain + bias
@@ -145,8 +144,9 @@ def long_moments(source, start, pivot, power, N: tl.constexpr, CENTRE: tl.conste
 
 @triton.jit
 def long_mean_and_square(source, start, power, N: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """`moments` of one long row: deviations are taken from the mean of its first piece, and where that turns out to lie
-    far from the mean, once more from the mean.
+    """`moments` of one long row.
+
+    Deviations are taken from the mean of its first piece, and where that lies far from the mean, once more from this.
     """
     pivot = tl.zeros_like(power)
     if CENTRE:

@@ -22,7 +22,7 @@ from normkit.errors import InputError
 from normkit.kernels import support
 from normkit.spec import NormSpec
 
-_FLOATING = (torch.float32, torch.bfloat16, torch.float16)
+FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 _CLASSES = (Tensor, Parameter)
 _LEAST_CAPABILITY = (8, 0)
 
@@ -79,13 +79,13 @@ def supports_tensors(
             continue
         if type(tensor) not in _CLASSES:
             return f"tensors of class {type(tensor).__name__}"
-        if tensor.dtype not in _FLOATING:
+        if tensor.dtype not in FLOATING:
             return f"{tensor.dtype}"
         if tensor.device != x.device:
             return f"tensors on {tensor.device.type} and {x.device.type}"
     rows = x if residual is None else residual
     if rows.dtype is not torch.float32 and spec.statistics_dtype == "input":
         return "statistics in 16 bits"
-    if reference.output_dtype(x.dtype, spec, weight, bias) not in _FLOATING:
+    if reference.output_dtype(x.dtype, spec, weight, bias) not in FLOATING:
         return "an output that is not of 16 or 32 bits"
     return support.supports_sizes(len(spec.axes), x, weight, bias)

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.errors import UseError
+from normkit.errors import DtypeError, ShapeError, UseError
+from normkit.kernels.triton import loading
+from normkit.kernels.triton.delegation import delegated, is_delegated
 from normkit.kernels.triton.launching import Launch, Run, Tensors, capture, compile_launch
 from normkit.kernels.triton.layout import Layout
 from normkit.kernels.triton.planning import (
@@ -33,14 +35,14 @@ class _Plan(NamedTuple):
         program: Its arithmetic.
         copies: Which inputs are copied first.
         rows: How many there are.
-        launches: Forward's one, or backward's.
+        launches: Forward's one, or backward's; None where torch's own kernel computes.
         runs: The same compiled, each when it first ran.
     """
 
     program: Program
     copies: tuple[bool, ...]
     rows: int
-    launches: Launch | Backward
+    launches: Any
     runs: dict[int, Run]
 
 
@@ -145,27 +147,29 @@ def _forward(
 ) -> Any:
     """y, the new residual and the statistics; what is neither wanted nor given is None."""
     weight, bias = _in_one_piece(weight), _in_one_piece(bias)
-    key = None
-    plan = None
+    key = plan = None
     if not captures:
         key = (norm, keeps, x.shape, *map(_kind, (x, residual, weight, bias, y, new_residual)), x.device)
         plan = _plans.get(key)
     of = plan.program if plan else program_of(norm, x, weight, bias)
+    if plan is None and not captures and y is None and residual is None and is_delegated(of, x, weight, bias):
+        plan = _remember(key, _Plan(of, (), x.numel() // of.n, None, {}))
+    if plan and plan.launches is None:
+        return delegated(of, x, weight)
     if y is None:
-        y = x.new_empty(x.shape, dtype=of.output)
+        y = torch.empty(x.shape, dtype=of.output, device=x.device)
     if residual is not None and new_residual is None:
-        new_residual = residual.new_empty(residual.shape)
+        new_residual = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     if plan is None:
-        plan = _forward_plan(of, x, residual, weight, bias, y, new_residual, norm.axes)
-        _remember(key, plan)
+        plan = _remember(key, _forward_plan(of, x, residual, weight, bias, y, new_residual, norm.axes))
     statistics = empty_statistics(of, plan.rows, x) if keeps else None
     if plan.rows:
-        x = x.contiguous() if plan.copies[0] else x
+        if plan.copies[0]:
+            x = x.contiguous()
         if residual is not None and plan.copies[1]:
             residual = residual.contiguous()
         tensors = (x, residual, weight, bias, y, new_residual, statistics)
-        launch: Any = plan.launches
-        _start(plan, 0, launch, tensors, captures)
+        _start(plan, 0, plan.launches, tensors, captures)
     return y, new_residual, statistics
 
 
@@ -179,6 +183,7 @@ def _forward_plan(
     new_residual: Tensor | None,
     axes: int,
 ) -> _Plan:
+    _check(of.n, (x, residual), (weight, bias))
     inputs = (x,) if residual is None else (x, residual)
     outputs = (y,) if new_residual is None else (y, new_residual)
     copies, laid = _laid_out(inputs, outputs, axes)
@@ -206,14 +211,12 @@ def normalize_backward(
     norm = Norm(conventions, eps, weight_offset)
     weight = _in_one_piece(weight)
     needs = (needs_x, needs_weight and weight is not None, needs_bias and bias is not None)
-    key = None
-    plan = None
+    key = plan = None
     if not captures:
         key = (norm, needs, x.shape, *map(_kind, (dy, x, weight, bias, addend)), x.device)
         plan = _plans.get(key)
     if plan is None:
-        plan = _backward_plan(program_of(norm, x, weight, bias), dy, x, addend, norm.axes, needs)
-        _remember(key, plan)
+        plan = _remember(key, _backward_plan(program_of(norm, x, weight, bias), dy, x, addend, norm.axes, needs))
     dx = x.new_empty(x.shape if needs[0] else 0)
     dweight = _gradient_of(weight, x, is_needed=needs[1], is_empty=not plan.rows)
     dbias = _gradient_of(bias, x, is_needed=needs[2], is_empty=not plan.rows)
@@ -222,7 +225,7 @@ def normalize_backward(
     dy, x = (given.contiguous() if copy else given for given, copy in zip((dy, x), plan.copies, strict=False))
     if addend is not None and plan.copies[2]:
         addend = addend.contiguous()
-    launches: Any = plan.launches
+    launches: Backward = plan.launches
     sums = row_sums = None
     if launches.add is not None:
         sums = x.new_empty((needs[1] + needs[2], launches.blocks, plan.program.n), dtype=torch.float32)
@@ -240,10 +243,23 @@ def normalize_backward(
 def _backward_plan(
     of: Program, dy: Tensor, x: Tensor, addend: Tensor | None, axes: int, needs: tuple[bool, bool, bool]
 ) -> _Plan:
+    _check(of.n, (dy, x, addend), ())
     inputs = (dy, x) if addend is None else (dy, x, addend)
     copies, laid = _laid_out(inputs, (), axes)
     itemsizes = sum(tensor.itemsize for tensor in inputs)
     return _Plan(of, copies, laid.rows, backward_launches(of, laid, itemsizes, needs, addend is not None), {})
+
+
+def _check(n: int, rows: Tensors, parameters: Tensors) -> None:
+    """Refuse what the kernels would read wrongly; they are also called without the checks of `loading`."""
+    for tensor in (*rows, *parameters):
+        if tensor is not None and tensor.dtype not in loading.FLOATING:
+            raise DtypeError(f"the Triton kernels compute float32, bfloat16 and float16, got {tensor.dtype}")
+    if n == 0:
+        raise ShapeError("the Triton kernels compute rows of at least one number, got empty ones")
+    for parameter in parameters:
+        if parameter is not None and parameter.numel() != n:
+            raise ShapeError(f"a gain or bias must have {n} numbers, one for each feature, got {parameter.numel()}")
 
 
 def _laid_out(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], axes: int) -> tuple[tuple[bool, ...], Layout]:
@@ -265,11 +281,13 @@ def _start(plan: _Plan, place: int, launch: Launch, tensors: Tensors, captures: 
     run(tensors)
 
 
-def _remember(key: Any, plan: _Plan) -> None:
+def _remember(key: Any, plan: _Plan) -> _Plan:
+    """The plan, kept for the calls of this key; one that is captured has none."""
     if key is not None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         _plans[key] = plan
+    return plan
 
 
 def _kind(tensor: Tensor | None) -> Any:

@@ -48,6 +48,13 @@ class Program(NamedTuple):
     output: torch.dtype
 
     @property
+    def is_torch_rms_norm(self) -> bool:
+        """Whether this is `torch.nn.functional.rms_norm`, of an input and a gain of one dtype."""
+        is_root_mean_square = not self.centre and self.eps_placement == 0 and self.divisor == self.n
+        is_rounded_once = self.rounds == 0 and not self.round_rstd
+        return is_root_mean_square and is_rounded_once and self.multiplier == 1 and self.weight_offset == 0
+
+    @property
     def statistics_lines(self) -> int:
         """How many numbers forward keeps of each row: see forward.py."""
         return (4 if self.centre else 2) + (self.eps_placement != 0)
