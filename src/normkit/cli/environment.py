@@ -88,11 +88,11 @@ def _gpu_norms() -> dict[str, dict[str, str]]:
 
     reason = loading.device_reason(torch.cuda.current_device())
     if reason is not None:
-        return dict.fromkeys(_DTYPES, {"implementation": "plain torch", "why": f"no Triton kernels: {reason}"})
-    kernels = {"implementation": "Triton kernels", "why": torch.cuda.get_device_name()}
-    return dict.fromkeys(_DTYPES[:3], kernels) | {
-        "float64": {"implementation": "plain torch", "why": "the Triton kernels have no float64"}
-    }
+        found = {"implementation": "plain torch", "why": f"no Triton kernels: {reason}"}
+        return dict.fromkeys(_DTYPES, found)
+    found = {"implementation": "Triton kernels", "why": torch.cuda.get_device_name()}
+    wide = {"implementation": "plain torch", "why": "the Triton kernels have no float64"}
+    return dict.fromkeys(_DTYPES[:3], found) | {"float64": wide}
 
 
 def _version(package: str) -> str | None:

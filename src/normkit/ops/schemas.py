@@ -43,12 +43,14 @@ def _output(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: 
     return x.new_empty(x.shape, dtype=dtype)
 
 
-def _statistics(x: Tensor, conventions: int) -> Tensor:
+def _statistics(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int) -> Tensor:
     of = unpacked(conventions)
     rows = math.prod(x.shape[: -of.axes])
     if x.is_cuda:
-        # kernels/triton/forward.py says which.
-        return x.new_empty(((4 if of.centre else 2) + (of.eps_placement != 0), rows), dtype=torch.float32)
+        # As `Program.statistics_lines` in kernels/triton/program.py, which takes Triton to import.
+        is_wide = any(given is not None and given.dtype == torch.float32 for given in (x, weight, bias))
+        lines = (4 if of.centre else 2) + (of.eps_placement != 0) + is_wide
+        return x.new_empty((lines, rows), dtype=torch.float32)
     return x.new_empty((rows, 3 if x.dtype == torch.float64 else 2), dtype=torch.float64)
 
 
@@ -59,14 +61,14 @@ def _fake_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, convention
 def _fake_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int, *_: float
 ) -> tuple[Tensor, Tensor]:
-    return _output(x, weight, bias, conventions), _statistics(x, conventions)
+    return _output(x, weight, bias, conventions), _statistics(x, weight, bias, conventions)
 
 
 def _fake_add_forward(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int, *_: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = _output(x, weight, bias, conventions)
-    return y, residual.new_empty(residual.shape), _statistics(residual, conventions)
+    return y, residual.new_empty(residual.shape), _statistics(residual, weight, bias, conventions)
 
 
 def _fake_out(*arguments: Any) -> None:

@@ -4,9 +4,10 @@
     dx = multiplier / s * (h - mean(h) - z * q * sum(h * z) / divisor) + addend,  q = s / root
     dgain = multiplier * sum over rows of dy * z,  dbias = sum over rows of dy
 
-A program takes a block of rows and leaves one line of sums, compensated in float32 (Kahan 1965); `add_partial_sums`
-adds the lines in float64. Rows too long for registers are read twice: `sum_gradient_rows` leaves the two sums of each
-row, and with these `differentiate` takes them in pieces. h is taken in units of the row's power, as x is.
+A program takes a block of rows and leaves one line of sums, in float64 where a number or parameter is float32, else in
+float32, compensated (Kahan 1965); `add_partial_sums` adds the lines in float64. Rows too long for registers are read
+twice: `sum_gradient_rows` leaves the two sums of each row, and with these `differentiate` takes them in pieces. h is
+taken in units of the row's power, as x is.
 """
 
 from __future__ import annotations
@@ -16,21 +17,41 @@ import triton.language as tl
 
 from normkit.kernels.triton.rows import INSIDE, effective_gain, row_offsets
 
+# As in forward.py.
+NUMBERS = [
+    "rows",
+    "tiles",
+    "inner",
+    "blocks",
+    *(f"{tensor}_{stride}" for tensor in ("dy", "x", "addend") for stride in ("outer", "stride")),
+]
+
 
 @triton.jit
-def kept_statistics(statistics, row, is_row, rows, CENTRE: tl.constexpr, EPS_PLACEMENT: tl.constexpr):
-    """What forward kept of each row: 1 / s, power, the mean and its remainder, s / root."""
-    inverse = tl.load(statistics + row, mask=is_row, other=0.0)
-    power = tl.load(statistics + rows.to(tl.int64) + row, mask=is_row, other=0.0)
+def kept_statistics(
+    statistics, row, is_row, rows, CENTRE: tl.constexpr, EPS_PLACEMENT: tl.constexpr, WIDE: tl.constexpr
+):
+    """What forward kept of each row: 1 / s, power, the mean and its remainder, s / root, and what 1 / s lacks."""
+    at = statistics + row
+    inverse = tl.load(at, mask=is_row, other=0.0)
+    at += rows
+    power = tl.load(at, mask=is_row, other=0.0)
     mean = tl.zeros_like(inverse)
     remainder = mean
     ratio = mean + 1.0
+    rest = mean
     if CENTRE:
-        mean = tl.load(statistics + 2 * rows.to(tl.int64) + row, mask=is_row, other=0.0)
-        remainder = tl.load(statistics + 3 * rows.to(tl.int64) + row, mask=is_row, other=0.0)
+        at += rows
+        mean = tl.load(at, mask=is_row, other=0.0)
+        at += rows
+        remainder = tl.load(at, mask=is_row, other=0.0)
     if EPS_PLACEMENT != INSIDE:
-        ratio = tl.load(statistics + (4 if CENTRE else 2) * rows.to(tl.int64) + row, mask=is_row, other=0.0)
-    return inverse, power, mean, remainder, ratio
+        at += rows
+        ratio = tl.load(at, mask=is_row, other=0.0)
+    if WIDE:
+        at += rows
+        rest = tl.load(at, mask=is_row, other=0.0)
+    return inverse, power, mean, remainder, ratio, rest
 
 
 @triton.jit
@@ -43,21 +64,38 @@ def normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE: tl.con
 
 
 @triton.jit
-def add_compensated(total, lost, term):
-    """total + term, and what that sum lost to rounding, to be taken from the next term."""
+def wide_rows(value, inverse, rest, power, mean, remainder, CENTRE: tl.constexpr):
+    """z of a tile in float64, from all that is known of its rows."""
+    value = value.to(tl.float64) * power.to(tl.float64)[:, None]
+    if CENTRE:
+        value = value - (mean.to(tl.float64) + remainder.to(tl.float64))[:, None]
+    return value * (inverse.to(tl.float64) + rest.to(tl.float64))[:, None]
+
+
+@triton.jit
+def add_term(total, lost, term, WIDE: tl.constexpr):
+    """total + term; unless WIDE, which is float64, also what that lost to rounding, to be taken from the next term."""
+    if WIDE:
+        return total + term, lost
     term = term - lost
     raised = total + term
     return raised, (raised - total) - term
 
 
 @triton.jit
-def store_sums(sums, block, blocks, line, total, lost, column, is_column, N: tl.constexpr):
+def store_sums(sums, block, blocks, line, total, lost, column, is_column, N: tl.constexpr, WIDE: tl.constexpr):
     """One line of sums over a block's rows: of the gain's gradient (line 0) or the bias's (1)."""
+    if not WIDE:
+        total = total - lost
+    # Halves: a sum of two numbers has one order, however a tile lies in registers.
+    for _ in tl.static_range(6):
+        if total.shape[0] > 1:
+            total = tl.sum(tl.reshape(total, [2, total.shape[0] // 2, total.shape[1]]), 0)
     at = (line * blocks + block).to(tl.int64) * N + column
-    tl.store(sums + at, tl.sum(total - lost, 0), mask=is_column)
+    tl.store(sums + at, tl.reshape(total, [total.shape[1]]), mask=is_column)
 
 
-@triton.jit(do_not_specialize=["rows", "inner"])
+@triton.jit(do_not_specialize=NUMBERS)
 def sum_gradient_rows(
     dy,
     x,
@@ -76,14 +114,18 @@ def sum_gradient_rows(
     DIVISOR: tl.constexpr,
     WEIGHT_OFFSET: tl.constexpr,
     OFFSET_IN_PARAMETER: tl.constexpr,
+    ALIGNED: tl.constexpr,
     NESTED: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Of one long row a program: q * sum(h * z) / divisor and mean(h)."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    inverse, power, mean, remainder, ratio = kept_statistics(statistics, row, row < rows, rows, CENTRE, EPS_PLACEMENT)
-    dy_start = row_offsets(row, inner, dy_outer, dy_stride, NESTED)
-    x_start = row_offsets(row, inner, x_outer, x_stride, NESTED)
+    inverse, power, mean, remainder, ratio, _ = kept_statistics(
+        statistics, row, row < rows, rows, CENTRE, EPS_PLACEMENT, WIDE
+    )
+    dy_start = row_offsets(row, inner, dy_outer, dy_stride, ALIGNED, NESTED)
+    x_start = row_offsets(row, inner, x_outer, x_stride, ALIGNED, NESTED)
     column = tl.arange(0, BLOCK_N)
     products = tl.zeros([1, BLOCK_N], tl.float32)
     heights = products
@@ -102,7 +144,7 @@ def sum_gradient_rows(
         tl.store(row_sums + rows.to(tl.int64) + row, tl.sum(heights, 1) / N)
 
 
-@triton.jit(do_not_specialize=["rows", "inner", "blocks"])
+@triton.jit(do_not_specialize=NUMBERS)
 def differentiate(
     dy,
     x,
@@ -131,7 +173,9 @@ def differentiate(
     OFFSET_IN_PARAMETER: tl.constexpr,
     NEEDS_WEIGHT: tl.constexpr,
     NEEDS_BIAS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     NESTED: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -147,7 +191,7 @@ def differentiate(
     gain = tl.zeros([BLOCK_N], tl.float32) + 1.0
     if weight is not None and dx is not None:
         gain = effective_gain(weight, column, is_column, WEIGHT_OFFSET, OFFSET_IN_PARAMETER)
-    of_weight = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
+    of_weight = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float64 if WIDE else tl.float32)
     lost_of_weight = of_weight
     of_bias = of_weight
     lost_of_bias = of_weight
@@ -156,16 +200,19 @@ def differentiate(
         row = begin + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         is_row = row < rows
         mask = is_row[:, None] & is_column[None, :]
-        dy_at = row_offsets(row, inner, dy_outer, dy_stride, NESTED)[:, None] + column[None, :]
-        x_at = row_offsets(row, inner, x_outer, x_stride, NESTED)[:, None] + column[None, :]
+        dy_at = row_offsets(row, inner, dy_outer, dy_stride, ALIGNED, NESTED)[:, None] + column[None, :]
+        x_at = row_offsets(row, inner, x_outer, x_stride, ALIGNED, NESTED)[:, None] + column[None, :]
         upstream = tl.load(dy + dy_at, mask=mask, other=0.0).to(tl.float32)
         value = tl.load(x + x_at, mask=mask, other=0.0).to(tl.float32)
-        inverse, power, mean, remainder, ratio = kept_statistics(statistics, row, is_row, rows, CENTRE, EPS_PLACEMENT)
+        inverse, power, mean, remainder, ratio, rest = kept_statistics(
+            statistics, row, is_row, rows, CENTRE, EPS_PLACEMENT, WIDE
+        )
         z = normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE)
         if NEEDS_WEIGHT:
-            of_weight, lost_of_weight = add_compensated(of_weight, lost_of_weight, upstream * z)
+            term = upstream * (wide_rows(value, inverse, rest, power, mean, remainder, CENTRE) if WIDE else z)
+            of_weight, lost_of_weight = add_term(of_weight, lost_of_weight, term, WIDE)
         if NEEDS_BIAS:
-            of_bias, lost_of_bias = add_compensated(of_bias, lost_of_bias, upstream)
+            of_bias, lost_of_bias = add_term(of_bias, lost_of_bias, upstream, WIDE)
         if dx is not None:
             h = (upstream * power[:, None]) * gain[None, :]
             if row_sums is None:
@@ -178,13 +225,13 @@ def differentiate(
                 h = h - centre[:, None]
             result = (h - z * slope[:, None]) * (inverse * MULTIPLIER)[:, None]
             if addend is not None:
-                at = row_offsets(row, inner, addend_outer, addend_stride, NESTED)[:, None] + column[None, :]
+                at = row_offsets(row, inner, addend_outer, addend_stride, ALIGNED, NESTED)[:, None] + column[None, :]
                 result += tl.load(addend + at, mask=mask, other=0.0).to(tl.float32)
             tl.store(dx + (row * N)[:, None] + column[None, :], result.to(dx.dtype.element_ty), mask=mask)
     if NEEDS_WEIGHT:
-        store_sums(sums, block, blocks, 0, of_weight, lost_of_weight, column, is_column, N)
+        store_sums(sums, block, blocks, 0, of_weight, lost_of_weight, column, is_column, N, WIDE)
     if NEEDS_BIAS:
-        store_sums(sums, block, blocks, 1 if NEEDS_WEIGHT else 0, of_bias, lost_of_bias, column, is_column, N)
+        store_sums(sums, block, blocks, 1 if NEEDS_WEIGHT else 0, of_bias, lost_of_bias, column, is_column, N, WIDE)
 
 
 @triton.jit
@@ -199,7 +246,7 @@ def add_lines(sums, line, blocks, column, is_column, N: tl.constexpr, BLOCK_ROWS
     return tl.sum(total, 0)
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=NUMBERS)
 def add_partial_sums(
     sums,
     dweight,

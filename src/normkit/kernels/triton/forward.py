@@ -4,8 +4,7 @@
     y = multiplier * (x - mean) / s * gain + bias
 
 With a residual, x + residual is what is normalized, as rounded to the residual's dtype. `statistics` has one line a
-number and one column a row: 1 / s, power, then mean and its remainder where the row is centred, then s / root where
-eps is not inside the root; see rows.py.
+number and one column a row; `keep_statistics` says which, rows.py what they are.
 """
 
 from __future__ import annotations
@@ -22,7 +21,17 @@ from normkit.kernels.triton.rows import (
     power_for,
     row_offsets,
     scaled_and_shifted,
+    sum_of_rows,
 )
+
+# What a kernel is compiled for follows from its constants and dtypes alone: else the order of its sums, and the bits,
+# would follow the strides and the number of rows.
+NUMBERS = [
+    "rows",
+    "tiles",
+    "inner",
+    *(f"{tensor}_{stride}" for tensor in ("x", "residual", "y", "new") for stride in ("outer", "stride")),
+]
 
 
 @triton.jit
@@ -35,18 +44,28 @@ def keep_statistics(
     mean,
     remainder,
     inverse,
+    rest,
     ratio,
     CENTRE: tl.constexpr,
     EPS_PLACEMENT: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
-    """What backward needs of each row."""
-    tl.store(statistics + row, inverse, mask=is_row)
-    tl.store(statistics + rows.to(tl.int64) + row, power, mask=is_row)
+    """What backward needs of each row, a line a number."""
+    at = statistics + row
+    tl.store(at, inverse, mask=is_row)
+    at += rows
+    tl.store(at, power, mask=is_row)
     if CENTRE:
-        tl.store(statistics + 2 * rows.to(tl.int64) + row, mean, mask=is_row)
-        tl.store(statistics + 3 * rows.to(tl.int64) + row, remainder, mask=is_row)
+        at += rows
+        tl.store(at, mean, mask=is_row)
+        at += rows
+        tl.store(at, remainder, mask=is_row)
     if EPS_PLACEMENT != INSIDE:
-        tl.store(statistics + (4 if CENTRE else 2) * rows.to(tl.int64) + row, ratio, mask=is_row)
+        at += rows
+        tl.store(at, ratio, mask=is_row)
+    if WIDE:
+        at += rows
+        tl.store(at, rest, mask=is_row)
 
 
 @triton.jit
@@ -61,7 +80,7 @@ def read_and_add(x, residual, new_residual, x_at, residual_at, new_at, mask):
     return value
 
 
-@triton.jit(do_not_specialize=["rows", "inner"])
+@triton.jit(do_not_specialize=NUMBERS)
 def normalize_rows(
     x,
     residual,
@@ -93,41 +112,48 @@ def normalize_rows(
     ROUND_RSTD: tl.constexpr,
     ROUNDS: tl.constexpr,
     CAST_TO_WEIGHT: tl.constexpr,
+    ALIGNED: tl.constexpr,
     NESTED: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """`tiles` times BLOCK_ROWS whole rows a program."""
     column = tl.arange(0, BLOCK_N)
+    line = column[None, :]
     is_column = column < N
     begin = tl.program_id(0).to(tl.int64) * tiles * BLOCK_ROWS
     cast_dtype: tl.constexpr = weight.dtype.element_ty if CAST_TO_WEIGHT else x.dtype.element_ty
-    for tile in tl.range(0, tiles, num_stages=STAGES):
+    for tile in tl.range(0, tiles if STAGES > 1 else 1, num_stages=STAGES):
         row = begin + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         is_row = row < rows
         mask = is_row[:, None] & is_column[None, :]
-        x_at = row_offsets(row, inner, x_outer, x_stride, NESTED)[:, None] + column[None, :]
-        residual_at = row_offsets(row, inner, residual_outer, residual_stride, NESTED)[:, None] + column[None, :]
-        new_at = row_offsets(row, inner, new_outer, new_stride, NESTED)[:, None] + column[None, :]
+        x_at = row_offsets(row, inner, x_outer, x_stride, ALIGNED, NESTED)[:, None] + line
+        residual_at = (
+            row_offsets(row, inner, residual_outer, residual_stride, ALIGNED, NESTED)[:, None] + column[None, :]
+        )
+        new_at = row_offsets(row, inner, new_outer, new_stride, ALIGNED, NESTED)[:, None] + line
         value = read_and_add(x, residual, new_residual, x_at, residual_at, new_at, mask)
-        power, mean, remainder, inverse, ratio = measure(
-            value, is_row, is_column[None, :], N, CENTRE, EPS, EPS_PLACEMENT, DIVISOR, MOST_POWER
+        power, mean, remainder, inverse, rest, ratio = measure(
+            value, is_row, is_column[None, :], N, CENTRE, EPS, EPS_PLACEMENT, DIVISOR, MOST_POWER, WIDE
         )
         if statistics is not None:
             keep_statistics(
-                statistics, row, is_row, rows, power, mean, remainder, inverse, ratio, CENTRE, EPS_PLACEMENT
+                statistics, row, is_row, rows, power, mean, remainder, inverse, rest, ratio, CENTRE, EPS_PLACEMENT, WIDE
             )
         result = normalized(value, power, mean, remainder, inverse, x.dtype.element_ty, CENTRE, MULTIPLIER, ROUND_RSTD)
         result = scaled_and_shifted(
             result, weight, bias, column, is_column, cast_dtype, ROUNDS, WEIGHT_OFFSET, OFFSET_IN_PARAMETER
         )
-        y_at = row_offsets(row, inner, y_outer, y_stride, NESTED)[:, None] + column[None, :]
+        y_at = row_offsets(row, inner, y_outer, y_stride, ALIGNED, NESTED)[:, None] + line
         tl.store(y + y_at, result.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def long_moments(source, start, pivot, power, N: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr):
+def long_moments(
+    source, start, pivot, power, N: tl.constexpr, CENTRE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """Sums of the deviations of one long row from `pivot`, and of their squares, in units of power."""
     sums = tl.zeros([1, BLOCK_N], tl.float32)
     squares = sums
@@ -139,11 +165,13 @@ def long_moments(source, start, pivot, power, N: tl.constexpr, CENTRE: tl.conste
             value = tl.where(column < N, value - pivot[:, None], 0.0)
             sums += value
         squares += value * value
-    return tl.sum(sums, 1), tl.sum(squares, 1)
+    return sum_of_rows(sums, WIDE), sum_of_rows(squares, WIDE)
 
 
 @triton.jit
-def long_mean_and_square(source, start, power, N: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr):
+def long_mean_and_square(
+    source, start, power, N: tl.constexpr, CENTRE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """`moments` of one long row.
 
     Deviations are taken from the mean of its first piece, and where that lies far from the mean, once more from this.
@@ -153,19 +181,19 @@ def long_mean_and_square(source, start, power, N: tl.constexpr, CENTRE: tl.const
         column = tl.arange(0, BLOCK_N)[None, :]
         piece = tl.load(source + start[:, None] + column, mask=column < N, other=0.0).to(tl.float32)
         pivot = tl.sum(piece * power[:, None], 1) / (N if N < BLOCK_N else BLOCK_N)
-    total, square = long_moments(source, start, pivot, power, N, CENTRE, BLOCK_N)
+    total, square = long_moments(source, start, pivot, power, N, CENTRE, WIDE, BLOCK_N)
     remainder = total / N
     if CENTRE:
         is_near = 4.0 * (square / N - remainder * remainder) >= remainder * remainder
         if tl.min(is_near.to(tl.int32), 0) == 0:
-            pivot += remainder
-            total, square = long_moments(source, start, pivot, power, N, CENTRE, BLOCK_N)
+            pivot += remainder.to(tl.float32)
+            total, square = long_moments(source, start, pivot, power, N, CENTRE, WIDE, BLOCK_N)
             remainder = total / N
         square = tl.maximum(square - total * remainder, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    return pivot, remainder, square
+    return pivot, remainder.to(tl.float32), square
 
 
-@triton.jit(do_not_specialize=["rows", "inner"])
+@triton.jit(do_not_specialize=NUMBERS)
 def normalize_long_rows(
     x,
     residual,
@@ -196,17 +224,19 @@ def normalize_long_rows(
     ROUND_RSTD: tl.constexpr,
     ROUNDS: tl.constexpr,
     CAST_TO_WEIGHT: tl.constexpr,
+    ALIGNED: tl.constexpr,
     NESTED: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """One row a program, of any length: read once to be measured, and once more, from a cache, to be normalized."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     column = tl.arange(0, BLOCK_N)
-    x_start = row_offsets(row, inner, x_outer, x_stride, NESTED)
+    x_start = row_offsets(row, inner, x_outer, x_stride, ALIGNED, NESTED)
     source, start = x, x_start
     if residual is not None:
-        residual_start = row_offsets(row, inner, residual_outer, residual_stride, NESTED)
-        new_start = row_offsets(row, inner, new_outer, new_stride, NESTED)
+        residual_start = row_offsets(row, inner, residual_outer, residual_stride, ALIGNED, NESTED)
+        new_start = row_offsets(row, inner, new_outer, new_stride, ALIGNED, NESTED)
         for first in range(0, N, BLOCK_N):
             at = first + column
             read_and_add(x, residual, new_residual, x_start + at, residual_start + at, new_start + at, at < N)
@@ -214,7 +244,7 @@ def normalize_long_rows(
         tl.debug_barrier()
         source, start = new_residual, new_start
     power = tl.full([1], 1.0, tl.float32)
-    mean, remainder, square = long_mean_and_square(source, start, power, N, CENTRE, BLOCK_N)
+    mean, remainder, square = long_mean_and_square(source, start, power, N, CENTRE, WIDE, BLOCK_N)
     if tl.max(is_untrusted(square, N).to(tl.int32), 0) > 0:
         largest = tl.zeros([1, BLOCK_N], tl.float32)
         for first in range(0, N, BLOCK_N):
@@ -222,14 +252,14 @@ def normalize_long_rows(
             value = tl.load(source + start[:, None] + at, mask=at < N, other=0.0).to(tl.float32)
             largest = tl.maximum(largest, tl.abs(value))
         power = power_for(tl.max(largest, 1), MOST_POWER)
-        mean, remainder, square = long_mean_and_square(source, start, power, N, CENTRE, BLOCK_N)
-    inverse, ratio = inverse_scale(square, power, EPS, EPS_PLACEMENT, DIVISOR)
+        mean, remainder, square = long_mean_and_square(source, start, power, N, CENTRE, WIDE, BLOCK_N)
+    inverse, rest, ratio = inverse_scale(square, power, EPS, EPS_PLACEMENT, DIVISOR, WIDE)
     if statistics is not None:
         keep_statistics(
-            statistics, row, row < rows, rows, power, mean, remainder, inverse, ratio, CENTRE, EPS_PLACEMENT
+            statistics, row, row < rows, rows, power, mean, remainder, inverse, rest, ratio, CENTRE, EPS_PLACEMENT, WIDE
         )
     cast_dtype: tl.constexpr = weight.dtype.element_ty if CAST_TO_WEIGHT else x.dtype.element_ty
-    y_start = row_offsets(row, inner, y_outer, y_stride, NESTED)
+    y_start = row_offsets(row, inner, y_outer, y_stride, ALIGNED, NESTED)
     for first in range(0, N, BLOCK_N):
         at = first + column
         value = tl.load(source + start + at, mask=at < N, other=0.0, eviction_policy="evict_first").to(tl.float32)

@@ -41,6 +41,12 @@ def has_whole_rows(x: Tensor, axes: int) -> bool:
     return True
 
 
+def is_aligned(x: Tensor, axes: int, aligned: int) -> bool:
+    """Whether rows of x begin at multiples of so many numbers, as far as strides tell."""
+    leading = zip(x.shape[: x.dim() - axes], x.stride(), strict=False)
+    return all(size == 1 or stride % aligned == 0 for size, stride in leading)
+
+
 def layout(tensors: Sequence[Tensor], axes: int) -> Layout | None:
     """The layout of tensors of one shape that have whole rows; None if one of them takes more than two strides."""
     sizes = tensors[0].shape[: tensors[0].dim() - axes]

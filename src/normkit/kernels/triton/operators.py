@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.errors import DtypeError, ShapeError, UseError
+from normkit.errors import DtypeError, ShapeError
 from normkit.kernels.triton import loading
 from normkit.kernels.triton.delegation import delegated, is_delegated
 from normkit.kernels.triton.launching import Launch, Run, Tensors, capture, compile_launch
-from normkit.kernels.triton.layout import Layout
 from normkit.kernels.triton.planning import (
     Backward,
     Norm,
@@ -146,12 +145,12 @@ def _forward(
     new_residual: Tensor | None = None,
 ) -> Any:
     """y, the new residual and the statistics; what is neither wanted nor given is None."""
-    weight, bias = _in_one_piece(weight), _in_one_piece(bias)
+    weight, bias = _in_place(weight, captures), _in_place(bias, captures)
     key = plan = None
     if not captures:
         key = (norm, keeps, x.shape, *map(_kind, (x, residual, weight, bias, y, new_residual)), x.device)
         plan = _plans.get(key)
-    of = plan.program if plan else program_of(norm, x, weight, bias)
+    of = plan.program if plan else program_of(norm, x, x if residual is None else residual, weight, bias)
     if plan is None and not captures and y is None and residual is None and is_delegated(of, x, weight, bias):
         plan = _remember(key, _Plan(of, (), x.numel() // of.n, None, {}))
     if plan and plan.launches is None:
@@ -161,13 +160,15 @@ def _forward(
     if residual is not None and new_residual is None:
         new_residual = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     if plan is None:
-        plan = _remember(key, _forward_plan(of, x, residual, weight, bias, y, new_residual, norm.axes))
+        found = _forward_plan(of, x, residual, weight, bias, y, new_residual, norm.axes, has_data=not captures)
+        if found is None:
+            # The rows of out cannot be written where they are.
+            fresh = _forward(x, residual, weight, bias, norm, keeps=keeps, captures=captures)
+            return y.copy_(fresh[0]), None if new_residual is None else new_residual.copy_(fresh[1]), fresh[2]
+        plan = _remember(key, found)
     statistics = empty_statistics(of, plan.rows, x) if keeps else None
     if plan.rows:
-        if plan.copies[0]:
-            x = x.contiguous()
-        if residual is not None and plan.copies[1]:
-            residual = residual.contiguous()
+        x, residual = _copied(plan, (x, residual))
         tensors = (x, residual, weight, bias, y, new_residual, statistics)
         _start(plan, 0, plan.launches, tensors, captures)
     return y, new_residual, statistics
@@ -182,11 +183,16 @@ def _forward_plan(
     y: Tensor,
     new_residual: Tensor | None,
     axes: int,
-) -> _Plan:
+    *,
+    has_data: bool,
+) -> _Plan | None:
     _check(of.n, (x, residual), (weight, bias))
     inputs = (x,) if residual is None else (x, residual)
     outputs = (y,) if new_residual is None else (y, new_residual)
-    copies, laid = _laid_out(inputs, outputs, axes)
+    laid_out = lay_out(inputs, outputs, axes, of.aligned, has_data=has_data)
+    if laid_out is None:
+        return None
+    copies, laid = laid_out
     itemsizes = sum(tensor.itemsize for tensor in (x, residual, weight, bias) if tensor is not None)
     return _Plan(of, copies, laid.rows, forward_launch(of, laid, residual is not None, itemsizes), {})
 
@@ -209,26 +215,26 @@ def normalize_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, gain and bias; empty where not needed."""
     norm = Norm(conventions, eps, weight_offset)
-    weight = _in_one_piece(weight)
+    weight = _in_place(weight, captures)
     needs = (needs_x, needs_weight and weight is not None, needs_bias and bias is not None)
     key = plan = None
     if not captures:
         key = (norm, needs, x.shape, *map(_kind, (dy, x, weight, bias, addend)), x.device)
         plan = _plans.get(key)
     if plan is None:
-        plan = _remember(key, _backward_plan(program_of(norm, x, weight, bias), dy, x, addend, norm.axes, needs))
+        of = program_of(norm, x, x, weight, bias)
+        plan = _remember(key, _backward_plan(of, dy, x, addend, norm.axes, needs, has_data=not captures))
     dx = x.new_empty(x.shape if needs[0] else 0)
     dweight = _gradient_of(weight, x, is_needed=needs[1], is_empty=not plan.rows)
     dbias = _gradient_of(bias, x, is_needed=needs[2], is_empty=not plan.rows)
     if not plan.rows or not any(needs):
         return dx, dweight, dbias
-    dy, x = (given.contiguous() if copy else given for given, copy in zip((dy, x), plan.copies, strict=False))
-    if addend is not None and plan.copies[2]:
-        addend = addend.contiguous()
+    dy, x, addend = _copied(plan, (dy, x, addend))
     launches: Backward = plan.launches
     sums = row_sums = None
     if launches.add is not None:
-        sums = x.new_empty((needs[1] + needs[2], launches.blocks, plan.program.n), dtype=torch.float32)
+        dtype = torch.float64 if plan.program.wide else torch.float32
+        sums = x.new_empty((needs[1] + needs[2], launches.blocks, plan.program.n), dtype=dtype)
     if launches.row_sums is not None:
         row_sums = x.new_empty((2, plan.rows), dtype=torch.float32)
         _start(plan, 0, launches.row_sums, (dy, x, statistics, weight, row_sums), captures)
@@ -241,11 +247,20 @@ def normalize_backward(
 
 
 def _backward_plan(
-    of: Program, dy: Tensor, x: Tensor, addend: Tensor | None, axes: int, needs: tuple[bool, bool, bool]
+    of: Program,
+    dy: Tensor,
+    x: Tensor,
+    addend: Tensor | None,
+    axes: int,
+    needs: tuple[bool, bool, bool],
+    *,
+    has_data: bool,
 ) -> _Plan:
     _check(of.n, (dy, x, addend), ())
     inputs = (dy, x) if addend is None else (dy, x, addend)
-    copies, laid = _laid_out(inputs, (), axes)
+    laid_out = lay_out(inputs, (), axes, of.aligned, has_data=has_data)
+    assert laid_out is not None
+    copies, laid = laid_out
     itemsizes = sum(tensor.itemsize for tensor in inputs)
     return _Plan(of, copies, laid.rows, backward_launches(of, laid, itemsizes, needs, addend is not None), {})
 
@@ -262,23 +277,31 @@ def _check(n: int, rows: Tensors, parameters: Tensors) -> None:
             raise ShapeError(f"a gain or bias must have {n} numbers, one for each feature, got {parameter.numel()}")
 
 
-def _laid_out(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], axes: int) -> tuple[tuple[bool, ...], Layout]:
-    """Which inputs are to be copied, and where all rows then lie."""
-    found = lay_out(inputs, outputs, axes)
-    if found is None:
-        raise UseError("the rows of out must lie at one or two strides; give a contiguous tensor")
-    given, laid = found
-    return tuple(after is not before for before, after in zip(inputs, given, strict=True)), laid
+def _copied(plan: _Plan, inputs: Tensors) -> Any:
+    """The inputs, copies of those that the kernels cannot read where they are."""
+    if not any(plan.copies):
+        return inputs
+    copies = (*plan.copies, False)
+    return tuple(
+        x if x is None or not copy else x.clone(memory_format=torch.contiguous_format)
+        for x, copy in zip(inputs, copies, strict=False)
+    )
 
 
 def _start(plan: _Plan, place: int, launch: Launch, tensors: Tensors, captures: bool) -> None:
     if captures:
         capture(launch, tensors)
-        return
+        return None
+    x = tensors[0]
+    if x is not None and x.is_cuda and x.device.index != torch.cuda.current_device():
+        # Triton compiles for the current device, and launches on it.
+        with torch.cuda.device(x.device):
+            return _start(plan, place, launch, tensors, captures)
     run = plan.runs.get(place)
     if run is None:
         run = plan.runs[place] = compile_launch(launch, tensors)
     run(tensors)
+    return None
 
 
 def _remember(key: Any, plan: _Plan) -> _Plan:
@@ -295,8 +318,11 @@ def _kind(tensor: Tensor | None) -> Any:
     return None if tensor is None else (tensor.dtype, tensor.stride(), tensor.data_ptr() & 15 == 0)
 
 
-def _in_one_piece(parameter: Tensor | None) -> Tensor | None:
-    return parameter if parameter is None or parameter.is_contiguous() else parameter.contiguous()
+def _in_place(parameter: Tensor | None, captures: bool) -> Tensor | None:
+    """A gain or bias in one piece that begins at a multiple of 16 bytes; a compiler sees to the second itself."""
+    if parameter is None or (parameter.is_contiguous() and (captures or parameter.data_ptr() & 15 == 0)):
+        return parameter
+    return parameter.clone(memory_format=torch.contiguous_format)
 
 
 def _gradient_of(parameter: Tensor | None, x: Tensor, *, is_needed: bool, is_empty: bool) -> Tensor:

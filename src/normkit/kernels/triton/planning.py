@@ -13,7 +13,7 @@ from normkit.kernels.signatures import unpacked
 from normkit.kernels.triton import backward, forward
 from normkit.kernels.triton.configuration import backward_tiling, forward_tiling
 from normkit.kernels.triton.launching import Launch
-from normkit.kernels.triton.layout import Layout, has_whole_rows, layout
+from normkit.kernels.triton.layout import Layout, has_whole_rows, is_aligned, layout
 from normkit.kernels.triton.program import Program, program
 
 _COLUMNS_OF_SUMS = 64
@@ -38,25 +38,49 @@ def features(x: Tensor, norm: Norm) -> int:
     return math.prod(int(size) for size in x.shape[x.dim() - norm.axes :])
 
 
-def program_of(norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Program:
-    """The program of a norm of x."""
+def program_of(norm: Norm, x: Tensor, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Program:
+    """The program of a norm of `rows`: x, or the sum of it and a residual."""
     dtypes = (None if parameter is None else parameter.dtype for parameter in (weight, bias))
-    return program(*norm, features(x, norm), x.dtype, *dtypes)
+    return program(*norm, features(x, norm), x.dtype, rows.dtype, *dtypes)
 
 
-def lay_out(inputs: Sequence[Tensor], outputs: Sequence[Tensor], axes: int) -> tuple[tuple[Tensor, ...], Layout] | None:
-    """The inputs, copied where their rows cannot be read where they are, and where all rows then lie.
+def lay_out(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], axes: int, aligned: int, *, has_data: bool
+) -> tuple[tuple[bool, ...], Layout] | None:
+    """Which inputs have to be copied, as their rows cannot be read where they are, and where all rows then lie.
 
-    None if the rows of an output cannot be written where they are.
+    A kernel is compiled for rows that begin at multiples of `aligned` numbers, and of 16 bytes if aligned is not 1; for
+    others it would be another kernel, with other bits.
+
+    Args:
+        inputs: Read.
+        outputs: Written.
+        axes: How many trailing axes are a row.
+        aligned: As above.
+        has_data: The tensors lie somewhere; else a compiler looks at them, which aligns them itself.
+
+    Returns:
+        None if the rows of an output cannot be written where they are; never without outputs.
     """
-    given = tuple(x if has_whole_rows(x, axes) else x.contiguous() for x in inputs)
-    if not all(has_whole_rows(x, axes) for x in outputs):
+
+    def fits(x: Tensor) -> bool:
+        lies_right = aligned == 1 or not has_data or x.data_ptr() % 16 == 0
+        return lies_right and has_whole_rows(x, axes) and is_aligned(x, axes, aligned)
+
+    if not all(map(fits, outputs)):
         return None
-    found = layout((*given, *outputs), axes)
-    if found is None:
-        given = tuple(x.contiguous() for x in given)
+    copies = tuple(not fits(x) for x in inputs)
+    for tried in (copies, tuple(not x.is_contiguous() or copy for x, copy in zip(inputs, copies, strict=True))):
+        given = tuple(_like_copy(x) if copy else x for x, copy in zip(inputs, tried, strict=True))
         found = layout((*given, *outputs), axes)
-    return None if found is None else (given, found)
+        if found is not None:
+            return tried, found
+    return None
+
+
+def _like_copy(x: Tensor) -> Tensor:
+    """A tensor with the strides of a copy, without data."""
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def forward_launch(of: Program, laid: Layout, has_residual: bool, itemsizes: int) -> Launch:
@@ -69,7 +93,7 @@ def forward_launch(of: Program, laid: Layout, has_residual: bool, itemsizes: int
         itemsizes: Bytes of one number each of all that is read.
     """
     tiling = forward_tiling(laid.rows, of.n, of.n * itemsizes)
-    strides = list(laid.strides)
+    strides = [_in_units(pair, of.aligned) for pair in laid.strides]
     if not has_residual:
         strides = [strides[0], (0, 0), strides[1], (0, 0)]
     constants = {
@@ -85,7 +109,9 @@ def forward_launch(of: Program, laid: Layout, has_residual: bool, itemsizes: int
         "ROUND_RSTD": of.round_rstd,
         "ROUNDS": of.rounds,
         "CAST_TO_WEIGHT": of.cast_to_weight,
+        "ALIGNED": of.aligned,
         "NESTED": laid.is_nested,
+        "WIDE": of.wide,
     }
     own = (laid.inner, *(number for pair in strides for number in pair))
     if not tiling.is_whole:
@@ -129,15 +155,16 @@ def backward_launches(
     tiling = backward_tiling(laid.rows, of.n, of.n * itemsizes, needs_weight + needs_bias)
     blocks = tiling.blocks(laid.rows)
     shared = {"N": of.n, "CENTRE": of.centre, "EPS_PLACEMENT": of.eps_placement, "DIVISOR": of.divisor}
+    lying = {"ALIGNED": of.aligned, "NESTED": laid.is_nested, "WIDE": of.wide}
     gain = {"WEIGHT_OFFSET": of.weight_offset, "OFFSET_IN_PARAMETER": of.offset_in_parameter}
-    strides = [number for pair in laid.strides for number in pair]
+    strides = [number for pair in laid.strides for number in _in_units(pair, of.aligned)]
     constants = {
         **shared,
         "MULTIPLIER": of.multiplier,
         **gain,
         "NEEDS_WEIGHT": needs_weight,
         "NEEDS_BIAS": needs_bias,
-        "NESTED": laid.is_nested,
+        **lying,
         "BLOCK_ROWS": tiling.rows,
         "BLOCK_N": tiling.columns,
         "STAGES": tiling.stages,
@@ -145,7 +172,7 @@ def backward_launches(
     numbers = (laid.rows, laid.inner, *strides, *(() if has_addend else (0, 0)), tiling.tiles, blocks)
     programs = blocks * tiling.pieces(of.n)
     return Backward(
-        row_sums=_row_sums(laid, strides, {**shared, **gain}) if needs_x and not tiling.is_whole else None,
+        row_sums=_row_sums(laid, strides, {**shared, **gain, **lying}) if needs_x and not tiling.is_whole else None,
         differentiate=Launch(backward.differentiate, programs, numbers, constants, tiling.warps),
         add=_add(of, blocks) if needs_weight or needs_bias else None,
         blocks=blocks,
@@ -154,8 +181,12 @@ def backward_launches(
 
 def _row_sums(laid: Layout, strides: list[int], constants: dict[str, object]) -> Launch:
     numbers = (laid.rows, laid.inner, *strides[:4])
-    constants = {**constants, "NESTED": laid.is_nested, "BLOCK_N": 4096}
+    constants = {**constants, "BLOCK_N": 4096}
     return Launch(backward.sum_gradient_rows, laid.rows, numbers, constants, 8)
+
+
+def _in_units(strides: tuple[int, int], aligned: int) -> tuple[int, int]:
+    return strides[0] // aligned, strides[1] // aligned
 
 
 def _add(of: Program, blocks: int) -> Launch:

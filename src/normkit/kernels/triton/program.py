@@ -31,6 +31,7 @@ class Program(NamedTuple):
         rounds: After how many of the steps "normalized", "times gain" and "plus bias" there is a cast.
         cast_to_weight: The cast is to the gain's dtype, else to the input's.
         output: dtype of y.
+        wide: Something is float32: sums are taken in float64.
     """
 
     n: int
@@ -46,6 +47,12 @@ class Program(NamedTuple):
     rounds: int
     cast_to_weight: bool
     output: torch.dtype
+    wide: bool
+
+    @property
+    def aligned(self) -> int:
+        """The largest power of two, up to 16, that divides n: rows begin at multiples of it."""
+        return math.gcd(self.n, 16)
 
     @property
     def is_torch_rms_norm(self) -> bool:
@@ -57,7 +64,7 @@ class Program(NamedTuple):
     @property
     def statistics_lines(self) -> int:
         """How many numbers forward keeps of each row: see forward.py."""
-        return (4 if self.centre else 2) + (self.eps_placement != 0)
+        return (4 if self.centre else 2) + (self.eps_placement != 0) + self.wide
 
 
 @functools.lru_cache(maxsize=1024)
@@ -67,10 +74,22 @@ def program(
     weight_offset: float,
     n: int,
     input_dtype: torch.dtype,
+    row_dtype: torch.dtype,
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
 ) -> Program:
-    """The program of a call; the arguments are an operator's, and `input_dtype` is what early casts round to."""
+    """The program of a call.
+
+    Args:
+        conventions: An operator's.
+        eps: An operator's.
+        weight_offset: An operator's.
+        n: Features of a row.
+        input_dtype: What early casts round to.
+        row_dtype: dtype of what is normalized.
+        weight_dtype: dtype of the gain, or None.
+        bias_dtype: dtype of the bias, or None.
+    """
     of = unpacked(conventions)
     eps = _MACHINE_EPS if of.machine_eps else eps
     output = input_dtype
@@ -97,6 +116,7 @@ def program(
         rounds=rounds,
         cast_to_weight=of.cast == 2 and weight_dtype is not None,
         output=output,
+        wide=torch.float32 in (row_dtype, weight_dtype, bias_dtype),
     )
 
 

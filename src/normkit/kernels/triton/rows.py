@@ -2,7 +2,8 @@
 
 A row is measured in units of `power`, a power of two that is 1 unless squares would leave float32's range; so a row of
 1e30 or 1e-40 takes the same steps as any other. The mean is two float32 numbers: where it dwarfs the deviations, what
-its own rounding leaves counts.
+its own rounding leaves counts. Where a number or parameter is float32 ("WIDE"), sums are
+float64 and 1 / s is two numbers too: gradients of gain and bias are to be right to a float32 unit.
 """
 
 from __future__ import annotations
@@ -21,32 +22,52 @@ OUTSIDE = tl.constexpr(1)
 
 
 @triton.jit
-def row_offsets(row, inner, outer_stride, stride, NESTED: tl.constexpr):
-    """Where rows begin, in elements: row = i * inner + j lies at i * outer_stride + j * stride."""
+def row_offsets(row, inner, outer_stride, stride, ALIGNED: tl.constexpr, NESTED: tl.constexpr):
+    """Where rows begin, in elements: row = i * inner + j lies at i * outer_stride + j * stride, in units of ALIGNED."""
     if NESTED:
-        return (row // inner) * outer_stride + (row % inner) * stride
-    return row * stride
+        return ((row // inner) * outer_stride + (row % inner) * stride) * ALIGNED
+    return row * stride * ALIGNED
 
 
 @triton.jit
-def moments(value, is_column, N: tl.constexpr, CENTRE: tl.constexpr):
+def split(wide):
+    """A float64 number as two of float32."""
+    high = wide.to(tl.float32)
+    return high, (wide - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def sum_of_rows(value, WIDE: tl.constexpr):
+    """Sums of the rows of a tile; WIDE in float64, by fours, whose own rounding is lost among so many."""
+    if WIDE and value.shape[1] >= 4:
+        value = tl.sum(tl.reshape(value, [value.shape[0], value.shape[1] // 4, 4]), 2)
+    return tl.sum(value.to(tl.float64) if WIDE else value, 1)
+
+
+@triton.jit
+def moments(value, is_column, N: tl.constexpr, CENTRE: tl.constexpr, WIDE: tl.constexpr):
     """Mean in two parts, and the sum of squared deviations, of the rows of a tile."""
     if CENTRE:
-        mean = tl.sum(value, 1) / N
-        deviation = tl.where(is_column, value - mean[:, None], 0.0)
-        remainder = tl.sum(deviation, 1) / N
-        deviation = tl.where(is_column, deviation - remainder[:, None], 0.0)
+        if WIDE:
+            # Not by fours: beside a large mean, what they lose is no longer lost among many.
+            mean, remainder = split(tl.sum(value.to(tl.float64), 1) * (1.0 / N))
+            deviation = tl.where(is_column, (value - mean[:, None]) - remainder[:, None], 0.0)
+        else:
+            mean = tl.sum(value, 1) / N
+            deviation = tl.where(is_column, value - mean[:, None], 0.0)
+            remainder = tl.sum(deviation, 1) / N
+            deviation = tl.where(is_column, deviation - remainder[:, None], 0.0)
     else:
         mean = tl.zeros([value.shape[0]], tl.float32)
         remainder = mean
         deviation = value
-    return mean, remainder, tl.sum(deviation * deviation, 1)
+    return mean, remainder, sum_of_rows(deviation * deviation, WIDE)
 
 
 @triton.jit
 def is_untrusted(square, N: tl.constexpr):
     """Whether a sum of squared deviations may have lost or overflowed what it is made of; NaN is not trusted."""
-    mean_square = square / N
+    mean_square = square.to(tl.float32) / N
     return ((mean_square >= LEAST_SQUARE) & (mean_square <= MOST_SQUARE)) == 0
 
 
@@ -60,24 +81,53 @@ def power_for(largest, MOST_POWER: tl.constexpr):
 
 
 @triton.jit
-def inverse_scale(square, power, EPS: tl.constexpr, EPS_PLACEMENT: tl.constexpr, DIVISOR: tl.constexpr):
-    """1 / s, and how much more than the root under it s moves with the row (s / root; 0 where a clamp holds it)."""
-    variance = tl.div_rn(square, tl.zeros_like(square) + DIVISOR)
-    one = tl.zeros_like(square) + 1.0
-    if EPS_PLACEMENT == INSIDE:
-        scale = tl.sqrt_rn(variance + EPS * power * power)
-        ratio = one
+def root_of(square, more):
+    """The root of square + more, and what its rounding leaves; `more` is small beside square."""
+    root = tl.sqrt_rn(square)
+    rest = tl.fma(-root, root, square) + more
+    return root, tl.where(root > 0.0, rest / (2.0 * root), 0.0)
+
+
+@triton.jit
+def inverse_scale(
+    square, power, EPS: tl.constexpr, EPS_PLACEMENT: tl.constexpr, DIVISOR: tl.constexpr, WIDE: tl.constexpr
+):
+    """1 / s, what its rounding leaves (0 unless WIDE), and how much more than the root under it s moves with the row.
+
+    The last is s / root; 0 where a clamp holds s.
+    """
+    if WIDE:
+        scaled = power.to(tl.float64)
+        divided = square * (1.0 / DIVISOR) if DIVISOR != 0 else square / tl.zeros_like(square)
+        variance, more = split(divided + EPS * scaled * scaled if EPS_PLACEMENT == INSIDE else divided)
     else:
-        root = tl.sqrt_rn(variance)
+        variance = tl.div_rn(square, tl.zeros_like(square) + DIVISOR)
+        if EPS_PLACEMENT == INSIDE:
+            variance += EPS * power * power
+        more = tl.zeros_like(variance)
+    one = tl.zeros_like(power) + 1.0
+    root, below = root_of(variance, more)
+    scale = root
+    ratio = one
+    if EPS_PLACEMENT != INSIDE:
         shift = EPS * power
         if EPS_PLACEMENT == OUTSIDE:
             scale = root + shift
+            # What this addition loses (Knuth's two-sum), for either may be the larger.
+            kept = scale - root
+            below += (root - (scale - kept)) + (shift - kept)
             ratio = tl.where(root == 0.0, 0.0, tl.div_rn(scale, tl.where(root == 0.0, 1.0, root)))
         else:
             # Written so that a NaN stays one.
             scale = tl.where(root < shift, shift, root)
+            below = tl.where(root < shift, 0.0, below)
             ratio = tl.where(root < shift, 0.0, one)
-    return tl.div_rn(one, scale), ratio
+    inverse = tl.div_rn(one, scale)
+    rest = tl.zeros_like(inverse)
+    if WIDE:
+        rest = inverse * (tl.fma(-inverse, scale, 1.0) - inverse * below)
+        rest = tl.where((scale > 0.0) & (tl.abs(rest) < inverse), rest, 0.0)
+    return inverse, rest, ratio
 
 
 @triton.jit
@@ -91,16 +141,17 @@ def measure(
     EPS_PLACEMENT: tl.constexpr,
     DIVISOR: tl.constexpr,
     MOST_POWER: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
-    """power, mean and its remainder, 1 / s and s / root of the rows of a tile that holds them whole."""
-    mean, remainder, square = moments(value, is_column, N, CENTRE)
-    power = tl.zeros_like(square) + 1.0
+    """power, mean and its remainder, 1 / s and its rest, and s / root of the rows of a tile that holds them whole."""
+    mean, remainder, square = moments(value, is_column, N, CENTRE, WIDE)
+    power = tl.zeros([value.shape[0]], tl.float32) + 1.0
     untrusted = is_untrusted(square, N) & is_row
     if tl.max(untrusted.to(tl.int32), 0) > 0:
         power = tl.where(untrusted, power_for(tl.max(tl.abs(value), 1), MOST_POWER), 1.0)
-        mean, remainder, square = moments(value * power[:, None], is_column, N, CENTRE)
-    inverse, ratio = inverse_scale(square, power, EPS, EPS_PLACEMENT, DIVISOR)
-    return power, mean, remainder, inverse, ratio
+        mean, remainder, square = moments(value * power[:, None], is_column, N, CENTRE, WIDE)
+    inverse, rest, ratio = inverse_scale(square, power, EPS, EPS_PLACEMENT, DIVISOR, WIDE)
+    return power, mean, remainder, inverse, rest, ratio
 
 
 @triton.jit
