@@ -58,3 +58,16 @@ def test_what_is_checked_has_a_name():
 
 def test_bytes_of_x():
     assert Case("rms_norm", (2, 3), "bfloat16", "forward").bytes == 12
+
+
+@pytest.mark.parametrize(("op", "direction"), [(op, direction) for op in OPS for direction in PASSES])
+def test_the_answers_that_have_the_shape_of_x_come_first(op, direction):
+    case = Case(op, (2, 3), "float32", direction)
+    gains = ("dweight", "dbias")
+    assert [name in gains for name in case.answers] == [place >= case.sheets for place in range(len(case.answers))]
+
+
+def test_a_forward_pass_moves_the_bytes_of_one_copy():
+    case = Case("rms_norm", (2, 3), "bfloat16", "forward")
+    assert case.moved_bytes == 2 * case.bytes
+    assert Case("rms_norm", (2, 3), "bfloat16", "backward").moved_bytes == 3 * case.bytes

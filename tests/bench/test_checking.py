@@ -27,7 +27,7 @@ def answer(case, name="torch"):
 @pytest.mark.parametrize("op", OPS)
 def test_right_answers(op, dtype, name, monkeypatch):
     # Three parts, the last of them smaller.
-    monkeypatch.setattr(checking, "_ELEMENTS", 3 * 32)
+    monkeypatch.setitem(checking._ELEMENTS, "cpu", 3 * 32)
     case = Case(op, (8, 32), dtype, "forward+backward")
     given, found = answer(case, name)
     errors = checking.errors(case, given, {"it": found})["it"]
@@ -63,3 +63,27 @@ def test_nan_is_the_largest_error():
     given, (y,) = answer(case)
     y[2, 3] = math.nan
     assert checking.errors(case, given, {"it": (y,)}) == {"it": (math.inf,)}
+
+
+def test_of_a_large_case_some_rows_are_checked_and_all_are_summed(monkeypatch):
+    case = Case("add_layer_norm", (50, 32), "float32", "backward")
+    given, found = answer(case)
+    monkeypatch.setattr(checking, "_CHECKED", 10 * 32)
+    monkeypatch.setitem(checking._ELEMENTS, "cpu", 3 * 32)
+    rows = checking.checked_rows(case)
+    assert 10 <= len(rows) <= 12
+    assert {0, 49} <= set(rows.tolist())
+    assert torch.equal(rows, checking.checked_rows(case))
+    sampled = (*(sheet[rows] for sheet in found[: case.sheets]), *found[case.sheets :])
+    assert max(checking.errors(case, given, {"it": sampled})["it"]) < checking.bound(case)
+    # A sum over the rows that are checked would be wrong, and a row that is wrong is seen where it is checked.
+    wrong = [sheet.clone() for sheet in sampled]
+    wrong[2][-1] += 1
+    found_errors = checking.errors(case, given, {"it": tuple(wrong)})["it"]
+    assert found_errors.index(max(found_errors)) == 2
+
+
+def test_up_to_some_size_all_rows_are_checked():
+    assert torch.equal(checking.checked_rows(Case("rms_norm", (8192, 8192), "float32", "forward")), torch.arange(8192))
+    large = checking.checked_rows(Case("rms_norm", (32768, 65536), "float32", "forward"))
+    assert len(large) * 65536 == pytest.approx(1 << 26, rel=0.01)

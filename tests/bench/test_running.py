@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
+from normkit.bench import running
 from normkit.bench.cases import PASSES, Case
+from normkit.bench.devices import CPU
 from normkit.bench.peers import NORMKIT, AbsentError, Peer
 from normkit.bench.running import measure
+from normkit.bench.timing import Time
 from normkit.errors import InputError
 
 
@@ -41,7 +46,7 @@ def test_wrong_and_absent_peers(op, direction):
     assert (own.saved_bytes is None) == (not case.is_differentiated)
     assert min(own.spread, wrong.spread, cell.floor_spread) >= 0
     document = json.loads(json.dumps(found.to_json()))
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["cells"][0]["case"] == {"op": op, "shape": [4, 16], "dtype": "float32", "direction": direction}
 
 
@@ -68,3 +73,86 @@ def test_what_the_memory_cannot_hold_is_refused_first():
     fits = Case("rms_norm", (4, 16), "float32", "forward")
     with pytest.raises(InputError, match=r"float32 10000000x1000000 needs about \d+ GiB and this machine has \d+;"):
         measure([fits, Case("rms_norm", (10_000_000, 1_000_000), "float32", "forward")], peers=(Peer("x", absent),))
+
+
+@pytest.mark.parametrize("stage", ["prepare", "forward", "backward"])
+def test_who_raises_is_left_out_with_the_reason(stage):
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_ctx, _dy):
+            raise MemoryError("out of memory\nlong story")
+
+    def prepare(case, given):
+        if stage == "prepare":
+            raise MemoryError("out of memory")
+        call = NORMKIT.prepare(case, given)
+
+        def run():
+            if stage == "forward":
+                raise MemoryError("out of memory")
+            return tuple(map(Broken.apply, call()))
+
+        return run
+
+    peers = (Peer("broken", prepare), NORMKIT)
+    (cell,) = measure([Case("rms_norm", (4, 16), "float32", "backward")], seconds=0.0, peers=peers).cells
+    assert cell.left_out == (("broken", "raised MemoryError out of memory"),)
+    assert [found.peer for found in cell.measurements] == ["normkit"]
+
+
+def test_who_leaves_the_device_unusable_is_named(monkeypatch):
+    def prepare(_case, _given):
+        raise MemoryError("illegal access")
+
+    monkeypatch.setattr(running, "_is_usable", lambda _given: False)
+    with pytest.raises(RuntimeError, match=r"^broken raised MemoryError illegal access, and left the machine"):
+        measure([Case("rms_norm", (4, 16), "float32", "forward")], peers=(Peer("broken", prepare), NORMKIT))
+
+
+def test_the_times_of_a_device_with_a_host():
+    pretended = replace(
+        CPU,
+        noun="GPU",
+        peers=(NORMKIT,),
+        memory=lambda: 1 << 20,
+        times=lambda calls, _seconds: {name: Time(2e-6, 0.0, 7e-6) for name in calls},
+    )
+    case = Case("rms_norm", (4, 16), "float32", "backward")
+    (cell,) = measure([case], device=pretended).cells
+    (own,) = cell.measurements
+    assert (own.seconds, own.host_seconds, own.latency) == (2e-6, 7e-6, 7e-6)
+    assert own.bytes_per_second == pytest.approx(3 * 4 * 16 * 4 / 2e-6)
+    assert cell.floor_seconds == pytest.approx(1.5 * 2e-6)
+    with pytest.raises(InputError, match=r"needs about 0 GiB and this GPU has 0; choose a smaller shape"):
+        measure([Case("rms_norm", (400, 1600), "float32", "backward")], device=pretended)
+
+
+def test_a_backward_pass_keeps_no_outputs():
+    # Those of all peers together would fill a GPU.
+    outputs = []
+
+    def prepare(case, given):
+        del case
+
+        def run():
+            doubled = given.x * given.weight
+            outputs.append(doubled.untyped_storage()._weak_ref())
+            return (doubled,)
+
+        return run
+
+    def times(calls, _seconds):
+        assert {"it", "copy"} >= calls.keys()
+        for reference in outputs:
+            alive.append(torch.UntypedStorage._expired(reference))
+        return {name: Time(1.0, 0.0) for name in calls}
+
+    alive: list[bool] = []
+    device = replace(CPU, times=times, peers=(Peer("it", prepare),))
+    measure([Case("rms_norm", (4, 16), "float32", "backward")], device=device)
+    assert alive
+    assert all(alive)

@@ -18,8 +18,8 @@ BOTH = Cell(
     others=0.5,
     input_bytes=1000,
     measurements=(
-        Measurement("normkit", 2e-4, 0.01, 1e-3, "y", False, False, 1012),
-        Measurement("torch", 3e-3, 0.2, 0.5, "dresidual", True, False, 4000),
+        Measurement("normkit", 2e-4, 0.01, 1e-3, "y", False, False, 1012, 1e9),
+        Measurement("torch", 3e-3, 0.2, 0.5, "dresidual", True, False, 4000, 1e9),
     ),
     left_out=(("onnxruntime", "forward only"),),
 )
@@ -29,7 +29,7 @@ OUT = Cell(
     floor_spread=0.0,
     others=None,
     input_bytes=1000,
-    measurements=(Measurement("torch", 2.5e-6, 0.0, float("inf"), "y", True, True, None),),
+    measurements=(Measurement("torch", 2.5e-6, 0.0, float("inf"), "y", True, True, None, 1e9),),
     left_out=(),
 )
 MACHINE = Machine("a CPU", 2, "2.13", "C++ kernels, avx2", "2026-01-02")
@@ -82,3 +82,32 @@ def test_only_what_is_shown_is_explained():
 )
 def test_three_digits(seconds, text):
     assert readable(seconds) == text
+
+
+def on_a_gpu():
+    case = Case("rms_norm", (32768, 4096), "bfloat16", "forward+backward")
+    measurements = (
+        Measurement("normkit", 4e-4, 0.01, 1e-3, "y", False, False, 1012, 3.35e12, 2e-5),
+        Measurement("Liger", 2e-4, 0.2, 1e-3, "y", False, False, 4000, 6.7e12, 8e-4),
+    )
+    machine = Machine("a CPU", 2, "2.13", "Triton kernels", "2026-01-02", "some GPU", (("triton", "3.9"),))
+    return Benchmark(machine, (Cell(case, 3.5e-4, 0.0, 0.0, 2000, measurements, ()),))
+
+
+def test_a_gpu_has_two_times():
+    lines = drawn(on_a_gpu())
+    found = [line.split() for line in lines]
+    assert found[1] == ["time", "host", "/", "floor", "/", "normkit", "kept", "/", "x", "answer"]
+    assert found[3] == ["copy", "(floor)", "350", "us", "1.00"]
+    assert found[4] == ["normkit", "400", "us", "20.0", "us", "1.14", "1.00", "0.51", "right"]
+    assert lines[3].index("1.00") == lines[4].index("1.14")
+    # Twice as fast on the GPU, but the host takes twice normkit's time.
+    assert found[5] == ["Liger", "200", "us~", "800", "us", "0.57", "2.00", "2.00", "right"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_notes_of_a_gpu():
+    found = notes(on_a_gpu())
+    assert found[0] == "2026-01-02, some GPU, a CPU, torch 2.13, triton 3.9"
+    assert [line.partition(":")[0] for line in found[1:]] == ["normkit", "time", "host", "floor", "kept / x", "~"]
+    assert max(map(len, found)) <= 100

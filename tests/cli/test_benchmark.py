@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 from click.testing import Result
 
-from normkit.bench import allocation, cases, running
+from normkit.bench import allocation, cases, devices, running
+from normkit.bench.cases import Case
+from normkit.bench.devices import Device
 from normkit.bench.peers import PEERS
+from normkit.bench.results import Benchmark
 from normkit.cli import benchmark
 
 Run = Callable[..., Result]
@@ -38,7 +42,7 @@ def test_the_table(run: Run) -> None:
 def test_json_is_one_document(run: Run) -> None:
     done = run(*TINY, "--json")
     document = json.loads(done.stdout)
-    assert (done.exit_code, document["schema_version"], len(document["cells"])) == (0, 1, 1)
+    assert (done.exit_code, document["schema_version"], len(document["cells"])) == (0, 2, 1)
     assert {found["peer"] for found in document["cells"][0]["measurements"]} >= {"normkit", "torch"}
 
 
@@ -51,6 +55,8 @@ def test_json_is_one_document(run: Run) -> None:
         (("--threads", "99999"), "normkit: --threads 99999: this machine has "),
         (("--shape", "9999999x999999", "--quick"), "GiB and this machine has "),
         (("--seconds", "-1"), "-1.0 is not in the range 0<=x<=3600"),
+        (("--device", "gpu"), "'gpu' is not one of 'cpu', 'cuda'"),
+        (("--device", "cuda", "--threads", "1"), "normkit: --threads is of the CPU: a GPU has its own; leave it out"),
     ],
 )
 def test_wrong_options(run: Run, arguments: tuple[str, ...], message: str) -> None:
@@ -62,3 +68,27 @@ def test_wrong_options(run: Run, arguments: tuple[str, ...], message: str) -> No
 
 def test_the_choices_are_those_that_are_measured() -> None:
     assert (benchmark._OPS, benchmark._PASSES) == (cases.OPS, cases.PASSES)
+
+
+def test_without_a_gpu_one_line_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = run("bench", "--device", "cuda")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("normkit: device cuda: torch ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "cases"), [((), 56), (("--quick",), 16), (("--shape", "2x8", "--op", "rms_norm"), 4)]
+)
+def test_what_a_gpu_measures(given: tuple[str, ...], cases: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measure(grid: Sequence[Case], *, device: Device, **_options: object) -> Benchmark:
+        asked.append((device.name, len(grid)))
+        return Benchmark(devices.CPU.machine(), ())
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(running, "measure", measure)
+    assert run("bench", "--device", "cuda", *given).exit_code == 0
+    assert asked == [("cuda", cases)]

@@ -18,6 +18,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PASSES = ("forward", "forward-out", "backward", "forward+backward")
 SHAPES = ((1, 4096), (64, 4096), (512, 768), (2048, 4096), (16384, 128), (8192, 8192), (4, 262144))
 QUICK_SHAPES = ((64, 4096), (512, 768))
+# Of the public grids of quack and tritonbench, and batches of inference. Four cases a shape and pass, each compiled by
+# every peer and timed for a second, are reckoned at six seconds each: six minutes. No run of it is recorded yet.
+GPU_SHAPES = ((1, 4096), (128, 4096), (2048, 4096), (4096, 16384), (32768, 1024), (32768, 4096), (32768, 65536))
+GPU_QUICK_SHAPES = ((128, 4096), (32768, 4096))
 EPS = 1e-6
 """In units of x squared; the same for all."""
 
@@ -90,6 +94,11 @@ class Case:
         return outputs + (inputs + parameters if self.is_differentiated else ())
 
     @property
+    def sheets(self) -> int:
+        """How many of the answers have the shape of x; they come first."""
+        return (1 + self.adds) * (1 + self.is_differentiated)
+
+    @property
     def bytes(self) -> int:
         """Of x."""
         return self.shape[0] * self.shape[1] * DTYPES[self.dtype].itemsize
@@ -98,6 +107,11 @@ class Case:
     def copies(self) -> float:
         """How many copies of x move the bytes that must move."""
         return _COPIES[self.direction][self.adds]
+
+    @property
+    def moved_bytes(self) -> float:
+        """What must be read and written; a copy of x reads it and writes it."""
+        return 2 * self.copies * self.bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,13 +138,17 @@ class Arguments:
         return tuple(leaf for leaf in (self.x, self.residual, self.weight, self.bias) if leaf is not None)
 
 
-def arguments(case: Case) -> Arguments:
-    """Random tensors for a case, from a fixed seed."""
-    generator = torch.Generator().manual_seed(0)
+def arguments(case: Case, device: str = "cpu") -> Arguments:
+    """Random tensors for a case, from a fixed seed.
+
+    They are drawn on the device, so the two kinds of device get other numbers: two billion take one core of a CPU half
+    a minute, and would then have to be moved.
+    """
+    generator = torch.Generator(device).manual_seed(0)
     dtype, features = DTYPES[case.dtype], case.shape[1]
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
+        return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
     def leaf(values: Tensor) -> Tensor:
         return values.requires_grad_(case.is_differentiated)

@@ -10,8 +10,27 @@ from torch import Tensor
 from normkit import reference
 from normkit.bench.cases import DTYPES, Arguments, Case
 
-# Rows are taken a few at a time, as float64 and its graph need several times the memory of what is checked.
-_ELEMENTS = 1 << 21
+# Rows are taken a few at a time, as float64 and its graph need several times the memory of what is checked; more of
+# them on a GPU, where each operation costs its launch.
+_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 25}
+_CHECKED = 1 << 26
+
+
+def checked_rows(case: Case) -> Tensor:
+    """Rows whose outputs and input gradients are held against the truth.
+
+    All of them, up to 2^26 elements. Of larger cases the first, the last and a random sample from a fixed seed, of that
+    size together: then the answers of six peers fit into memory beside their inputs. Gradients of gain and bias are
+    sums over all rows, and are checked as such at every size.
+    """
+    rows, features = case.shape
+    count = max(1, _CHECKED // features)
+    if count >= rows:
+        return torch.arange(rows)
+    is_checked = torch.zeros(rows, dtype=torch.bool)
+    is_checked[torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:count]] = True
+    is_checked[[0, -1]] = True
+    return is_checked.nonzero().flatten()
 
 
 def bound(case: Case) -> float:
@@ -29,34 +48,40 @@ def errors(case: Case, given: Arguments, answers: dict[str, tuple[Tensor, ...]])
     Args:
         case: What was asked.
         given: Its tensors.
-        answers: What `case.answers` names, by the name of the peer.
+        answers: What `case.answers` names, by the name of the peer; of outputs and input gradients the checked rows.
     """
-    rows = max(1, _ELEMENTS // case.shape[1])
+    device = given.x.device
+    rows = max(1, _ELEMENTS[device.type] // case.shape[1])
     weight, bias = (None if p is None else p.detach().double() for p in (given.weight, given.bias))
-    outputs = 1 + case.adds
-    with_backward = case.is_differentiated
-    gains = [torch.zeros_like(p) for p in (weight, bias) if p is not None] if with_backward else []
-    by_row = outputs + (outputs if with_backward else 0)
-    squares = {name: [0.0] * len(found) for name, found in answers.items()}
-    sizes = [0.0] * (by_row + len(gains))
+    gains = [torch.zeros_like(p) for p in (weight, bias) if p is not None] if case.is_differentiated else []
+    squares = {name: torch.zeros(len(found), dtype=torch.float64, device=device) for name, found in answers.items()}
+    sizes = torch.zeros(len(case.answers), dtype=torch.float64, device=device)
 
     def compare(position: int, truth: Tensor, part: slice) -> None:
-        sizes[position] += float(truth.square().sum())
+        sizes[position] += truth.square().sum()
         for name, found in answers.items():
             difference = found[position][part].detach().double() - truth
-            squares[name][position] += float(difference.square().sum())
+            squares[name][position] += difference.square().sum()
 
-    for start in range(0, case.shape[0], rows):
-        part = slice(start, start + rows)
-        truth = _truth(case, given, part, weight, bias, with_backward=with_backward)
-        for position, value in enumerate(truth[:by_row]):
-            compare(position, value, part)
-        for total, value in zip(gains, truth[by_row:], strict=True):
+    checked = checked_rows(case)
+    start = 0
+    for part in torch.split(checked.to(device), rows):
+        truth = _truth(case, given, part, weight, bias)
+        for position, value in enumerate(truth[: case.sheets]):
+            compare(position, value, slice(start, start + len(part)))
+        for total, value in zip(gains, truth[case.sheets :], strict=True):
             total += value
-    for position, total in enumerate(gains, by_row):
+        start += len(part)
+    if gains:
+        is_left = torch.ones(case.shape[0], dtype=torch.bool).index_fill(0, checked, False)
+        for part in torch.split(is_left.nonzero().flatten().to(device), rows):
+            for total, value in zip(gains, _truth(case, given, part, weight, bias)[case.sheets :], strict=True):
+                total += value
+    for position, total in enumerate(gains, case.sheets):
         compare(position, total, slice(None))
+    scale = sizes.tolist()
     return {
-        name: tuple(_relative(square, size) for square, size in zip(found, sizes, strict=True))
+        name: tuple(_relative(square, size) for square, size in zip(found.tolist(), scale, strict=True))
         for name, found in squares.items()
     }
 
@@ -68,20 +93,20 @@ def _relative(square: float, size: float) -> float:
 
 
 def _truth(
-    case: Case, given: Arguments, part: slice, weight: Tensor | None, bias: Tensor | None, *, with_backward: bool
+    case: Case, given: Arguments, part: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Outputs of some rows, then the gradients of x, residual, weight and bias."""
-    inputs = [value[part].detach().double() for value in (given.x, given.residual) if value is not None]
+    inputs = [value.detach()[part].double() for value in (given.x, given.residual) if value is not None]
     if case.adds:
         # The stream is rounded to its dtype before it is normalized, and this is what a gradient passes through.
-        rounded = (given.x[part].detach().float() + _residual(given)[part].float()).to(given.x.dtype).double()
+        rounded = (given.x.detach()[part].float() + _residual(given)[part].float()).to(given.x.dtype).double()
     else:
         rounded = inputs[0]
     with torch.enable_grad():
         leaves = [rounded.requires_grad_(), *(p.detach().requires_grad_() for p in (weight, bias) if p is not None)]
         y = reference.forward(rounded, case.spec, leaves[1], leaves[2] if bias is not None else None)
     outputs = (y.detach(), rounded.detach()) if case.adds else (y.detach(),)
-    if not with_backward:
+    if not case.is_differentiated:
         return outputs
     dx, *gains = torch.autograd.grad(y, leaves, given.gradients[0][part].double())
     if case.adds:

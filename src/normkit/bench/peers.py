@@ -24,6 +24,12 @@ class AbsentError(Exception):
     """A peer does not take part in a case; the message says why."""
 
 
+def reason(error: Exception) -> str:
+    """What was raised, with the first line of its message."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__} {first}".rstrip()
+
+
 @dataclass(frozen=True)
 class Peer:
     """Something that computes norms.
@@ -64,7 +70,7 @@ def _normkit_out(spec: NormSpec, given: Arguments) -> Call:
     return lambda: functional.add_normalize(x, residual, spec, weight, bias, out=(y, new_residual))
 
 
-def _with_residual(given: Arguments, norm: Callable[[Tensor], Tensor]) -> Call:
+def with_residual(given: Arguments, norm: Callable[[Tensor], Tensor]) -> Call:
     """The norm of x, or of the sum beside that sum."""
     x, residual = given.x, given.residual
     if residual is None:
@@ -81,8 +87,8 @@ def _torch(case: Case, given: Arguments) -> Call:
     weight, bias = given.weight, given.bias
     shape = weight.shape
     if case.centres:
-        return _with_residual(given, lambda x: F.layer_norm(x, shape, weight, bias, EPS))
-    return _with_residual(given, lambda x: F.rms_norm(x, shape, weight, EPS))
+        return with_residual(given, lambda x: F.layer_norm(x, shape, weight, bias, EPS))
+    return with_residual(given, lambda x: F.rms_norm(x, shape, weight, EPS))
 
 
 def _formula(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None) -> Outputs:
@@ -125,8 +131,7 @@ def _compiled(case: Case, given: Arguments) -> Call:
                 # The backward pass is compiled when it first runs.
                 torch.autograd.grad(outputs, given.leaves, given.gradients)
     except Exception as error:  # whatever a compiler that is missing or broken raises
-        first = next(iter(str(error).splitlines()), "")
-        raise AbsentError(f"did not compile: {type(error).__name__} {first}".rstrip()) from None
+        raise AbsentError(f"did not compile: {reason(error)}") from None
     return call
 
 
@@ -141,7 +146,7 @@ def _llama(case: Case, given: Arguments) -> Call:
     # The leaf itself takes the place of the parameter, so that its gradient can be asked for.
     del module.weight
     module.weight = given.weight
-    return _with_residual(given, module)
+    return with_residual(given, module)
 
 
 def _onnxruntime(case: Case, given: Arguments) -> Call:
@@ -182,10 +187,12 @@ def _onnxruntime(case: Case, given: Arguments) -> Call:
 
 
 NORMKIT = Peer("normkit", _normkit, has_out=True)
+TORCH = Peer("torch", _torch)
+COMPILED = Peer("torch.compile", _compiled, has_out=True)
 PEERS = (
     NORMKIT,
-    Peer("torch", _torch),
-    Peer("torch.compile", _compiled, has_out=True),
+    TORCH,
+    COMPILED,
     Peer("LlamaRMSNorm", _llama),
     Peer("onnxruntime", _onnxruntime, has_out=True, has_own_threads=True),
 )

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
+import gc
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._functorch import config
+from torch.autograd.graph import get_gradient_edge
 
 from normkit.bench.cases import Arguments, Case, arguments
-from normkit.bench.checking import bound, errors
-from normkit.bench.peers import PEERS, AbsentError, Call, Peer
+from normkit.bench.checking import bound, checked_rows, errors
+from normkit.bench.devices import CPU, Device
+from normkit.bench.peers import AbsentError, Call, Peer, reason
 from normkit.bench.results import Benchmark, Cell, Machine, Measurement
-from normkit.bench.timing import Neighbours, saved_bytes, times
+from normkit.bench.timing import Neighbours, saved_bytes
 from normkit.errors import InputError
-from normkit.kernels import cpu
 
 _FLOOR = "copy"
 
@@ -26,89 +25,99 @@ _FLOOR = "copy"
 def measure(
     cases: Sequence[Case],
     *,
+    device: Device = CPU,
     seconds: float = 0.5,
-    peers: Sequence[Peer] = PEERS,
+    peers: Sequence[Peer] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Benchmark:
     """Check and time every peer in every case, with torch's current number of threads.
 
     Args:
         cases: What to measure.
+        device: Where.
         seconds: Time for each peer in each case on average, at least 5 rounds.
-        peers: Who takes part.
+        peers: Who takes part; by default all that there are for the device.
         progress: Called with the case in words, cases done, and their number.
 
     Raises:
-        InputError: If a case does not fit into this machine's memory.
+        InputError: If a case does not fit into the memory.
     """
+    peers = device.peers if peers is None else peers
     for case in cases:
-        _check_memory(case, len(peers))
+        check_memory(case, device, len(peers))
     cells = []
     for position, case in enumerate(cases):
         if progress is not None:
             progress(str(case), position, len(cases))
-        # A backward pass that is timed alone runs many times on what one forward pass kept.
-        with config.patch(donated_buffer=case.direction != "backward"):
-            cells.append(_cell(case, seconds, peers))
-    return Benchmark(machine=machine(), cells=tuple(cells))
+        cells.append(measure_case(case, device, seconds, peers))
+    return Benchmark(machine=machine(device), cells=tuple(cells))
 
 
-def machine() -> Machine:
+def machine(device: Device = CPU) -> Machine:
     """This machine, now."""
-    reason = cpu.load()
-    kernels = f"C++ kernels, {cpu.instructions()}" if reason is None else f"plain torch ({reason})"
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return Machine(_cpu_name(), torch.get_num_threads(), torch.__version__, kernels, date)
+    return device.machine()
 
 
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+def check_memory(case: Case, device: Device, peers: int) -> None:
+    """Refuse what the memory cannot hold, before anything is allocated.
 
-
-def _check_memory(case: Case, peers: int) -> None:
-    """Refuse what this machine cannot hold, before anything is allocated."""
-    sheets = sum(not name.startswith(("dweight", "dbias")) for name in case.answers)
-    # x and what belongs to it, an answer of each peer, and what the most wasteful of them needs on the way.
-    needed = case.bytes * (2 * sheets + peers * sheets + 4)
-    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
-    if needed > present:
+    Raises:
+        InputError: If it cannot.
+    """
+    rows = case.shape[0]
+    checked = min(rows, len(checked_rows(case))) / rows
+    # x and what belongs to it, what is checked of each peer, and what the most wasteful of them needs on the way.
+    needed = case.bytes * (2 * case.sheets + peers * case.sheets * checked + 4)
+    present = device.memory()
+    if present is not None and needed > present:
         gibibytes = 1 << 30
         raise InputError(
-            f"{case} needs about {needed / gibibytes:.0f} GiB and this machine has {present / gibibytes:.0f}; "
+            f"{case} needs about {needed / gibibytes:.0f} GiB and this {device.noun} has {present / gibibytes:.0f}; "
             "choose a smaller shape"
         )
 
 
-def _cell(case: Case, seconds: float, peers: Sequence[Peer]) -> Cell:
-    given = arguments(case)
-    forwards: dict[str, Call] = {}
+class _Entry(NamedTuple):
+    """One peer, ready to be timed."""
+
+    call: Callable[[], object]
+    answers: tuple[Tensor, ...]
+    saved_bytes: int | None
+
+
+def measure_case(case: Case, device: Device, seconds: float, peers: Sequence[Peer]) -> Cell:
+    """Check and time every peer in one case; one that raises is left out, with what it raised.
+
+    Raises:
+        RuntimeError: If a peer has left a GPU in a state in which nothing runs any more.
+    """
+    # What earlier cases left in cycles still holds memory.
+    gc.collect()
+    given = arguments(case, device.name)
+    rows = checked_rows(case).to(given.x.device)
+    entries: dict[str, _Entry] = {}
     left_out = []
-    for peer in peers:
-        try:
-            forwards[peer.name] = peer.prepare(case, given)
-        except AbsentError as reason:
-            left_out.append((peer.name, str(reason)))
-    with torch.set_grad_enabled(case.is_differentiated):
-        answers = {name: _answer(case, forward, given) for name, forward in forwards.items()}
-        found = errors(case, given, answers)
-        del answers
-        kept = {
-            name: saved_bytes(forward, given.leaves[1 + case.adds :]) if case.is_differentiated else None
-            for name, forward in forwards.items()
-        }
+    # A backward pass that is timed alone runs many times on what one forward pass kept.
+    with torch.set_grad_enabled(case.is_differentiated), config.patch(donated_buffer=case.direction != "backward"):
+        for peer in peers:
+            try:
+                entries[peer.name] = _enter(peer, case, given, rows)
+            except AbsentError as absent:
+                left_out.append((peer.name, str(absent)))
+            except Exception as error:  # whatever a library raises in a case that it cannot do
+                why = f"raised {reason(error)}"
+                if not _is_usable(given):
+                    raise RuntimeError(f"{peer.name} {why}, and left the {device.noun} unusable") from None
+                left_out.append((peer.name, why))
+        found = errors(case, given, {name: entry.answers for name, entry in entries.items()})
+        kept = {name: entry.saved_bytes for name, entry in entries.items()}
+        calls = {name: entry.call for name, entry in entries.items()}
+        del entries
         target, source = torch.empty_like(given.x), given.x.detach()
-        calls: dict[str, Callable[[], object]] = {
-            name: _timed(case.direction, forward, given) for name, forward in forwards.items()
-        }
         calls[_FLOOR] = lambda: target.detach().copy_(source)
         apart = {peer.name: calls.pop(peer.name) for peer in peers if peer.has_own_threads and peer.name in calls}
         neighbours = Neighbours()
-        taken = times(calls, seconds) | times(apart, seconds)
+        taken = device.times(calls, seconds) | device.times(apart, seconds)
         others = neighbours.share()
     fresh = {peer.name for peer in peers if case.direction == "forward-out" and not peer.has_out}
 
@@ -123,6 +132,8 @@ def _cell(case: Case, seconds: float, peers: Sequence[Peer]) -> Cell:
             is_wrong=error > bound(case),
             is_fresh=name in fresh,
             saved_bytes=kept[name],
+            bytes_per_second=case.moved_bytes / taken[name].seconds,
+            host_seconds=taken[name].host_seconds,
         )
 
     return Cell(
@@ -131,15 +142,31 @@ def _cell(case: Case, seconds: float, peers: Sequence[Peer]) -> Cell:
         floor_spread=taken[_FLOOR].spread,
         others=others,
         input_bytes=case.bytes,
-        measurements=tuple(map(measurement, forwards)),
+        measurements=tuple(measurement(name) for name in kept),
         left_out=tuple(left_out),
     )
 
 
-def _answer(case: Case, forward: Call, given: Arguments) -> tuple[Tensor, ...]:
+def _is_usable(given: Arguments) -> bool:
+    """Whether tensors can still be read: after some errors on a GPU nothing can, until the process ends."""
+    try:
+        given.x.detach().flatten()[0].item()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _enter(peer: Peer, case: Case, given: Arguments, rows: Tensor) -> _Entry:
+    forward = peer.prepare(case, given)
     outputs = forward()
     gradients = torch.autograd.grad(outputs, given.leaves, given.gradients) if case.is_differentiated else ()
-    return (*(output.detach().clone() for output in outputs), *gradients)
+    found = (*(output.detach() for output in outputs), *gradients)
+    answers = (*(sheet[rows] for sheet in found[: case.sheets]), *found[case.sheets :])
+    del outputs, gradients, found
+    # What goes wrong on a GPU is told when it is waited for.
+    answers[0].flatten()[0].item()
+    kept = saved_bytes(forward, given.leaves[1 + case.adds :]) if case.is_differentiated else None
+    return _Entry(_timed(case.direction, forward, given), answers, kept)
 
 
 def _timed(direction: str, forward: Call, given: Arguments) -> Callable[[], object]:
@@ -147,5 +174,6 @@ def _timed(direction: str, forward: Call, given: Arguments) -> Callable[[], obje
         return forward
     if direction == "forward+backward":
         return lambda: torch.autograd.grad(forward(), given.leaves, given.gradients)
-    outputs = forward()
-    return lambda: torch.autograd.grad(outputs, given.leaves, given.gradients, retain_graph=True)
+    # Not the outputs themselves: of a large case, those of all peers would fill the memory.
+    edges = [get_gradient_edge(output) for output in forward()]
+    return lambda: torch.autograd.grad(edges, given.leaves, given.gradients, retain_graph=True)

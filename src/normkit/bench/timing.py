@@ -6,12 +6,14 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+Calls = Mapping[str, Callable[[], object]]
 
 # Calls are repeated until a sample is so long: what a call finds in the caches is then its own, not another's.
 _SAMPLE_SECONDS = 2e-3
@@ -25,13 +27,23 @@ class Time:
     Attributes:
         seconds: Median of the samples.
         spread: Their interquartile range over their median.
+        host_seconds: On a GPU, the median until the call returns; None on the CPU, where that is all there is.
     """
 
     seconds: float
     spread: float
+    host_seconds: float | None = None
 
 
-def times(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Time]:
+def rounds(seconds: float) -> Iterator[None]:
+    """At least 5, and until so much time is gone."""
+    start, done = time.perf_counter(), 0
+    while done < _ROUNDS[0] or (time.perf_counter() - start < seconds and done < _ROUNDS[1]):
+        yield
+        done += 1
+
+
+def times(calls: Calls, seconds: float) -> dict[str, Time]:
     """Time calls in rounds in which each has its turn, so that what disturbs the machine disturbs all alike.
 
     A turn: some calls that are not counted, then one sample of at least 2 ms of calls, one after the other.
@@ -42,13 +54,11 @@ def times(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str
     """
     repeats = {name: _repeats(call) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    start, rounds = time.perf_counter(), 0
-    while rounds < _ROUNDS[0] or (time.perf_counter() - start < seconds * len(calls) and rounds < _ROUNDS[1]):
+    for _ in rounds(seconds * len(calls)):
         for name, call in calls.items():
             _sample(call, math.ceil(repeats[name] / 4))
             samples[name].append(_sample(call, repeats[name]))
-        rounds += 1
-    return {name: _summary(found) for name, found in samples.items()}
+    return {name: summary(found) for name, found in samples.items()}
 
 
 def _sample(call: Callable[[], object], repeats: int) -> float:
@@ -66,7 +76,8 @@ def _repeats(call: Callable[[], object]) -> int:
     return max(1, math.ceil(_SAMPLE_SECONDS / taken))
 
 
-def _summary(samples: list[float]) -> Time:
+def summary(samples: list[float]) -> Time:
+    """Median and spread."""
     lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
     return Time(seconds=median, spread=(upper - lower) / median)
 

@@ -1,7 +1,7 @@
 """How rows are cut into pieces for programs: frozen data, chosen by the shape and the sizes of the numbers alone.
 
 The gradients of gain and bias are summed in an order that follows from this, so nothing here asks which GPU it is.
-Registers, spills and shared memory of these choices: `benchmarks/compiled_kernels.py`.
+Registers, spills and shared memory of these choices, and what others would take: docs/kernels.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ _MOST_FORWARD = 16384
 _MOST_BACKWARD = 8192
 # Rows this long are loaded while the row before is computed; of shorter ones several programs share a multiprocessor.
 _LEAST_AHEAD = 16384
+# Numbers of a row that a thread takes. What each warp does once a row, its share of the sums, is a third of all
+# instructions at 16 numbers forward; at more than these, registers are short.
+_FORWARD_OF_THREAD = 32
+_BACKWARD_OF_THREAD = 16
+# The second reading of a long row finds it in the cache only if all rows in work fit there: from so many bytes on, a
+# multiprocessor takes one at a time.
+_MANY_BYTES = 512 * 1024
 # Shared memory that every GPU from compute capability 8.0 on has for one program, of which loads ahead take most.
 _MOST_BYTES_AHEAD = 96 * 1024
 # Bytes that a multiprocessor has to ask for ahead to keep its share of the memory's bandwidth.
@@ -57,12 +64,14 @@ class Tiling:
 def forward_tiling(rows: int, n: int, row_bytes: int) -> Tiling:
     """For a forward pass over rows of n features; `row_bytes` is all that is read for one: inputs, gain and bias."""
     columns = _power_of_two(n)
-    if columns > _MOST_FORWARD or (columns >= _LEAST_AHEAD and row_bytes > _MOST_BYTES_AHEAD):
-        return Tiling(rows=1, columns=8192, tiles=1, warps=16, stages=1, is_whole=False)
-    if columns >= _LEAST_AHEAD:
-        return Tiling(rows=1, columns=columns, tiles=_quotient(rows, 1024), warps=32, stages=2, is_whole=True)
+    if columns > _MOST_FORWARD or (n >= _LEAST_AHEAD and row_bytes > _MOST_BYTES_AHEAD):
+        size = 2 if row_bytes >= _MANY_BYTES else 1
+        return Tiling(rows=1, columns=8192 * size, tiles=1, warps=16 * size, stages=1, is_whole=False)
     at_once = _rows_of_tile(columns, 2048)
-    warps = min(16, max(4, columns // 512))
+    # By n, not by columns: lanes beyond the row take instructions too, and few of them more each cost less.
+    warps = _power_below(max(2, at_once * n // (32 * _FORWARD_OF_THREAD)))
+    if n >= _LEAST_AHEAD:
+        return Tiling(rows=1, columns=columns, tiles=_quotient(rows, 1024), warps=warps, stages=2, is_whole=True)
     return Tiling(rows=at_once, columns=columns, tiles=1, warps=warps, stages=1, is_whole=True)
 
 
@@ -77,9 +86,10 @@ def backward_tiling(rows: int, n: int, row_bytes: int, sums: int) -> Tiling:
         at_once, columns, warps, is_whole = 2, 1024, 4, False
         row_bytes = row_bytes * columns // n
     else:
-        at_once, warps, is_whole = _rows_of_tile(columns, 1024), min(16, max(4, columns // 256)), True
-        if columns > _MOST_BACKWARD:
-            warps = 32
+        at_once, is_whole = _rows_of_tile(columns, 1024), True
+        # Wider numbers, which come with wider sums, leave room for half as many of each.
+        of_thread = _BACKWARD_OF_THREAD if row_bytes <= 4 * n else _BACKWARD_OF_THREAD // 2
+        warps = 32 if columns > _MOST_BACKWARD else min(16, max(2, at_once * columns // (32 * of_thread)))
     blocks = _quotient(rows, at_once)
     if sums:
         most = min(1024, max(256, 2**21 // columns)) if is_whole else max(1, 1024 // _quotient(n, columns))
@@ -100,6 +110,11 @@ def _rows_of_tile(columns: int, elements: int) -> int:
 def _power_of_two(number: int) -> int:
     """The smallest power of two that is not below a number."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def _power_below(number: int) -> int:
+    """The largest power of two that is not above a number."""
+    return 1 << (number.bit_length() - 1)
 
 
 def _quotient(a: int, b: int) -> int:

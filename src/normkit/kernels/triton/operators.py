@@ -156,9 +156,9 @@ def _forward(
     if plan and plan.launches is None:
         return delegated(of, x, weight)
     if y is None:
-        y = torch.empty(x.shape, dtype=of.output, device=x.device)
+        y = x.new_empty(x.shape, dtype=of.output)
     if residual is not None and new_residual is None:
-        new_residual = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+        new_residual = x.new_empty(x.shape, dtype=residual.dtype)
     if plan is None:
         found = _forward_plan(of, x, residual, weight, bias, y, new_residual, norm.axes, has_data=not captures)
         if found is None:

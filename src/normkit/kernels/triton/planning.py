@@ -201,4 +201,4 @@ def _add(of: Program, blocks: int) -> Launch:
 
 def empty_statistics(of: Program, rows: int, x: Tensor) -> Tensor:
     """Room for what forward keeps of each row."""
-    return torch.empty((of.statistics_lines, rows), dtype=torch.float32, device=x.device)
+    return x.new_empty((of.statistics_lines, rows), dtype=torch.float32)
