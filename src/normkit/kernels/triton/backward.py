@@ -4,10 +4,10 @@
     dx = multiplier / s * (h - mean(h) - z * q * sum(h * z) / divisor) + addend,  q = s / root
     dgain = multiplier * sum over rows of dy * z,  dbias = sum over rows of dy
 
-A program takes a block of rows and leaves one line of sums, in float64 where a number or parameter is float32, else in
-float32, compensated (Kahan 1965); `add_partial_sums` adds the lines in float64. Rows too long for registers are read
-twice: `sum_gradient_rows` leaves the two sums of each row, and with these `differentiate` takes them in pieces. h is
-taken in units of the row's power, as x is.
+A program takes a block of rows and leaves one line of sums, in float64 where a number or parameter is float32; for the
+others, of 16 bits, float32 has digits enough. `add_partial_sums` adds the lines in float64. Rows too long for registers
+are read twice: `sum_gradient_rows` leaves the two sums of each row, and with these `differentiate` takes them in
+pieces. h is taken in units of the row's power, as x is.
 """
 
 from __future__ import annotations
@@ -73,20 +73,8 @@ def wide_rows(value, inverse, rest, power, mean, remainder, CENTRE: tl.constexpr
 
 
 @triton.jit
-def add_term(total, lost, term, WIDE: tl.constexpr):
-    """total + term; unless WIDE, which is float64, also what that lost to rounding, to be taken from the next term."""
-    if WIDE:
-        return total + term, lost
-    term = term - lost
-    raised = total + term
-    return raised, (raised - total) - term
-
-
-@triton.jit
-def store_sums(sums, block, blocks, line, total, lost, column, is_column, N: tl.constexpr, WIDE: tl.constexpr):
+def store_sums(sums, block, blocks, line, total, column, is_column, N: tl.constexpr):
     """One line of sums over a block's rows: of the gain's gradient (line 0) or the bias's (1)."""
-    if not WIDE:
-        total = total - lost
     # Halves: a sum of two numbers has one order, however a tile lies in registers.
     for _ in tl.static_range(6):
         if total.shape[0] > 1:
@@ -192,9 +180,7 @@ def differentiate(
     if weight is not None and dx is not None:
         gain = effective_gain(weight, column, is_column, WEIGHT_OFFSET, OFFSET_IN_PARAMETER)
     of_weight = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float64 if WIDE else tl.float32)
-    lost_of_weight = of_weight
     of_bias = of_weight
-    lost_of_bias = of_weight
     begin = block.to(tl.int64) * tiles * BLOCK_ROWS
     for tile in tl.range(0, tiles, num_stages=STAGES):
         row = begin + tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -209,10 +195,9 @@ def differentiate(
         )
         z = normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE)
         if NEEDS_WEIGHT:
-            term = upstream * (wide_rows(value, inverse, rest, power, mean, remainder, CENTRE) if WIDE else z)
-            of_weight, lost_of_weight = add_term(of_weight, lost_of_weight, term, WIDE)
+            of_weight += upstream * (wide_rows(value, inverse, rest, power, mean, remainder, CENTRE) if WIDE else z)
         if NEEDS_BIAS:
-            of_bias, lost_of_bias = add_term(of_bias, lost_of_bias, upstream, WIDE)
+            of_bias += upstream
         if dx is not None:
             h = (upstream * power[:, None]) * gain[None, :]
             if row_sums is None:
@@ -229,9 +214,9 @@ def differentiate(
                 result += tl.load(addend + at, mask=mask, other=0.0).to(tl.float32)
             tl.store(dx + (row * N)[:, None] + column[None, :], result.to(dx.dtype.element_ty), mask=mask)
     if NEEDS_WEIGHT:
-        store_sums(sums, block, blocks, 0, of_weight, lost_of_weight, column, is_column, N, WIDE)
+        store_sums(sums, block, blocks, 0, of_weight, column, is_column, N)
     if NEEDS_BIAS:
-        store_sums(sums, block, blocks, 1 if NEEDS_WEIGHT else 0, of_bias, lost_of_bias, column, is_column, N, WIDE)
+        store_sums(sums, block, blocks, 1 if NEEDS_WEIGHT else 0, of_bias, column, is_column, N)
 
 
 @triton.jit

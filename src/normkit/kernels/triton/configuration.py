@@ -90,7 +90,7 @@ def backward_tiling(rows: int, n: int, row_bytes: int, sums: int) -> Tiling:
         # Wider numbers, which come with wider sums, leave room for half as many of each.
         of_thread = _BACKWARD_OF_THREAD if row_bytes <= 4 * n else _BACKWARD_OF_THREAD // 2
         warps = 32 if columns > _MOST_BACKWARD else min(16, max(2, at_once * columns // (32 * of_thread)))
-    blocks = _quotient(rows, at_once)
+    blocks = max(1, _quotient(rows, at_once))
     if sums:
         most = min(1024, max(256, 2**21 // columns)) if is_whole else max(1, 1024 // _quotient(n, columns))
         blocks = min(blocks, max(min(256, most), min(most, rows // 32)))
