@@ -11,7 +11,7 @@ from normkit.errors import InputError
 
 def test_the_repository_holds_every_layer():
     for devices in hub_kernels.mapping().values():
-        assert list(devices) == ["cpu"]
+        assert list(devices) == ["cpu", "cuda"]
         layers = get_local_kernel(devices["cpu"]._repo_path).layers
         assert hasattr(layers, devices["cpu"].layer_name)
 

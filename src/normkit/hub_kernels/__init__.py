@@ -21,7 +21,7 @@ _LAYERS = {"RMSNorm": "RMSNorm", "RMSNormZeroCentered": "RMSNorm", "LayerNorm": 
 
 
 def mapping() -> dict[str, dict[str, Any]]:
-    """The mapping to give to `kernels.register_kernel_mapping`, for the CPU.
+    """The mapping to give to `kernels.register_kernel_mapping`, for the CPU and for NVIDIA GPUs.
 
     Models of transformers loaded with `use_kernels=True` afterwards compute their RMSNorms with normkit. For
     `torch.nn.LayerNorm`, which transformers does not offer to `kernels`, say so first:
@@ -38,4 +38,7 @@ def mapping() -> dict[str, dict[str, Any]]:
         raise InputError("the mapping needs the package kernels, which is not installed; pip install kernels")
     from kernels import LocalLayerRepository
 
-    return {name: {"cpu": LocalLayerRepository(_REPOSITORY, layer_name=layer)} for name, layer in _LAYERS.items()}
+    return {
+        name: {device: LocalLayerRepository(_REPOSITORY, layer_name=layer) for device in ("cpu", "cuda")}
+        for name, layer in _LAYERS.items()
+    }
