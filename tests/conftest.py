@@ -1,4 +1,4 @@
-"""One thread, fixed seeds, a fixed order of hypothesis' examples, the models that ship, and a browser."""
+"""One thread, fixed seeds, a fixed order of hypothesis' examples, the models that ship, a browser, and a GPU or not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from normkit import demo
 
+# Triton reads this when it is imported: without a GPU its kernels are run by its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
@@ -22,6 +26,13 @@ settings.register_profile(
     "fixed", deadline=None, derandomize=True, print_blob=False, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fixed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="there is no CUDA GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -200,9 +200,48 @@ def assert_rounded(actual: Tensor, program: Tensor, spec: NormSpec, casts: set[t
     To a near-tie belongs what float32 arithmetic leaves of the terms where they cancel.
     """
     assert actual.dtype == program.dtype, f"dtype {actual.dtype}, expected {program.dtype}"
-    fraction = (actual == program).double().mean().item()
-    assert fraction >= min(ROUNDED[dtype] for dtype in casts), f"only {fraction:.6f} are correctly rounded"
+    others, fraction = int((actual != program).sum()), (actual == program).double().mean().item()
+    # Of a few thousand elements one is more than the fraction allows.
+    assert others <= 1 or fraction >= min(ROUNDED[dtype] for dtype in casts), f"only {fraction:.6f} correctly rounded"
     error, value = (actual.double() - program.double()).abs(), program.double().abs()
     step = max(torch.finfo(dtype).eps for dtype in casts) * (value if spec.cast == "late" else 2 * size)
     bound = step + 4 * torch.finfo(torch.float32).eps * size + max(map(below_normal, casts))
     assert (error <= bound).all(), f"off by {(error / bound).max():.3g} of what one ulp is"
+
+
+def assert_forward(spec, case):
+    """The contract for any dtype: rounded once a cast where a cast is to 16 bits, else four units."""
+    true = truth(spec, case)
+    size, casts = terms(spec, case, true).y, roundings(spec, case)
+    y = normkit.normalize(case.x, spec, case.weight, case.bias)
+    program = reference.forward(case.x, spec, case.weight, case.bias)
+    if casts:
+        assert_rounded(y, program, spec, casts, size)
+    else:
+        assert y.dtype == program.dtype
+        assert_within(y, true.y, size, UNITS[y.dtype], "y")
+    return y, true.y
+
+
+def assert_input_gradient(actual, expected, size):
+    """Rounded once: four units of the arithmetic, and in 16 bits half an ulp of the value on top."""
+    if actual.dtype not in HALF:
+        assert_within(actual, expected, size, UNITS[actual.dtype], "dx")
+        return
+    step = 0.5 * torch.finfo(actual.dtype).eps * expected.abs() + below_normal(actual.dtype)
+    bound = step + 4 * torch.finfo(torch.float32).eps * size
+    error = (actual.double() - expected).abs()
+    assert (error <= bound).all(), f"dx: {(error / bound).max():.3g} of what rounding once leaves"
+
+
+def assert_gradients(spec, case):
+    """Everything that comes back, each within the units of its dtype."""
+    ours, true = outcome(spec, case), truth(spec, case)
+    size = terms(spec, case, true)
+    assert_input_gradient(ours.x, true.x, size.x)
+    for what in ("weight", "bias"):
+        if getattr(ours, what) is not None:
+            gradient, parameter = getattr(ours, what), getattr(case, what)
+            assert gradient.dtype == parameter.dtype
+            assert_within(gradient, getattr(true, what), getattr(size, what), GAIN_UNITS[parameter.dtype], f"d{what}")
+    return ours, true

@@ -84,6 +84,12 @@ EXTRA_TESTS = {
             *("odd_arguments", "paths", "conventions", "row_groups", "subnormal_numbers"),
         )
     },
+    **{
+        f"kernels/triton/test_{name}.py": "the numbers contract, by the Triton kernels"
+        for name in ("added", "conventions", "degenerate", "layouts", "long_rows")
+    },
+    "kernels/triton/test_interpreter.py": "tests/triton_kernels.py",
+    "kernels/triton/test_compiled.py": "the machine code of the Triton kernels",
     "test_injection.py": "tests/injection.py, and what docs/faults.md states",
     "watching/test_bad_input.py": "models, optimizers and calls that a watch has not foreseen",
     "watching/test_compile.py": "torch.compile",

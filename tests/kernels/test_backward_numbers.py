@@ -9,17 +9,12 @@ from torch.nn import functional as F
 import normkit
 from contract import (
     DTYPES,
-    GAIN_UNITS,
     HALF,
     ROWS,
-    UNITS,
-    assert_within,
-    below_normal,
+    assert_gradients,
     draw,
     has_closed_casts,
     outcome,
-    terms,
-    truth,
 )
 from helpers import diagonal
 from normkit import specs
@@ -35,30 +30,6 @@ MIXED = [
     *(("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16")),
     *(("fp32", "fp16"), ("bf16", "fp64"), ("fp64", "fp32")),
 ]
-
-
-def assert_input_gradient(actual, expected, size):
-    """Rounded once: four units of the arithmetic, and in 16 bits half an ulp of the value on top."""
-    if actual.dtype not in HALF:
-        assert_within(actual, expected, size, UNITS[actual.dtype], "dx")
-        return
-    step = 0.5 * torch.finfo(actual.dtype).eps * expected.abs() + below_normal(actual.dtype)
-    bound = step + 4 * torch.finfo(torch.float32).eps * size
-    error = (actual.double() - expected).abs()
-    assert (error <= bound).all(), f"dx: {(error / bound).max():.3g} of what rounding once leaves"
-
-
-def assert_gradients(spec, case):
-    """Everything that comes back, each within the units of its dtype."""
-    ours, true = outcome(spec, case), truth(spec, case)
-    size = terms(spec, case, true)
-    assert_input_gradient(ours.x, true.x, size.x)
-    for what in ("weight", "bias"):
-        if getattr(ours, what) is not None:
-            gradient, parameter = getattr(ours, what), getattr(case, what)
-            assert gradient.dtype == parameter.dtype
-            assert_within(gradient, getattr(true, what), getattr(size, what), GAIN_UNITS[parameter.dtype], f"d{what}")
-    return ours, true
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)

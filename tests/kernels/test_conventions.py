@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
-from random import Random
-
 import pytest
 import torch
 
 import normkit
-from contract import (
-    DTYPES,
-    GAIN_UNITS,
-    HALF,
-    ROUNDED,
-    UNITS,
-    Calls,
-    assert_rounded,
-    assert_within,
-    below_normal,
-    draw,
-    outcome,
-    roundings,
-    terms,
-    truth,
-)
+from contract import DTYPES, HALF, Calls, draw
 from helpers import PRESETS, arguments
-from normkit import NormSpec, reference, specs
+from normkit import specs
 from normkit.kernels import cpu, support
+from sampled_conventions import CONVENTIONS, PAIRS, assert_conventions, sample
 
 TRAILING = "rows that are not the trailing axes"
 IN_16_BITS = "statistics in 16 bits"
@@ -39,88 +22,6 @@ NEVER = {
     "MUSE_SPARK_INPUT_SCALED": "a gain before the norm",
 }
 NOT_IN_16_BITS = {"ANNOTATED_TRANSFORMER", "IMAGEGPT", "L2_NORM", "X_TRANSFORMERS_RMS"}
-
-# The axes of the conventions that the kernels know.
-CENTRES = [True, False]
-SCALES = [("mean", 0), ("mean", 1), ("sum", 0)]
-PLACEMENTS = ["inside", "outside", "clamp"]
-MULTIPLIERS = ["one", "sqrt_n"]
-CASTS = ["late", "early", "weight"]
-GAINS = [(False, 0.0, "float32"), (True, 0.0, "float32"), (True, 1.0, "float32"), (True, 1.0, "parameter")]
-GAINS += [(True, -0.5, "float32"), (True, -0.5, "parameter")]
-OUTPUTS = ["input", "promote", "weight"]
-CONVENTIONS = [
-    NormSpec(
-        centre_numerator=centre,
-        centre_statistics=centre,
-        # On rows of length near 1 a clamp at 0.5 holds some of them, and so does 20 on a sum.
-        eps=0.5 if placement != "inside" else 1e-3,
-        eps_placement=placement,
-        reduction=reduction,
-        correction=correction,
-        multiplier=multiplier,
-        cast=cast,
-        has_weight=has_weight,
-        weight_offset=offset,
-        offset_dtype=offset_dtype,
-        has_bias=has_bias,
-        round_rstd=round_rstd,
-        output_dtype=output,
-    )
-    for centre, (reduction, correction), placement, multiplier, cast, (has_weight, offset, offset_dtype), has_bias, (
-        round_rstd
-    ), output in product(CENTRES, SCALES, PLACEMENTS, MULTIPLIERS, CASTS, GAINS, [False, True], [False, True], OUTPUTS)
-]
-# An input's dtype, and its parameters'.
-PAIRS = [(name, name) for name in DTYPES]
-PAIRS += [("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp16"), ("fp16", "bf16")]
-PAIRS += [("fp64", "fp32"), ("fp64", "bf16"), ("bf16", "fp64"), ("fp32", "fp64")]
-
-
-def sample(count, seed):
-    """Conventions drawn without order: each axis has at most six values, so each pair of values is among them."""
-    return Random(seed).sample(CONVENTIONS, count)
-
-
-def assert_output(spec, case, y, true, size):
-    """Rounded where the program rounds; else four units of the formula."""
-    program, casts = reference.forward(case.x, spec, case.weight, case.bias), roundings(spec, case)
-    assert y.dtype == program.dtype
-    if spec.round_rstd and case.x.dtype in HALF:
-        # Of a float32 output only what leads to it is rounded. A near-tie of 1/s moves a whole row by one ulp.
-        step = 0.0 if y.dtype in HALF else 4 * torch.finfo(y.dtype).eps * size
-        differing = ((y.double() - program.double()).abs() > step).double().mean(-1)
-        is_tie = differing > 0.05
-        assert is_tie.sum() <= 1, f"{is_tie.sum()} rows have another 1/s"
-        assert differing[~is_tie].mean() <= 1 - ROUNDED[torch.float16], f"{differing[~is_tie].mean():.3g} are off"
-    elif casts and y.dtype == torch.float64:
-        # What follows a cast to 16 bits may then be float32 arithmetic, or wider.
-        is_close = (y - program).abs() <= 4 * torch.finfo(torch.float32).eps * size
-        assert is_close.double().mean() >= min(ROUNDED[dtype] for dtype in casts)
-    elif casts:
-        assert_rounded(y, program, spec, casts, size)
-    else:
-        # 1 + weight is taken in float32 "or wider": beside a float64 input both are right.
-        is_nearer = (y - program.double()).abs() < (y - true).abs()
-        assert_within(y, torch.where(is_nearer, program.double(), true), size, UNITS[y.dtype], "y")
-
-
-def assert_conventions(spec, case):
-    true = truth(spec, case)
-    size, ours = terms(spec, case, true), outcome(spec, case)
-    assert_output(spec, case, ours.y, true.y, size.y)
-    if case.x.dtype in HALF:
-        once = 0.5 * torch.finfo(case.x.dtype).eps * true.x.abs() + below_normal(case.x.dtype)
-        bound = once + 4 * torch.finfo(torch.float32).eps * size.x
-        error = (ours.x.double() - true.x).abs()
-        assert (error <= bound).all(), f"dx: {(error / bound).max():.3g} of what rounding once leaves"
-    else:
-        assert_within(ours.x, true.x, size.x, UNITS[case.x.dtype], "dx")
-    for what in ("weight", "bias"):
-        if getattr(case, what) is not None:
-            ours_of, true_of, size_of = (getattr(of, what) for of in (ours, true, size))
-            assert ours_of.dtype == getattr(case, what).dtype
-            assert_within(ours_of, true_of, size_of, GAIN_UNITS[ours_of.dtype], f"d{what}")
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)

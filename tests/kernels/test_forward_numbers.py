@@ -7,7 +7,18 @@ import torch
 from torch.nn import functional as F
 
 import normkit
-from contract import DTYPES, ROWS, UNITS, assert_rounded, assert_within, draw, roundings, row_terms, terms, truth
+from contract import (
+    DTYPES,
+    ROWS,
+    UNITS,
+    assert_forward,
+    assert_rounded,
+    assert_within,
+    draw,
+    row_terms,
+    terms,
+    truth,
+)
 from helpers import exact
 from normkit import reference, specs
 
@@ -18,20 +29,6 @@ LENGTHS = [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 96, 127,
 LENGTHS += [1000, 1023, 1025, 2049, 4095, 4096, 4097, 8193]
 # (input, parameters); half the models in the world keep float32 parameters beside 16-bit activations.
 MIXED = [("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16"), ("fp32", "fp16"), ("bf16", "fp16"), ("bf16", "fp64")]
-
-
-def assert_forward(spec, case):
-    """The contract for any dtype: rounded once a cast where a cast is to 16 bits, else four units."""
-    true = truth(spec, case)
-    size, casts = terms(spec, case, true).y, roundings(spec, case)
-    y = normkit.normalize(case.x, spec, case.weight, case.bias)
-    program = reference.forward(case.x, spec, case.weight, case.bias)
-    if casts:
-        assert_rounded(y, program, spec, casts, size)
-    else:
-        assert y.dtype == program.dtype
-        assert_within(y, true.y, size, UNITS[y.dtype], "y")
-    return y, true.y
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -43,7 +43,7 @@ def seen_through(name: str) -> Any:
         from torch.export import _trace
 
         # An exported program keeps the operator: launches cannot be written to a file.
-        is_exported: Any = _trace.custom_triton_ops_decomposition_disabled
+        is_exported: Any = getattr(_trace, "custom_triton_ops_decomposition_disabled", lambda: False)
         is_traced = all(issubclass(kind, _TRACED) for kind in types)
         if not arguments[0].is_cuda or not is_traced or is_exported():
             return mode.__torch_dispatch__(operator, types, arguments, keywords)

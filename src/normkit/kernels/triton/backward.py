@@ -55,11 +55,11 @@ def kept_statistics(
 
 
 @triton.jit
-def normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE: tl.constexpr):
-    """z of a tile, 0 where there is no element."""
+def normalized_rows(value, inverse, power, mean, remainder, CENTRE: tl.constexpr):
+    """z of a tile; where there is no element any number, as h is 0 there."""
     value = value * power[:, None]
     if CENTRE:
-        value = tl.where(mask, (value - mean[:, None]) - remainder[:, None], 0.0)
+        value = (value - mean[:, None]) - remainder[:, None]
     return value * inverse[:, None]
 
 
@@ -125,7 +125,7 @@ def sum_gradient_rows(
         h = upstream * power[:, None]
         if weight is not None:
             h = h * effective_gain(weight, at, at < N, WEIGHT_OFFSET, OFFSET_IN_PARAMETER)[None, :]
-        products += h * normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE)
+        products += h * normalized_rows(value, inverse, power, mean, remainder, CENTRE)
         heights += h
     tl.store(row_sums + row, tl.div_rn(tl.sum(products, 1) * ratio, tl.zeros_like(ratio) + DIVISOR))
     if CENTRE:
@@ -193,7 +193,7 @@ def differentiate(
         inverse, power, mean, remainder, ratio, rest = kept_statistics(
             statistics, row, is_row, rows, CENTRE, EPS_PLACEMENT, WIDE
         )
-        z = normalized_rows(value, inverse, power, mean, remainder, mask, CENTRE)
+        z = normalized_rows(value, inverse, power, mean, remainder, CENTRE)
         if NEEDS_WEIGHT:
             of_weight += upstream * (wide_rows(value, inverse, rest, power, mean, remainder, CENTRE) if WIDE else z)
         if NEEDS_BIAS:

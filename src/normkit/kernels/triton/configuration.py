@@ -1,21 +1,20 @@
 """How rows are cut into pieces for programs: frozen data, chosen by the shape and the sizes of the numbers alone.
 
 The gradients of gain and bias are summed in an order that follows from this, so nothing here asks which GPU it is.
-Registers, spills and shared memory of these choices, and what others would take: docs/kernels.md.
+Registers, spills and shared memory of these choices, and what others would take: docs/notes/gpu-kernels.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Columns of a row that one program can hold without spilling registers. Backward also holds a sum and its compensation
-# a column for gain and bias.
+# Columns of a row that one program can hold in registers. Backward also holds a sum a column for gain and bias.
 _MOST_FORWARD = 16384
 _MOST_BACKWARD = 8192
 # Rows this long are loaded while the row before is computed; of shorter ones several programs share a multiprocessor.
 _LEAST_AHEAD = 16384
-# Numbers of a row that a thread takes. What each warp does once a row, its share of the sums, is a third of all
-# instructions at 16 numbers forward; at more than these, registers are short.
+# Numbers of a row that a thread takes: with half as many, what each warp does once a row is a third of all
+# instructions; with twice as many, registers are short.
 _FORWARD_OF_THREAD = 32
 _BACKWARD_OF_THREAD = 16
 # The second reading of a long row finds it in the cache only if all rows in work fit there: from so many bytes on, a
@@ -63,7 +62,7 @@ class Tiling:
 
 def forward_tiling(rows: int, n: int, row_bytes: int) -> Tiling:
     """For a forward pass over rows of n features; `row_bytes` is all that is read for one: inputs, gain and bias."""
-    columns = _power_of_two(n)
+    rows, columns = rows or 1, _power_of_two(n)
     if columns > _MOST_FORWARD or (n >= _LEAST_AHEAD and row_bytes > _MOST_BYTES_AHEAD):
         size = 2 if row_bytes >= _MANY_BYTES else 1
         return Tiling(rows=1, columns=8192 * size, tiles=1, warps=16 * size, stages=1, is_whole=False)
@@ -75,22 +74,24 @@ def forward_tiling(rows: int, n: int, row_bytes: int) -> Tiling:
     return Tiling(rows=at_once, columns=columns, tiles=1, warps=warps, stages=1, is_whole=True)
 
 
-def backward_tiling(rows: int, n: int, row_bytes: int, sums: int) -> Tiling:
-    """For a backward pass; `sums` is how many gradients are summed over rows: gain's, bias's, both or none.
+def backward_tiling(rows: int, n: int, row_bytes: int, sums: int, *, wide: bool) -> Tiling:
+    """For a backward pass; `sums` is how many gradients are summed over rows, `wide` if in float64.
 
     Rows are dealt to so many programs that they fill a GPU, and to no more than the lines of sums that they leave are
     worth: one line for 32 rows.
     """
-    columns = _power_of_two(n)
-    if columns > _MOST_BACKWARD * (1 if sums else 2):
-        at_once, columns, warps, is_whole = 2, 1024, 4, False
+    rows, columns = rows or 1, _power_of_two(n)
+    # Wider numbers, which come with wider sums, leave room for half as many of each.
+    of_thread = _BACKWARD_OF_THREAD if row_bytes <= 4 * n else _BACKWARD_OF_THREAD // 2
+    # One sum a column still fits twice the width, but for 14 registers of a thread; that beats a second reading.
+    holds_twice = sums == 0 or (sums == 1 and not wide)
+    if columns > _MOST_BACKWARD * (2 if holds_twice else 1):
+        at_once, columns, is_whole = 2, 1024, False
         row_bytes = row_bytes * columns // n
     else:
         at_once, is_whole = _rows_of_tile(columns, 1024), True
-        # Wider numbers, which come with wider sums, leave room for half as many of each.
-        of_thread = _BACKWARD_OF_THREAD if row_bytes <= 4 * n else _BACKWARD_OF_THREAD // 2
-        warps = 32 if columns > _MOST_BACKWARD else min(16, max(2, at_once * columns // (32 * of_thread)))
-    blocks = max(1, _quotient(rows, at_once))
+    warps = min(16 if columns <= _MOST_BACKWARD else 32, max(2, at_once * columns // (32 * of_thread)))
+    blocks = _quotient(rows, at_once)
     if sums:
         most = min(1024, max(256, 2**21 // columns)) if is_whole else max(1, 1024 // _quotient(n, columns))
         blocks = min(blocks, max(min(256, most), min(most, rows // 32)))

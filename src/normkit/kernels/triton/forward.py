@@ -260,8 +260,10 @@ def normalize_long_rows(
         )
     cast_dtype: tl.constexpr = weight.dtype.element_ty if CAST_TO_WEIGHT else x.dtype.element_ty
     y_start = row_offsets(row, inner, y_outer, y_stride, ALIGNED, NESTED)
-    for first in range(0, N, BLOCK_N):
-        at = first + column
+    # Backwards: the last pieces that were read are the likeliest to be in the cache still.
+    LAST: tl.constexpr = (N - 1) // BLOCK_N * BLOCK_N
+    for done in range(0, N, BLOCK_N):
+        at = (LAST - done) + column
         value = tl.load(source + start + at, mask=at < N, other=0.0, eviction_policy="evict_first").to(tl.float32)
         result = normalized(
             value[None, :], power, mean, remainder, inverse, x.dtype.element_ty, CENTRE, MULTIPLIER, ROUND_RSTD

@@ -46,7 +46,9 @@ def compile_launch(launch: Launch, tensors: Tensors) -> Run:
         # Triton's interpreter, which compiles nothing.
         interpreted = launch.kernel[grid]
         return lambda given: interpreted(*given, *launch.numbers, **launch.constants)
-    compiled = launch.kernel.warmup(*arguments, **launch.constants, num_warps=launch.warps, grid=grid)
+    # Said, as what Triton takes for granted is to change: products are fused with the sums that they enter.
+    options = {"num_warps": launch.warps, "enable_fp_fusion": True}
+    compiled = launch.kernel.warmup(*arguments, **launch.constants, **options, grid=grid)
     # The launcher takes compile-time arguments too, in their place, and passes over them.
     tail = (*launch.numbers, *(launch.constants[name] for name in launch.kernel.arg_names[len(arguments) :]))
     run = compiled[grid]

@@ -56,10 +56,13 @@ def _capability_reason(index: int) -> str | None:
     return f"a GPU of compute capability {capability[0]}.{capability[1]}; the kernels need 8.0"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def device_reason(index: int) -> str | None:
     """Why there are no kernels for a GPU; None if there are."""
     return load() or _capability_reason(index)
+
+
+# All that `torch.compiler.assume_constant_result` does, which imports the compiler, and so Triton.
+device_reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def supports_tensors(

@@ -152,7 +152,7 @@ def backward_launches(
         has_addend: Something is added to dx.
     """
     needs_x, needs_weight, needs_bias = needs
-    tiling = backward_tiling(laid.rows, of.n, of.n * itemsizes, needs_weight + needs_bias)
+    tiling = backward_tiling(laid.rows, of.n, of.n * itemsizes, needs_weight + needs_bias, wide=of.wide)
     blocks = tiling.blocks(laid.rows)
     shared = {"N": of.n, "CENTRE": of.centre, "EPS_PLACEMENT": of.eps_placement, "DIVISOR": of.divisor}
     lying = {"ALIGNED": of.aligned, "NESTED": laid.is_nested, "WIDE": of.wide}
