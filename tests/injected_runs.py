@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,20 +98,20 @@ class RunFault:
     is_declared: bool = True
 
 
-def attempt(fault: RunFault, twin: str, seed: int) -> Trial:
+def attempt(fault: RunFault, twin: str, seed: int, **changes: Any) -> Trial:
     """Run with a fault under a watch."""
-    return judged(fault, twin, seed)[0]
+    return judged(fault, twin, seed, **changes)[0]
 
 
-def judged(fault: RunFault, twin: str, seed: int) -> tuple[Trial, Inspection]:
-    """The same, and all that the watch says."""
+def judged(fault: RunFault, twin: str, seed: int, **changes: Any) -> tuple[Trial, Inspection]:
+    """The same, and all that the watch says; of the recipe, other values than the fault's may be given."""
     torch.manual_seed(seed)
     model, chance = fresh(twin), random.Random(f"{fault.name} {twin} {seed}")
     intent = None
     if twin == "study" and fault.is_declared:
         intent = baseline.infer(nk.inspect(model.eval(), {"input_ids": _text()[None, :64]}), source="the intent file")
     planted = fault.plant(model, chance)
-    found = watched(model, dataclasses.replace(Recipe(), **fault.recipe), seed, fault.strike, intent)
+    found = watched(model, Recipe(**{**fault.recipe, **changes}), seed, fault.strike, intent)
     assert found.training is not None
     origin = found.training.origin
     trial = Trial(

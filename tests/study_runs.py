@@ -70,7 +70,7 @@ def state(model: nn.Module) -> dict[str, list[object]]:
     return {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
 
 
-def _keep(folder: Path) -> None:
+def keep(folder: Path) -> None:
     """A run that is kept after every step and told of before; its end goes to a file."""
 
     def tell(point: Point) -> None:
@@ -143,7 +143,7 @@ class _EnoughError(Exception):
     """Ends a run in the middle."""
 
 
-def _share(folder: Path) -> None:
+def share(folder: Path) -> None:
     """All that two processes do together; at the end the second is killed while the first is busy by itself."""
     try:
         with joined() as ranks:
@@ -188,7 +188,7 @@ def _continued(ranks: Ranks, folder: Path) -> dict[str, object]:
     }
 
 
-def _lose(folder: Path) -> None:
+def lose(folder: Path) -> None:
     """The second process is killed in a step of which the first waits for the gradients."""
 
     def tell(share: float) -> None:
@@ -204,4 +204,4 @@ def _lose(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"keep": _keep, "share": _share, "lose": _lose}[sys.argv[1]](Path(sys.argv[2]))
+    share(Path(sys.argv[1]))

@@ -69,9 +69,10 @@ def test_what_the_page_says_is_what_the_source_says(name, rows):
 
 
 @pytest.mark.parametrize("part", range(6))
-def test_a_third_of_the_rows_and_all_of_the_known_are_what_is_found_now(part, built):
+def test_a_sixth_of_the_rows_and_all_of_the_known_are_what_is_found_now(part, built):
+    """The known ones hold every kind of norm and placement; `census/families.py --check` asks all."""
     others = [name for name in built if name not in KNOWN]
-    names = [*others[::3], *KNOWN][part::6]
+    names = [*others[::6], *KNOWN][part::6]
     taken = families.take(names)
     assert [facts.family.name for facts in taken] == sorted(names, key=list(built).index)
     lines = PAGE.splitlines()

@@ -167,7 +167,7 @@ def test_no_bit_of_any_file_can_be_turned_over(saved, side):
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != NAME]
     assert {"config.json", INDEX, "tokenizer.json", "generation_config.json"} <= {path.name for path in files}
     for file in files:
-        for byte, bit in positions(file, 16):
+        for byte, bit in positions(file, 8):
             with flipped(file, byte, bit):
                 faults = failed(verify(saved.source, saved.result))
             assert file.name in faults[f"{side} files"], (file, byte, bit)
@@ -177,7 +177,7 @@ def test_no_bit_of_any_file_can_be_turned_over(saved, side):
 def test_no_bit_of_the_certificate_can_be_turned_over(saved):
     file = saved.result / NAME
     version = file.read_bytes().index(b'"normkit": "') + len('"normkit": "')
-    for byte, bit in positions(file, 200):
+    for byte, bit in positions(file, 100):
         if version <= byte < version + 12:
             # Nothing can tell which version made it.
             continue

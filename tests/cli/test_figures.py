@@ -84,6 +84,16 @@ def test_dark_alone_is_named_dark_and_makes_the_same_page(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("few")
+def test_the_page_of_both_schemes_is_that_of_the_light_one_with_links_to_the_dark_ones(run: Run) -> None:
+    for scheme in ("light", "both"):
+        assert run("figures", "--out", scheme, "--scheme", scheme).exit_code == 0
+    light, both = written("light"), written("both")
+    pages = light.pop("index.html"), both.pop("index.html")
+    assert {name: content for name, content in both.items() if not name.endswith("-dark.svg")} == light
+    assert re.sub(rb'<a href="[\w-]+-dark.svg">[^<]+</a> ', b"", pages[1]) == pages[0] != pages[1]
+
+
+@pytest.mark.usefixtures("few")
 def test_json_lists_the_files(run: Run) -> None:
     done = run("figures", "--json", "--out", "here", "--scheme", "both")
     document = json.loads(done.stdout)
@@ -130,20 +140,23 @@ def test_without_matplotlib_one_line_names_the_extra(run: Run, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_the_whole_command_twice(tmp_path: Path) -> None:
-    folders = [tmp_path / scheme for scheme in ("both", "light")]
-    for folder in folders:
-        command = [sys.executable, "-m", "normkit", "figures", "--out", str(folder), "--scheme", folder.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stderr == ""
-        assert max(map(len, done.stdout.splitlines()[:-1])) <= 100
-        assert "…" not in done.stdout
-    both, light = map(written, folders)
-    pages = both.pop("index.html"), light.pop("index.html")
-    dark = {name for name in both if name.endswith("-dark.svg")}
-    assert len(dark) == len(light) == 15
-    assert {name: content for name, content in both.items() if name not in dark} == light
-    # Beside the links to the dark ones the two pages are one.
-    assert re.sub(rb'<a href="[\w-]+-dark.svg">[^<]+</a> ', b"", pages[0]) == pages[1] != pages[0]
+def test_the_whole_command_and_a_third_of_it_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes depend neither on the process nor on what is drawn before."""
+    command = [sys.executable, "-m", "normkit", "figures", "--out", str(tmp_path / "both"), "--scheme", "both"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 100
+    assert "…" not in done.stdout
+    both = written(tmp_path / "both")
+    page = both.pop("index.html")
+    assert len(both) == 30
+    assert sum(name.endswith("-dark.svg") for name in both) == 15
     # A page to be sent by mail.
-    assert len(pages[0]) < 1_000_000
+    assert len(page) < 1_000_000
+    whole = gallery.gallery
+    monkeypatch.setattr(gallery, "gallery", lambda twins: whole(twins)[::3])
+    assert run("figures", "--out", "third").exit_code == 0
+    third = written("third")
+    del third["index.html"]
+    assert len(third) == 5
+    assert all(both[name] == content for name, content in third.items())

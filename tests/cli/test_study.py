@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+import forks
 import tiny_study
+from forks import Fork
 from normkit.errors import InputError
 from normkit.report import study as report
 from normkit.study import catalogue, running
@@ -180,23 +181,17 @@ def test_a_page_that_cannot_be_written_costs_no_numbers(
 
 PROGRAM = """
 import tiny_study
+from normkit.study import running
 tiny_study.install()
+running._digest_of_text = lambda: "text"
 from normkit.cli.entry import main
 main()
 """
 
 
-def started(*arguments: object, **environment: str) -> subprocess.Popen[str]:
+def started(*arguments: object) -> Fork:
     """The command in a process of its own, which knows the tiny studies."""
-    tests = str(Path(__file__).resolve().parent.parent)
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "study", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": tests, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return Fork(PROGRAM, "study", *arguments)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -209,7 +204,7 @@ def until(condition: Callable[[], object]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path, jobs: int) -> None:
-    process = started("tiny", "--out", tmp_path, "--jobs", jobs, "--set", "pause=0.2")
+    process = started("tiny", "--out", tmp_path, "--jobs", jobs, "--set", "pause=0.1")
     until(lambda: list(tmp_path.glob("tiny/arms/*.json")))
     # A terminal sends it to all processes of the group.
     os.killpg(process.pid, signal.SIGINT)
@@ -217,27 +212,16 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path, job
     assert (process.returncode, out) == (130, "")
     assert error == f"normkit: interrupted; finished arms are kept in {tmp_path}: --resume goes on from there\n"
     assert not (tmp_path / "tiny" / "results.json").exists()
-    out, error = started("tiny", "--out", tmp_path, "--jobs", jobs, "--set", "pause=0.2", "--resume").communicate()
+    # The same in one process: others need seconds to begin.
+    out, error = started("tiny", "--out", tmp_path, "--jobs", 1, "--set", "pause=0.1", "--resume").communicate()
     assert "+ reproduced" in out
     assert error == ""
     assert len((tmp_path / "tiny" / "log.jsonl").read_text().splitlines()) == 6
 
 
-def port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
-def ranks(*arguments: object) -> list[subprocess.Popen[str]]:
-    """The command as `torchrun --nproc-per-node 2` starts it."""
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port(), "OMP_NUM_THREADS": "1"}
-    return [started(*arguments, RANK=rank, LOCAL_RANK=rank, **shared) for rank in ("0", "1")]
-
-
 @pytest.mark.slow
 def test_two_processes_share_every_arm_and_the_first_speaks(tmp_path: Path) -> None:
-    both = ranks("tiny", "--out", tmp_path, "--set", "trains=yes", "--seeds", 1)
+    both = forks.pair(PROGRAM, "study", "tiny", "--out", tmp_path, "--set", "trains=yes", "--seeds", 1)
     (out, error), silent = (process.communicate(timeout=300) for process in both)
     assert [process.returncode for process in both] == [0, 0], error
     assert "+ reproduced" in out
@@ -252,7 +236,9 @@ def test_two_processes_share_every_arm_and_the_first_speaks(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_where_one_of_two_processes_dies_the_other_says_so_in_a_line(tmp_path: Path) -> None:
-    both = ranks("tiny", "--out", tmp_path, "--set", "trains=yes", "--set", "pause=0.1", "--set", "steps=8")
+    both = forks.pair(
+        PROGRAM, "study", "tiny", "--out", tmp_path, "--set", "trains=yes", "--set", "pause=0.1", "--set", "steps=8"
+    )
     until(lambda: list(tmp_path.glob("tiny/arms/*.json")))
     both[1].kill()
     out, error = both[0].communicate(timeout=300)
@@ -266,7 +252,7 @@ def test_where_one_of_two_processes_dies_the_other_says_so_in_a_line(tmp_path: P
 def test_where_the_folder_cannot_be_used_one_of_two_processes_says_so(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "photo.jpg").touch()
-    both = ranks("tiny", "--out", tmp_path)
+    both = forks.pair(PROGRAM, "study", "tiny", "--out", tmp_path)
     told = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [2, 2]
     message = f"normkit: {tmp_path / 'tiny'} holds results already; go on with --resume, or choose another folder"
@@ -276,8 +262,9 @@ def test_where_the_folder_cannot_be_used_one_of_two_processes_says_so(tmp_path: 
 
 @pytest.mark.slow
 def test_a_real_study_as_one_starts_it(tmp_path: Path) -> None:
-    smaller = [part for text in ("steps=3", "layers=2", "width=16") for part in ("--set", text)]
-    command = [sys.executable, "-m", "normkit", "study", "warmup", *smaller, "--seeds", "2", "--jobs", "2"]
+    sizes = ("steps=3", "layers=1", "width=16", "batch=2", "window=8")
+    smaller = [part for size in sizes for part in ("--set", size)]
+    command = [sys.executable, "-m", "normkit", "study", "warmup", *smaller, "--seeds", "2", "--jobs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stderr == ""
     assert "Post-LN transformers need warm-up" in done.stdout

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ import transformers
 from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
+import forks
 from normkit import layers
 from normkit.conversion.replacement import is_normkit
 from normkit.conversion.swapping import convert, revert
@@ -324,11 +322,8 @@ print("sharded and back")
 
 
 @pytest.mark.slow
-def test_fully_shard_on_two_processes_trains_and_goes_back(tmp_path):
-    script = tmp_path / "sharded.py"
-    script.write_text(SHARDED)
-    torchrun = Path(sys.executable).with_name("torchrun")
-    command = [str(torchrun), "--standalone", "--nproc_per_node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("sharded and back") == 2
+def test_fully_shard_on_two_processes_trains_and_goes_back():
+    both = forks.pair(SHARDED)
+    told = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], told[0][1][-3000:]
+    assert [out for out, _ in told] == ["sharded and back\n"] * 2

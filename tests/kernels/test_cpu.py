@@ -8,8 +8,6 @@ import os
 import re
 import shutil
 import struct
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from forks import Fork
 from normkit import specs
 from normkit.errors import InputError
 from normkit.kernels import cpu, signatures
@@ -46,11 +45,10 @@ def undefined_symbols(path: Path) -> list[str]:
 
 
 def in_a_fresh_process(choice: str, program: str) -> str:
-    environment = {**os.environ, "NORMKIT_CPU": choice}
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, env=environment, check=True
-    )
-    return result.stdout.strip()
+    process = Fork(program, environment={**os.environ, "NORMKIT_CPU": choice}, ours=False)
+    out, error = process.communicate()
+    assert (process.returncode, error) == (0, "")
+    return out.strip()
 
 
 def sets_of_this_machine() -> list[str]:

@@ -1,3 +1,4 @@
+import pickle
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from normkit.errors import InputError
 from normkit.study import experiments
 from normkit.study.catalogue import CATALOGUE, NAMES, load
+from normkit.study.trial import Trial
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -17,6 +19,14 @@ def test_each_study_is_what_the_catalogue_says(name):
     arms = [arm.name for arm in study.arms(study.quick)]
     assert len(set(arms)) == len(arms)
     assert all(claim.conditions for claim in study.claims)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_trial_can_be_sent_to_another_process(name):
+    study = load(name)
+    for arm in study.arms(study.quick):
+        sent = pickle.loads(pickle.dumps(Trial(measure=study.measure, arm=arm, seed=1, settings=study.quick)))
+        assert (sent.measure, sent.arm, sent.settings) == (study.measure, arm, study.quick)
 
 
 def test_all_quick_budgets_together_take_less_than_a_quarter_of_an_hour_on_two_cores():

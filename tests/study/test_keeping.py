@@ -2,9 +2,6 @@ import copy
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -12,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from helpers import ROOT
+from forks import Fork
 from normkit.errors import InputError
 from normkit.study.keeping import Keeper
 from normkit.study.loop import Recipe, train
@@ -192,23 +189,29 @@ def test_a_refused_file_leaves_the_model_alone(tmp_path, kept):
     assert state(model) == state(Model())
 
 
+PROGRAM = "import sys, pathlib, study_runs; study_runs.keep(pathlib.Path(sys.argv[1]))"
+
+
 @pytest.mark.slow
 def test_a_process_killed_at_any_time_leaves_a_run_that_ends_in_the_same_bits(tmp_path):
     model, points = run(steps=LONG)
     chance = random.Random(time.time_ns())
-    command = [sys.executable, str(ROOT / "tests" / "study_runs.py"), "keep", str(tmp_path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     first = 1
     for _ in range(3):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-            # From the first line on, the process is in its steps; it is killed before, in or after a write.
-            step = int(process.stdout.readline())
-            assert step >= first
-            first = step
-            time.sleep(chance.random() * 0.02)
-            process.send_signal(signal.SIGKILL)
+        process = Fork(PROGRAM, tmp_path)
+        # From the first line on, the process is in its steps; it is killed before, in or after a write.
+        while "\n" not in process.told():
+            assert process.poll() is None
+            time.sleep(0.005)
+        step = int(process.told().split()[0])
+        assert step >= first
+        first = step
+        time.sleep(chance.random() * 0.02)
+        process.kill()
+        process.communicate()
     assert not (tmp_path / "end.json").exists()
-    subprocess.run(command, check=True, capture_output=True, env=environment)
+    process = Fork(PROGRAM, tmp_path)
+    assert process.communicate()[1] == ""
     end = json.loads((tmp_path / "end.json").read_text())
     assert end["state"] == state(model)
     assert end["points"] == [vars(point) for point in points]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import forks
 from helpers import ROOT
 from normkit.errors import InputError, LostRankError
 from normkit.study.loop import train
@@ -23,9 +24,9 @@ LOST = (
 )
 
 
-def torchrun(mode, folder):
+def torchrun(folder):
     """Two processes of tests/study_runs.py, to their end."""
-    program = [str(ROOT / "tests" / "study_runs.py"), mode, str(folder)]
+    program = [str(ROOT / "tests" / "study_runs.py"), str(folder)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
@@ -88,7 +89,7 @@ def shared(tmp_path_factory):
     """What two processes did together, each one's, and the folder; and the same runs in this process."""
     folder = tmp_path_factory.mktemp("shared")
     before, threads = threading.active_count(), torch.get_num_threads()
-    done = torchrun("share", folder)
+    done = torchrun(folder)
     found = [folder / f"{rank}.json" for rank in range(2)]
     assert all(path.exists() for path in found), done.stderr
     assert threading.active_count() == before
@@ -149,8 +150,14 @@ def test_a_process_that_is_killed_is_one_line_in_one_that_is_busy_by_itself(shar
     assert (folder / "ended.txt").read_text() == LOST
 
 
+LOSE = "import sys, pathlib, study_runs; study_runs.lose(pathlib.Path(sys.argv[1]))"
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_one_line_in_one_that_waits_for_it(tmp_path):
-    done = torchrun("lose", tmp_path)
-    assert done.returncode != 0
-    assert (tmp_path / "lost.txt").read_text() == LOST, done.stderr
+    """Nobody but the broken line tells it: torchrun would also send it a signal."""
+    first, second = forks.pair(LOSE, tmp_path)
+    assert first.communicate()[1] == ""
+    second.communicate()
+    assert second.returncode == -signal.SIGKILL
+    assert (tmp_path / "lost.txt").read_text() == LOST

@@ -1,7 +1,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -9,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import tiny_study
+from forks import Fork
 from normkit.errors import InputError
 from normkit.study import running
 from normkit.study.running import not_run, run
@@ -148,15 +149,16 @@ def test_without_room_finished_arms_are_kept(tmp_path, monkeypatch):
             raise OSError(28, os.strerror(28))
         fsync(handle)
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match="No space left on device; finished arms are kept: make room, then go on with"):
-        run(tiny_study.STUDY, out=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        message = "No space left on device; finished arms are kept: make room, then go on with"
+        with pytest.raises(InputError, match=message):
+            run(tiny_study.STUDY, out=tmp_path)
     # The first of the three was the configuration.
     assert len(list((tmp_path / "tiny" / "arms").iterdir())) == 2
-    monkeypatch.undo()
-    run(tiny_study.STUDY, out=tmp_path / "whole")
-    monkeypatch.setattr(running, "_digest_of_text", lambda: "text")
     run(tiny_study.STUDY, out=tmp_path, resume=True)
+    run(tiny_study.STUDY, out=tmp_path / "whole")
+    assert results(tmp_path) == results(tmp_path / "whole")
 
 
 def test_what_was_not_run_says_why():
@@ -166,10 +168,13 @@ def test_what_was_not_run_says_why():
 
 
 PROGRAM = """
-import sys
+import multiprocessing, sys
 from pathlib import Path
 import tiny_study
-from normkit.study import running
+from normkit.study import running, workers
+# Like this process its workers are forks; how they end with it where they are spawned is asked of them themselves.
+fork = multiprocessing.get_context("fork")
+workers.multiprocessing.get_context = lambda kind: fork
 running._digest_of_text = lambda: "text"
 if __name__ == "__main__":
     settings = {**tiny_study.STUDY.quick, "seeds": 1, "steps": 8, "pause": 0.05, "trains": True}
@@ -177,14 +182,8 @@ if __name__ == "__main__":
 """
 
 
-def started(folder: Path, jobs: int) -> subprocess.Popen[str]:
-    tests = str(Path(__file__).resolve().parent.parent)
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder), str(jobs)],
-        env={**os.environ, "PYTHONPATH": tests},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def started(folder: Path, jobs: int) -> Fork:
+    return Fork(PROGRAM, folder, jobs)
 
 
 def children(process: int) -> list[int]:
@@ -210,6 +209,15 @@ def in_training(folder: Path) -> set[str]:
     return {path.parent.name for path in folder.glob("tiny/runs/*/run.safetensors")}
 
 
+def is_midway(folder: Path) -> bool:
+    """Whether a run is kept of which steps are left."""
+    for path in folder.glob("tiny/runs/*/run.safetensors"):
+        with safe_open(path, "pt") as kept:
+            if len(json.loads(kept.metadata()["normkit"])["points"]) < 8:
+                return True
+    return False
+
+
 def killed(folder: Path, jobs: int, spared: set[str], delay: float) -> set[str] | None:
     """Kill a study a while after an arm has begun to train that is not to be spared; these, or None if it is done."""
     process = started(folder, jobs)
@@ -227,19 +235,30 @@ def killed(folder: Path, jobs: int, spared: set[str], delay: float) -> set[str] 
     return in_training(folder)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    """What a study leaves that nobody has killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert started(folder, 1).communicate()[1] == ""
+    assert json.loads(results(folder))["measurements"]["0"]["right"]["losses"][7] > 0
+    return results(folder)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_killed_at_any_time_it_goes_on_to_the_same_bytes(tmp_path, jobs):
-    chance, caught = random.Random(jobs), set()
+@pytest.mark.parametrize(("jobs", "kills"), [(1, 10), (2, 1)])
+def test_killed_at_any_time_it_goes_on_to_the_same_bytes(tmp_path, whole, jobs, kills):
+    """In one process it is killed in each of its arms; in two, where it is in two arms at a time, once."""
+    chance, is_caught = random.Random(jobs), False
     for attempt in range(10):
-        folder = tmp_path / f"killed {attempt}"
-        while (now := killed(folder, jobs, caught, 0.4 * chance.random())) is not None:
+        folder, caught = tmp_path / f"killed {attempt}", set()
+        while len(caught) < kills and (now := killed(folder, jobs, caught, 0.2 * chance.random())) is not None:
             caught |= now
-        # A study may be done before it is killed.
-        if caught:
+            is_caught |= is_midway(folder)
+        # A run may be done before it is killed.
+        if is_caught:
             break
-    assert caught
+    assert is_caught
+    if jobs == 2:
+        assert started(folder, jobs).communicate()[1] == ""
     assert not (folder / "tiny" / "runs").exists()
-    assert started(tmp_path / "whole", 1).communicate()[1] == ""
-    assert results(folder) == results(tmp_path / "whole")
-    assert json.loads(results(tmp_path / "whole"))["measurements"]["0"]["right"]["losses"][7] > 0
+    assert results(folder) == whole

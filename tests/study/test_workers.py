@@ -1,4 +1,5 @@
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,6 +13,14 @@ import tiny_study
 from normkit.errors import InputError
 from normkit.study.trial import Trial
 from normkit.study.workers import Crew
+
+
+@pytest.fixture
+def begun_at_once(monkeypatch):
+    """Processes that are forks of one that has imported torch, in place of spawned ones."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["normkit.study.workers", "tiny_study"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _kind: context)
 
 
 def trials(seeds=2, **changes):
@@ -59,6 +68,7 @@ def test_several_jobs_give_the_same_bytes_as_one():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("begun_at_once")
 def test_a_process_that_ends_takes_no_other_trial_with_it():
     faulty = [trials(fault=fault)[2] for fault in ("killed", "ended", "bug")]
     with Crew(jobs=2) as crew:
@@ -74,6 +84,7 @@ def test_a_process_that_ends_takes_no_other_trial_with_it():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("begun_at_once")
 def test_processes_end_with_their_crew_and_with_who_asks_no_more():
     with Crew(jobs=2) as crew:
         with contextlib.closing(crew.perform(trials(pause=0.01), quiet)) as found:
