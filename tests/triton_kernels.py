@@ -174,6 +174,6 @@ def cut_into(monkeypatch: pytest.MonkeyPatch, tiling: Tiling, row_sums: int = 64
         return launch._replace(constants={**launch.constants, "BLOCK_N": row_sums})
 
     monkeypatch.setattr(planning, "forward_tiling", lambda *_: tiling)
-    monkeypatch.setattr(planning, "backward_tiling", lambda *_: tiling)
+    monkeypatch.setattr(planning, "backward_tiling", lambda *_, **__: tiling)
     monkeypatch.setattr(planning, "_row_sums", sums_in_pieces)
     operators._plans.clear()
