@@ -45,6 +45,21 @@ def test_other_sizes_are_refused():
         operators.normalize_rows(torch.ones(3, 0), None, None, *numbers)
 
 
+def test_other_sizes_are_refused_after_a_call_that_fits():
+    """What is remembered of that call is not taken for this one: the kernel would read past the end."""
+    from normkit.kernels.triton import operators
+
+    x, numbers = torch.ones(3, 8), plan(specs.TORCH_LAYER_NORM)[1:4]
+    _, statistics = operators.normalize_forward(x, torch.ones(8), None, *numbers)
+    with pytest.raises(ShapeError, match="must have 8 numbers"):
+        operators.normalize_forward(x, torch.ones(7), None, *numbers)
+    operators.normalize_backward(x, x, statistics, torch.ones(8), None, *numbers, None, True, True, False)
+    with pytest.raises(ShapeError, match=r"must have one shape, got \(2, 8\) and \(3, 8\)"):
+        operators.normalize_backward(x[:2], x, statistics, torch.ones(8), None, *numbers, None, True, True, False)
+    with pytest.raises(RuntimeError):
+        normkit.rms_norm(torch.ones(3, 8), (4,), torch.ones(4))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spec", [specs.TORCH_LAYER_NORM, specs.LLAMA, specs.SCALE_NORM.replace(has_weight=False)])
 def test_statistics_are_those_that_the_fake_promises(spec, dtype):

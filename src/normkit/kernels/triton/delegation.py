@@ -60,6 +60,7 @@ def delegated(of: Program, x: Tensor, weight: Tensor | None) -> tuple[Tensor, No
     """y, no new residual, and the statistics as our own kernel keeps them."""
     gain = None if weight is None else weight.reshape(-1)
     y, inverse = torch.ops.aten._fused_rms_norm(x.reshape(-1, of.n), (of.n,), gain, of.eps)
-    statistics = torch.ones((of.statistics_lines, inverse.numel()), dtype=torch.float32, device=x.device)
-    statistics[0] = inverse.reshape(-1)
+    # Power is 1, and of what 1 / s lacks nothing is known.
+    statistics = torch.zeros((of.statistics_lines, inverse.numel()), dtype=torch.float32, device=x.device)
+    statistics[0], statistics[1] = inverse.reshape(-1), 1.0
     return y.reshape(x.shape), None, statistics

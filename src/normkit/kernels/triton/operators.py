@@ -148,7 +148,7 @@ def _forward(
     weight, bias = _in_place(weight, captures), _in_place(bias, captures)
     key = plan = None
     if not captures:
-        key = (norm, keeps, x.shape, *map(_kind, (x, residual, weight, bias, y, new_residual)), x.device)
+        key = (norm, keeps, *map(_kind, (x, residual, weight, bias, y, new_residual)), x.device)
         plan = _plans.get(key)
     of = plan.program if plan else program_of(norm, x, x if residual is None else residual, weight, bias)
     if plan is None and not captures and y is None and residual is None and is_delegated(of, x, weight, bias):
@@ -219,7 +219,7 @@ def normalize_backward(
     needs = (needs_x, needs_weight and weight is not None, needs_bias and bias is not None)
     key = plan = None
     if not captures:
-        key = (norm, needs, x.shape, *map(_kind, (dy, x, weight, bias, addend)), x.device)
+        key = (norm, needs, *map(_kind, (dy, x, weight, bias, addend)), x.device)
         plan = _plans.get(key)
     if plan is None:
         of = program_of(norm, x, x, weight, bias)
@@ -265,13 +265,18 @@ def _backward_plan(
     return _Plan(of, copies, laid.rows, backward_launches(of, laid, itemsizes, needs, addend is not None), {})
 
 
-def _check(n: int, rows: Tensors, parameters: Tensors) -> None:
+def _check(n: int, rows: tuple[Tensor, *Tensors], parameters: Tensors) -> None:
     """Refuse what the kernels would read wrongly; they are also called without the checks of `loading`."""
     for tensor in (*rows, *parameters):
         if tensor is not None and tensor.dtype not in loading.FLOATING:
             raise DtypeError(f"the Triton kernels compute float32, bfloat16 and float16, got {tensor.dtype}")
     if n == 0:
         raise ShapeError("the Triton kernels compute rows of at least one number, got empty ones")
+    for tensor in rows[1:]:
+        if tensor is not None and tensor.shape != rows[0].shape:
+            raise ShapeError(
+                f"tensors with rows must have one shape, got {tuple(rows[0].shape)} and {tuple(tensor.shape)}"
+            )
     for parameter in parameters:
         if parameter is not None and parameter.numel() != n:
             raise ShapeError(f"a gain or bias must have {n} numbers, one for each feature, got {parameter.numel()}")
@@ -314,8 +319,8 @@ def _remember(key: Any, plan: _Plan) -> _Plan:
 
 
 def _kind(tensor: Tensor | None) -> Any:
-    """What a compiled launch depends on: a pointer that is no multiple of 16 takes narrower loads."""
-    return None if tensor is None else (tensor.dtype, tensor.stride(), tensor.data_ptr() & 15 == 0)
+    """What a plan depends on: what was checked, and what is read where it is or copied."""
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15 == 0)
 
 
 def _in_place(parameter: Tensor | None, captures: bool) -> Tensor | None:
