@@ -27,6 +27,7 @@ from transformers import (
     OlmoForCausalLM,
 )
 
+from forks import Fork
 from normkit.cli import inspection
 
 Run = Callable[..., Result]
@@ -330,21 +331,32 @@ def test_options_that_need_a_model(run: Run) -> None:
 # A real terminal.
 
 
-def on_terminal(*arguments: str, **variables: str) -> tuple[int, str, str]:
+# `python -m normkit` in a fork, whose streams are made as an interpreter makes them when it starts.
+PROGRAM = """
+import os, runpy, sys
+for number, name in enumerate(("stdout", "stderr"), 1):
+    os.dup2(os.open(sys.argv.pop(1), os.O_WRONLY | os.O_NOCTTY), number)
+    setattr(sys, name, open(number, "w", closefd=False, encoding=os.environ.get("PYTHONIOENCODING")))
+runpy.run_module("normkit", run_name="__main__", alter_sys=True)
+"""
+
+
+def on_terminal(*arguments: str, forked: bool = True, **variables: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a run whose two streams are terminals."""
-    streams = [pty.openpty() for _ in range(2)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "normkit", *arguments],
-        stdout=streams[0][1],
-        stderr=streams[1][1],
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "HF_HUB_OFFLINE": "1", **variables},
-    )
-    for _, end in streams:
-        os.close(end)
+    terminals, ends = zip(*(pty.openpty() for _ in range(2)), strict=True)
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "HF_HUB_OFFLINE": "1", **variables}
+    if forked:
+        process = Fork(PROGRAM, *map(os.ttyname, ends), *arguments, environment=environment)
+    else:
+        command = [sys.executable, "-m", "normkit", *arguments]
+        process = subprocess.Popen(command, stdout=ends[0], stderr=ends[1], env=environment)
     # Together, or the process would wait for a reader of the one while the other is read.
     with ThreadPoolExecutor() as pool:
-        out, err = pool.map(_drain, [end for end, _ in streams])
-    return process.wait(timeout=120), out, err
+        read = [pool.submit(_drain, terminal) for terminal in terminals]
+        process.communicate(timeout=120)
+        for end in ends:
+            os.close(end)
+    return process.returncode, read[0].result(), read[1].result()
 
 
 def _drain(end: int) -> str:
@@ -362,7 +374,7 @@ def _drain(end: int) -> str:
 
 @pytest.mark.slow
 def test_a_terminal_gets_colour_and_progress(gpt2: Path) -> None:
-    code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report")
+    code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report", forked=False)
     assert code == 0
     assert "\x1b[1m" in out
     assert "loading" in err
@@ -381,12 +393,8 @@ def test_no_color_leaves_no_escape_code(gpt2: Path) -> None:
 def test_a_terminal_without_unicode_still_gets_its_results_and_findings_exit_with_1(gpt2: Path) -> None:
     change(gpt2, "transformer.ln_f.weight", 0, float("inf"))
     named = gpt2.rename(gpt2.with_name("caf\u00e9"))
-    done = subprocess.run(
-        [sys.executable, "-m", "normkit", "inspect", str(named), *QUICK, "--no-report"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (1, b"")
-    assert done.stdout.startswith(b"caf?  GPT2LMHeadModel")
-    assert b"transformer.ln_f" in done.stdout
+    arguments = ("inspect", str(named), *QUICK, "--no-report")
+    code, out, err = on_terminal(*arguments, PYTHONIOENCODING="ascii", TERM="dumb")
+    assert (code, err) == (1, "")
+    assert out.startswith("caf?  GPT2LMHeadModel")
+    assert "transformer.ln_f" in out

@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from forks import Fork
 from normkit.demo import training
 from normkit.demo.architecture import build
 from normkit.demo.training import Choices, main, train
@@ -81,18 +82,31 @@ def trained(library, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
-def test_a_run_repeats_bit_for_bit_in_another_process(name, library, run, trained, tmp_path):
-    command = [sys.executable, "-m", "normkit.demo.training", *options(tmp_path / "first", library, name)]
+def started(arguments):
+    command = [sys.executable, "-m", "normkit.demo.training", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    return result.returncode, result.stderr
+
+
+def forked(arguments):
+    program = "import runpy; runpy.run_module('normkit.demo.training', run_name='__main__', alter_sys=True)"
+    process = Fork(program, *arguments)
+    _, error = process.communicate()
+    return process.returncode, error
+
+
+@pytest.mark.parametrize(("name", "start"), [("layernorm", started), ("rmsnorm", forked)])
+def test_a_run_repeats_bit_for_bit_in_another_process(name, start, library, run, trained, tmp_path):
+    arguments = options(tmp_path / "first", library, name)
+    code, error = start(arguments)
+    assert code == 0, error
     assert run(tmp_path / "other", name, seed=2).exit_code == 0
     folders = [tmp_path / "first", trained(name), tmp_path / "other"]
     weights = [(folder / name / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
     assert weights[0] != weights[2]
     record = json.loads((tmp_path / "first" / name / "training.json").read_text())
-    assert record["command"] == shlex.join(["python", *command[1:]])
+    assert record["command"] == shlex.join(["python", "-m", "normkit.demo.training", *arguments])
 
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 
 import distributed_runs
+from forks import Fork
 from normkit.inspection.result import Inspection
 from normkit.spec import NormSpec
 from normkit.watching.parameters import PARAMETER_SUMS
@@ -27,8 +27,15 @@ from normkit.watching.tallies import RowTally, row_tables, tap_tables
 TOLERANCE = 1e-10
 # What is not of the run: how a norm was found, and how the report came about.
 APART = {"evidence", "observer", "ranks", "remarks", "model", "checks"}
-# Seconds: PyTorch starts twice on a busy machine, and the watch waits five for an answer that does not come.
+# Seconds, on a busy machine: the watch waits five for an answer that does not come.
 LIMIT = 240
+WORK = """
+import sys
+from pathlib import Path
+from distributed_runs import work
+rank, folder, *ports = sys.argv[1:]
+work(int(rank), tuple(map(int, ports)), folder)
+"""
 
 
 def port() -> int:
@@ -54,19 +61,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Two processes do all runs, one after the other; the first also does one alone."""
     folder = tmp_path_factory.mktemp("runs")
     ports = tuple(port() for _ in range(1 + len(distributed_runs.UNFINISHED)))
-    context = mp.spawn(distributed_runs.work, (ports, str(folder)), nprocs=2, join=False)
-    assert context is not None
-    for process in context.processes:
-        process.join(LIMIT)
-    codes = [process.exitcode for process in context.processes]
-    for process in context.processes:
-        process.kill()
+    both = [Fork(WORK, rank, folder, *ports) for rank in (0, 1)]
+    told = [process.communicate(LIMIT)[1] for process in both]
     found = [folder / f"{rank}.pickle" for rank in (0, 1)]
-    if not all(path.exists() for path in found):
-        # Raises what a process did.
-        context.join()
+    assert all(path.exists() for path in found), "\n".join(told)
     first, second = (pickle.loads(path.read_bytes()) for path in found)
-    return Runs(inspections=(first, second), codes=codes, folder=folder)
+    return Runs(inspections=(first, second), codes=[process.returncode for process in both], folder=folder)
 
 
 def differences(found: Any, expected: Any, where: str = "") -> list[str]:
