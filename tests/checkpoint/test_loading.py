@@ -197,7 +197,12 @@ def test_a_model_of_any_family_is_loaded_to_the_last_bit(tmp_path: Path, family:
     loaded = nk.load(tmp_path)
     assert type(loaded) is type(model)
     assert not loaded.training
-    assert torch.equal(true_logits(loaded, **inputs), true_logits(model, **inputs))
+    expected = model.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
+    # The order in which a matrix product adds may follow where its factors lie in memory (oneMKL on an AMD CPU).
+    difference = (true_logits(loaded, **inputs) - true_logits(model, **inputs)).abs().max()
+    assert difference <= 1e-12
 
 
 def test_float64_of_a_16_bit_checkpoint_holds_the_same_numbers(tmp_path: Path) -> None:
