@@ -149,7 +149,7 @@ def test_a_second_press_ends_the_clip(explorer):
     press(page, "webm")
     assert message(page).startswith("Recording one run of the timeline: 6 seconds.")
     page.wait_for_function("() => normkitExplorer.store.get().stage < 3")
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(1500)
     assert taken(page, "webm").path().stat().st_size > 1000
     assert page.evaluate("normkitExplorer.store.get().stage") == 3
 
