@@ -102,6 +102,18 @@ def outcome(spec: NormSpec, case: Case) -> Outcome:
     return Outcome(y.detach(), *(None if tensor is None else next(gradients) for tensor in given))
 
 
+def added(spec: NormSpec, case: Case, residual: Tensor, d_new: Tensor) -> list[Tensor | None]:
+    """y, the new stream, and the gradients of x, residual, weight and bias, of `normkit.add_normalize`."""
+    given = [
+        None if tensor is None else tensor.detach().requires_grad_()
+        for tensor in (case.x, residual, case.weight, case.bias)
+    ]
+    y, new = normkit.add_normalize(given[0], given[1], spec, *given[2:])
+    leaves = [tensor for tensor in given if tensor is not None]
+    gradients = iter(torch.autograd.grad([y, new], leaves, [case.dy, d_new]))
+    return [y.detach(), new.detach(), *(None if tensor is None else next(gradients) for tensor in given)]
+
+
 def _wide(spec: NormSpec, case: Case) -> Case:
     gain = None
     if case.weight is not None:
@@ -180,6 +192,25 @@ def assert_within(actual: Tensor, expected: Tensor, size: Tensor, units: float, 
     error = (actual - expected).abs() / unit
     if error.numel():
         assert error.max() <= units, f"{what}: {error.max():.3g} u where {units} u are allowed"
+
+
+def assert_alone(spec: NormSpec, case: Case, odd: float | str) -> None:
+    """Assert that an odd number in row 2 of 5, infinities of both signs if "both", changes nothing in the others."""
+    n = case.x.shape[-1]
+    broken = case.x.clone()
+    broken[2, n // 2] = math.inf if odd == "both" else odd
+    broken[2, -1] = -math.inf if odd == "both" else broken[2, -1]
+    ours, clean = outcome(spec, case._replace(x=broken)), outcome(spec, case)
+    others = [0, 1, 3, 4]
+    assert torch.equal(ours.y[others], clean.y[others])
+    assert torch.equal(ours.x[others], clean.x[others])
+    assert torch.equal(ours.y.isnan(), reference.forward(broken, spec, case.weight, case.bias).isnan())
+    # A row with an infinity is divided by one: its other gradients may be 0 / inf or NaN, but not a plausible number.
+    assert (ours.x[2].isnan() | (ours.x[2] == 0)).all()
+    assert ours.x[2].isnan().any()
+    assert ours.weight.isnan().any()
+    if case.bias is not None:
+        assert torch.equal(ours.bias, clean.bias)
 
 
 def roundings(spec: NormSpec, case: Case) -> set[torch.dtype]:

@@ -11,6 +11,7 @@ from contract import (
     GAIN_UNITS,
     UNITS,
     Case,
+    added,
     assert_rounded,
     assert_within,
     below_normal,
@@ -30,18 +31,6 @@ SPECS = {
 # (what a block adds, the stream): one dtype, a float32 stream of a 16-bit model, and the reverse.
 PAIRS = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16")]
 PAIRS += [("fp64", "fp64"), ("fp64", "fp32"), ("fp32", "fp64"), ("fp64", "bf16"), ("bf16", "fp64")]
-
-
-def added(spec, case, residual, d_new):
-    """y, the new stream, and the gradients of x, residual, weight and bias."""
-    given = [
-        None if tensor is None else tensor.detach().requires_grad_()
-        for tensor in (case.x, residual, case.weight, case.bias)
-    ]
-    y, new = normkit.add_normalize(given[0], given[1], spec, *given[2:])
-    leaves = [tensor for tensor in given if tensor is not None]
-    gradients = iter(torch.autograd.grad([y, new], leaves, [case.dy, d_new]))
-    return [y.detach(), new.detach(), *(None if tensor is None else next(gradients) for tensor in given)]
 
 
 def drawn(spec, pair, *sizes):

@@ -1,9 +1,10 @@
-"""Which norms any kernel computes: what depends on the conventions and the sizes alone."""
+"""Which norms any kernel computes, and in which dtype: what depends on conventions, sizes and dtypes alone."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from normkit.kernels import signatures
@@ -36,3 +37,13 @@ def supports_sizes(axes: int, x: Tensor, weight: Tensor | None, bias: Tensor | N
         if parameter.numel() != size or parameter.shape[-axes:] != x.shape[-axes:]:
             return "parameters that are not one number a feature"
     return None
+
+
+def output_dtype(output: int, dtype: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None) -> torch.dtype:
+    """dtype of y for an input of `dtype`; `output` is that of `signatures.Conventions`."""
+    if output == 2 and weight is not None:
+        return weight
+    if output == 1:
+        for parameter in (weight, bias):
+            dtype = dtype if parameter is None else torch.promote_types(dtype, parameter)
+    return dtype

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
+from normkit.kernels import support
 from normkit.kernels.signatures import SIGNATURES, unpacked
+from normkit.kernels.triton import program
 from normkit.ops import devices
 
 _library = torch.library.Library("normkit", "DEF")  # type: ignore[no-untyped-call]
@@ -34,22 +36,16 @@ mark_seen = torch.ops.normkit.mark_seen.default
 
 def _output(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int) -> Tensor:
     """An empty y."""
-    output, dtype = unpacked(conventions).output, x.dtype
-    if output == 1:
-        for parameter in (weight, bias):
-            dtype = dtype if parameter is None else torch.promote_types(dtype, parameter.dtype)
-    elif output == 2 and weight is not None:
-        dtype = weight.dtype
-    return x.new_empty(x.shape, dtype=dtype)
+    dtypes = (None if parameter is None else parameter.dtype for parameter in (weight, bias))
+    return x.new_empty(x.shape, dtype=support.output_dtype(unpacked(conventions).output, x.dtype, *dtypes))
 
 
 def _statistics(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int) -> Tensor:
     of = unpacked(conventions)
     rows = math.prod(x.shape[: -of.axes])
     if x.is_cuda:
-        # As `Program.statistics_lines` in kernels/triton/program.py, which takes Triton to import.
-        is_wide = any(given is not None and given.dtype == torch.float32 for given in (x, weight, bias))
-        lines = (4 if of.centre else 2) + (of.eps_placement != 0) + is_wide
+        wide = program.is_wide(*(given.dtype for given in (x, weight, bias) if given is not None))
+        lines = program.statistics_lines(bool(of.centre), of.eps_placement, wide)
         return x.new_empty((lines, rows), dtype=torch.float32)
     return x.new_empty((rows, 3 if x.dtype == torch.float64 else 2), dtype=torch.float64)
 

@@ -11,6 +11,7 @@ from contract import (
     GAIN_UNITS,
     UNITS,
     Case,
+    added,
     assert_rounded,
     assert_within,
     below_normal,
@@ -31,18 +32,6 @@ PAIRS = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"),
 PAIRS += [("fp32", "fp16"), ("bf16", "fp16"), ("fp16", "bf16")]
 CASES = [(name, pair) for index, pair in enumerate(PAIRS) for name in list(SPECS)[index % 2 :: 2]]
 IN_PIECES = Tiling(rows=1, columns=16, tiles=1, warps=1, stages=1, is_whole=False)
-
-
-def added(spec, case, residual, d_new):
-    """y, the new stream, and the gradients of x, residual, weight and bias."""
-    given = [
-        None if tensor is None else tensor.detach().requires_grad_()
-        for tensor in (case.x, residual, case.weight, case.bias)
-    ]
-    y, new = normkit.add_normalize(given[0], given[1], spec, *given[2:])
-    leaves = [tensor for tensor in given if tensor is not None]
-    gradients = iter(torch.autograd.grad([y, new], leaves, [case.dy, d_new]))
-    return [y.detach(), new.detach(), *(None if tensor is None else next(gradients) for tensor in given)]
 
 
 def drawn(spec, pair, *sizes):

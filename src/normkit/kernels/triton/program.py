@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from normkit.kernels import support
 from normkit.kernels.signatures import unpacked
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -64,7 +65,17 @@ class Program(NamedTuple):
     @property
     def statistics_lines(self) -> int:
         """How many numbers forward keeps of each row: see forward.py."""
-        return (4 if self.centre else 2) + (self.eps_placement != 0) + self.wide
+        return statistics_lines(self.centre, self.eps_placement, self.wide)
+
+
+def is_wide(*dtypes: torch.dtype | None) -> bool:
+    """Whether sums are float64: of what is normalized, its gain or its bias, something is float32."""
+    return torch.float32 in dtypes
+
+
+def statistics_lines(centre: bool, eps_placement: int, wide: bool) -> int:
+    """How many numbers forward keeps of each row: `keep_statistics` in forward.py says which."""
+    return (4 if centre else 2) + (eps_placement != 0) + wide
 
 
 @functools.lru_cache(maxsize=1024)
@@ -92,12 +103,6 @@ def program(
     """
     of = unpacked(conventions)
     eps = _MACHINE_EPS if of.machine_eps else eps
-    output = input_dtype
-    if of.output == 1:
-        for dtype in (weight_dtype, bias_dtype):
-            output = output if dtype is None else torch.promote_types(output, dtype)
-    elif of.output == 2 and weight_dtype is not None:
-        output = weight_dtype
     in_parameter = bool(of.offset_in_parameter_dtype)
     rounds = _rounds(
         of.cast, input_dtype, weight_dtype, bias_dtype, has_wide_offset=bool(weight_offset) and not in_parameter
@@ -115,8 +120,8 @@ def program(
         round_rstd=bool(of.round_rstd) and input_dtype in _HALF,
         rounds=rounds,
         cast_to_weight=of.cast == 2 and weight_dtype is not None,
-        output=output,
-        wide=torch.float32 in (row_dtype, weight_dtype, bias_dtype),
+        output=support.output_dtype(of.output, input_dtype, weight_dtype, bias_dtype),
+        wide=is_wide(row_dtype, weight_dtype, bias_dtype),
     )
 
 
