@@ -169,6 +169,16 @@ class SixteenBitStatistics(Gain):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
 
 
+class AlwaysFloat32(Gain):
+    def forward(self, x):
+        return self.weight.float() * self.rms(x).to(x.dtype)
+
+
+class GainRoundedToo(Gain):
+    def forward(self, x):
+        return self.weight.to(x.dtype) * self.rms(x).to(x.dtype)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One fault.
@@ -361,5 +371,21 @@ FAULTS = (
         meant=specs.LLAMA,
         found={"statistics_dtype": "input", "cast": "none", "round_rstd": True},
         checks=("statistics dtype", "constant rows"),
+    ),
+    Fault(
+        id="E3",
+        report="OLMo-core, nn/layer_norm.py: the weight becomes float32, and so does what leaves",
+        build=AlwaysFloat32,
+        meant=specs.LLAMA,
+        found={"output_dtype": "float32"},
+        checks=("output dtype",),
+    ),
+    Fault(
+        id="E4",
+        report="T5X, examples/t5/layers.py: the gain is rounded to the input's dtype before it multiplies",
+        build=GainRoundedToo,
+        meant=specs.LLAMA,
+        found={"cast": "input", "output_dtype": "input"},
+        checks=("casts", "output dtype"),
     ),
 )

@@ -69,7 +69,7 @@ def valid_specs(draw: st.DrawFn, eps: st.SearchStrategy[float | None] | None = N
     has_weight = draw(st.booleans())
     reduction = draw(st.sampled_from(["mean", "sum"]))
     statistics_dtype = draw(st.sampled_from(["float32", "input"]))
-    casts = ["early", "late", "weight", *(["none"] if statistics_dtype == "input" else [])]
+    casts = ["early", "late", "weight", "input", *(["none"] if statistics_dtype == "input" else [])]
     return NormSpec(
         centre_numerator=draw(st.booleans()),
         centre_statistics=draw(st.booleans()),
@@ -88,7 +88,7 @@ def valid_specs(draw: st.DrawFn, eps: st.SearchStrategy[float | None] | None = N
         statistics_dtype=statistics_dtype,
         round_rstd=draw(st.booleans()),
         cast=draw(st.sampled_from(casts)),
-        output_dtype=draw(st.sampled_from(["input", "promote", "weight"])),
+        output_dtype=draw(st.sampled_from(["input", "promote", "weight", "float32"])),
     )
 
 

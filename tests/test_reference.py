@@ -347,6 +347,9 @@ def test_closed_form_gradients_are_rounded_once(name, dtype):
         (specs.T5, (torch.float32, torch.bfloat16, None), torch.bfloat16),
         (specs.T5, (torch.bfloat16, torch.float32, None), torch.float32),
         (specs.NANOCHAT.replace(output_dtype="weight"), (torch.bfloat16, None, None), torch.bfloat16),
+        (specs.NANOCHAT.replace(output_dtype="float32"), (torch.bfloat16, None, None), torch.float32),
+        (specs.LLAMA.replace(output_dtype="float32"), (torch.bfloat16, torch.bfloat16, None), torch.float32),
+        (specs.LLAMA.replace(output_dtype="float32"), (torch.float64, torch.bfloat16, None), torch.float64),
     ],
 )
 def test_output_dtype(spec, given, expected):
@@ -376,8 +379,22 @@ def test_code_that_stays_in_16_bits_rounds_every_step(dtype):
     assert (reference.forward(x, divided, weight) == scaled).double().mean() >= 0.999
 
 
+@pytest.mark.parametrize("parameters", [torch.bfloat16, torch.float32])
+def test_an_output_in_float32_has_a_gain_that_acts_there(parameters):
+    x, weight, bias = (part.to(parameters) for part in arguments(NormSpec(), dtype=torch.float32, rows=64))
+    x, spec = x.bfloat16(), NormSpec(cast="early", output_dtype="float32")
+    expected = reference.forward(x, specs.OLMO) * weight.float() + bias.float()
+    assert torch.equal(reference.forward(x, spec, weight, bias), expected)
+
+
+def test_gain_and_bias_are_rounded_where_the_cast_says_so():
+    x, weight, bias = arguments(NormSpec(), dtype=torch.float32, rows=64)
+    expected = reference.forward(x := x.bfloat16(), specs.OLMO) * weight.bfloat16() + bias.bfloat16()
+    assert torch.equal(reference.forward(x, NormSpec(cast="input"), weight, bias), expected)
+    assert not torch.equal(reference.forward(x, NormSpec(cast="early"), weight, bias), expected)
+
+
 def test_an_offset_in_float32_makes_a_float32_gain_after_an_early_cast():
     x, weight, _ = arguments(specs.GEMMA, dtype=torch.float32, rows=64)
-    normalized = reference.forward(x, specs.NANOCHAT)
-    expected = normalized * (1.0 + weight)
+    expected = reference.forward(x, specs.NANOCHAT) * (1.0 + weight)
     assert torch.equal(reference.forward(x, specs.GEMMA.replace(cast="early"), weight), expected)

@@ -26,8 +26,11 @@ BAD = [
     ({"offset_dtype": "bfloat16"}, "offset_dtype must be one of 'float32', 'parameter', got 'bfloat16'"),
     ({"weight_placement": None}, "weight_placement must be one of 'after', 'before', got None"),
     ({"statistics_dtype": "float64"}, "statistics_dtype must be one of 'float32', 'input', got 'float64'"),
-    ({"cast": ["late"]}, "cast must be one of 'early', 'late', 'weight', 'none', got ['late']"),
-    ({"output_dtype": "float32"}, "output_dtype must be one of 'input', 'promote', 'weight', got 'float32'"),
+    ({"cast": ["late"]}, "cast must be one of 'early', 'late', 'weight', 'input', 'none', got ['late']"),
+    (
+        {"output_dtype": "float64"},
+        "output_dtype must be one of 'input', 'promote', 'weight', 'float32', got 'float64'",
+    ),
     ({"centre_numerator": 1}, "centre_numerator must be True or False, got 1"),
     ({"centre_statistics": None}, "centre_statistics must be True or False, got None"),
     ({"has_weight": "yes"}, "has_weight must be True or False, got 'yes'"),
@@ -101,6 +104,11 @@ MORE_STRINGS = [
     ),
     (specs.OLMO2.replace(correction=1), "y = weight * x / sqrt(sum(x^2) / (n - 1) + 1e-06)"),
     (specs.OLMO2.replace(eps_placement="clamp", eps=None), "y = weight * x / max(rms(x), machine_eps)"),
+    (
+        specs.LLAMA.replace(output_dtype="float32"),
+        "y = weight * x / sqrt(mean(x^2) + 1e-06) [early cast, output in float32]",
+    ),
+    (specs.OLMO2.replace(cast="input"), "y = weight * x / sqrt(mean(x^2) + 1e-06) [early cast, gain and bias too]"),
     (specs.GEMMA.replace(weight_offset=-0.5), "y = (-0.5 + weight) * x / sqrt(mean(x^2) + 1e-06)"),
     (
         specs.OLMO2.replace(groups=4, statistics_dtype="input"),

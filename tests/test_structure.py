@@ -55,6 +55,7 @@ EXTRA_TESTS = {
     "census/test_norm_classes.py": "census/norm_classes.py",
     "conversion/test_families.py": "families of transformers",
     "identification/test_third_party.py": "norms of other packages",
+    "identification/test_published.py": "norms by their published formula",
     "checkpoint/test_families.py": "every family of normkit.models, folded in memory and on disk",
     "models/test_mutations.py": "readers and writers of every family's file, dropped one by one",
     "conversion/test_models.py": "whole models of transformers and PyTorch",

@@ -205,7 +205,7 @@ def _round_and_scale(
     normalized: Tensor, dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """The affine part and the spec's casts."""
-    early = {"early": dtype, "none": dtype, "late": None, "weight": None}[spec.cast]
+    early = None if spec.cast in ("late", "weight") else dtype
     if spec.cast == "weight" and weight is not None and weight.dtype in _HALF:
         early = weight.dtype
     y = normalized if early is None else normalized.to(early)
@@ -214,16 +214,27 @@ def _round_and_scale(
     if weight is not None:
         # An offset "in float32" leaves a float32 gain, whatever width the reference itself computes in.
         gain = effective_weight(weight, spec, work or torch.promote_types(torch.float32, weight.dtype))
-        y = (gain if work is None else gain.to(work)) * y
+        y = in_affine(gain, dtype, spec, work) * y
     if bias is not None:
-        y = y + (bias if work is None else bias.to(work))
+        y = y + in_affine(bias, dtype, spec, work)
     return y.to(output_dtype(dtype, spec, weight, bias))
+
+
+def in_affine(part: Tensor, dtype: torch.dtype, spec: NormSpec, work: torch.dtype | None) -> Tensor:
+    """Gain or bias in the dtype it acts in: `work`, or where the row was rounded early (None) as the spec says."""
+    if work is None and spec.cast == "input":
+        part = part.to(dtype)
+    if work is None and spec.output_dtype == "float32":
+        work = torch.promote_types(torch.float32, part.dtype)
+    return part if work is None else part.to(work)
 
 
 def output_dtype(input_dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
     """dtype of y for an input of this dtype and these parameters."""
     if spec.output_dtype == "weight" and weight is not None:
         return weight.dtype
+    if spec.output_dtype == "float32":
+        return torch.promote_types(input_dtype, torch.float32)
     dtype = input_dtype
     if spec.output_dtype == "promote":
         for parameter in (weight, bias):

@@ -23,8 +23,8 @@ Axes = tuple[int, ...] | Literal["all_but_batch"]
 OffsetDtype = Literal["float32", "parameter"]
 WeightPlacement = Literal["after", "before"]
 StatisticsDtype = Literal["float32", "input"]
-Cast = Literal["early", "late", "weight", "none"]
-OutputDtype = Literal["input", "promote", "weight"]
+Cast = Literal["early", "late", "weight", "input", "none"]
+OutputDtype = Literal["input", "promote", "weight", "float32"]
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "eps_placement": ("inside", "outside", "clamp"),
@@ -34,8 +34,19 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "offset_dtype": ("float32", "parameter"),
     "weight_placement": ("after", "before"),
     "statistics_dtype": ("float32", "input"),
-    "cast": ("early", "late", "weight", "none"),
-    "output_dtype": ("input", "promote", "weight"),
+    "cast": ("early", "late", "weight", "input", "none"),
+    "output_dtype": ("input", "promote", "weight", "float32"),
+}
+_CAST_NOTES = {
+    "early": "early cast",
+    "weight": "cast to the weight's dtype",
+    "input": "early cast, gain and bias too",
+    "none": "no cast",
+}
+_OUTPUT_NOTES = {
+    "promote": "promoted output",
+    "weight": "output in the weight's dtype",
+    "float32": "output in float32",
 }
 _FLAGS = ("centre_numerator", "centre_statistics", "has_weight", "has_bias", "round_rstd")
 
@@ -70,8 +81,10 @@ class NormSpec:
         round_rstd: 1/s is rounded to the input's dtype before it multiplies the row.
         cast: When the normalized row is rounded to 16 bits: "early", before the affine part (Llama);
             "late", once, at the end (torch, Gemma); "weight", early and to the weight's dtype if
-            that is 16-bit (T5); "none", nothing is ever wider than the input.
-        output_dtype: dtype of y: the "input"'s, the "promote"d dtype of all, or the "weight"'s.
+            that is 16-bit (T5); "input", early, gain and bias to the input's dtype as well (T5X,
+            usual in JAX); "none", nothing is ever wider than the input.
+        output_dtype: dtype of y: the "input"'s, the "promote"d dtype of all, the "weight"'s, or always
+            "float32" (or wider); gain and bias then act in it too.
     """
 
     centre_numerator: bool = True
@@ -249,7 +262,7 @@ def _notes(spec: NormSpec) -> list[str]:
     if spec.groups > 1:
         notes.append(f"{spec.groups} groups")
     if spec.cast != "late":
-        notes.append({"early": "early cast", "weight": "cast to the weight's dtype", "none": "no cast"}[spec.cast])
+        notes.append(_CAST_NOTES[spec.cast])
     if spec.statistics_dtype == "input" and spec.cast != "none":
         notes.append("statistics in the input's dtype")
     if spec.round_rstd:
@@ -257,7 +270,7 @@ def _notes(spec: NormSpec) -> list[str]:
     if spec.weight_offset and spec.offset_dtype == "parameter":
         notes.append("offset added in the weight's dtype")
     if spec.output_dtype != "input":
-        notes.append({"promote": "promoted output", "weight": "output in the weight's dtype"}[spec.output_dtype])
+        notes.append(_OUTPUT_NOTES[spec.output_dtype])
     return notes
 
 

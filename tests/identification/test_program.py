@@ -30,13 +30,15 @@ def seen(found):
     return " ".join(line for reading in found.readings.values() for line in reading.evidence)
 
 
-@pytest.mark.parametrize("output_dtype", ["input", "promote", "weight"])
+@pytest.mark.parametrize("output_dtype", ["input", "promote", "weight", "float32"])
 @pytest.mark.parametrize(
     "casts",
     [
         {"cast": "late"},
         {"cast": "early"},
         {"cast": "weight"},
+        # 1 + weight in float32, then rounded, has the bits of a sum in 16 bits.
+        {"cast": "input", "weight_offset": 0.0},
         {"cast": "none", "statistics_dtype": "input"},
         {"cast": "late", "round_rstd": True},
         {"cast": "early", "offset_dtype": "parameter"},
@@ -50,8 +52,8 @@ def test_every_program_is_told_from_the_others(casts, output_dtype):
         def forward(self, x):
             return reference.forward(x, self.spec, self.weight, self.bias)
 
-    spec = NormSpec(weight_offset=1.0, output_dtype=output_dtype, **casts)
-    plain = NormSpec(weight_offset=1.0)
+    spec = NormSpec(**{"weight_offset": 1.0, "output_dtype": output_dtype, **casts})
+    plain = NormSpec(weight_offset=spec.weight_offset)
     found = recovered(Exact(spec, 64), plain, BOTH)
     assert found.spec == spec
     assert found.rate == 1.0

@@ -1,8 +1,4 @@
-"""Norms of other libraries, recognised as what their source says they are.
-
-torch's own; x-transformers and timm as they are installed; and by their published formula some that need what a CPU
-does not have: Megatron-LM, OLMo-core, TransformerLens and flash-linear-attention (its kernels are written in Triton).
-"""
+"""Norms of other libraries as they are installed, recognised as what their source says they are."""
 
 from __future__ import annotations
 
@@ -13,13 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from normkit import NormSpec, identify, specs
-from normkit.identification.passport import CONVENTIONS
+from recognition import assert_recognised
 
 
 def timm(name):
@@ -37,24 +32,6 @@ def timm(name):
 def x_transformers(name):
     """A class of x-transformers."""
     return getattr(importlib.import_module("x_transformers.x_transformers"), name)
-
-
-def assert_recognised(norm, shape, spec, undecided=()):
-    """It is a norm with this spec, in all fields but those of the readings that may be open."""
-    passport = identify(norm, shape)
-    assert passport.verdict == "norm"
-    assert passport.spec is not None, passport.evidence
-    open_readings = set(passport.undecidable) & set(CONVENTIONS)
-    assert open_readings <= set(undecided), passport.undecidable
-    open_fields = {field for name in open_readings for field in CONVENTIONS[name]}
-    expected, found = spec.to_json(), passport.spec.to_json()
-    assert {name: found[name] for name in found if name not in open_fields} == {
-        name: expected[name] for name in expected if name not in open_fields
-    }
-    # Open or not, the passport computes what the norm computes.
-    module = norm.float().eval() if isinstance(norm, nn.Module) else norm
-    x = torch.randn(3, *shape[1:], generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(passport(x), module(x).detach(), rtol=1e-5, atol=1e-5)
 
 
 def drawn(module):
@@ -255,119 +232,3 @@ def test_a_norm_of_timm_that_couples_samples_in_training_only():
     passport = identify(drawn(timm("EvoNorm2dB0")(16)), SPATIAL)
     assert passport.verdict in ("batch", "not a norm")
     assert passport.readings["training"].value == {"output": "batch statistics", "updates": ["running_var"]}
-
-
-class Weighted(nn.Module):
-    """Holds a weight, and a bias if wanted."""
-
-    def __init__(self, n, bias=False):
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(n) + 0.5)
-        self.bias = nn.Parameter(torch.rand(n) + 0.5) if bias else None
-
-
-class MegatronL2Norm(nn.Module):
-    """Megatron-LM, `core/transformer/torch_norm.py`: an RMSNorm without a weight, by the name of L2Norm."""
-
-    def forward(self, x):
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
-
-
-class OlmoCoreL2(nn.Module):
-    """OLMo-core, `nn/functional.l2_normalize`: no eps, so a row of zeros gives NaN."""
-
-    def forward(self, x):
-        return x / torch.linalg.vector_norm(x, ord=2, dim=-1, keepdim=True, dtype=torch.float32).type_as(x)
-
-
-class LensLayerNorm(Weighted):
-    """TransformerLens, `components/layer_norm.py`."""
-
-    def forward(self, x):
-        dtype = x.dtype
-        x = x.float() if dtype in (torch.float16, torch.bfloat16) else x
-        x = x - x.mean(-1, keepdim=True)
-        scale = (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
-        return (x / scale * self.weight + self.bias).to(dtype)
-
-
-class LensRMSNormPre(nn.Module):
-    """TransformerLens, `components/rms_norm_pre.py`."""
-
-    def forward(self, x):
-        dtype = x.dtype
-        x = x.float() if dtype in (torch.float16, torch.bfloat16) else x
-        return (x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()).to(dtype)
-
-
-class AnnotatedLayerNorm(Weighted):
-    """The Annotated Transformer: `Tensor.std` divides by n - 1, and eps is outside the root."""
-
-    def forward(self, x):
-        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
-        return self.weight * (x - mean) / (std + 1e-6) + self.bias
-
-
-class FlaL2Norm(nn.Module):
-    """flash-linear-attention, `modules/norm/l2norm.py`: eps inside the root, in float32, one rounding."""
-
-    def forward(self, x):
-        wide = x.float()
-        return (wide * (1 / torch.sqrt((wide * wide).sum(-1, keepdim=True) + 1e-6))).to(x.dtype)
-
-
-class FlaGroupNorm(Weighted):
-    """flash-linear-attention, `modules/norm/layernorm.py`, `group_norm_ref(upcast=True)`."""
-
-    def forward(self, x):
-        rows = x.float().unflatten(-1, (4, -1))
-        rows = rows - rows.mean(-1, keepdim=True)
-        rows = rows * (1 / torch.sqrt(rows.square().mean(-1, keepdim=True) + 1e-5))
-        y = rows.flatten(-2) * self.weight.float()
-        return (y if self.bias is None else y + self.bias.float()).to(x.dtype)
-
-
-class FlaRMSNormGated(Weighted):
-    """flash-linear-attention, `modules/norm/layernorm_gated.py`, `rms_norm_ref`."""
-
-    def __init__(self, n, norm_before_gate=False):
-        super().__init__(n)
-        self.norm_before_gate = norm_before_gate
-
-    def forward(self, x, z):
-        dtype, x, gate = x.dtype, x.float(), F.silu(z.float())
-        x = x if self.norm_before_gate else x * gate
-        y = x * (1 / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5)) * self.weight.float()
-        return (y * gate if self.norm_before_gate else y).to(dtype)
-
-
-@pytest.mark.parametrize(
-    ("norm", "spec", "undecided"),
-    [
-        (MegatronL2Norm(), specs.NANOCHAT, ()),
-        (OlmoCoreL2(), specs.L2_NORM.replace(eps=0.0, eps_placement="inside"), ("eps", "casts")),
-        (LensLayerNorm(64, bias=True), NormSpec(), ()),
-        (LensRMSNormPre(), specs.NANOCHAT.replace(eps=1e-5), ()),
-        (
-            AnnotatedLayerNorm(64, bias=True),
-            specs.ANNOTATED_TRANSFORMER.replace(output_dtype="promote"),
-            ("casts",),
-        ),
-        (FlaL2Norm(), NormSpec(**{**specs.NANOCHAT.to_json(), "axes": (-1,), "reduction": "sum"}), ()),
-        (FlaGroupNorm(64), NormSpec(groups=4, has_bias=False), ()),
-        (FlaGroupNorm(64, bias=True), NormSpec(groups=4), ()),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
-def test_by_their_published_formula(norm, spec, undecided):
-    assert_recognised(norm, (2, 3, 64), spec, undecided)
-
-
-@pytest.mark.parametrize(("norm_before_gate", "placement"), [(True, "after"), (False, "before")])
-def test_a_gated_norm_by_its_published_formula(norm_before_gate, placement):
-    passport = identify(FlaRMSNormGated(64, norm_before_gate), (2, 3, 64))
-    assert (passport.verdict, passport.spec) == ("gated", None)
-    gate = passport.readings["gate"].value
-    assert (gate["argument"], gate["placement"], gate["activation"]) == ("z", placement, "silu")
-    assert NormSpec.from_json(gate["spec"]) == specs.OLMO2.replace(eps=1e-5)

@@ -17,7 +17,7 @@ from torch import nn
 import normkit as nk
 from faulty_norms import FAULTS, EpsAsClamp, Gain, GainAndBias, LlamaWithEps, OffsetMissed
 from helpers import PRESETS
-from normkit import specs
+from normkit import NormSpec, specs
 from normkit.errors import InputError, KindError, ShapeError
 from normkit.testing import ConformanceError, assert_conforms, violations
 from normkit.testing.violation import CHECKS
@@ -64,6 +64,15 @@ QUICK += ("SCALE_NORM",)
 )
 def test_every_preset_conforms_to_itself(name):
     spec = PRESETS[name]
+    assert_conforms_to_itself(spec)
+
+
+@pytest.mark.parametrize("spec", [specs.LLAMA.replace(output_dtype="float32"), NormSpec(cast="input")], ids=str)
+def test_conventions_that_no_preset_has_conform_to_themselves(spec):
+    assert_conforms_to_itself(spec)
+
+
+def assert_conforms_to_itself(spec):
     shape = (2, 16, 4, 3) if spec.axes in ((1,), "all_but_batch") else (2, 3, 48)
     features = shape[1] if len(shape) == 4 else shape[-1]
     assert_conforms(nk.Norm(spec, features), spec, shape)

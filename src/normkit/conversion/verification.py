@@ -231,7 +231,7 @@ def _gradients(y: Tensor, wanted: list[Tensor], dy: Tensor) -> tuple[Tensor | No
 def _casts(spec: NormSpec, setting: Setting, output: torch.dtype) -> set[torch.dtype]:
     """The 16-bit dtypes that an output is rounded to on its way."""
     casts = {output}
-    if spec.cast in ("early", "none") or spec.round_rstd or spec.statistics_dtype == "input":
+    if spec.cast in ("early", "input", "none") or spec.round_rstd or spec.statistics_dtype == "input":
         casts.add(setting.input)
     if spec.cast == "weight" and spec.has_weight:
         casts.add(setting.parameters)

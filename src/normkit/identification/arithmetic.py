@@ -41,8 +41,10 @@ def outputs(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | Non
     early = _early(x.dtype, spec, weight)
     if gain is not None:
         gain = reference.effective_weight(gain, spec, early or torch.promote_types(torch.float32, gain.dtype))
-    if early is None:
-        gain, shift = (None if part is None else part.to(work) for part in (gain, shift))
+    gain, shift = (
+        None if part is None else reference.in_affine(part, x.dtype, spec, work if early is None else None)
+        for part in (gain, shift)
+    )
     rows = reference.to_rows(x.to(work).contiguous(), spec)
     gain, shift = (None if part is None else _rows(part, x, spec) for part in (gain, shift))
     for words, normalized, has_gain in _normalized(x, rows, spec, None if early not in (None, work) else gain):

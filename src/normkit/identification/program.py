@@ -26,6 +26,7 @@ _SIMPLEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
     ("late", "float32"),
     ("early", "float32"),
     ("weight", "float32"),
+    ("input", "float32"),
     ("none", "input"),
     ("late", "input"),
 )
@@ -202,12 +203,15 @@ def _output_dtype(runs: Sequence[Run], half: torch.dtype, specimen: Specimen) ->
     dtypes = [None if run.y is None else run.y.dtype for run in runs]
     name = _name(half)
     if runs[0].weight is None and runs[0].bias is None:
-        if dtypes[0] == half:
-            return "input", _decided("input", f"its output is {name} for {name} inputs")
-        output: OutputDtype = "promote" if specimen.module is None else "input"
+        if dtypes[0] in (half, torch.float32):
+            output: OutputDtype = "input" if dtypes[0] == half else "float32"
+            return output, _decided(output, f"its output is {_name(dtypes[0])} for {name} inputs")
+        output = "promote" if specimen.module is None else "input"
         return output, Reading.open(f"its output is {dtypes[0]} for {name} inputs, and there is no other to vary")
     seen = f"with float32 parameters and {name} input, then the reverse, the output is "
     seen += " and ".join(_name(dtype) for dtype in dtypes[1:3])
+    if dtypes[0] == torch.float32 and set(dtypes[1:3]) <= {torch.float32, None}:
+        return "float32", _decided("float32", f"with {name} parameters and input the output is float32")
     match dtypes[1:3]:
         case [torch.bfloat16 | torch.float16, _]:
             return "input", _decided("input", seen)
@@ -230,7 +234,7 @@ def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
     offsets = ("float32", "parameter") if spec.weight_offset else ("float32",)
     for (cast, statistics), rounded, offset in itertools.product(_SIMPLEST_FIRST, (False, True), offsets):
         # Without an affine part early and late are one, and only a weight has a dtype to cast to.
-        if (cast == "early" and not affine) or (cast == "weight" and not spec.has_weight):
+        if (cast in ("early", "input") and not affine) or (cast == "weight" and not spec.has_weight):
             continue
         yield spec.replace(
             cast=cast,
@@ -259,6 +263,7 @@ def _in_words(spec: NormSpec) -> str:
         "late": "a late cast",
         "early": "an early cast",
         "weight": "a cast to the weight's dtype",
+        "input": "an early cast, gain and bias too",
         "none": "no cast at all",
     }[spec.cast]
     words = [cast, f"statistics in {'float32' if spec.statistics_dtype == 'float32' else 'the input dtype'}"]

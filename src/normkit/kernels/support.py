@@ -23,6 +23,10 @@ def supports_spec(spec: NormSpec) -> str | None:
         return "centring of the numerator or of the statistics alone"
     if spec.weight_placement == "before":
         return "a gain before the norm"
+    if spec.cast == "input":
+        return "a gain that is rounded to the input's dtype"
+    if spec.output_dtype == "float32":
+        return "an output that is always float32"
     return None
 
 

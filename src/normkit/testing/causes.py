@@ -86,6 +86,7 @@ def casts_in_words(spec: NormSpec) -> str:
         "early": "rounded before the gain",
         "late": "rounded once, at the end",
         "weight": "rounded to the weight's dtype before the gain",
+        "input": "rounded before the gain, gain and bias rounded too",
         "none": "rounded at every step",
     }[spec.cast]
     if spec.round_rstd:

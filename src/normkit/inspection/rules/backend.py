@@ -24,6 +24,7 @@ _TOLD = {"degree", "rescaled eps", "coupled axes"}
 _ORDERS = {
     "early": "rounds the row before the gain",
     "weight": "rounds the row before the gain, to the weight's dtype",
+    "input": "rounds the row before the gain, and gain and bias too",
     "late": "rounds once, at the end",
     "none": "rounds at every step",
 }
@@ -54,7 +55,7 @@ def _cast_order(facts: Facts) -> Outcome:
 
 def _order(spec: NormSpec, is_mixed: bool) -> tuple[str, bool]:
     """What decides the bits; the weight's dtype and the input's are one unless they differ here."""
-    return "early" if spec.cast == "weight" and not is_mixed else spec.cast, spec.round_rstd
+    return "early" if spec.cast in ("weight", "input") and not is_mixed else spec.cast, spec.round_rstd
 
 
 def _in_words(spec: NormSpec) -> str:
