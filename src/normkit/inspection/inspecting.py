@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -19,6 +20,7 @@ from normkit.inspection.foldedness import foldedness
 from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.leaks import find_leaks
+from normkit.inspection.loss import NextTokenLoss
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Walk
 from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask
@@ -85,12 +87,13 @@ def inspect(
             raise InputError(f"the model has no norm at {site!r}; it has {', '.join(paths) or 'none at all'}")
         baseline.check_fits(declared, [norm.path for norm in found])
         tokens, padding = 0, 0
+        loss = NextTokenLoss(model, first)
         with Probe(model, found, blocks, structure.called) as probe:
             for index, batch in enumerate(chain([first], stream)):
                 report("text", index, 0)
                 mask = token_mask(batch)
                 probe.batch(mask)
-                runner(model, batch)()
+                loss.add(batch, runner(model, batch)())
                 counted, left_out = _tokens(batch, mask)
                 tokens, padding = tokens + counted, padding + left_out
         sites = _sites(probe, structure)
@@ -102,7 +105,7 @@ def inspect(
         leaks = find_leaks(model, structure, first)
     measured = _blocks(probe, structure)
     facts = rules.Facts(
-        model=model_facts(model, name, source, tokens, padding, sites, measured),
+        model=model_facts(model, name, source, tokens, padding, sites, measured, loss.value),
         sites=sites,
         blocks=measured,
         attentions=probe.attentions(),
@@ -233,6 +236,7 @@ def model_facts(
     padding: int,
     sites: tuple[Site, ...],
     blocks: tuple[Block, ...],
+    loss: float = math.nan,
 ) -> ModelFacts:
     """What is said of a model as a whole."""
     dtypes = Counter(str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
@@ -247,4 +251,5 @@ def model_facts(
         source=source,
         tokens=tokens,
         padding=padding,
+        loss=loss,
     )

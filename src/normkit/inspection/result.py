@@ -225,12 +225,14 @@ class Check:
         title: What it looks for.
         status: "clean", "finding" or "not checked".
         reason: Why it was not checked; empty otherwise.
+        needs_run: Not checked, as it shows only in a training run or a training step.
     """
 
     rule: str
     title: str
     status: Status
     reason: str = ""
+    needs_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +249,7 @@ class ModelFacts:
         source: What was run through it, as in "demo text" or "random token ids, seed 0".
         tokens: Tokens that entered statistics.
         padding: Tokens left out as padding.
+        loss: Mean cross-entropy of the next token in nats, of a causal language model; NaN of any other.
     """
 
     name: str
@@ -258,6 +261,7 @@ class ModelFacts:
     source: str
     tokens: int
     padding: int
+    loss: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 from normkit.inspection import rules
 from normkit.inspection.rules import RULES
-from normkit.inspection.rules.rule import Hit, NotChecked
+from normkit.inspection.rules.rule import NO_RUN, Hit, NotChecked
 
 
 def fixed(outcome):
@@ -25,6 +25,7 @@ def test_findings_come_worst_first_and_then_in_the_rules_order(monkeypatch):
         "A1": hit("note"),
         "B1": hit("error"),
         "B2": NotChecked("why not"),
+        "B7": NO_RUN,
         "D1": hit("warning"),
         "E3": hit("error"),
     }
@@ -33,10 +34,11 @@ def test_findings_come_worst_first_and_then_in_the_rules_order(monkeypatch):
     findings, checks = rules.check(None)
     assert [found.rule for found in findings] == ["B1", "E3", "D1", "A1"]
     assert [check.rule for check in checks] == [rule.id for rule in RULES]
-    by_rule = {check.rule: (check.status, check.reason) for check in checks}
-    assert by_rule["B1"] == ("finding", "")
-    assert by_rule["B2"] == ("not checked", "why not")
-    assert by_rule["F2"] == ("clean", "")
+    by_rule = {check.rule: (check.status, check.reason, check.needs_run) for check in checks}
+    assert by_rule["B1"] == ("finding", "", False)
+    assert by_rule["B2"] == ("not checked", "why not", False)
+    assert by_rule["B7"] == ("not checked", "it takes a training run under nk.watch", True)
+    assert by_rule["F2"] == ("clean", "", False)
 
 
 def found(monkeypatch, **severities):

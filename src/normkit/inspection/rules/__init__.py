@@ -87,7 +87,8 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
         elif isinstance(outcome, NotChecked):
             status = "not checked"
         reason = outcome.reason if isinstance(outcome, NotChecked) else ""
-        checks.append(Check(rule=rule.id, title=rule.title, status=status, reason=reason))
+        needs_run = isinstance(outcome, NotChecked) and outcome.needs_run
+        checks.append(Check(rule=rule.id, title=rule.title, status=status, reason=reason, needs_run=needs_run))
     return ranked(findings), tuple(checks)
 
 

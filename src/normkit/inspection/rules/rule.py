@@ -137,9 +137,11 @@ class NotChecked:
 
     Attributes:
         reason: Why, in a few words.
+        needs_run: It shows in a training run, or in one training step, and nowhere else.
     """
 
     reason: str
+    needs_run: bool = False
 
 
 Outcome = Hit | NotChecked | None
@@ -179,10 +181,10 @@ class Rule:
 NO_INTENT = NotChecked("neither a config with a stock transformers class nor an intent file tells what is meant")
 """The answer of a rule that needs either."""
 
-NO_TRAINING = NotChecked("it shows in training only: nk.watch, or normkit inspect --train-step")
+NO_TRAINING = NotChecked("it shows in training only: nk.watch, or normkit inspect --train-step", needs_run=True)
 """The answer of a rule that one training step can tell."""
 
-NO_RUN = NotChecked("it takes a training run under nk.watch")
+NO_RUN = NotChecked("it takes a training run under nk.watch", needs_run=True)
 """The answer of a rule that one training step cannot tell."""
 
 NO_OPTIMIZER = NotChecked("nothing is known of an optimizer: give it to nk.watch")

@@ -1,0 +1,93 @@
+"""The loss of a causal language model on the text that it is inspected on: how well it works, whatever its norms do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normkit.inspection.running import runner, shortened, token_mask, vocabulary
+
+# Logits that are made float32 at a time: 64 MB.
+_MOST_LOGITS = 2**24
+# Machine epsilons of the largest logit: an unchanged one differs where a kernel groups its rows by what is in them.
+_STILL = 4
+
+
+class NextTokenLoss:
+    """Adds up the cross-entropy of each next token, for a model whose logits do not depend on later tokens.
+
+    Causality is tried on a few tokens, not read off the name of the class: of a masked language model or an encoder
+    there is no such loss.
+
+    Args:
+        model: The model, in evaluation mode.
+        batch: The first batch: keyword arguments with token ids of shape (B, T).
+    """
+
+    def __init__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+        self._size, self._sum, self._count = vocabulary(model) or 0, 0.0, 0
+        self._is_causal = self._size > 0 and self._tells(model, batch)
+
+    def add(self, batch: Mapping[str, Tensor], output: object) -> None:
+        """Take in a batch and what the model returned for it; padding does not count."""
+        ids, logits = _token_ids(batch), self._logits(batch, output)
+        if not self._is_causal or ids is None or logits is None:
+            return
+        mask = token_mask(batch)
+        counts = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        kept = (counts[:, 1:] & counts[:, :-1]).to(logits.device)
+        targets = ids[:, 1:].to(logits.device)
+        many = max(1, _MOST_LOGITS // logits.shape[-1])
+        for row, column in product(range(len(ids)), range(0, targets.shape[1], many)):
+            part = slice(column, column + many)
+            losses = F.cross_entropy(logits[row, :-1][part].float(), targets[row, part], reduction="none")
+            losses = losses[kept[row, part]]
+            self._sum, self._count = self._sum + float(losses.double().sum()), self._count + len(losses)
+
+    @property
+    def value(self) -> float:
+        """Mean over tokens in nats; NaN where the model has no such loss."""
+        return self._sum / self._count if self._count else math.nan
+
+    def _tells(self, model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+        """Logits of the first few tokens stay as they are when those behind them are changed."""
+        few = shortened(batch)
+        ids = _token_ids(few)
+        if ids is None or ids.shape[1] < 2:
+            return False
+        half = ids.shape[1] // 2
+        name = next(key for key, value in few.items() if value is ids)
+        changed = torch.cat([ids[:, :half], (ids[:, half:] + 1) % self._size], dim=1)
+        try:
+            before = self._logits(few, runner(model, few)())
+            after = self._logits(few, runner(model, {**few, name: changed})())
+        # Any third-party forward runs here, on fewer tokens than it may take.
+        except Exception:
+            return False
+        if before is None or after is None:
+            return False
+        moved = (after - before)[:, :half].abs().max()
+        return bool(moved <= _STILL * torch.finfo(before.dtype).eps * before.abs().max())
+
+    def _logits(self, batch: Mapping[str, Tensor], output: object) -> Tensor | None:
+        """Of shape (B, T, V) with an entry for each token of the vocabulary; None where there are none."""
+        output = getattr(output, "logits", output)
+        logits, ids = output[0] if isinstance(output, tuple) and output else output, _token_ids(batch)
+        if not isinstance(logits, Tensor) or ids is None or logits.dim() != 3:
+            return None
+        fits = logits.shape[:2] == ids.shape and logits.shape[2] == self._size and logits.is_floating_point()
+        return logits if fits else None
+
+
+def _token_ids(batch: Mapping[str, Tensor]) -> Tensor | None:
+    """The first tensor of whole numbers of shape (B, T) that is no mask."""
+    for name, value in batch.items():
+        whole = not value.is_floating_point() and value.dtype != torch.bool
+        if whole and value.dim() == 2 and not name.endswith("mask"):
+            return value
+    return None
