@@ -10,32 +10,16 @@ import torch
 from torch import Tensor
 
 from normkit import NormSpec, reference
-from normkit.kernels.signatures import unpacked
-from normkit.ops import calls
+from normkit.ops import calls, plans
 
 
 def spec_of(
     conventions: int, eps: float, weight_offset: float, x: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> NormSpec:
     """The spec that a plan turned into conventions, for rows like x."""
-    found = unpacked(conventions)
-    return NormSpec(
-        centre_numerator=bool(found.centre),
-        centre_statistics=bool(found.centre),
-        eps=torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if found.machine_eps else eps,
-        eps_placement=("inside", "outside", "clamp")[found.eps_placement],
-        correction=1 if found.divisor == 1 else 0,
-        reduction="sum" if found.divisor == 2 else "mean",
-        multiplier=("one", "sqrt_n")[found.sqrt_n],
-        axes=tuple(range(-found.axes, 0)),
-        has_weight=weight is not None,
-        has_bias=bias is not None,
-        weight_offset=weight_offset if weight is not None else 0.0,
-        offset_dtype="parameter" if found.offset_in_parameter_dtype else "float32",
-        round_rstd=bool(found.round_rstd),
-        cast=("late", "early", "weight")[found.cast],
-        output_dtype=("input", "promote", "weight")[found.output],
-    )
+    has_parameters = {"has_weight": weight is not None, "has_bias": bias is not None}
+    found = plans.spec_of(conventions, eps, weight_offset, **has_parameters)
+    return found.replace(eps=reference.machine_eps(x, found))
 
 
 def _statistics(x: Tensor, spec: NormSpec) -> Tensor:

@@ -9,6 +9,7 @@ call, which takes longer than the kernels do.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -25,6 +26,9 @@ from normkit.kernels.triton.configuration import Tiling
 from normkit.ops import calls
 
 HAS_GPU = torch.cuda.is_available()
+if HAS_GPU:
+    # Read when the kernels are first wanted.
+    os.environ.setdefault("NORMKIT_CUDA", "on")
 DEVICE = "cuda" if HAS_GPU else "cpu"
 OPERATORS = (
     "normalize_rows",

@@ -59,8 +59,17 @@ def test_what_computes_norms_on_a_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loading, "device_reason", lambda _: None)
     assert "bfloat16 norms  Triton kernels on cuda (NVIDIA H200)" in shown_text()
     assert "float64 norms   plain torch on cuda (the Triton kernels have no float64)" in shown_text()
-    monkeypatch.setattr(loading, "device_reason", lambda _: "NORMKIT_CUDA=off")
-    assert "float32 norms   plain torch on cuda (no Triton kernels: NORMKIT_CUDA=off)" in shown_text()
+    monkeypatch.undo()
+    monkeypatch.delenv("NORMKIT_CUDA", raising=False)
+    reason = loading.load.__wrapped__()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(loading, "device_reason", lambda _: reason)
+    assert (
+        "float32 norms   plain torch on cuda (no Triton kernels: they have not run on a GPU yet; NORMKIT_CUDA=on uses "
+        "them, each kind of call after a self-check)" in shown_text()
+    )
 
 
 def test_an_unknown_choice_of_kernels_is_one_line() -> None:

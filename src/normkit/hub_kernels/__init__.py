@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.errors import InputError
+from normkit.kernels.triton import loading
 
 __all__ = ["mapping"]
 
@@ -21,7 +22,8 @@ _LAYERS = {"RMSNorm": "RMSNorm", "RMSNormZeroCentered": "RMSNorm", "LayerNorm": 
 
 
 def mapping() -> dict[str, dict[str, Any]]:
-    """The mapping to give to `kernels.register_kernel_mapping`, for the CPU and for NVIDIA GPUs.
+    """The mapping to give to `kernels.register_kernel_mapping`: for the CPU, and for NVIDIA GPUs where normkit's kernels
+    for these are on (`NORMKIT_CUDA=on`; `normkit env` says whether they are).
 
     Models of transformers loaded with `use_kernels=True` afterwards compute their RMSNorms with normkit. For
     `torch.nn.LayerNorm`, which transformers does not offer to `kernels`, say so first:
@@ -38,7 +40,8 @@ def mapping() -> dict[str, dict[str, Any]]:
         raise InputError("the mapping needs the package kernels, which is not installed; pip install kernels")
     from kernels import LocalLayerRepository
 
+    devices = ("cpu", "cuda") if loading.load() is None else ("cpu",)
     return {
-        name: {device: LocalLayerRepository(_REPOSITORY, layer_name=layer) for device in ("cpu", "cuda")}
+        name: {device: LocalLayerRepository(_REPOSITORY, layer_name=layer) for device in devices}
         for name, layer in _LAYERS.items()
     }

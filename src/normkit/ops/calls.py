@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from normkit import reference
 from normkit.kernels import cpu
 from normkit.kernels.triton import loading
-from normkit.ops import devices, schemas
+from normkit.ops import checking, devices, schemas
 from normkit.ops.plans import Plan
 
 # Why the kernels are not there, or None. Here, once: torch.compile cannot trace the loading of a library.
@@ -79,9 +79,11 @@ def choose(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, re
     """
     if _is_transformed():
         return _PLAIN_REFERENCE
-    uses_kernel = plan.unsupported is None and _has_kernels(plan, x, weight, bias, residual)
     given = (x, weight, bias, residual)
     is_node = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
+    uses_kernel = plan.unsupported is None and _has_kernels(plan, x, weight, bias, residual)
+    if uses_kernel and x.is_cuda:
+        uses_kernel = checking.passes(plan, x, weight, bias, residual, has_gradient=is_node)
     return Road(uses_kernel, is_node)
 
 
@@ -115,12 +117,16 @@ def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor |
     """`normalize` where `is_plain`, for a plan that is supported, with statistics in float32.
 
     Raises:
-        RuntimeError: If the kernels do not support the dtypes, or sizes do not fit: what `normalize` is for.
+        RuntimeError: If the kernels do not support the dtypes, sizes do not fit, or a GPU failed the self-check: what
+            `normalize` is for.
     """
     y: Tensor
-    if torch.is_grad_enabled() and (
+    has_gradient = torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
-    ):
+    )
+    if x.is_cuda and not checking.passes(plan, x, weight, bias, None, has_gradient=has_gradient):
+        raise RuntimeError("the kernels of this GPU failed their self-check")
+    if has_gradient:
         y = _apply_eagerly(x, weight, bias, plan, True)
     else:
         operators = _on_cpu if x.is_cpu else _on_gpu()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from normkit.kernels import support
-from normkit.kernels.signatures import Conventions
+from normkit.kernels.signatures import Conventions, unpacked
 from normkit.spec import NormSpec
 
 
@@ -69,4 +69,26 @@ def _plan(spec: NormSpec) -> Plan:
         unsupported=unsupported,
         is_plain=unsupported is None and spec.axes == (-1,) and spec.statistics_dtype == "float32",
         features_last=_plan(spec.replace(axes=(-1,))) if spec.axes == (1,) else None,
+    )
+
+
+def spec_of(conventions: int, eps: float, weight_offset: float, *, has_weight: bool, has_bias: bool) -> NormSpec:
+    """The spec of what an operator takes: the formula of the spec that `plan` made it of."""
+    found = unpacked(conventions)
+    return NormSpec(
+        centre_numerator=bool(found.centre),
+        centre_statistics=bool(found.centre),
+        eps=None if found.machine_eps else eps,
+        eps_placement=("inside", "outside", "clamp")[found.eps_placement],
+        correction=1 if found.divisor == 1 else 0,
+        reduction="sum" if found.divisor == 2 else "mean",
+        multiplier=("one", "sqrt_n")[found.sqrt_n],
+        axes=tuple(range(-found.axes, 0)),
+        has_weight=has_weight,
+        has_bias=has_bias,
+        weight_offset=weight_offset if has_weight else 0.0,
+        offset_dtype="parameter" if found.offset_in_parameter_dtype else "float32",
+        round_rstd=bool(found.round_rstd),
+        cast=("late", "early", "weight")[found.cast],
+        output_dtype=("input", "promote", "weight")[found.output],
     )

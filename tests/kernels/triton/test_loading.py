@@ -9,6 +9,7 @@ import torch
 
 import normkit
 from contract import Calls
+from helpers import ROOT
 from normkit import specs
 from normkit.errors import InputError
 from normkit.kernels.triton import loading
@@ -36,8 +37,27 @@ def _gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("_gpu")
-def test_there_are_kernels(monkeypatch):
+def test_kernels_that_have_not_run_on_a_gpu_are_not_the_default(monkeypatch):
+    """They were: the first user with a GPU would have been the first who ran them."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    assert (ROOT / "benchmarks" / "results" / "gpu.json").exists() == loading._HAS_RUN_ON_A_GPU
+    monkeypatch.setattr(loading, "_HAS_RUN_ON_A_GPU", False)
+    for chosen in (None, "auto"):
+        if chosen:
+            monkeypatch.setenv("NORMKIT_CUDA", chosen)
+        loading.load.cache_clear()
+        assert loading.load() == (
+            "they have not run on a GPU yet; NORMKIT_CUDA=on uses them, each kind of call after a self-check"
+        )
+    loading.load.cache_clear()
+    monkeypatch.setattr(loading, "_HAS_RUN_ON_A_GPU", True)
+    assert loading.load() is None
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_there_are_kernels_where_they_are_asked_for(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setenv("NORMKIT_CUDA", "on")
     assert loading.load() is None
     assert loading.device_reason(0) is None
 
@@ -49,14 +69,15 @@ def test_they_can_be_turned_off(monkeypatch):
     assert loading.device_reason(0) == "NORMKIT_CUDA=off"
 
 
-@pytest.mark.parametrize("value", ["on", "", "OFF", "1"])
+@pytest.mark.parametrize("value", ["yes", "", "OFF", "1"])
 def test_another_value_is_refused(monkeypatch, value):
     monkeypatch.setenv("NORMKIT_CUDA", value)
-    with pytest.raises(InputError, match="NORMKIT_CUDA must be auto or off, got"):
+    with pytest.raises(InputError, match="NORMKIT_CUDA must be auto, on or off, got"):
         loading.load()
 
 
 def test_a_torch_without_cuda(monkeypatch):
+    monkeypatch.setenv("NORMKIT_CUDA", "on")
     monkeypatch.setattr(torch.version, "cuda", None)
     # As of torch for AMD, whose GPU calls itself cuda.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -65,6 +86,7 @@ def test_a_torch_without_cuda(monkeypatch):
 
 @pytest.mark.usefixtures("_gpu")
 def test_no_gpu_and_no_triton(monkeypatch):
+    monkeypatch.setenv("NORMKIT_CUDA", "on")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert loading.load() == "Triton is not installed; torch for CUDA brings it"
     loading.load.cache_clear()
@@ -75,6 +97,7 @@ def test_no_gpu_and_no_triton(monkeypatch):
 @pytest.mark.usefixtures("_gpu")
 @pytest.mark.parametrize(("capability", "is_old"), [((7, 5), True), ((8, 0), False), ((12, 0), False)])
 def test_an_old_gpu(monkeypatch, capability, is_old):
+    monkeypatch.setenv("NORMKIT_CUDA", "on")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: capability)
     assert loading.device_reason(1) == ("a GPU of compute capability 7.5; the kernels need 8.0" if is_old else None)

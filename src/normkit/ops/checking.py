@@ -1,0 +1,162 @@
+"""The self-check of the kernels of a GPU: a few rows beside the reference, before they compute the first of a kind."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit import reference
+from normkit.ops import devices
+from normkit.ops.plans import Plan, spec_of
+from normkit.spec import NormSpec
+
+_ROWS = 5
+
+
+class Kind(NamedTuple):
+    """What a kernel is compiled for, so what is checked once.
+
+    Attributes:
+        index: The GPU; None for the CPU, where Triton's interpreter runs.
+        conventions: As the operators take them.
+        eps: Likewise.
+        weight_offset: Likewise.
+        sizes: Of the axes that are one row.
+        dtypes: Of x, residual, gain and bias; None for what is absent.
+        has_gradient: Backward is checked too.
+    """
+
+    index: int | None
+    conventions: int
+    eps: float
+    weight_offset: float
+    sizes: tuple[int, ...]
+    dtypes: tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None]
+    has_gradient: bool
+
+
+_passed: set[Kind] = set()
+_failed: set[int | None] = set()
+
+
+def passes(
+    plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *, has_gradient: bool
+) -> bool:
+    """Whether the kernels of a GPU may compute a call. The first of each kind is what the check is run for.
+
+    The first failure on a GPU is one warning, and none of its calls takes the kernels after it.
+    """
+    # A compiler takes `index`, unlike `int`, to ask for the number itself.
+    sizes = tuple(operator.index(size) for size in x.shape[x.dim() - len(plan.spec.axes) :])
+    dtypes = (x.dtype, _dtype(residual), _dtype(weight), _dtype(bias))
+    kind = Kind(x.device.index, plan.conventions, plan.eps, plan.weight_offset, sizes, dtypes, has_gradient)
+    if not torch.compiler.is_compiling() and kind in _passed:
+        return True
+    return _passes(*kind)
+
+
+def _dtype(tensor: Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype
+
+
+def _passes(
+    index: int | None,
+    conventions: int,
+    eps: float,
+    weight_offset: float,
+    sizes: tuple[int, ...],
+    dtypes: tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None],
+    has_gradient: bool,
+) -> bool:
+    """The same, of plain values: with these a compiler calls it while it traces."""
+    kind = Kind(index, conventions, eps, weight_offset, sizes, dtypes, has_gradient)
+    if kind in _passed:
+        return True
+    # While a CUDA graph is captured nothing can be read back; such a kind is left for the next call.
+    if index in _failed or (index is not None and torch.cuda.is_current_stream_capturing()):
+        return False
+    _, _, weight_dtype, bias_dtype = dtypes
+    spec = spec_of(
+        conventions, eps, weight_offset, has_weight=weight_dtype is not None, has_bias=bias_dtype is not None
+    )
+    try:
+        with torch.no_grad():
+            wrong = next(_differences(kind, spec), None)
+    except Exception as error:  # Triton's and CUDA's own, of any class
+        wrong = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if wrong is None:
+        _passed.add(kind)
+        return True
+    _failed.add(index)
+    _passed.difference_update([earlier for earlier in _passed if earlier.index == index])
+    warnings.warn(
+        f"the Triton kernels failed their self-check on GPU {index} ({spec}, rows of {sizes}, {dtypes[0]}): {wrong}; "
+        "norms on this GPU take plain torch from here on",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+# What `torch.compiler.assume_constant_result` does, without importing the compiler.
+_passes._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
+    """What the kernels compute of a few rows and the reference does not."""
+    numbers = torch.Generator().manual_seed(0)
+    device = torch.device("cpu" if kind.index is None else f"cuda:{kind.index}")
+
+    def drawn(*sizes: int, dtype: torch.dtype | None, around: float = 0.0, spread: float = 1.0) -> Tensor | None:
+        if dtype is None:
+            return None
+        values = torch.randn(sizes, generator=numbers, device="cpu") * spread + around
+        return values.to(device, dtype)
+
+    x_dtype, residual_dtype, weight_dtype, bias_dtype = kind.dtypes
+    x = drawn(_ROWS, *kind.sizes, dtype=x_dtype, around=0.5, spread=2.0)
+    assert x is not None
+    residual = drawn(_ROWS, *kind.sizes, dtype=residual_dtype, spread=2.0)
+    weight = drawn(*kind.sizes, dtype=weight_dtype, around=1.0 - spec.weight_offset, spread=0.25)
+    bias = drawn(*kind.sizes, dtype=bias_dtype)
+    operators, rest = devices.operators(), (kind.conventions, kind.eps, kind.weight_offset)
+    if residual is None:
+        y, statistics = operators.normalize_forward(x, weight, bias, *rest)
+        rows, expected = x, reference.forward(x, spec, weight, bias)
+    else:
+        y, rows, statistics = operators.add_normalize_forward(x, residual, weight, bias, *rest)
+        expected, new = reference.add_forward(x, residual, spec, weight, bias)
+        yield from _difference("the new residual", rows, new, new)
+    yield from _difference("y", y, expected, expected if bias is None else torch.maximum(expected.abs(), bias.abs()))
+    if not kind.has_gradient:
+        return
+    dy = drawn(_ROWS, *kind.sizes, dtype=expected.dtype)
+    assert dy is not None
+    needs = (True, weight is not None, bias is not None)
+    found = operators.normalize_backward(dy, rows, statistics, weight, bias, *rest, None, *needs)
+    gradients = reference.backward(dy, rows, spec, weight, bias)
+    flat = rows.double().flatten(1)
+    scale = reference.statistics(flat, spec, reference.machine_eps(rows, spec)).scale
+    gain = 1.0 if weight is None else reference.effective_weight(weight, spec, torch.float64).double()
+    # The terms that dx is the difference of: where they cancel, so that little is left, they bound the error.
+    terms = (dy.double() * gain).flatten(1) / scale * (math.sqrt(flat.shape[1]) if spec.multiplier == "sqrt_n" else 1)
+    yield from _difference("dx", found[0], gradients.x, terms.reshape(rows.shape))
+    for name, ours, theirs in (("dweight", found[1], gradients.weight), ("dbias", found[2], gradients.bias)):
+        if theirs is not None:
+            yield from _difference(name, ours, theirs, theirs)
+
+
+def _difference(name: str, found: Tensor, expected: Tensor, terms: Tensor) -> Iterator[str]:
+    """A line if a number is off by more than 16 roundings of the largest: a spec rounds at most four times."""
+    # A division by zero that the spec asks for (n = 1, divisor n - 1) is left out.
+    error = torch.where(expected.isfinite(), found.double() - expected.double(), 0.0).abs().amax()
+    largest = torch.maximum(expected.abs().double(), terms.abs().double()).nan_to_num(nan=0.0, posinf=0.0).amax()
+    # Not "error > ...": NaN is wrong too.
+    if not error <= 16 * torch.finfo(found.dtype).eps * largest:
+        yield f"{name} is off by {float(error):.2g} where the largest number is {float(largest):.2g}"
