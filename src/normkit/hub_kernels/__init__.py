@@ -22,10 +22,9 @@ _LAYERS = {"RMSNorm": "RMSNorm", "RMSNormZeroCentered": "RMSNorm", "LayerNorm": 
 
 
 def mapping() -> dict[str, dict[str, Any]]:
-    """The mapping to give to `kernels.register_kernel_mapping`: for the CPU, and for NVIDIA GPUs where normkit's kernels
-    for these are on (`NORMKIT_CUDA=on`; `normkit env` says whether they are).
+    """The mapping to give to `kernels.register_kernel_mapping`, for the CPU and, where its kernels are on, for the GPU.
 
-    Models of transformers loaded with `use_kernels=True` afterwards compute their RMSNorms with normkit. For
+    They are on with `NORMKIT_CUDA=on` (`normkit env` says what computes). Models of transformers loaded with `use_kernels=True` afterwards compute their RMSNorms with normkit. For
     `torch.nn.LayerNorm`, which transformers does not offer to `kernels`, say so first:
     `kernels.replace_kernel_forward_from_hub(torch.nn.LayerNorm, "LayerNorm")`.
 
