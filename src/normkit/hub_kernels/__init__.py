@@ -24,9 +24,9 @@ _LAYERS = {"RMSNorm": "RMSNorm", "RMSNormZeroCentered": "RMSNorm", "LayerNorm": 
 def mapping() -> dict[str, dict[str, Any]]:
     """The mapping to give to `kernels.register_kernel_mapping`, for the CPU and, where its kernels are on, for the GPU.
 
-    They are on with `NORMKIT_CUDA=on` (`normkit env` says what computes). Models of transformers loaded with `use_kernels=True` afterwards compute their RMSNorms with normkit. For
-    `torch.nn.LayerNorm`, which transformers does not offer to `kernels`, say so first:
-    `kernels.replace_kernel_forward_from_hub(torch.nn.LayerNorm, "LayerNorm")`.
+    They are on with `NORMKIT_CUDA=on` (`normkit env` says what computes). Models of transformers loaded with
+    `use_kernels=True` afterwards compute their RMSNorms with normkit. For `torch.nn.LayerNorm`, which transformers does
+    not offer to `kernels`, say so first: `kernels.replace_kernel_forward_from_hub(torch.nn.LayerNorm, "LayerNorm")`.
 
     Raises:
         InputError: If the package `kernels` is not installed.
