@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from normkit import specs
 from normkit.errors import DtypeError, IdentificationError, KindError, NormkitError, ShapeError
 from normkit.identification import calling
 from normkit.identification.behaviour import identify
@@ -36,11 +37,47 @@ def needs(length):
     ],
 )
 def test_a_convenient_shape(norm, given, called):
-    assert calling.convenient(Specimen(norm), given, None) == called
+    assert calling.convenient(Specimen(norm), given, None) == (called, None)
 
 
 def test_a_minimum_size_does_not_hide_the_norm():
     assert identify(needs(9), (2, 3, 6)).spec.eps == 1e-6
+
+
+def of_one_shape(*sizes):
+    """A function that takes this shape only, as what was exported or compiled for it."""
+
+    def norm(x):
+        assert x.shape == sizes
+        return F.layer_norm(x, sizes[-1:])
+
+    return norm
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_one_shape_only(samples):
+    sizes = (samples, 3, 8)
+    called = (max(samples, 2), 3, 8), samples
+    assert calling.convenient(Specimen(of_one_shape(*sizes)), sizes, None) == called
+    passport = identify(of_one_shape(*sizes), sizes)
+    assert passport.spec == specs.OLMO
+    assert f"it takes batches of {samples} " in passport.readings["kind"].evidence[-1]
+
+
+def test_samples_that_feel_each_other_do_so_at_one_shape_too():
+    def norm(x):
+        assert x.shape == (4, 8)
+        return F.batch_norm(x, None, None, training=True)
+
+    assert identify(norm, (4, 8)).verdict == "batch"
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_an_exported_norm(samples):
+    x = torch.randn(samples, 3, 8)
+    exported = torch.export.export(nn.LayerNorm(8), (x,)).module()
+    passport = identify(exported, tuple(x.shape))
+    assert (passport.spec, passport.weight_name) == (specs.TORCH_LAYER_NORM, "weight")
 
 
 def raising(error):
@@ -153,9 +190,9 @@ def test_outputs_that_are_no_norms(norm):
 
 def test_what_raises_only_at_times_is_never_a_bare_exception():
     def moody(x):
-        if len(x) > 2:
-            raise KeyError("too many")
+        if x.abs().max() > 100:
+            raise KeyError("too large")
         return F.rms_norm(x, (6,))
 
-    with pytest.raises(NormkitError, match="too many"):
+    with pytest.raises(NormkitError, match="too large"):
         identify(moody, 6)

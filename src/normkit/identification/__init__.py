@@ -1,6 +1,7 @@
 """From behaviour to a spec.
 
 tracing.py     one forward pass written down: which module and which function was called, in order
+adapters.py    functions of given parameters and of numpy arrays, as modules and functions of one tensor
 specimen.py    what is identified: a copy of a module that may be changed at will, or a function
 coupling.py    which elements share statistics: the rows
 formula.py     far from eps: what is subtracted, what divides, with whatever gain and bias

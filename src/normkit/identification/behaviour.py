@@ -11,7 +11,18 @@ from torch import Tensor, nn
 
 from normkit import reference
 from normkit.errors import NormkitError, ShapeError
-from normkit.identification import calling, causality, conditioning, conduct, divisor, gating, kinds, program, structure
+from normkit.identification import (
+    adapters,
+    calling,
+    causality,
+    conditioning,
+    conduct,
+    divisor,
+    gating,
+    kinds,
+    program,
+    structure,
+)
 from normkit.identification.affine import Affine, Gathered
 from normkit.identification.divisor import Choice
 from normkit.identification.passport import Passport, Reading
@@ -50,6 +61,8 @@ def identify(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     call: Call | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Passport:
     """Find out from forward calls alone which norm something is.
 
@@ -58,12 +71,16 @@ def identify(
     returned.
 
     Args:
-        norm: A module, or a function of one tensor.
-        shape: Of an example input, the batch first; a number n means (2, n).
+        norm: A module, or a function of one tensor; of tensors f(x, weight, bias), if its parameters are given. A
+            function may take or return numpy arrays, or others that numpy or DLPack can read.
+        shape: Of an example input, the batch first; a number n means (2, n). Of a norm that takes no other
+            number of samples it must have that number.
         dtype: In which the formula is sought. A norm that runs only in 16 bits shows less of it.
         device: Of the inputs; by default that of the module's parameters, or the CPU.
         call: Called with the norm (or its copy) and x where norm(x) will not do: to give further
-            arguments, or to take one tensor out of several.
+            arguments, or to take one tensor out of several. Given parameters follow x.
+        weight: A function's gain. Without it, a gain and where it is rounded cannot be told.
+        bias: A function's bias.
 
     Returns:
         The passport; what could not be decided is in its `undecidable`.
@@ -71,14 +88,19 @@ def identify(
     Raises:
         IdentificationError: If it cannot be called with such an input.
         ShapeError: If the norm refuses inputs of this shape.
+        InputError: If parameters are given, and the norm is a module.
 
     Example:
         >>> print(identify(nn.LayerNorm(8, eps=1e-6), 8).spec)
         y = weight * (x - mean(x)) / sqrt(var(x) + 1e-06) + bias
+        >>> def scaled(x, g):
+        ...     return g * torch.nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6)
+        >>> print(identify(scaled, 8, weight=torch.ones(8)).spec)
+        y = weight * x / sqrt(mean(x^2) + 1e-06) [early cast, promoted output]
         >>> identify(nn.GELU(), 8).verdict
         'elementwise'
     """
-    return examine(norm, shape, dtype=dtype, device=device, call=call).passport
+    return examine(norm, shape, dtype=dtype, device=device, call=call, weight=weight, bias=bias).passport
 
 
 def examine(
@@ -88,23 +110,33 @@ def examine(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     call: Call | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Examination:
     """`identify`, with what else was learnt."""
     calling.check_arguments(norm, dtype, device)
-    sizes = _checked(shape)
+    given = _checked(shape)
+    # At least two samples, which is what tells a batch norm.
+    sizes = (max(given[0], 2), *given[1:])
+    parameters = adapters.parameters_of(norm, weight, bias)
     with undisturbed(), conduct.kept(norm):
+        if _owner(norm) is None:
+            norm = adapters.on_tensors(norm, call, torch.ones(given, device=device, dtype=dtype), parameters)
+        if parameters:
+            norm, call = adapters.Parameterised(norm, parameters, call), None
         specimen = Specimen(norm, dtype=dtype, device=device, call=call)
         generator = torch.Generator().manual_seed(_SEED)
         small, beside = sizes, dict[str, Reading]()
         try:
-            small = calling.convenient(specimen, sizes, call)
+            small, specimen.samples = calling.convenient(specimen, given, call)
             beside = conduct.conduct(specimen, small, generator)
-            found = _found(specimen, Specimen(norm, dtype=dtype, device=device, call=call), small, sizes, generator)
+            fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
+            found = _found(specimen, fresh, small, sizes, generator)
             beside |= causality.time_reading(specimen, small, generator, found.passport.spec)
             beside |= gating.optional_gate(specimen, small, generator) if call is None else {}
         except UnrecognisedError as seen:
             # The search has drawn other parameters.
-            fresh = Specimen(norm, dtype=dtype, device=device, call=call)
+            fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
             kind = kinds.second_look(fresh, small, generator, seen, _recovered)
             passport = Passport(
                 verdict=kind.verdict,
@@ -116,13 +148,14 @@ def examine(
                 bias=kind.bias,
             )
             return Examination(passport=passport, shape=sizes, affine=Affine(), rate=0.0)
-    weight, bias = found.affine.of(_owner(norm))
-    passport = replace(
-        found.passport,
-        readings={**found.passport.readings, **beside},
-        weight=None if weight is None else weight.detach().clone(),
-        bias=None if bias is None else bias.detach().clone(),
-    )
+    acting = found.affine.of(_owner(norm))
+    own_weight, own_bias = (None if part is None else part.detach().clone() for part in acting)
+    readings = {**found.passport.readings, **beside}
+    if specimen.samples is not None:
+        line = f"it takes batches of {specimen.samples} and no other size: other batches went in pieces of that size"
+        line += ", so whether samples feel each other is not seen" if specimen.samples == 1 else ""
+        readings["kind"] = replace(readings["kind"], evidence=(*readings["kind"].evidence, line))
+    passport = replace(found.passport, readings=readings, weight=own_weight, bias=own_bias)
     return replace(found, passport=passport)
 
 
@@ -319,10 +352,10 @@ def _affine(found: Structure, choice: Choice) -> Affine:
 
 
 def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """The shape as a tuple with at least two samples, which is what tells a batch norm."""
+    """The shape as a tuple."""
     sizes = (2, shape) if isinstance(shape, int) else tuple(shape)
     if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise ShapeError(f"shape must be a number of features or at least a batch and a row, got {shape!r}")
     if math.prod(sizes[1:]) == 1:
         raise ShapeError(f"one feature shows nothing: after the batch, shape needs more, got {sizes}")
-    return (max(sizes[0], 2), *sizes[1:])
+    return sizes

@@ -39,11 +39,14 @@ def check_arguments(norm: NormLike, dtype: torch.dtype, device: torch.device | s
         raise IdentificationError("tensors on the meta device have no values; leave device out, or give a real one")
 
 
-def convenient(specimen: Specimen, shape: tuple[int, ...], call: Call | None) -> tuple[int, ...]:
-    """The shape with 2 to 4 along each axis between batch and features, as far as the norm takes it.
+def convenient(specimen: Specimen, shape: tuple[int, ...], call: Call | None) -> tuple[tuple[int, ...], int | None]:
+    """The shape with 2 samples, and 2 to 4 along each axis between batch and features, as far as the norm takes it.
 
     One row along an axis would hide that rows are coupled along it; many only take time. An axis stays
     as it is if a parameter spans it. Where the norm refuses all that, longer axes are tried.
+
+    Returns:
+        The shape, and how many samples the norm takes at once; None if that may be any number.
 
     Raises:
         UnrecognisedError: If it takes no single tensor, but a second one beside it.
@@ -62,11 +65,22 @@ def convenient(specimen: Specimen, shape: tuple[int, ...], call: Call | None) ->
         except ShapeError as error:
             refusal = error
         else:
-            return sizes
+            return (max(sizes[0], 2), *sizes[1:]), _fixed_samples(specimen, sizes)
     if returned is not None:
-        return returned
+        return returned, None
     assert refusal is not None
     raise _explained(specimen, shape, call, refusal) from refusal.__cause__
+
+
+def _fixed_samples(specimen: Specimen, sizes: tuple[int, ...]) -> int | None:
+    """The number of samples, where the norm takes no other: it was exported or compiled for one shape."""
+    try:
+        specimen(torch.ones(sizes[0] + 1, *sizes[1:], device=specimen.device, dtype=specimen.dtype))
+    except ShapeError:
+        return sizes[0]
+    except UnrecognisedError:
+        return None
+    return None
 
 
 def _shapes(specimen: Specimen, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -76,7 +90,9 @@ def _shapes(specimen: Specimen, shape: tuple[int, ...]) -> Iterator[tuple[int, .
     for kept in kept_axes:
         between = (size if axis in kept else min(max(size, 2), 4) for axis, size in enumerate(shape[1:-1], start=1))
         yield (2, *between, max(shape[-1], 2))
-    yield shape
+    yield (max(shape[0], 2), *shape[1:])
+    if shape[0] == 1:
+        yield shape
     for larger in _LARGER:
         for kept in kept_axes if len(shape) > 2 else ():
             between = (size if axis in kept else max(size, larger) for axis, size in enumerate(shape[1:-1], start=1))
@@ -104,7 +120,7 @@ def _explained(
         )
     if _says_the_same_of_all_shapes(specimen, shape, said):
         return IdentificationError(f"the norm raises {kind} whatever it is given ({said})")
-    return ShapeError(f"the norm refuses an input of shape {shape} ({said}); give the shape of an example input")
+    return ShapeError(f"the norm refuses an input of shape {shape} ({said}); give a shape that it takes")
 
 
 def _says_the_same_of_all_shapes(specimen: Specimen, shape: Sequence[int], said: str) -> bool:

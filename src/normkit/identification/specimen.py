@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import IdentificationError, ModelError, ShapeError
+from normkit.identification.adapters import as_tensor
 from normkit.identification.passport import Reading, Verdict
 
 NormLike = nn.Module | Callable[..., object]
@@ -56,11 +57,13 @@ class Specimen:
         dtype: Of inputs and parameters.
         device: Where its inputs must be; by default where its parameters are, or the CPU.
         call: Called with the norm and x, in place of norm(x).
+        samples: How many samples it takes at once, no more and no fewer; None for any number.
 
     Attributes:
         module: The copy, or None for a function.
         dtype: Of inputs and parameters.
         device: Where its inputs must be.
+        samples: As given. Other batches are handed over in pieces of so many.
     """
 
     def __init__(
@@ -70,7 +73,9 @@ class Specimen:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         call: Call | None = None,
+        samples: int | None = None,
     ) -> None:
+        self.samples = samples
         owner = getattr(norm, "__self__", None)
         # A method changes its module as much as the module itself does.
         method = getattr(norm, "__func__", None) if isinstance(owner, nn.Module) else None
@@ -116,15 +121,26 @@ class Specimen:
     def overwriting(self, x: Tensor) -> Tensor:
         """The output for x itself, which a norm that works in place changes; errors as for a call."""
         try:
-            y = self._call(self._function, x)
+            y = self._called(self._function, x)
         except TypeError as error:
             raise UnrecognisedError("gated", f"it cannot be called with one tensor ({first_line(error)})") from error
         except Exception as error:  # a foreign module may refuse in any way
-            raise ShapeError(
-                f"the norm refuses an input of shape {tuple(x.shape)} ({first_line(error)}); "
-                "give the shape of an example input"
-            ) from error
+            raise ShapeError(f"the norm refuses an input of shape {tuple(x.shape)} ({first_line(error)})") from error
         return _checked(y, x)
+
+    def _called(self, function: Any, x: Tensor) -> object:
+        """What is returned for x; of pieces of it, if it takes so many samples only."""
+        if self.samples is None or len(x) == self.samples:
+            return as_tensor(self._call(function, x))
+        parts = []
+        for piece in x.split(self.samples):
+            # The last piece is filled up with its own last sample.
+            filled = torch.cat([piece, piece[-1:].expand(self.samples - len(piece), *piece.shape[1:])])
+            y = as_tensor(self._call(function, piece if len(piece) == self.samples else filled))
+            if not isinstance(y, Tensor) or y.dim() == 0:
+                return y
+            parts.append(y[: len(piece)])
+        return torch.cat(parts)
 
     def call_in(self, dtype: torch.dtype, x: Tensor) -> Tensor | None:
         """The output of a copy with parameters in `dtype`, or None where it does not run so.
@@ -133,7 +149,7 @@ class Specimen:
         """
         try:
             function = self._function if self.module is None else _bare_copy(self.module).to(dtype)
-            return _checked(self._call(function, x.clone()), x)
+            return _checked(self._called(function, x.clone()), x)
         except Exception:  # a foreign module may refuse in any way
             return None
 
@@ -149,12 +165,12 @@ class Specimen:
 
     def in_dtype(self, dtype: torch.dtype) -> Specimen:
         """A copy of it in another dtype."""
-        return Specimen(self._function, dtype=dtype, device=self.device, call=self._call)
+        return Specimen(self._function, dtype=dtype, device=self.device, call=self._call, samples=self.samples)
 
     def in_training_mode(self) -> Specimen:
         """A copy of it in training mode."""
         assert self.module is not None
-        other = Specimen(self.module, dtype=self.dtype, call=self._call)
+        other = Specimen(self.module, dtype=self.dtype, call=self._call, samples=self.samples)
         assert other.module is not None
         other.module.train()
         return other
@@ -171,11 +187,12 @@ class Specimen:
             dtype=self.dtype,
             device=self.device,
             call=lambda norm, x: adapter(partial(call, norm), x),
+            samples=self.samples,
         )
 
     def as_function(self) -> Specimen:
         """It as a function, whose parameters stay as they are."""
-        return Specimen(lambda x: self._call(self._function, x), dtype=self.dtype, device=self.device)
+        return Specimen(lambda x: self._called(self._function, x), dtype=self.dtype, device=self.device)
 
     @property
     def further(self) -> tuple[inspect.Parameter, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normkit import reference
 from normkit.errors import InputError, KindError, NormkitError, ShapeError
+from normkit.identification.adapters import Parameterised
 from normkit.identification.behaviour import identify
 from normkit.identification.passport import Passport
 from normkit.spec import NormSpec
@@ -20,24 +21,6 @@ _CHANNELS = ((1,), "all_but_batch")
 
 class RefusedError(Exception):
     """The norm raised, or returned something that is no tensor of the input's shape: what it was."""
-
-
-class _Adapted(nn.Module):
-    """A function with its parameters, or a module behind a `call`, as one module of one tensor."""
-
-    def __init__(
-        self, norm: Callable[..., Any], parameters: dict[str, Tensor], call: Callable[..., Any] | None
-    ) -> None:
-        super().__init__()
-        self.norm = norm
-        self._call = call
-        self._given = tuple(parameters)
-        for name, value in parameters.items():
-            self.register_parameter(name, nn.Parameter(value.detach().clone()))
-
-    def forward(self, x: Tensor) -> Any:
-        given = [getattr(self, name) for name in self._given]
-        return self.norm(x, *given) if self._call is None else self._call(self.norm, x, *given)
 
 
 class Subject:
@@ -73,7 +56,7 @@ class Subject:
         if isinstance(norm, nn.Module):
             own, prefix = _copy(norm), ""
             if call is not None:
-                own, prefix = _Adapted(own, {}, call).train(norm.training), "norm."
+                own, prefix = Parameterised(own, {}, call).train(norm.training), "norm."
             self._module = own
             given = {
                 kind: None if part is None else prefix + _kind(kind, part, str, "the name of a parameter")
@@ -81,7 +64,7 @@ class Subject:
             }
         else:
             tensors = _tensors(spec, weight, bias)
-            self._module = _Adapted(norm, tensors, call)
+            self._module = Parameterised(norm, tensors, call)
             given = {name: name if name in tensors else None for name in ("weight", "bias")}
         for parameter in self._parameters().values():
             parameter.requires_grad_()
