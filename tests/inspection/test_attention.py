@@ -33,6 +33,9 @@ def exact(query, key, *, allowed, valid=None, scale=None, bias=None):
     probability = logits.softmax(-1)
     entropy = -torch.where(probability > 0, probability * probability.log(), 0.0).sum(-1)
     used = allowed & rows[..., None]
+    counts = allowed.sum(-1)
+    contested = rows & (counts > 1)
+    above = dots.masked_fill(~allowed, -math.inf).amax(-1) - torch.where(allowed, dots, 0.0).sum(-1) / counts
     lengths = torch.where(rows, query.norm(dim=-1), 0.0).amax(-1)
     widths = torch.where(used.any(2), key.norm(dim=-1), 0.0).amax(-1)
     return {
@@ -41,6 +44,11 @@ def exact(query, key, *, allowed, valid=None, scale=None, bias=None):
         "rows": int(rows.sum()),
         "entropy": float(entropy[rows].mean()),
         "entropy_min": min(float(entropy[:, head][rows[:, head]].mean()) for head in range(query.shape[1])),
+        "spreads": [float(above[:, head][contested[:, head]].mean()) for head in range(query.shape[1])],
+        "saturations": [
+            float((probability.amax(-1) > 0.99)[:, head][contested[:, head]].double().mean())
+            for head in range(query.shape[1])
+        ],
         "uniform": float(allowed.sum(-1)[rows].double().log().mean()),
     }
 
@@ -54,6 +62,8 @@ def assert_agree(found, expected):
     assert found.entropy == pytest.approx(expected["entropy"], **CLOSE)
     assert found.entropy_min == pytest.approx(expected["entropy_min"], **CLOSE)
     assert found.uniform_entropy == pytest.approx(expected["uniform"], **CLOSE)
+    assert found.spreads == pytest.approx(expected["spreads"], **CLOSE)
+    assert found.saturations == pytest.approx(expected["saturations"])
 
 
 def everything(queries=T, keys=T):

@@ -60,7 +60,12 @@ def truth(each: QueriesAndKeys, tokens: Tensor | None = None) -> dict[str, Tenso
     share = (logits + added).masked_fill(~allowed, -math.inf).softmax(-1)
     entropy = torch.special.entr(share).sum(-1)
     known = allowed.any(-1)
+    keys = allowed.sum(-1)
+    above = logits.masked_fill(~allowed, -math.inf).amax(-1) - torch.where(allowed, logits, 0.0).sum(-1) / keys
     return {
+        "contested": (keys > 1).sum((0, 2)),
+        "spread": torch.where(keys > 1, above, 0.0).sum((0, 2)),
+        "saturated": ((share.amax(-1) > 0.99) & (keys > 1)).sum((0, 2)),
         "rows": known.sum((0, 2)),
         "entropy": torch.where(known, entropy, 0.0).sum((0, 2)),
         "uniform": torch.where(known, allowed.sum(-1), 1).double().log().sum((0, 2)),
@@ -105,6 +110,8 @@ def test_the_bound_is_that_of_an_inspection():
     assert found["bound"].tolist() == pytest.approx(list(inspected.bounds), rel=1e-6)
     assert float(found["sampled"].max()) == pytest.approx(inspected.sampled_max, rel=1e-6)
     assert float(found["entropy"].sum() / found["rows"].sum()) == pytest.approx(inspected.entropy, rel=1e-5)
+    assert (found["spread"] / found["contested"]).tolist() == pytest.approx(list(inspected.spreads), rel=1e-5)
+    assert (found["saturated"] / found["contested"]).tolist() == list(inspected.saturations)
 
 
 def test_padding_that_is_not_a_number_stays_out():

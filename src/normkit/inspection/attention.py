@@ -18,6 +18,9 @@ from torch import Tensor
 from normkit.inspection.result import Attention
 
 _SAMPLED_ROWS = 16
+SATURATED = 0.99
+"""A row of attention is saturated where one key takes more than this share."""
+
 # Hand-written attention masks with -1e4 to -1e9, and logits that have exploded so far are seen above zero too.
 _MASKED = -9.9e3
 
@@ -141,6 +144,8 @@ class AttentionAccumulator:
         self._bounds = torch.zeros(heads, dtype=torch.float64)
         self._entropy = torch.zeros(heads, dtype=torch.float64)
         self._rows = torch.zeros(heads, dtype=torch.int64)
+        # Of rows with two keys or more: their number, the sum of their spreads, the saturated ones.
+        self._contested, self._spread, self._saturated = torch.zeros(3, heads, dtype=torch.float64)
         self._uniform = 0.0
         self._peak = 0.0
 
@@ -184,6 +189,8 @@ class AttentionAccumulator:
             entropy=float(self._entropy.sum()) / rows if rows else math.nan,
             entropy_min=float(means[self._rows > 0].min()) if rows else math.nan,
             uniform_entropy=self._uniform / rows if rows else math.nan,
+            spreads=tuple((self._spread / self._contested).tolist()),
+            saturations=tuple((self._saturated / self._contested).tolist()),
         )
 
     def _raise_bounds(self, bounds: Tensor) -> None:
@@ -205,11 +212,16 @@ class AttentionAccumulator:
             kept = torch.where(permitted, logits, 0.0)
         low, high = (float(end) for end in torch.aminmax(kept))
         self._peak = max(self._peak, math.inf if math.isnan(low) else max(-low, high))
+        keys = permitted.expand(-1, -1, -1, logits.shape[-1]).sum(-1)
+        spread = torch.where(permitted, kept, -math.inf).amax(-1) - kept.sum(-1) / keys
         share = kept.add_(added).softmax(-1)
+        contested = (keys > 1) & spread.isfinite()
+        self._contested += contested.sum((0, 2)).cpu()
+        self._spread += torch.where(contested, spread, 0.0).cpu().double().sum((0, 2))
+        self._saturated += ((share.amax(-1) > SATURATED) & contested).sum((0, 2)).cpu()
         # A share of 1e-30 adds nothing, whatever its logarithm; `torch.special.entr` takes four times as long.
         entropy = -(share.clamp_min(1e-30).log_() * share).sum(-1)
         # A row without a key, or with one that is not a number, has no entropy.
-        keys = permitted.expand(-1, -1, -1, logits.shape[-1]).sum(-1)
         counted = (keys > 0) & entropy.isfinite()
         self._entropy += torch.where(counted, entropy, 0.0).cpu().double().sum((0, 2))
         self._rows += counted.sum((0, 2)).cpu()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from normkit import reference
 from normkit.inspection.moments import AttenuationAccumulator, RowAccumulator, RowMoments, row_moments, token_rows
-from normkit.inspection.result import Attenuation, RowStatistics
+from normkit.inspection.result import Attenuation, Peak, RowStatistics
 from normkit.spec import NormSpec
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -99,6 +100,45 @@ class SiteGauge:
 
     def _headroom(self, largest: float) -> float:
         return math.inf if self._dtype is None else headroom_bits(self._dtype, largest)
+
+
+class StreamGauge:
+    """The accumulators of the stream at one place."""
+
+    def __init__(self) -> None:
+        self._rows = RowAccumulator()
+        self._peak: Peak | None = None
+        self._token: int | None = None
+
+    def add(self, stream: Tensor, moments: RowMoments, mask: Tensor | None, ids: Tensor | None) -> None:
+        """Count a stream (B, T, n), whose moments under the token mask are given.
+
+        Args:
+            stream: The stream.
+            moments: Of its rows that count.
+            mask: Token mask (B, T), or None for all rows.
+            ids: Token ids, or None; those of another shape than (B, T) are not its own.
+        """
+        self._rows.add(moments)
+        if stream.dim() != 3 or not moments.absmax > (0.0 if self._peak is None else abs(self._peak.value)):
+            return
+        stream = stream.detach()
+        is_largest = stream.abs().double() == moments.absmax
+        if mask is not None:
+            is_largest &= mask.to(stream.device)[..., None]
+        sample, position, feature = is_largest.nonzero()[0].tolist()
+        self._peak = Peak(value=float(stream[sample, position, feature]), feature=feature, position=position)
+        self._token = int(ids[sample, position]) if ids is not None and ids.shape == stream.shape[:2] else None
+
+    def result(self) -> RowStatistics:
+        """The statistics so far."""
+        return self._rows.result()
+
+    def peak(self, decode: Callable[[int], str] | None) -> Peak | None:
+        """The largest element so far, with its token in words where `decode` is given; None without one."""
+        if self._peak is None or self._token is None or decode is None:
+            return self._peak
+        return replace(self._peak, token=decode(self._token))
 
 
 def headroom_bits(dtype: torch.dtype, largest: float) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,18 @@ from normkit.inspection.leaks import find_leaks
 from normkit.inspection.loss import NextTokenLoss
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Walk
-from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask
+from normkit.inspection.running import (
+    Batch,
+    arguments,
+    batches_of,
+    evaluating,
+    first_of,
+    rows,
+    runner,
+    shortened,
+    token_ids,
+    token_mask,
+)
 from normkit.inspection.running_statistics import ungathered
 from normkit.inspection.selecting import key_selections
 from normkit.inspection.sharing import find_shared
@@ -34,7 +46,7 @@ from normkit.inspection.walk import capture, walk
 
 def inspect(
     model: nn.Module,
-    batches: Batch | Iterable[Batch],
+    batches: Any,
     *,
     name: str = "",
     source: str = "",
@@ -51,8 +63,10 @@ def inspect(
 
     Args:
         model: A transformer, on any device.
-        batches: Keyword arguments for `model(**batch)`, as in a tokenizer's output: tensors of shape
-            (B, T). Where there is an "attention_mask", tokens with a 0 enter no statistic.
+        batches: One batch, or an iterable of them. A batch is a dictionary of keyword arguments, as a tokenizer's
+            output is, a tensor, or a tuple of positional arguments, with tensors, numbers, strings, None, and lists,
+            tuples and dictionaries of these in it. A list is one batch only inside an iterable, as of a DataLoader.
+            Where there is an "attention_mask" (B, T), tokens with a 0 enter no statistic.
         name: What to call the model in the report.
         source: What the batches are, in a few words.
         decode: Token id -> text, for the token walk.
@@ -65,7 +79,8 @@ def inspect(
         An `Inspection`: sites, blocks, attentions, findings; `write_html` and `to_json` of it.
 
     Raises:
-        InputError: If there is no batch, `site` is no norm of the model, or the intent file cannot be used.
+        InputError: If there is no batch or one that cannot be taken, `site` is no norm of the model, or the intent file
+            cannot be used.
 
     Example:
         >>> from torch import nn
@@ -73,7 +88,7 @@ def inspect(
         >>> inspect(model, {"input": torch.randn(2, 5, 8)}).sites[0].path
         '1'
     """
-    stream = iter([batches] if isinstance(batches, Mapping) else batches)
+    stream = (arguments(model, batch) for batch in batches_of(batches))
     first = next(stream, None)
     if first is None:
         raise InputError("inspect needs at least one batch, got none")
@@ -86,16 +101,17 @@ def inspect(
         if site is not None and site not in (paths := [norm.path for norm in found]):
             raise InputError(f"the model has no norm at {site!r}; it has {', '.join(paths) or 'none at all'}")
         baseline.check_fits(declared, [norm.path for norm in found])
-        tokens, padding = 0, 0
+        tokens, padding, seen = 0, 0, set[int]()
         loss = NextTokenLoss(model, first)
         with Probe(model, found, blocks, structure.called) as probe:
             for index, batch in enumerate(chain([first], stream)):
                 report("text", index, 0)
-                mask = token_mask(batch)
-                probe.batch(mask)
+                mask, ids = token_mask(batch), token_ids(batch)
+                probe.batch(mask, ids)
                 loss.add(batch, runner(model, batch)())
                 counted, left_out = _tokens(batch, mask)
                 tokens, padding = tokens + counted, padding + left_out
+                seen |= _distinct(ids, mask)
         sites = _sites(probe, structure)
         text, valid = _first_text(first)
         selections = key_selections(
@@ -103,9 +119,11 @@ def inspect(
         )
         walked = _walk(model, found, sites, first, decode, site)
         leaks = find_leaks(model, structure, first)
-    measured = _blocks(probe, structure)
+    measured = _blocks(probe, structure, decode)
     facts = rules.Facts(
-        model=model_facts(model, name, source, tokens, padding, sites, measured, loss.value),
+        model=model_facts(
+            model, name, source, tokens, padding, sites, measured, loss=loss.value, distinct=len(seen) or None
+        ),
         sites=sites,
         blocks=measured,
         attentions=probe.attentions(),
@@ -146,16 +164,14 @@ def _surveyed(model: nn.Module, batch: Batch, report: Progress) -> Structure:
         return survey(model, runner(model, shortened(batch)), report)
     # Whatever the model's own code raises.
     except Exception:
-        row = {key: value[:1] if value.dim() > 0 else value for key, value in batch.items()}
-        return survey(model, runner(model, row), report)
+        return survey(model, runner(model, rows(batch, 0)), report)
 
 
-def _first_text(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
+def _first_text(batch: Batch) -> tuple[Batch, Tensor | None]:
     """The batch's first row that has a token, and its token mask (T,) or None where all of them count."""
     mask = token_mask(batch)
     index = 0 if mask is None else int(mask.any(-1).byte().argmax())
-    text = {key: value[index : index + 1] if value.dim() > 1 else value for key, value in batch.items()}
-    return text, None if mask is None or bool(mask[index].all()) else mask[index]
+    return rows(batch, index), None if mask is None or bool(mask[index].all()) else mask[index]
 
 
 def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
@@ -163,8 +179,17 @@ def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
     if mask is not None:
         counted = int(mask.sum())
         return counted, mask.numel() - counted
-    first = next(iter(batch.values()))
+    first = first_of(batch)
+    if not first.dim():
+        return 1, 0
     return first.shape[0] * (first.shape[1] if first.dim() > 1 else 1), 0
+
+
+def _distinct(ids: Tensor | None, mask: Tensor | None) -> set[int]:
+    """The token ids that count."""
+    if ids is None:
+        return set()
+    return set((ids if mask is None or mask.shape != ids.shape else ids[mask]).unique().tolist())
 
 
 def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
@@ -185,9 +210,9 @@ def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
     )
 
 
-def _blocks(probe: Probe, structure: Structure) -> tuple[Block, ...]:
+def _blocks(probe: Probe, structure: Structure, decode: Callable[[int], str] | None) -> tuple[Block, ...]:
     return tuple(
-        measured_block(block, swept, *probe.block(block))
+        measured_block(block, swept, *probe.block(block), probe.peak(block, decode))
         for block, swept in zip(structure.blocks, structure.sweeps, strict=True)
     )
 
@@ -205,16 +230,15 @@ def _walk(
     norm = next((norm for norm in found if norm.path == chosen), None)
     if norm is None:
         return None
-    row = {key: value[:1] if value.dim() > 1 else value for key, value in batch.items()}
-    mask = batch.get("attention_mask")
+    row, mask = rows(batch, 0), token_mask(batch)
     position = int(mask[0].nonzero()[-1]) if mask is not None and mask[0].any() else -1
     captured = capture(model, norm, runner(model, row), position)
     if captured is None:
         return None
-    ids = batch.get("input_ids")
+    ids = token_ids(batch)
     token = decode(int(ids[0, position])) if decode is not None and ids is not None else ""
     if position < 0:
-        position += next(iter(row.values())).shape[1]
+        position += first_of(row).shape[1]
     return walk(norm, *captured, token=token, position=position)
 
 
@@ -237,6 +261,7 @@ def model_facts(
     sites: tuple[Site, ...],
     blocks: tuple[Block, ...],
     loss: float = math.nan,
+    distinct: int | None = None,
 ) -> ModelFacts:
     """What is said of a model as a whole."""
     dtypes = Counter(str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
@@ -252,4 +277,5 @@ def model_facts(
         tokens=tokens,
         padding=padding,
         loss=loss,
+        distinct=distinct,
     )

@@ -24,10 +24,10 @@ from normkit.inspection.attention import (
     softmax_logits,
 )
 from normkit.inspection.blocks import BlockCall, block_of
-from normkit.inspection.gauges import SiteGauge, SiteMeasurement, spec_moments
-from normkit.inspection.moments import RowAccumulator, RowMoments
+from normkit.inspection.gauges import SiteGauge, SiteMeasurement, StreamGauge, spec_moments
+from normkit.inspection.moments import RowMoments
 from normkit.inspection.observing import Listener, observed
-from normkit.inspection.result import Attention, RowStatistics, SiteGeometry
+from normkit.inspection.result import Attention, Peak, RowStatistics, SiteGeometry
 from normkit.inspection.sampling import RowPicker, RowSample
 from normkit.inspection.truth import RowTruth
 from normkit.spec import NormSpec
@@ -80,11 +80,12 @@ class Probe:
         """Remove hooks and mode; what was measured stays."""
         self._exits.close()
 
-    def batch(self, mask: Tensor | None) -> None:
+    def batch(self, mask: Tensor | None, ids: Tensor | None = None) -> None:
         """Say which tokens of the next forward pass count.
 
         Args:
             mask: Boolean, shape (B, T), False for padding; None counts all.
+            ids: Their token ids, of the same shape, or None.
 
         Raises:
             InputError: If the mask is of another shape or dtype.
@@ -93,7 +94,7 @@ class Probe:
             raise InputError(
                 f"the token mask must be boolean of shape (B, T), got {mask.dtype} {tuple(mask.shape)}; use mask.bool()"
             )
-        self._gauges.restart(mask)
+        self._gauges.restart(mask, ids)
 
     def site(self, site: NormSite) -> SiteMeasurement:
         """What was measured at one norm so far."""
@@ -111,6 +112,10 @@ class Probe:
         """Statistics of the residual stream entering and leaving one block so far."""
         entering, leaving = self._gauges.blocks[block.path]
         return entering.result(), leaving.result()
+
+    def peak(self, block: BlockCall, decode: Callable[[int], str] | None = None) -> Peak | None:
+        """The largest element that left one block so far; `decode` turns a token id into text."""
+        return self._gauges.blocks[block.path][1].peak(decode)
 
     def attentions(self) -> tuple[Attention, ...]:
         """The attention calls seen so far, in forward order."""
@@ -134,15 +139,16 @@ class _Gauges(Listener):
     def __init__(self, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
         self.sites = {site.path: SiteGauge(site.spec, site.gain) for site in sites}
         self.samples = {site.path: RowSample(site.spec, RowTruth.of(site.passport)) for site in sites}
-        self.blocks = {block.path: (RowAccumulator(), RowAccumulator()) for block in blocks}
+        self.blocks = {block.path: (StreamGauge(), StreamGauge()) for block in blocks}
         self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
         self._blocks = blocks
         self._sdpa_parents = {call.parent for call in trace.functions if call.function == "sdpa"}
         self._batches = 0
-        self.restart(None)
+        self.restart(None, None)
 
-    def restart(self, mask: Tensor | None) -> None:
-        """Begin a forward pass with this token mask."""
+    def restart(self, mask: Tensor | None, ids: Tensor | None) -> None:
+        """Begin a forward pass with this token mask and these token ids."""
+        self._ids = ids
         self._mask = None if mask is None or bool(mask.all()) else mask
         self._tokens = None if mask is None else (mask.shape[0], mask.shape[1])
         self._last_moments: _Last[RowMoments | None] = _Last()
@@ -195,9 +201,9 @@ class _Gauges(Listener):
             self.attentions[key] = AttentionAccumulator(parent, block, source, scores.shape[1])
         return self.attentions[key]
 
-    def _add_stream(self, stream: Tensor, accumulator: RowAccumulator) -> None:
+    def _add_stream(self, stream: Tensor, gauge: StreamGauge) -> None:
         if (moments := self._moments(stream, _STREAM)) is not None:
-            accumulator.add(moments)
+            gauge.add(stream, moments, self._mask, self._ids)
 
     def _moments(self, x: Tensor, spec: NormSpec) -> RowMoments | None:
         """Moments of the rows that count, or None where the token mask does not fit.

@@ -51,6 +51,23 @@ class RowStatistics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The element of largest magnitude in a stream (B, T, n); of equal ones the first.
+
+    Attributes:
+        value: The element, with its sign.
+        feature: Its index along the features.
+        position: Position of its token in its text.
+        token: That token as text; "" where it is not known.
+    """
+
+    value: float
+    feature: int
+    position: int
+    token: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attenuation:
     """How much eps shortens the rows of one site: a = |y| with eps over |y| without, 1 where eps does nothing.
 

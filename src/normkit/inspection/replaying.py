@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from normkit.identification.sites import NormSite
 from normkit.identification.tracing import first_output, first_tensor
 from normkit.inspection.attention import softmax_logits
 from normkit.inspection.observing import Listener
+from normkit.inspection.running import mapped
 
 
 class ReplayError(Exception):
@@ -80,12 +81,12 @@ class Replayer(Listener):
         try:
             x = _widened(stream, dtype) * scale
 
-            def given(tensor: Tensor) -> Tensor:
+            def given(_name: str, tensor: Tensor) -> Tensor:
                 return x if tensor is stream else _widened(tensor, dtype)
 
             replay = self.current = Replay(x=_copied(x), altered=altered, factor=factor)
             with torch.random.fork_rng(devices=devices):
-                output = _call(module, _mapped(args, given), _mapped(kwargs, given), dtype)
+                output = _call(module, mapped(args, given), mapped(kwargs, given), dtype)
         except (RuntimeError, TypeError) as error:
             # Sizes and types that do not fit; TypeError where a device has no float64.
             raise ReplayError(str(error)) from error
@@ -145,14 +146,3 @@ def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if not tensor.is_floating_point() or torch.finfo(tensor.dtype).bits >= torch.finfo(dtype).bits:
         return tensor
     return tensor.to(dtype)
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A tree of tuples, lists and dictionaries with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) in (tuple, list):
-        return type(value)(_mapped(member, change) for member in value)
-    if type(value) is dict:
-        return {key: _mapped(member, change) for key, member in value.items()}
-    return value

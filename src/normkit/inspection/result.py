@@ -18,6 +18,7 @@ from normkit.inspection.quantities import (
     Foldedness,
     KeySelection,
     NormForm,
+    Peak,
     RowStatistics,
     SiteGeometry,
     Spectrum,
@@ -41,6 +42,7 @@ __all__ = [
     "KeySelection",
     "ModelFacts",
     "NormForm",
+    "Peak",
     "Placement",
     "Role",
     "RowStatistics",
@@ -137,6 +139,7 @@ class Block:
         stream_out: Statistics of the residual stream leaving.
         branch_share: |f(x) - x| over |x| of the median row, where its norms were looked for; NaN if that was not seen.
         cosine: Between f(x) and x, of the median row.
+        peak: The largest element that leaves it; None where it was not looked up, as while training.
     """
 
     path: str
@@ -149,6 +152,7 @@ class Block:
     stream_out: RowStatistics
     branch_share: float = math.nan
     cosine: float = math.nan
+    peak: Peak | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +173,11 @@ class Attention:
         entropy: Mean entropy of the sampled rows' attention, in nats.
         entropy_min: Smallest mean entropy of a head, in nats.
         uniform_entropy: Mean of log(allowed keys) over the same rows: what uniform attention would have.
+        spreads: How far a row's largest logit lies above the mean of its allowed keys' logits, mean over the sampled
+            rows of a head with two keys or more; NaN without one. What is added to a whole row, as by a key bias
+            without a rotation, changes neither this nor the softmax; additive masks do not enter where queries and
+            keys were seen.
+        saturations: Share of the same rows in which one key takes more than 99 % of the attention.
     """
 
     path: str
@@ -183,6 +192,8 @@ class Attention:
     entropy: float
     entropy_min: float
     uniform_entropy: float
+    spreads: tuple[float, ...] = ()
+    saturations: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +261,7 @@ class ModelFacts:
         tokens: Tokens that entered statistics.
         padding: Tokens left out as padding.
         loss: Mean cross-entropy of the next token in nats, of a causal language model; NaN of any other.
+        distinct: Distinct token ids among those that entered statistics; None where the batches hold none.
     """
 
     name: str
@@ -262,6 +274,7 @@ class ModelFacts:
     tokens: int
     padding: int
     loss: float = math.nan
+    distinct: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

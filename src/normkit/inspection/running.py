@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import inspect as signatures
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-Batch = Mapping[str, Tensor]
+from normkit.errors import InputError
 
+Batch: TypeAlias = Mapping[Any, Any]
+"""The arguments of one call by name; those that have none, as of `forward(*args)`, by their position. Values are
+tensors, numbers, strings, None, and lists, tuples and dictionaries of these."""
+
+_TAKEN = "tensors, numbers, strings, None, and lists, tuples and dictionaries of these"
+_PLAIN = (Tensor, bool, int, float, complex, str, type(None))
+_NO_TOKENS = ("mask", "type_ids", "position_ids", "labels")
 # Enough to see every module called; the structure of a model does not depend on its input.
 _STRUCTURE_TOKENS = 16
 
@@ -37,25 +44,177 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def batches_of(given: Any) -> Iterator[Any]:
+    """The single batches in what a user gave: a dictionary, a tensor or a tuple with a tensor in it is one.
+
+    Raises:
+        InputError: If it is no batch and no iterable of batches.
+    """
+    if isinstance(given, (Mapping, Tensor)):
+        return iter([given])
+    if isinstance(given, tuple) and any(not isinstance(member, (Mapping, Sequence)) for member in given):
+        return iter([given])
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise InputError(
+            "batches must be a dictionary of keyword arguments, a tensor, a tuple of positional arguments, or an "
+            f"iterable of such, got {_kind(given)}"
+        )
+    return iter(given)
+
+
+def arguments(model: nn.Module, given: Any) -> Batch:
+    """One batch as the arguments of one call: positional ones under the names that the model's forward gives them.
+
+    Args:
+        model: Is only looked at.
+        given: A dictionary of keyword arguments, a tensor, or a tuple or list of positional arguments.
+
+    Raises:
+        InputError: If it is none of these, holds something else than tensors, numbers, strings, None, and lists, tuples
+            and dictionaries of these, holds no tensor, or has more members than forward has parameters.
+    """
+    if isinstance(given, Mapping):
+        batch: Batch = {key: _checked(value, str(key)) for key, value in given.items()}
+    elif isinstance(given, Tensor):
+        batch = _named(model, (given,))
+    elif isinstance(given, (tuple, list)):
+        batch = _named(model, tuple(_checked(value, f"argument {place}") for place, value in enumerate(given)))
+    else:
+        raise InputError(
+            "a batch must be a dictionary of keyword arguments, a tensor, or a tuple or list of positional arguments, "
+            f"got {_kind(given)}"
+        )
+    if not any(True for _ in _tensors(batch)):
+        raise InputError("a batch must hold a tensor, this one holds none")
+    return batch
+
+
+def _checked(value: Any, name: str) -> Any:
+    """The value with plain dictionaries in place of other mappings."""
+    if isinstance(value, Mapping):
+        return {key: _checked(member, f"{name}[{key!r}]") for key, member in value.items()}
+    if isinstance(value, (tuple, list)):
+        members = [_checked(member, f"{name}[{place}]") for place, member in enumerate(value)]
+        return _like(value, members)
+    if not isinstance(value, _PLAIN):
+        raise InputError(f"a batch may hold {_TAKEN}; {name} is {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def _named(model: nn.Module, values: tuple[Any, ...]) -> Batch:
+    try:
+        signature = signatures.signature(model.forward)
+        bound = signature.bind(*values).arguments
+    except ValueError:
+        return dict(enumerate(values))
+    except TypeError as error:
+        named = ", ".join(signature.parameters)
+        words = f"{type(model).__name__}.forward({named}) cannot be called with {len(values)} positional arguments"
+        raise InputError(f"{words}: {error}; give a dictionary of keyword arguments") from error
+    by_name = (signatures.Parameter.POSITIONAL_OR_KEYWORD, signatures.Parameter.KEYWORD_ONLY)
+    if all(signature.parameters[name].kind in by_name for name in bound):
+        return bound
+    return dict(enumerate(values))
+
+
+def mapped(value: Any, change: Callable[[str, Tensor], Tensor], name: str = "") -> Any:
+    """A tree of tuples, lists and plain dictionaries with every tensor changed; `change` is told the key above it."""
+    if isinstance(value, Tensor):
+        return change(name, value)
+    if isinstance(value, (tuple, list)):
+        return _like(value, [mapped(member, change, name) for member in value])
+    if type(value) is dict:
+        return {key: mapped(member, change, str(key)) for key, member in value.items()}
+    return value
+
+
+def _like(value: Sequence[Any], members: list[Any]) -> Any:
+    """The members as that kind of sequence: a named tuple takes each by itself."""
+    return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)  # type: ignore[call-arg]
+
+
+def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a tree, with the key above it."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _tensors(member, str(key))
+    elif isinstance(value, (tuple, list)):
+        for member in value:
+            yield from _tensors(member, name)
+
+
 def runner(model: nn.Module, batch: Batch) -> Callable[[], object]:
     """A call of the model on a batch on its own device, without a cache of keys and values."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    arguments: dict[str, object] = {key: value.to(device) for key, value in batch.items()}
+    moved = mapped(dict(batch), lambda _name, value: value.to(device))
+    positional = [value for key, value in moved.items() if isinstance(key, int)]
+    named = {key: value for key, value in moved.items() if not isinstance(key, int)}
     if "use_cache" in signatures.signature(model.forward).parameters:
-        arguments["use_cache"] = False
-    return lambda: model(**arguments)
+        named["use_cache"] = False
+    return lambda: model(*positional, **named)
 
 
-def shortened(batch: Batch) -> dict[str, Tensor]:
+def shortened(batch: Batch) -> dict[Any, Any]:
     """The first row's first tokens, all of them attended to."""
-    small = {key: value[:1, :_STRUCTURE_TOKENS] if value.dim() > 1 else value for key, value in batch.items()}
-    return {key: torch.ones_like(value) if key.endswith("attention_mask") else value for key, value in small.items()}
+
+    def small(name: str, value: Tensor) -> Tensor:
+        few = value[:1, :_STRUCTURE_TOKENS] if value.dim() > 1 else value
+        return torch.ones_like(few) if name.endswith("attention_mask") else few
+
+    return _changed(batch, small)
+
+
+def rows(batch: Batch, first: int, count: int = 1) -> dict[Any, Any]:
+    """The rows of a batch from `first` on; vectors of another length than the batch and numbers stay as they are."""
+    whole = first_of(batch)
+
+    def part(_name: str, value: Tensor) -> Tensor:
+        has_rows = value.dim() > 1 or (value.dim() == 1 and len(value) == len(whole))
+        return value[first : first + count] if has_rows else value
+
+    return _changed(batch, part)
+
+
+def _changed(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> dict[Any, Any]:
+    changed: dict[Any, Any] = mapped(dict(batch), change)
+    return changed
+
+
+def first_of(batch: Batch) -> Tensor:
+    """The first tensor of a batch with two axes or more, else the one with most."""
+    found = [value for _, value in _tensors(batch)]
+    return max(found, key=lambda value: min(value.dim(), 2))
 
 
 def token_mask(batch: Batch) -> Tensor | None:
     """True where a token counts, or None where all do."""
-    mask = batch.get("attention_mask")
+    mask = next((value for name, value in _tensors(batch) if name == "attention_mask"), None)
     return None if mask is None or bool(mask.all()) else mask.bool()
+
+
+def name_of_ids(batch: Batch) -> str | None:
+    """The argument that holds token ids of shape (B, T): "input_ids", else the only one of whole numbers; or None."""
+    if _is_ids(batch.get("input_ids")):
+        return "input_ids"
+    names = [name for name, value in batch.items() if _is_ids(value) and not str(name).endswith(_NO_TOKENS)]
+    return names[0] if len(names) == 1 else None
+
+
+def token_ids(batch: Batch) -> Tensor | None:
+    """The token ids of shape (B, T), or None where a batch has none or several."""
+    name = name_of_ids(batch)
+    return None if name is None else batch[name]
+
+
+def _is_ids(value: object) -> bool:
+    whole = isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
+    return whole and isinstance(value, Tensor) and value.dim() == 2 and value.numel() > 0
 
 
 def vocabulary(model: nn.Module) -> int | None:

@@ -16,7 +16,7 @@ from normkit.inspection import placement
 from normkit.inspection.blocks import BlockCall, block_of, find_blocks
 from normkit.inspection.fingerprint import BlockSweep
 from normkit.inspection.gauges import SiteMeasurement
-from normkit.inspection.result import Block, Role, RowStatistics, Site, SiteGeometry
+from normkit.inspection.result import Block, Peak, Role, RowStatistics, Site, SiteGeometry
 from normkit.inspection.spectrum import spectrum
 
 Progress = Callable[[str, int, int], None]
@@ -106,7 +106,9 @@ def measured_site(
     )
 
 
-def measured_block(block: BlockCall, swept: BlockSweep, entering: RowStatistics, leaving: RowStatistics) -> Block:
+def measured_block(
+    block: BlockCall, swept: BlockSweep, entering: RowStatistics, leaving: RowStatistics, peak: Peak | None = None
+) -> Block:
     """A block with what replaying it said and what was measured of its stream."""
     return Block(
         path=block.path,
@@ -119,6 +121,7 @@ def measured_block(block: BlockCall, swept: BlockSweep, entering: RowStatistics,
         stream_out=leaving,
         branch_share=swept.branch_share,
         cosine=swept.cosine,
+        peak=peak,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect as signatures
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from normkit.inspection.running import Batch, vocabulary
+from normkit.inspection.running import Batch, mapped, name_of_ids, vocabulary
 
 Kind = Literal["batch", "time", "padding", "mode"]
 
@@ -19,7 +19,6 @@ _ROWS, _TOKENS = 2, 19
 _SEED = 0
 # Rows far smaller than the largest are held against this share of it.
 _FLOOR = 1e-6
-_NO_TOKENS = ("mask", "type_ids", "position_ids", "labels")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +48,7 @@ def trials(model: nn.Module, batch: Batch) -> tuple[Trial, ...] | None:
     Returns:
         The trials, or None without token ids of shape (B, T) that could be changed.
     """
-    name = _name_of_tokens(batch)
+    name = name_of_ids(batch)
     if name is None:
         return None
     small = _small(batch, name)
@@ -134,31 +133,20 @@ def _rows(values: Tensor, kept: Tensor) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _name_of_tokens(batch: Batch) -> str | None:
-    """The argument that holds token ids, or None."""
-
-    def is_ids(value: object) -> bool:
-        whole = isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
-        return whole and isinstance(value, Tensor) and value.dim() == 2 and value.numel() > 0
-
-    if is_ids(batch.get("input_ids")):
-        return "input_ids"
-    names = [name for name, value in batch.items() if is_ids(value) and not name.endswith(_NO_TOKENS)]
-    return names[0] if len(names) == 1 else None
-
-
-def _small(batch: Batch, name: str) -> dict[str, Tensor]:
+def _small(batch: Batch, name: str) -> dict[str, Any]:
     """Two rows of few tokens, all of them attended to."""
-    rows, tokens = batch[name].shape
-    chosen = [row % rows for row in range(_ROWS)]
-    small = {}
-    for key, value in batch.items():
-        if value.dim() and value.shape[0] == rows:
+    given, tokens = batch[name].shape
+    chosen = [row % given for row in range(_ROWS)]
+
+    def small(key: str, value: Tensor) -> Tensor:
+        if value.dim() and value.shape[0] == given:
             value = value[chosen]
         if value.dim() > 1 and value.shape[1] == tokens:
             value = value[:, :_TOKENS]
-        small[key] = torch.ones_like(value) if key.endswith("attention_mask") else value
-    return small
+        return torch.ones_like(value) if key.endswith("attention_mask") else value
+
+    changed: dict[str, Any] = mapped(dict(batch), small)
+    return changed
 
 
 def _other_ids(ids: Tensor, entries: int | None) -> Tensor | None:

@@ -11,10 +11,10 @@ import math
 import torch
 from torch import Tensor
 
-from normkit.inspection.attention import QueriesAndKeys
+from normkit.inspection.attention import SATURATED, QueriesAndKeys
 from normkit.watching.tables import Table, Tables
 
-HEAD_SUMS = ("rows", "entropy", "uniform")
+HEAD_SUMS = ("rows", "entropy", "uniform", "contested", "spread", "saturated")
 HEAD_PEAKS = ("bound", "sampled")
 _SAMPLED_ROWS = 8
 _MASKED = -9.9e3
@@ -118,20 +118,26 @@ def _count(
     of_all = tables["head peaks"][place, heads]
     of_all.copy_(torch.maximum(of_all, peaks))
     keys = permitted.sum(-1).expand(logits.shape[:-1])
+    forbidding = torch.zeros(permitted.shape, dtype=logits.dtype, device=logits.device)
+    forbidding.masked_fill_(~permitted, -math.inf)
+    spread = (logits + forbidding).amax(-1) - logits.sum(-1) / keys
+    contested = (keys > 1) & spread.isfinite()
     kept = logits if added is None else logits + added
-    summed = kept + torch.zeros(permitted.shape, dtype=kept.dtype, device=kept.device).masked_fill_(
-        ~permitted, -math.inf
-    )
+    summed = kept + forbidding
     share = summed.softmax(-1)
     # The entropy -sum p log p, where log p is that of the largest share plus how far a logit lies below its own.
     below = kept - summed.amax(-1, keepdim=True)
-    entropy = -(share * below).sum(-1) - share.amax(-1).log()
+    largest = share.amax(-1)
+    entropy = -(share * below).sum(-1) - largest.log()
     known = (keys > 0) & entropy.isfinite()
     sums = torch.stack(
         [
             known.sum((0, 2)).to(kind),
             torch.where(known, entropy, 0.0).to(kind).sum((0, 2)),
             torch.where(known, keys, 1).to(kind).log().sum((0, 2)),
+            contested.sum((0, 2)).to(kind),
+            torch.where(contested, spread, 0.0).to(kind).sum((0, 2)),
+            ((largest > SATURATED) & contested).sum((0, 2)).to(kind),
         ],
         -1,
     )

@@ -16,7 +16,7 @@ from normkit.inspection.moments import log_quantiles
 from normkit.inspection.result import Attention, Attenuation, Block, RowStatistics, Site
 from normkit.inspection.structure import Structure, measured_block, measured_site
 from normkit.watching.instruments import Plan
-from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS
+from normkit.watching.logits import HEAD_PEAKS
 from normkit.watching.tallies import (
     BINS_PER_OCTAVE,
     LOWEST_OCTAVE,
@@ -181,7 +181,7 @@ class Reader:
         place = self.plan.attentions[index]
         sums = reading.tables["heads"][index, : place.heads]
         peaks = reading.tables["head peaks"][index, : place.heads].clamp_min(0.0)
-        rows, entropy, uniform = (sums[:, HEAD_SUMS.index(name)] for name in HEAD_SUMS)
+        rows, entropy, uniform, contested, spread, saturated = sums.unbind(-1)
         bounds, sampled = (peaks[:, HEAD_PEAKS.index(name)] for name in HEAD_PEAKS)
         total = float(rows.sum())
         return Attention(
@@ -197,4 +197,6 @@ class Reader:
             entropy=float(entropy.sum()) / total if total else math.nan,
             entropy_min=float((entropy / rows)[rows > 0].min()) if total else math.nan,
             uniform_entropy=float(uniform.sum()) / total if total else math.nan,
+            spreads=tuple((spread / contested).tolist()),
+            saturations=tuple((saturated / contested).tolist()),
         )

@@ -6,62 +6,61 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from normkit.inspection.result import Attention, Block, Severity
-from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, shortened, worst
+from normkit.inspection.attention import SATURATED
+from normkit.inspection.result import Attention, Block, RowStatistics
+from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
 
-# The healthy first block of MiniLM reaches 67, under a bound of 100.
+# Healthy heads, mean over the sampled rows: at most 27 in SmolLM2-135M, 18 in Gemma 3 270M, 45 in Qwen2.5-Coder
+# 0.5B, whose logits reach 1,457 as its key bias adds to all of a row.
 _LARGE, _EXPLODED, _CRITICAL = 100.0, 1e3, 1e4
-_COLLAPSED, _LONG_ROW = 0.1, math.log(32)
+# Far logits that share the weight, as under a distance penalty, are not felt as one.
+_FELT = 0.5
 
 _FEWEST_STEPS = 4
 # Behind a norm a branch adds the same at any scale of the stream; without one it adds in proportion.
 _FREE_BRANCH, _FREE_GROWTH, _NORMED_GROWTH = 0.5, 0.1, 0.6
-_MASSIVE = 1e3
+_MASSIVE, _STANDS_OUT = 1e3, 10.0
 
 
 def _logits_explode(facts: Facts) -> Outcome:
-    """Exact logits of sampled rows; a large bound alone proves nothing, nor does low entropy."""
+    """What softmax feels: how far a row's largest logit lies above the others, where one key takes all the weight."""
     if not facts.attentions:
         return NotChecked("no attention call was seen")
-    cases = [(attention, severity) for attention in facts.attentions if (severity := _logit_severity(attention))]
+    cases = [(*felt, attention) for attention in facts.attentions if (felt := _felt(attention))[0] > _LARGE]
     if not cases:
         return None
-    cases.sort(key=lambda case: -case[0].sampled_max)
-    largest = cases[0][0].sampled_max
-    named = {attention.path for attention, _ in cases}
+    cases.sort(key=lambda case: -case[0])
+    largest = cases[0][0]
+    named = {attention.path for _, _, attention in cases}
     critical = ": critical" if largest > _CRITICAL else ""
     return Hit(
-        severity=worst([severity for _, severity in cases]),
+        severity="error" if largest > _EXPLODED else "warning",
         sites=tuple(dict.fromkeys(attention.path for attention in facts.attentions if attention.path in named)),
-        measured=f"largest sampled logit {largest:.4g} over {counted(len(named), 'attention')}{critical}",
-        evidence=shortened([_logit_line(attention) for attention, _ in cases], "attention"),
+        measured=(
+            f"a row's largest logit lies {largest:.4g} above the row's mean, in {counted(len(named), 'attention')}"
+            f"{critical}"
+        ),
+        evidence=shortened([_logit_line(*case) for case in cases], "attention"),
     )
 
 
-def _logit_severity(attention: Attention) -> Severity | None:
-    # Infinite logits are a matter of precision, which has its own rule.
-    if not math.isfinite(attention.sampled_max):
-        return None
-    if attention.sampled_max > _EXPLODED:
-        return "error"
-    return "warning" if attention.sampled_max > _LARGE else None
+def _felt(attention: Attention) -> tuple[float, float]:
+    """Of the saturated head with the largest spread: that spread, and its share of saturated rows; else zeros."""
+    heads = zip(attention.spreads, attention.saturations, strict=True)
+    return max(((spread, share) for spread, share in heads if share >= _FELT), default=(0.0, 0.0))
 
 
-def _logit_line(attention: Attention) -> str:
-    line = (
-        f"{attention.path}: largest logit {attention.sampled_max:.4g} over {attention.sampled_rows} sampled query "
-        f"rows, none above {attention.bound:.4g}"
+def _logit_line(spread: float, share: float, attention: Attention) -> str:
+    return (
+        f"{attention.path}: in its sharpest head the largest of a row's logits lies {spread:.4g} above their mean, and "
+        f"one key takes over {percent(SATURATED)} of the attention in {percent(share)} of the rows; "
+        f"{attention.sampled_rows} query rows sampled over {counted(attention.heads, 'head')}, entropy "
+        f"{attention.entropy:.2g} nat of {attention.uniform_entropy:.2g}"
     )
-    if attention.uniform_entropy >= _LONG_ROW and attention.entropy_min < _COLLAPSED:
-        line += (
-            f"; the sharpest head looks at one token only (entropy {attention.entropy_min:.2g} nat, "
-            f"{attention.uniform_entropy:.2g} if it looked at all alike)"
-        )
-    return line
 
 
 def _stream_grows(facts: Facts) -> Outcome:
-    """Variance of the stream in the later half of the depth; then single elements far above the rest."""
+    """Variance of the stream in the later half of the depth."""
     if not facts.blocks:
         return NotChecked("no repeated blocks were found")
     growing = _growing_run(facts.blocks)
@@ -78,23 +77,67 @@ def _stream_grows(facts: Facts) -> Outcome:
                 "(0 behind a norm, 1 without one)",
             ),
         )
-    massive = [block for block in facts.blocks if block.stream_out.absmax > _MASSIVE * block.stream_out.rms_median > 0]
+    return None
+
+
+def _massive_activations(facts: Facts) -> Outcome:
+    """Single elements far above the rest: where they are born, who carries them, and where they go."""
+    if not facts.blocks:
+        return NotChecked("no repeated blocks were found")
+    massive = [block for block in facts.blocks if _is_massive(block.stream_out)]
     if not massive:
         return None
-    ratios = [block.stream_out.absmax / block.stream_out.rms_median for block in massive]
+    born, last = massive[0], massive[-1]
+    gone = next((block for block in facts.blocks if block.index == last.index + 1), None)
+    fullest = max(massive, key=lambda block: block.stream_out.absmax)
+    lines = [_birth(born), f"{fullest.path}: {_largest(fullest)} leaves it, where it is largest{_carriers(fullest)}"]
+    if gone is None:
+        lines.append(f"{last.path}: it is the last block, and hands it on to the final norm")
+    else:
+        lines.append(
+            f"{gone.path}: it goes here; what leaves is at most {gone.stream_out.absmax:.4g}, "
+            f"{gone.stream_out.absmax / gone.stream_out.rms_median:.3g} times the median row's rms"
+        )
+    if fullest.peak is not None and fullest.peak.position == 0:
+        lines.append("it sits on the first token of its text, which heads attend to that look for nothing: a sink")
     return Hit(
         severity="note",
-        sites=tuple(block.path for block in massive),
-        measured=f"an element {max(ratios):.3g} times the median row's rms after {counted(len(massive), 'block')}",
-        evidence=shortened(
-            [
-                f"{block.path}: largest magnitude {block.stream_out.absmax:.4g} beside a median rms of "
-                f"{block.stream_out.rms_median:.3g}: a massive activation, usual in trained models"
-                for block in massive
-            ],
-            "block",
+        sites=tuple(dict.fromkeys(block.path for block in (born, fullest, gone or last))),
+        measured=(
+            f"an element {_ratio(fullest.stream_out):.4g} times the median row's rms; such elements leave "
+            f"{len(massive)} of {counted(len(facts.blocks), 'block')}"
         ),
+        evidence=tuple(lines),
     )
+
+
+def _is_massive(stream: RowStatistics) -> bool:
+    return stream.absmax > _MASSIVE * stream.rms_median > 0
+
+
+def _ratio(stream: RowStatistics) -> float:
+    return stream.absmax / stream.rms_median
+
+
+def _birth(block: Block) -> str:
+    if _is_massive(block.stream_in):
+        return f"{block.path}: it comes in with {block.stream_in.absmax:.4g}: it is born before the blocks"
+    return f"{block.path}: born here: {_largest(block)} leaves it, at most {block.stream_in.absmax:.4g} enters"
+
+
+def _largest(block: Block) -> str:
+    if block.peak is None:
+        return f"{block.stream_out.absmax:.4g}"
+    token = f"token {block.peak.token!r}" if block.peak.token else "the token"
+    return f"{block.peak.value:.4g} in feature {block.peak.feature} of {token} at position {block.peak.position}"
+
+
+def _carriers(block: Block) -> str:
+    """How many rows stand out by their length, read off the histogram."""
+    stream = block.stream_out
+    lowest = math.ceil(8 * math.log2(_STANDS_OUT * stream.rms_median))
+    rows = sum(count for place, count in stream.histogram if place >= lowest)
+    return f"; {rows} of {counted(stream.rows, 'row')} are over {_STANDS_OUT:g} times as long as the median one"
 
 
 def _growing_run(blocks: Sequence[Block]) -> Sequence[Block]:
@@ -145,24 +188,26 @@ RULES = (
         title="Attention logits are too large",
         severity="error",
         threshold=(
-            f"an exact logit of the sampled query rows above {_LARGE:g} (warning), above {_EXPLODED:g} (error), "
-            f"above {_CRITICAL:g} (critical)"
+            "a head's largest logit over its row's mean, mean over the sampled rows, in a head in which one key takes "
+            f"over {percent(SATURATED)} in at least {percent(_FELT)} of the rows: above {_LARGE:g} (warning), "
+            f"{_EXPLODED:g} (error), {_CRITICAL:g} (critical)"
         ),
         source=(
             "growth to divergence: Wortsman et al. 2023, arXiv:2309.14322; QK-clip acts above 100 in Megatron-LM and "
-            "Kimi K2, the further steps are ten times that each"
+            "Kimi K2, the further steps are ten times that each; healthy trained models stay below 45"
         ),
         why=(
-            "Softmax of logits hundreds apart is one token with weight 1: hardly any gradient reaches the others, and "
-            "a small change of the input flips which one it is. In training such logits tend to grow on until the "
-            "loss diverges."
+            "Softmax feels only how far a row's logits are apart: what a key bias adds to all of them changes nothing. "
+            "Hundreds apart, they are one token with weight 1: hardly any gradient reaches the others, and a small "
+            "change of the input flips which one it is. In training such logits tend to grow on until the loss "
+            "diverges."
         ),
         remedy=(
             "normalize queries and keys for each head (QK norm)",
             "in training: a lower learning rate, or QK-clip",
             "check the softmax scale: 1 / sqrt(head_dim), applied once",
         ),
-        confirm="watch the largest logit over some steps, or over other texts: it grows where training is unstable",
+        confirm="watch the spread over some steps, or over other texts: it grows where training is unstable",
         check=_logits_explode,
         follows=("F11", "F12"),
     ),
@@ -172,25 +217,43 @@ RULES = (
         severity="warning",
         threshold=(
             "over the later half of the blocks log variance rises in a straight line, by more than "
-            f"{_NORMED_GROWTH:g} a block, or {_FREE_GROWTH:g} where no norm stands in the branch (warning); an element "
-            f"above {_MASSIVE:g} times the median rms (note)"
+            f"{_NORMED_GROWTH:g} a block, or {_FREE_GROWTH:g} where no norm stands in the branch"
         ),
-        source=(
-            "Kim et al. 2025, arXiv:2502.02732; Sun et al. 2025, arXiv:2502.05795; massive activations: "
-            "Sun et al. 2024, arXiv:2402.17762"
-        ),
+        source="Kim et al. 2025, arXiv:2502.02732; Sun et al. 2025, arXiv:2502.05795",
         why=(
             "Behind a norm each block adds about the same variance, so the stream's variance rises in a straight "
             "line. Where it multiplies instead, late blocks dwarf early ones, 16-bit types overflow, and gradients "
-            "grow alike. Single huge elements are usual in trained models, and matter where numbers are quantized."
+            "grow alike."
         ),
         remedy=(
-            "normalize the input of each branch (pre-norm), or its output too (peri-norm)",
+            "where no norm stands before a branch, normalize its input (pre-norm)",
+            "where one does, normalize the branch's output too (peri-norm)",
             "scale the branches' output weights down by 1 / sqrt(2 * blocks) at initialisation",
         ),
         confirm="plot the stream's rms over the depth on a logarithmic axis: a straight line is exponential growth",
         check=_stream_grows,
         follows=("A5", "B5", "D1", "F11", "F12"),
+    ),
+    Rule(
+        id="F13",
+        title="Massive activations",
+        severity="note",
+        threshold=f"an element of what leaves a block above {_MASSIVE:g} times the median row's rms",
+        source="Sun et al. 2024, arXiv:2402.17762; attention sinks: Xiao et al. 2023, arXiv:2309.17453",
+        why=(
+            "Trained transformers often keep a few huge elements in fixed features of the first token or of a "
+            "delimiter: an early block writes them, a late one takes them away. Norms turn such a row into one fixed "
+            "direction, and heads with nothing to look for attend there: a sink. It harms nothing by itself; it "
+            "matters where numbers are quantized or kept in float16, or where that token is dropped from a cache."
+        ),
+        remedy=(
+            "nothing, where the model is run as it was trained",
+            "keep these features in 16 bits or more when activations are quantized, and the sink's token in the cache",
+            "float16: see the headroom of the norms; bfloat16 holds them",
+        ),
+        confirm="set these elements to 0 in one forward pass: the loss rises by far, as heads lose their sink",
+        check=_massive_activations,
+        follows=("A5", "B5", "D1", "E3", "F2"),
     ),
 )
 """The rules of this group, in order."""
