@@ -189,7 +189,7 @@ def _distinct(ids: Tensor | None, mask: Tensor | None) -> set[int]:
     """The token ids that count."""
     if ids is None:
         return set()
-    return set((ids if mask is None or mask.shape != ids.shape else ids[mask]).unique().tolist())
+    return {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
 
 
 def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normkit.inspection.running import runner, shortened, token_mask, vocabulary
+from normkit.inspection.running import Batch, name_of_ids, runner, shortened, token_ids, token_mask, vocabulary
 
 # Logits that are made float32 at a time: 64 MB.
 _MOST_LOGITS = 2**24
@@ -26,16 +25,16 @@ class NextTokenLoss:
 
     Args:
         model: The model, in evaluation mode.
-        batch: The first batch: keyword arguments with token ids of shape (B, T).
+        batch: The first batch.
     """
 
-    def __init__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
         self._size, self._sum, self._count = vocabulary(model) or 0, 0.0, 0
         self._is_causal = self._size > 0 and self._tells(model, batch)
 
-    def add(self, batch: Mapping[str, Tensor], output: object) -> None:
+    def add(self, batch: Batch, output: object) -> None:
         """Take in a batch and what the model returned for it; padding does not count."""
-        ids, logits = _token_ids(batch), self._logits(batch, output)
+        ids, logits = token_ids(batch), self._logits(batch, output)
         if not self._is_causal or ids is None or logits is None:
             return
         mask = token_mask(batch)
@@ -54,14 +53,13 @@ class NextTokenLoss:
         """Mean over tokens in nats; NaN where the model has no such loss."""
         return self._sum / self._count if self._count else math.nan
 
-    def _tells(self, model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+    def _tells(self, model: nn.Module, batch: Batch) -> bool:
         """Logits of the first few tokens stay as they are when those behind them are changed."""
         few = shortened(batch)
-        ids = _token_ids(few)
-        if ids is None or ids.shape[1] < 2:
+        name = name_of_ids(few)
+        if name is None or (ids := few[name]).shape[1] < 2:
             return False
         half = ids.shape[1] // 2
-        name = next(key for key, value in few.items() if value is ids)
         changed = torch.cat([ids[:, :half], (ids[:, half:] + 1) % self._size], dim=1)
         try:
             before = self._logits(few, runner(model, few)())
@@ -74,20 +72,11 @@ class NextTokenLoss:
         moved = (after - before)[:, :half].abs().max()
         return bool(moved <= _STILL * torch.finfo(before.dtype).eps * before.abs().max())
 
-    def _logits(self, batch: Mapping[str, Tensor], output: object) -> Tensor | None:
+    def _logits(self, batch: Batch, output: object) -> Tensor | None:
         """Of shape (B, T, V) with an entry for each token of the vocabulary; None where there are none."""
         output = getattr(output, "logits", output)
-        logits, ids = output[0] if isinstance(output, tuple) and output else output, _token_ids(batch)
+        logits, ids = output[0] if isinstance(output, tuple) and output else output, token_ids(batch)
         if not isinstance(logits, Tensor) or ids is None or logits.dim() != 3:
             return None
         fits = logits.shape[:2] == ids.shape and logits.shape[2] == self._size and logits.is_floating_point()
         return logits if fits else None
-
-
-def _token_ids(batch: Mapping[str, Tensor]) -> Tensor | None:
-    """The first tensor of whole numbers of shape (B, T) that is no mask."""
-    for name, value in batch.items():
-        whole = not value.is_floating_point() and value.dtype != torch.bool
-        if whole and value.dim() == 2 and not name.endswith("mask"):
-            return value
-    return None
