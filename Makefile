@@ -10,10 +10,10 @@ JOBS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore test check bench lint types clean
+.PHONY: help demo explore test test-all check bench lint types clean
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
 
 # torch comes first and from the constraints file: the package's own extras would take any newer build, and the C++
 # kernels are compiled against the torch that is there. Without a C++ compiler the package installs without them.
@@ -33,11 +33,17 @@ demo: $(STAMP)  ## inspect the two models that ship: healthy, then with a plante
 explore: $(STAMP)  ## write the explorer of the geometry, one offline page, and open it
 	$(BIN)/normkit explore
 
-test: lint types $(STAMP)  ## every check (under 10 minutes on 2 cores)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+# Each test process computes with one thread: two beside each other would wait for cores more than they compute.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
-check: lint types $(STAMP)  ## lint, types and the quick tests, in parallel (under 3 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow and not browser"
+test: lint types $(STAMP)  ## every check that a change needs: lint, types, tests, examples (under 6 minutes on 2 cores)
+	$(PYTEST) -p thinned
+
+test-all: lint types $(STAMP)  ## the exhaustive products on top, for a night or a release (under 40 minutes)
+	$(PYTEST)
+
+check: lint types $(STAMP)  ## lint, types and the quick tests, while you work (under 2 minutes)
+	$(PYTEST) -p thinned -m "not slow and not browser"
 
 bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minutes)
 	@mkdir -p benchmarks/results

@@ -34,6 +34,7 @@ def test_an_example_is_short(path: Path) -> None:
 
 
 # What the attribution prints is asked below.
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [path.name for path in EXAMPLES if path.name != "attribution.py"])
 def test_an_example_runs(name: str) -> None:

@@ -56,12 +56,14 @@ def stated(column):
     return float(row[column])
 
 
+@pytest.mark.slow
 def test_a_few_faults():
     chance = random.Random(1)
     trials = [injection.attempt(fault, chance.choice(fault.families), 1) for fault in FAULTS[::6]]
     assert missed(trials) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_fault_of_each_other_kind():
     chance = random.Random(0)
@@ -70,16 +72,19 @@ def test_one_fault_of_each_other_kind():
     assert len(missed(trials)) <= 0.05 * len(trials), missed(trials)
 
 
+@pytest.mark.slow
 def test_one_fault_of_a_run():
     fault = next(fault for fault in RUN_FAULTS if fault.name == "a frozen norm")
     assert missed([injected_runs.attempt(fault, "rmsnorm", 0)]) == []
 
 
+@pytest.mark.slow
 def test_a_few_clean_models():
     sample = random.Random(0).sample([*OWN], 6)
     assert {name: found for name in sample if (found := alarms(OWN[name].inspected()))} == {}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_faults_of_runs():
     """The catalogue's runs on windows of a quarter of their bytes, which show the same."""
@@ -97,6 +102,7 @@ def test_a_healthy_run(twin):
     assert alarms(injected_runs.healthy(twin, 7)) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_a_larger_sample_of_clean_models():
@@ -111,6 +117,7 @@ def test_there_are_enough_faults():
     assert len(FAULTS) + len(RUN_FAULTS) >= 60
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_there_are_enough_clean_models():
     assert len({(clean.group, clean.name) for clean in clean_models()}) >= 400

@@ -120,6 +120,7 @@ def test_modules_are_copied_and_pickled(name):
         assert twin.weight is not module.weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_compile_takes_the_whole_graph(name):
     module = random_parameters(MODULES[name]())
@@ -136,6 +137,7 @@ def test_compile_takes_the_whole_graph(name):
         assert torch.equal(mine, other)
 
 
+@pytest.mark.slow
 def test_compile_takes_sizes_and_eps_that_change():
     def function(x, eps):
         return functional.layer_norm(x, x.shape[-1:], eps=eps)
@@ -155,6 +157,7 @@ def test_export_leaves_the_number_of_rows_open(name):
     assert_close(program.module()(x), module(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_leaves_the_number_of_features_open(strict):
     class Normalize(nn.Module):

@@ -149,6 +149,7 @@ def test_presets_survive_json(name):
     assert NormSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
+@pytest.mark.slow
 @given(valid_specs())
 def test_every_valid_spec_survives_json_pickle_and_copy(spec):
     text = json.dumps(spec.to_json(), allow_nan=False)

@@ -184,6 +184,7 @@ def test_every_module_has_its_row():
     assert {top(module) for module in MODULES if module != "normkit"} <= ORDER.keys()
 
 
+@pytest.mark.slow
 def test_imports_point_one_way():
     wrong = [
         line
@@ -194,6 +195,7 @@ def test_imports_point_one_way():
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other():
     graph = {
         module: {
@@ -236,6 +238,7 @@ def test_the_walk_sees_what_it_should(module, source, expected):
     assert upward_imports(module, source) == expected
 
 
+@pytest.mark.slow
 def test_the_exceptions_are_still_needed():
     used = {
         (module, function, top(target))
@@ -265,6 +268,7 @@ def test_importing_normkit_loads_nothing_heavy():
     )
 
 
+@pytest.mark.slow
 def test_heavy_imports_would_be_seen():
     assert loaded(f"import warnings; warnings.simplefilter('ignore'); import {', '.join(sorted(HEAVY))}") == HEAVY
 
@@ -316,10 +320,12 @@ def lines_with(pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_path_of_one_machine_is_left():
     assert lines_with(MACHINE_PATH) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_left_unfinished():
     assert lines_with(UNFINISHED) == []
 

@@ -1,6 +1,10 @@
-"""A plugin of pytest, `-p thinned`: of each test function so few cases that each value of each parameter stands in one.
+"""A plugin of pytest, `-p thinned`, for `make test`: every property is tested, the products of its cases are thinned.
 
-For tests that are asked again under other circumstances, where what two values do together has been asked before.
+- A test marked `exhaustive` is left out.
+- Of a test marked `sampled(count)` that many cases are run, evenly spread over all.
+- Of any other test function so few cases are run that each value of each parameter is in one of them.
+
+`make test-all` runs without it: all cases.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import pytest
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases that hold no value which others do not hold."""
+    """Leave out what `make test-all` runs and `make test` does not."""
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)
@@ -22,6 +26,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _thinned(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases of one test function that are run."""
+    cases = [case for case in cases if case.get_closest_marker("exhaustive") is None]
+    if cases and (sampled := cases[0].get_closest_marker("sampled")) is not None:
+        (count,) = sampled.args
+        # From the middle of each of `count` equal parts.
+        return (
+            [cases[(2 * part + 1) * len(cases) // (2 * count)] for part in range(count)]
+            if len(cases) > count
+            else cases
+        )
+    return _covering(cases)
+
+
+def _covering(cases: list[pytest.Item]) -> list[pytest.Item]:
     """Cases that hold all values together; each is the one of those left that holds most of what is missing."""
     values = {id(case): _values(case) for case in cases}
     missing, chosen = set().union(*values.values()), []

@@ -61,6 +61,7 @@ def test_without_a_gpu(script, monkeypatch, tmp_path, capsys):
     assert told.err.startswith("gpu.py: device cuda: torch ")
 
 
+@pytest.mark.slow
 def test_a_whole_run(run, capsys):
     document = run()
     assert (document["schema_version"], document["begun"], document["not_measured"]) == (2, None, {})
@@ -78,6 +79,7 @@ def test_a_whole_run(run, capsys):
         assert text in out
 
 
+@pytest.mark.slow
 def test_no_case_is_begun_when_the_time_is_over(run, script, monkeypatch, capsys):
     # A minute between any two looks at the clock: one before each case.
     clock = iter(range(0, 60_000, 60))
@@ -88,6 +90,7 @@ def test_no_case_is_begun_when_the_time_is_over(run, script, monkeypatch, capsys
     assert "not reached: rms_norm forward+backward float32 60x16\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_keeps_what_it_has_and_goes_on(run, script, monkeypatch, tmp_path):
     measure_case = script.measure_case
 
@@ -110,6 +113,7 @@ def test_a_run_that_is_killed_keeps_what_it_has_and_goes_on(run, script, monkeyp
     assert len(run()["cells"]) == 3
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_takes_no_other_with_it(run, script, monkeypatch, capsys):
     small = replace(PRETENDED, memory=lambda: CASES[1].bytes * 12, noun="GPU")
     monkeypatch.setattr(script, "find", lambda _name: small)

@@ -88,6 +88,7 @@ def test_a_compiler_that_fails(monkeypatch):
 
 @pytest.mark.slow
 # torch's own compiler imports what torch has deprecated.
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("direction", PASSES)
 def test_the_compiled_formula(direction):

@@ -26,6 +26,7 @@ def twice(case, given):
     return lambda: tuple(2 * output for output in call())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("direction", PASSES)
 @pytest.mark.parametrize("op", ["rms_norm", "add_layer_norm"])
 def test_wrong_and_absent_peers(op, direction):
@@ -50,6 +51,7 @@ def test_wrong_and_absent_peers(op, direction):
     assert document["cells"][0]["case"] == {"op": op, "shape": [4, 16], "dtype": "float32", "direction": direction}
 
 
+@pytest.mark.slow
 def test_who_has_own_threads_comes_last():
     order = []
 
@@ -69,12 +71,14 @@ def test_who_has_own_threads_comes_last():
     assert order[1:last].count("apart") == 0
 
 
+@pytest.mark.slow
 def test_what_the_memory_cannot_hold_is_refused_first():
     fits = Case("rms_norm", (4, 16), "float32", "forward")
     with pytest.raises(InputError, match=r"float32 10000000x1000000 needs about \d+ GiB and this machine has \d+;"):
         measure([fits, Case("rms_norm", (10_000_000, 1_000_000), "float32", "forward")], peers=(Peer("x", absent),))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stage", ["prepare", "forward", "backward"])
 def test_who_raises_is_left_out_with_the_reason(stage):
     class Broken(torch.autograd.Function):
@@ -104,6 +108,7 @@ def test_who_raises_is_left_out_with_the_reason(stage):
     assert [found.peer for found in cell.measurements] == ["normkit"]
 
 
+@pytest.mark.slow
 def test_who_leaves_the_device_unusable_is_named(monkeypatch):
     def prepare(_case, _given):
         raise MemoryError("illegal access")
@@ -113,6 +118,7 @@ def test_who_leaves_the_device_unusable_is_named(monkeypatch):
         measure([Case("rms_norm", (4, 16), "float32", "forward")], peers=(Peer("broken", prepare), NORMKIT))
 
 
+@pytest.mark.slow
 def test_the_times_of_a_device_with_a_host():
     pretended = replace(
         CPU,
@@ -131,6 +137,7 @@ def test_the_times_of_a_device_with_a_host():
         measure([Case("rms_norm", (400, 1600), "float32", "backward")], device=pretended)
 
 
+@pytest.mark.slow
 def test_a_backward_pass_keeps_no_outputs():
     # Those of all peers together would fill a GPU.
     outputs = []

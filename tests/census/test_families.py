@@ -62,12 +62,14 @@ def rows(built) -> dict[str, list[str]]:
     return {name: [name, *rest.split(" | ")] for name, rest in lines if name in built}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_the_page_says_is_what_the_source_says(name, rows):
     norms, placement, final, query_key, per_block = KNOWN[name]
     assert rows[name][:6] == [name, norms, placement, final, query_key, per_block]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(6))
 def test_a_sixth_of_the_rows_and_all_of_the_known_are_what_is_found_now(part, built):
     """The known ones hold every kind of norm and placement; `census/families.py --check` asks all."""

@@ -57,6 +57,7 @@ def test_a_fingerprint_knows_what_is_computed_and_no_names():
     assert known != fingerprint("class A(nn.LayerNorm):\n    def forward(self, x):\n        return x * 2")
 
 
+@pytest.mark.slow
 def test_a_class_whose_source_was_not_read_is_refused(monkeypatch, tmp_path):
     expected = norm_classes.EXPECTED.read_text()
     changed = tmp_path / "expected.toml"
@@ -148,6 +149,7 @@ def outputs(definition, case):
     return found if any(found) else object()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_table_is_what_is_generated_now(monkeypatch):
     """A class that has the source of another, and its outputs bit for bit, has its answer."""

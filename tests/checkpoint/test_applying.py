@@ -199,6 +199,7 @@ def test_a_sum_of_another_sum(tmp_path, jobs):
     assert not result["c"].value[8:].any()
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_jobs_chunks_or_threads(tmp_path, monkeypatch):
     edits = [
         edit_of(

@@ -87,6 +87,7 @@ def test_what_is_no_number(dtype):
     assert rounded(torch.full((9,), math.nan, dtype=F64), dtype).isnan().all()
 
 
+@pytest.mark.slow
 @given(st.floats(allow_nan=False, allow_infinity=False, width=64), st.sampled_from(list(FORMATS)))
 def test_rounding_is_the_definition(value, dtype):
     assert rounded(torch.tensor([value], dtype=F64), dtype).item() == nearest(Fraction(value), dtype)
@@ -223,6 +224,7 @@ def test_what_is_finite(dtype):
             assert not all_finite(values)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1))
 def test_many_threads_give_the_bits_of_one(seed):

@@ -81,6 +81,7 @@ def test_every_declared_family_has_a_recipe_here():
 # What a fold leaves
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("family", "tied"), TIES)
 def test_all_that_is_legal_leaves_the_scores(family, tied):
     error, plan = changed_by_folding(family, tied=tied, eps=1e-2)
@@ -101,11 +102,13 @@ def test_it_does_so_for_each_eps_and_for_square_matrices(family, place):
     assert changed_by_folding(family, tied=tied, square=square, eps=eps)[0] <= BAR
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("family", "flags"), FLAGS)
 def test_flags_that_change_a_graph_are_followed(family, flags):
     assert changed_by_folding(family, **flags)[0] <= BAR
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("family", RECIPES)
@@ -116,6 +119,7 @@ def test_each_operation_alone_leaves_the_scores(family, operation):
     assert difference(before, results(model, inputs)) <= BAR
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", [family for family, tied in TIES if tied])
 def test_a_tie_that_is_not_to_be_undone_stays(family):
     model, inputs = tiny(family, tied=True)
@@ -125,6 +129,7 @@ def test_a_tie_that_is_not_to_be_undone_stays(family):
     assert difference(before, results(model, inputs)) <= BAR
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RECIPES)
 def test_each_class_of_a_family_returns_the_same(family):
@@ -186,6 +191,7 @@ def test_a_checkpoint_in_pieces_folds_loads_and_has_the_bits_of_the_fold_in_memo
     folded_on_disk(family, tied=False, square=False, folder=tmp_path)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize(("family", "tied"), OTHERS)
@@ -216,6 +222,7 @@ def test_a_head_that_is_written_beside_the_table_it_shares_is_no_second_reader(u
     assert difference(results(model, inputs), results(folded, inputs)) <= BAR
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"])
 def test_experts_that_lie_in_one_tensor_on_disk_are_folded_too(family, tmp_path):
@@ -328,6 +335,7 @@ def test_a_cap_sinks_and_rotary_positions_each_keep_the_bias_of_the_keys():
         assert legality.ignores_key_bias(changed, attention.key) is expected
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", RECIPES)
 def test_dropout_is_told_and_refused_for_training(family):
     model, _ = tiny(family)

@@ -42,6 +42,7 @@ def folded(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_layernorm_model_that_ships_becomes_an_rmsnorm_model_of_the_same_loss(folded):
     source = demo.directory("layernorm")
     before = bits_per_byte(AutoModelForCausalLM.from_pretrained(source), TEXT)
@@ -52,6 +53,7 @@ def test_the_layernorm_model_that_ships_becomes_an_rmsnorm_model_of_the_same_los
     assert bits_per_byte(AutoModelForCausalLM.from_pretrained(folded), TEXT) == pytest.approx(before, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_rmsnorm_model_that_ships_folds_whole(tmp_path):
     source = demo.directory("rmsnorm")
     certificate = fold(source, tmp_path / "out", untie=True)
@@ -78,6 +80,7 @@ def test_a_file_of_the_source_may_be_called_as_the_journal_is(tmp_path):
     assert (tmp_path / "out" / "journal.jsonl").read_text() == "journal.jsonl"
 
 
+@pytest.mark.slow
 def test_what_was_folded_can_be_inspected(folded):
     model = nk.load(folded)
     batch = {"input_ids": torch.tensor([list(TEXT[:64])])}

@@ -188,6 +188,7 @@ def test_the_callers_warning_filters_are_left_alone(gpt2: Path) -> None:
 # `nk.load`: any kind of model, and no weight drawn at random.
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("family", "tied"), [(family, tied) for family, recipe in RECIPES.items() for tied in recipe.ties or (None,)]
 )
@@ -205,6 +206,7 @@ def test_a_model_of_any_family_is_loaded_to_the_last_bit(tmp_path: Path, family:
     assert difference <= 1e-12
 
 
+@pytest.mark.slow
 def test_float64_of_a_16_bit_checkpoint_holds_the_same_numbers(tmp_path: Path) -> None:
     for family in ("t5", "deepseek_v3", "gemma2"):
         model, inputs = tiny(family, dtype=torch.bfloat16)

@@ -41,6 +41,7 @@ class Spy(TorchDispatchMode):
         return out
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", RECIPES)
 def test_nothing_is_rounded_on_the_way(family: str) -> None:
     model, inputs = tiny(family)
@@ -61,6 +62,7 @@ def test_nothing_is_rounded_on_the_way(family: str) -> None:
     assert (other - logits).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 def test_the_logits_of_llama_are_those_of_its_formula_in_forty_digits() -> None:
     model, inputs = tiny("llama", eps=1e-5)
     ids = inputs["input_ids"][:1, :5]

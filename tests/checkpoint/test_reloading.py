@@ -21,6 +21,7 @@ from tiny_models import RECIPES, norms, tiny
 WEIGHTS = "model.safetensors"
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", RECIPES)
 def test_what_transformers_saved_it_loads_whole(tmp_path: Path, family: str) -> None:
     model, _ = tiny(family, dtype=torch.bfloat16)

@@ -34,6 +34,7 @@ def centred(model: Any) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps", [1e-6, 1e-2, 10.0])
 def test_a_centred_model_computes_the_same_with_rms_norms(tmp_path: Path, eps: float) -> None:
     model, inputs = tiny("gpt2", tied=False, eps=eps)
@@ -49,6 +50,7 @@ def test_a_centred_model_computes_the_same_with_rms_norms(tmp_path: Path, eps: f
         assert (found.centre_numerator, found.centre_statistics, found.has_bias) == (False, False, True)
 
 
+@pytest.mark.slow
 def test_a_verb_sees_the_norms_that_are_recorded(tmp_path: Path) -> None:
     model, _ = tiny("gpt2", tied=False, dtype=torch.float32)
     centred(model).config.update({KEY: record(dict.fromkeys(norms(model), RMS))})
@@ -148,6 +150,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("opened", [nk.load, lambda path: load_model(str(path))], ids=["load", "load_model"])
 def test_a_record_that_does_not_fit_is_one_line(saved: Path, name: str, opened: Any) -> None:
@@ -165,6 +168,7 @@ NAMES = st.sampled_from([*RMS.to_json(), *record({}), NORM, "", "\ud800"])
 VALUES = st.sampled_from([None, True, 0, 1, -(10**400), 1e-5, 1e999, "late", "x\n", [], [-1], {}, {"a": []}])
 
 
+@pytest.mark.slow
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
 def test_whatever_is_recorded_is_a_spec_or_one_line(values: dict[str, Any]) -> None:
     for found in (values, {"schema_version": 1, "norms": values}, {"schema_version": 1, "norms": {NORM: values}}):

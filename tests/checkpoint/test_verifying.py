@@ -51,6 +51,7 @@ def pair(saved, tmp_path) -> Pair:
 # What is right passes.
 
 
+@pytest.mark.slow
 def test_every_kind_of_tensor_is_counted_and_proved(saved):
     found = verify(saved.source, saved.result, jobs=2)
     assert failed(found) == {}
@@ -63,6 +64,7 @@ def test_every_kind_of_tensor_is_counted_and_proved(saved):
     assert sum(file.suffix == ".safetensors" for file in saved.result.iterdir()) > 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "olmo", "gpt_neox"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 def test_other_families_and_dtypes_are_proved(family, dtype, tmp_path):
@@ -70,6 +72,7 @@ def test_other_families_and_dtypes_are_proved(family, dtype, tmp_path):
     assert failed(verify(pair.source, pair.result)) == {}
 
 
+@pytest.mark.slow
 def test_what_was_widened_is_proved(tmp_path):
     pair = folded(tmp_path, dtype=torch.bfloat16, operations=ALL, untie=True, dtype_of_result="float32")
     found = verify(pair.source, pair.result)
@@ -77,6 +80,7 @@ def test_what_was_widened_is_proved(tmp_path):
     assert check(found, "sum").passed
 
 
+@pytest.mark.slow
 def test_what_was_refused_is_proved_too(tmp_path):
     source = demo.directory("layernorm")
     # Tied: the final norm stays.
@@ -85,6 +89,7 @@ def test_what_was_refused_is_proved_too(tmp_path):
     assert failed(verify(source, tmp_path / "tied")) == {}
 
 
+@pytest.mark.slow
 def test_a_table_that_could_not_be_untied_is_recorded_as_asked(tmp_path):
     pair = folded(tmp_path, "t5", untie=True)
     assert pair.certificate["asked"]["untie"] is True
@@ -99,6 +104,7 @@ def test_hidden_files_beside_the_result_do_not_matter(pair):
     assert failed(verify(pair.source, pair.result)) == {}
 
 
+@pytest.mark.slow
 def test_the_answer_does_not_depend_on_the_threads(centred):
     assert verify(centred.source, centred.result).to_json() == verify(centred.source, centred.result, jobs=3).to_json()
 
@@ -127,6 +133,7 @@ def complaints(pair: Pair) -> list[str]:
         return [str(error)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("relation", "name"), [(relation, name) for relation in TAMPERED for name in TAMPERED[relation]]
 )
@@ -160,6 +167,7 @@ def positions(file: Path, count: int) -> list[tuple[int, int]]:
     return [(draw.randrange(within[each % 2]), draw.randrange(8)) for each in range(count)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["source", "result"])
 def test_no_bit_of_any_file_can_be_turned_over(saved, side):
@@ -261,6 +269,7 @@ def test_without_transformers_the_rest_is_proved(saved, monkeypatch):
     assert found.passed
 
 
+@pytest.mark.slow
 def test_every_failure_is_one_line(pair):
     for file in sorted(pair.result.glob("*")):
         if file.name == NAME or not file.is_file():
@@ -288,6 +297,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
     config = LlamaConfig(vocab_size=24_000, hidden_size=1024, intermediate_size=64, num_hidden_layers=1)

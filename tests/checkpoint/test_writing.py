@@ -78,6 +78,7 @@ def definition(dtype: torch.dtype) -> dict[str, Tensor]:
     return after | kept | {"created.table": (table - table.mean(1, keepdim=True)).float()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["same", "float32"])
 def test_every_tensor_is_what_its_edit_says(source, tmp_path, dtype):
     fold(source, tmp_path / "out", made=folding_runs.plan(dtype))
@@ -131,6 +132,7 @@ def test_bytes_do_not_depend_on_memory(source, whole, tmp_path):
     assert contents(tmp_path / "out") == contents(whole)
 
 
+@pytest.mark.slow
 def test_one_file_is_shared_by_all_jobs_and_has_no_index(tmp_path):
     model = folding_runs.save(tmp_path / "model", shards=1)
     for jobs in (1, 4):
@@ -161,6 +163,7 @@ def test_a_file_of_which_nothing_is_left_is_still_hashed(source, tmp_path):
     assert written.inputs[name] == hashlib.sha256((source / name).read_bytes()).hexdigest()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, whole, tmp_path, jobs):
@@ -225,6 +228,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_full_disk_is_one_line_and_a_resume_finishes(source, whole, tmp_path, jobs):
     # The last file is the largest, and the only one that does not fit.

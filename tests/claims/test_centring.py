@@ -54,6 +54,7 @@ def test_c18_centring_loses_one_dimension(measured):
     measured("rank n - 1")
 
 
+@pytest.mark.slow
 def test_c19_centring_need_not_shorten(x, inspections, measured):
     ratio = geometry.centre(x).norm(dim=-1) / x.norm(dim=-1)
     below(ratio - geometry.angle_to_ones(x).sin().abs(), 1e-14)

@@ -31,6 +31,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_table(run: Run) -> None:
     done = run(*TINY, "--threads", 1)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -39,6 +40,7 @@ def test_the_table(run: Run) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_json_is_one_document(run: Run) -> None:
     done = run(*TINY, "--json")
     document = json.loads(done.stdout)

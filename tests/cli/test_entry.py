@@ -85,11 +85,13 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert not HEAVY & loaded
 
 
+@pytest.mark.slow
 def test_that_test_would_see_a_heavy_import() -> None:
     listing = "import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))\nimport numpy"
     assert "numpy" in normkit("--help", before=listing).stderr.split()
 
 
+@pytest.mark.slow
 def test_help_is_immediate() -> None:
     def seconds() -> float:
         start = time.perf_counter()
@@ -110,6 +112,7 @@ def test_python_m_normkit_is_the_same_command() -> None:
     assert done.stdout.startswith("Usage: normkit ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -126,6 +129,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], message: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_and_exits_with_2() -> None:
     listing = "import atexit, sys\natexit.register(lambda: print('torch' in sys.modules))"
     done = normkit("inspect", "./no/such/model", before=listing)
@@ -154,6 +158,7 @@ def test_an_interrupt_exits_with_130() -> None:
     assert (done.returncode, done.stderr) == (130, "normkit: interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -72,6 +72,7 @@ def test_what_computes_norms_on_a_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+@pytest.mark.slow
 def test_an_unknown_choice_of_kernels_is_one_line() -> None:
     program = [sys.executable, "-m", "normkit", "env"]
     shown = subprocess.run(program, capture_output=True, text=True, env={**os.environ, "NORMKIT_CPU": "x"}, check=False)

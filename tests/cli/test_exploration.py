@@ -46,6 +46,7 @@ def embedded(path: str | Path) -> dict:
     return json.loads(page.split('id="data">')[1].split("</script>")[0])
 
 
+@pytest.mark.slow
 def test_without_a_model_both_twins_are_embedded(run: Run, opened: list[str]) -> None:
     done = run("explore")
     assert done.exit_code == 0, done.output
@@ -61,6 +62,7 @@ def test_without_a_model_both_twins_are_embedded(run: Run, opened: list[str]) ->
     assert opened == [Path("normkit-report/explorer.html").resolve().as_uri()]
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own(gpt2: Path, run: Run, opened: list[str]) -> None:
     done = run("explore", gpt2, *QUICK, "--no-open")
     assert (done.exit_code, done.stdout) == (0, "explorer: normkit-report/tiny/explorer.html\n")
@@ -77,6 +79,7 @@ def test_a_model_of_ones_own(gpt2: Path, run: Run, opened: list[str]) -> None:
     assert [path.name for path in Path("normkit-report/tiny").iterdir()] == ["explorer.html"]
 
 
+@pytest.mark.slow
 def test_a_second_run_writes_the_same_bytes(gpt2: Path, run: Run) -> None:
     for out in ("one.html", "two.html"):
         assert run("explore", gpt2, *QUICK, "--no-open", "--out", out).exit_code == 0
@@ -104,6 +107,7 @@ def test_json_is_exactly_one_document(gpt2: Path, run: Run, opened: list[str]) -
     assert document["notes"] == []
 
 
+@pytest.mark.slow
 def test_what_was_wrong_with_the_model_stands_on_its_page(gpt2: Path, run: Run) -> None:
     weights = load_file(gpt2 / "model.safetensors")
     del weights["transformer.ln_f.bias"]
@@ -176,6 +180,7 @@ def test_an_animation_told_as_json(run: Run, animated: list[dict]) -> None:
     assert len(animated) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_real_gif(run: Run) -> None:
     assert run("explore", "--animation", "steps.gif").exit_code == 0

@@ -42,6 +42,7 @@ def refused(result: Result) -> str:
     return result.stderr.removeprefix("normkit: ").strip()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
     done = run("figures")
@@ -54,6 +55,7 @@ def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
     assert list(written("normkit-figures")) == ["index.html", "jacobian-spectrum.svg", "two-epsilons.svg"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
@@ -74,6 +76,7 @@ def test_formats_and_schemes(run: Run, kind: str, magic: bytes) -> None:
     assert all(f'href="{name}"' in page for name in files if name != "index.html")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_dark_alone_is_named_dark_and_makes_the_same_page(run: Run) -> None:
@@ -83,6 +86,7 @@ def test_dark_alone_is_named_dark_and_makes_the_same_page(run: Run) -> None:
     assert b"#56b4e9" in written("dark")["two-epsilons-dark.svg"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("few")
 def test_the_page_of_both_schemes_is_that_of_the_light_one_with_links_to_the_dark_ones(run: Run) -> None:
     for scheme in ("light", "both"):
@@ -93,6 +97,7 @@ def test_the_page_of_both_schemes_is_that_of_the_light_one_with_links_to_the_dar
     assert re.sub(rb'<a href="[\w-]+-dark.svg">[^<]+</a> ', b"", pages[1]) == pages[0] != pages[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_json_lists_the_files(run: Run) -> None:
     done = run("figures", "--json", "--out", "here", "--scheme", "both")
@@ -139,6 +144,7 @@ def test_without_matplotlib_one_line_names_the_extra(run: Run, monkeypatch: pyte
     assert not Path("normkit-figures").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_whole_command_and_a_third_of_it_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes depend neither on the process nor on what is drawn before."""

@@ -99,6 +99,7 @@ def test_a_model_without_a_tokenizer_needs_none(gpt2: Path, run: Run) -> None:
     assert run("identify", gpt2, "--no-report").exit_code == 0
 
 
+@pytest.mark.slow
 def test_what_did_not_fit_while_loading_is_noted(gpt2: Path, run: Run) -> None:
     weights = load_file(gpt2 / "model.safetensors")
     save_file({**weights, "surplus": torch.zeros(3)}, gpt2 / "model.safetensors", {"format": "pt"})
@@ -111,6 +112,7 @@ def test_what_did_not_fit_while_loading_is_noted(gpt2: Path, run: Run) -> None:
 # Two models.
 
 
+@pytest.mark.slow
 def test_without_a_model_the_two_that_ship(run: Run) -> None:
     done = run("identify")
     assert done.exit_code == 0

@@ -30,6 +30,9 @@ from transformers import (
 from forks import Fork
 from normkit.cli import inspection
 
+# Each runs the command on a whole model.
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Result]
 
 QUICK = ("--max-tokens", "64")
@@ -69,7 +72,6 @@ def test_json_is_exactly_one_document_and_the_one_that_is_written(gpt2: Path, ru
     assert Path("here/report.json").read_text() == done.stdout
 
 
-@pytest.mark.slow
 def test_a_second_run_writes_the_same_bytes(gpt2: Path, run: Run) -> None:
     for out in ("one", "two"):
         assert run("inspect", gpt2, *QUICK, "--out", out).exit_code == 0
@@ -372,7 +374,6 @@ def _drain(end: int) -> str:
         content += part
 
 
-@pytest.mark.slow
 def test_a_terminal_gets_colour_and_progress(gpt2: Path) -> None:
     code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report", forked=False)
     assert code == 0
@@ -381,7 +382,6 @@ def test_a_terminal_gets_colour_and_progress(gpt2: Path) -> None:
     assert "tiny: selectable keys" in err
 
 
-@pytest.mark.slow
 def test_no_color_leaves_no_escape_code(gpt2: Path) -> None:
     code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report", NO_COLOR="1")
     assert code == 0
@@ -389,7 +389,6 @@ def test_no_color_leaves_no_escape_code(gpt2: Path) -> None:
     assert not re.search(r"\x1b|\x9b", out + err)
 
 
-@pytest.mark.slow
 def test_a_terminal_without_unicode_still_gets_its_results_and_findings_exit_with_1(gpt2: Path) -> None:
     change(gpt2, "transformer.ln_f.weight", 0, float("inf"))
     named = gpt2.rename(gpt2.with_name("caf\u00e9"))

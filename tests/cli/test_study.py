@@ -95,6 +95,7 @@ def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: st
     assert [path.name for path in Path().iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_the_table_the_page_and_the_numbers(run: Run) -> None:
     done = run("study", "tiny", "--set", "steps=3", "--set", "widths=5,6", "--seeds", 3, "--budget", "full")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -112,6 +113,7 @@ def test_the_table_the_page_and_the_numbers(run: Run) -> None:
     assert (again.exit_code, again.stdout) == (0, done.stdout)
 
 
+@pytest.mark.slow
 def test_json_is_one_document_of_what_the_folder_holds(run: Run) -> None:
     done = run("study", "other", "tiny", "other", "--json", "--out", "here")
     document = json.loads(done.stdout)
@@ -132,6 +134,7 @@ def test_results_are_not_written_over(run: Run) -> None:
     assert Path("normkit-study/other/results.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_one_study_that_cannot_be_run_keeps_none_from_running(run: Run) -> None:
     done = run("study", "--all")
     assert done.exit_code == 2
@@ -201,6 +204,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path, jobs: int) -> None:
@@ -260,6 +264,7 @@ def test_where_the_folder_cannot_be_used_one_of_two_processes_says_so(tmp_path: 
     assert "normkit:" not in told[1][1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_real_study_as_one_starts_it(tmp_path: Path) -> None:
     sizes = ("steps=3", "layers=1", "width=16", "batch=2", "window=8")

@@ -101,6 +101,7 @@ def test_the_output_does_not_depend_on_the_threads(saved: Pair, run: Run) -> Non
 # --logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_the_logits_of_the_models_that_ship_agree(demos: dict[str, Pair], name: str, run: Run) -> None:
     done = run("verify", demos[name].source, demos[name].result, "--logits", "--json")
@@ -115,6 +116,7 @@ def test_the_logits_of_the_models_that_ship_agree(demos: dict[str, Pair], name: 
     assert "demo text" in found["source"]
 
 
+@pytest.mark.slow
 def test_logits_are_one_more_line(demos: dict[str, Pair], run: Run) -> None:
     Path("mine.txt").write_text("A text of mine, long enough for a window of sixty-four bytes, and a little longer.")
     done = run("verify", demos["rmsnorm"].source, demos["rmsnorm"].result, "--logits", "--text", "mine.txt")

@@ -246,6 +246,7 @@ def test_what_holds_more_than_a_norm_gives_its_norm(beside):
     assert report.left_alone == ()
 
 
+@pytest.mark.slow
 def test_like_modules_are_identified_once(monkeypatch):
     seen, examine = [], candidates.examine
     monkeypatch.setattr(candidates, "examine", lambda *given: (seen.append(given), examine(*given))[1])

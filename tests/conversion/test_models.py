@@ -91,6 +91,7 @@ def output(model, name):
 LIKE = ("Qwen3", "BERT", "OLMo", "ViT")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name",
     [*(name for name in MODELS if name not in LIKE), *(pytest.param(name, marks=pytest.mark.slow) for name in LIKE)],
@@ -149,6 +150,7 @@ def test_generation_gives_the_same_tokens():
     assert torch.equal(model.generate(**TOKENS, **ways), expected)
 
 
+@pytest.mark.exhaustive
 def test_compile_takes_the_whole_graph():
     model = llama()
     # A second block is the same again to a compiler, and takes as long.
@@ -321,6 +323,7 @@ print("sharded and back")
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_fully_shard_on_two_processes_trains_and_goes_back():
     both = forks.pair(SHARDED)

@@ -139,6 +139,7 @@ def test_what_was_wrapped_around_the_class_stays(module, formula):
     torch.testing.assert_close(module(x), expected)
 
 
+@pytest.mark.slow
 def test_compile_takes_the_whole_graph():
     module, x = llama(), torch.randn(3, 8, requires_grad=True)
     swap(module, LLAMA)
@@ -151,6 +152,7 @@ def test_compile_takes_the_whole_graph():
         assert torch.equal(mine, other)
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_sees_the_change():
     module, x = llama(), torch.randn(3, 8)
     compiled = torch.compile(module, fullgraph=True, backend="eager")

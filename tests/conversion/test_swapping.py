@@ -45,6 +45,7 @@ def block() -> Block:
     return model.eval()
 
 
+@pytest.mark.slow
 def test_norms_are_swapped_and_numbers_stay():
     model, x = block(), torch.randn(4, 5, 32)
     expected = model(x)
@@ -261,6 +262,7 @@ def test_what_raises_midway_leaves_what_was_converted_before(monkeypatch):
     assert revert(model) == ("first",)
 
 
+@pytest.mark.slow
 def test_what_only_wraps_a_norm_keeps_its_own_forward():
     class Counting(nn.Module):
         def __init__(self, norm):
@@ -284,6 +286,7 @@ def test_what_only_wraps_a_norm_keeps_its_own_forward():
             revert(model)
 
 
+@pytest.mark.slow
 def test_compiled_parts_are_looked_at_uncompiled():
     compiled = []
 
@@ -302,6 +305,7 @@ def test_compiled_parts_are_looked_at_uncompiled():
     assert len(compiled) == 2
 
 
+@pytest.mark.slow
 def test_the_default_device_is_not_asked():
     # Any other than the CPU will do; meta is there everywhere.
     model, x = block(), torch.randn(4, 5, 32)

@@ -41,6 +41,7 @@ def test_without_final_norm_removes_that_norm_only(model):
     assert torch.equal(model(input_ids=IDS).logits, model.lm_head(states[0]))
 
 
+@pytest.mark.slow
 def test_each_fault_costs_bits_and_the_missing_norm_more(model):
     text = demo.text().encode()
     healthy = bits_per_byte(model, text)

@@ -95,6 +95,7 @@ def forked(arguments):
     return process.returncode, error
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "start"), [("layernorm", started), ("rmsnorm", forked)])
 def test_a_run_repeats_bit_for_bit_in_another_process(name, start, library, run, trained, tmp_path):
     arguments = options(tmp_path / "first", library, name)

@@ -46,6 +46,7 @@ def caught(model: nn.Module, batch: dict, path: str) -> tuple[torch.Tensor, torc
     return seen[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_the_embedded_numbers_give_what_the_modules_return(demo_directories: dict[str, Path], name: str) -> None:
     loaded = load_model(str(demo_directories[name]))
@@ -171,6 +172,7 @@ def test_the_first_head_stands_for_a_token() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_decoders_norms_bear_the_decoders_tokens() -> None:
     config = T5Config(vocab_size=100, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, decoder_start_token_id=0)
     model = T5ForConditionalGeneration(config).eval()

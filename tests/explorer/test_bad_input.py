@@ -111,6 +111,7 @@ CLOUDS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("points", CLOUDS.values(), ids=CLOUDS)
 def test_few_and_degenerate_points_can_be_toured(explorer: Open, points: torch.Tensor) -> None:
     page = opened(explorer, nk.explore(points))

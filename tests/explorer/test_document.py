@@ -104,6 +104,7 @@ def test_the_page_of_two_thousand_activations_is_small_and_the_same_again() -> N
     assert pages[0] == pages[1]
 
 
+@pytest.mark.slow
 def test_the_page_of_two_thousand_points_is_small() -> None:
     for n in (3, 4, 384):
         assert len(nk.explore(torch.randn(2000, n, dtype=torch.float64)).html().encode()) <= 400_000

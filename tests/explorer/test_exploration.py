@@ -228,6 +228,7 @@ def test_activations_are_shown_with_their_notes() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_models_share_the_points_of_a_page() -> None:
     gathered = [activations(model(), {"input": torch.randn(1, 3000, 6)}) for _ in range(3)]
     counts = [shown["sites"][0]["count"] for shown in explore_models(gathered).data["models"]]

@@ -103,6 +103,7 @@ def test_riechers_form_agrees():
 magnitudes = st.sampled_from([0.0, 1.0, -1.0, 2.0]) | st.floats(-4, 4).filter(lambda g: g == 0 or abs(g) > 1e-6)
 
 
+@pytest.mark.slow
 @given(st.lists(magnitudes, min_size=1, max_size=12))
 def test_any_gains_interlace_and_keep_the_trace(values):
     gain = wide(values)
@@ -116,6 +117,7 @@ def test_any_gains_interlace_and_keep_the_trace(values):
     assert torch.equal(downdate_eigenvalues(-gain.flip(0)), found)
 
 
+@pytest.mark.slow
 @given(st.lists(magnitudes, min_size=1, max_size=12))
 def test_eigenvectors_of_any_gains(values):
     gain = wide(values)

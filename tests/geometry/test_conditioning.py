@@ -23,6 +23,7 @@ def gaussian() -> torch.Tensor:
     return torch.randn(SAMPLES, FEATURES, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 30), st.integers(2, 8), st.integers(1, 8), st.integers(0, 99))
 def test_condition_is_that_of_the_matrix_on_its_range(samples, features, rank, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -105,6 +106,7 @@ def test_other_offset_stays(name):
     assert 0.8 < found.ratio < 1.25
 
 
+@pytest.mark.slow
 @given(st.integers(1, 50))
 def test_hurts_where_rare_directions_have_long_rows(k):
     rare = torch.tensor([0.0, 0.0, 1.0, -1.0], dtype=torch.float64)

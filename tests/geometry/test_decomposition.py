@@ -60,6 +60,7 @@ def test_every_preset_keeps_its_laws(name):
         assert defect.abs().max() < SMALL, law
 
 
+@pytest.mark.slow
 @given(spec=row_specs, seed=st.integers(0, 99))
 def test_every_convention_keeps_its_laws(spec, seed):
     x, weight, bias = arguments(spec, rows=3, features=24, seed=seed)
@@ -158,6 +159,7 @@ def test_the_numbers_of_a_step_are_those_of_its_rows():
     assert_close(steps["scaled"].variance, variance / (variance + 1e-5), length=24)
 
 
+@pytest.mark.slow
 @given(shift=st.floats(-1e6, 1e6), seed=st.integers(0, 99))
 def test_variance_does_not_feel_a_translation(shift, seed):
     x = arguments(NormSpec(), seed=seed)[0]
@@ -308,6 +310,7 @@ def test_without_eps_the_zero_row_is_nan_and_stays_in_its_row():
         assert [law.defect.isnan().tolist() for law in step.invariants] == [[True, False]] * len(step.invariants)
 
 
+@pytest.mark.slow
 def test_transforms_and_derivatives():
     spec = NormSpec(eps=0.1)
     x, weight, bias = arguments(spec, rows=3)

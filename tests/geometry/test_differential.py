@@ -57,6 +57,7 @@ def slope_of_remainder(function, derivative, x, v):
     return torch.linalg.lstsq(logs, remainders.log()[:, None]).solution[0, 0]
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99))
 def test_jacobian_is_what_autograd_makes_of_the_definition(spec, seed):
     x, weight, _ = arguments(spec, seed=seed)
@@ -68,6 +69,7 @@ def test_jacobian_is_what_autograd_makes_of_the_definition(spec, seed):
     assert_close(found, expected, units=64)
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99))
 def test_products_are_those_of_the_jacobian(spec, seed):
     x, weight, _ = arguments(spec, seed=seed)
@@ -82,6 +84,7 @@ def test_products_are_those_of_the_jacobian(spec, seed):
     assert_close(vjp(x, u, spec, weight), backward, units=64, length=length, terms=size)
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99))
 def test_vjp_is_the_backward_of_the_definition(spec, seed):
     x, weight, bias = arguments(spec, seed=seed)
@@ -90,6 +93,7 @@ def test_vjp_is_the_backward_of_the_definition(spec, seed):
     assert_close(vjp(x, u, spec, weight), expected, units=64, terms=u.abs().max() * expected.abs().max().clamp_min(1))
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99))
 def test_products_are_adjoint(spec, seed):
     x, weight, _ = arguments(spec, seed=seed)
@@ -99,6 +103,7 @@ def test_products_are_adjoint(spec, seed):
     assert_close((forward * u).sum(), (backward * v).sum(), units=64, length=x.numel(), terms=size)
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99))
 def test_euler_defect_is_jacobian_times_x(spec, seed):
     x, weight, _ = arguments(spec, seed=seed)

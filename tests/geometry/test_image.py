@@ -60,6 +60,7 @@ single_rows = valid_specs(eps=st.sampled_from([0.0, 1e-5, 0.3, None]), max_group
 )
 
 
+@pytest.mark.slow
 @given(single_rows)
 def test_every_output_of_every_norm_of_rows_is_in_its_image(spec):
     x, weight, bias = arguments(spec, rows=12)

@@ -55,6 +55,7 @@ def test_the_measured_table_is_the_published_one(transformation: str, norm: str,
 
 
 # Worst of 1,500 such tables: 0.2 of the tolerance, and 0.03 for a cell that is not invariant.
+@pytest.mark.slow
 @given(n=st.integers(2, 200), outputs=st.integers(3, 100), batch=st.integers(3, 100), seed=st.integers(0, 10_000))
 def test_rounding_and_change_stay_apart_for_all_sizes_and_draws(n: int, outputs: int, batch: int, seed: int):
     table = invariances(n=n, outputs=outputs, batch=batch, seed=seed)

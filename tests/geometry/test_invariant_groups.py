@@ -57,6 +57,7 @@ def tokens_of(samples=2, length=8):
     return torch.randint(3, 50, (samples, length))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("family", PER_LAYER)
 def test_what_stands_between_two_norms_of_a_transformer(family, dtype):
@@ -67,6 +68,7 @@ def test_what_stands_between_two_norms_of_a_transformer(family, dtype):
     assert all(group.error < 1e-4 < 0.05 < group.control for group in groups)
 
 
+@pytest.mark.slow
 def test_no_matrix_of_a_pre_layernorm_gpt2():
     assert text_groups(tiny_gpt2(), tokens_of()) == ()
 
@@ -90,6 +92,7 @@ def test_the_gradient_is_orthogonal_to_the_groups_and_to_no_other_parameter():
         assert all(cosines[path] > 1e-5 for path in set(cosines) - members)
 
 
+@pytest.mark.slow
 def test_a_weight_so_small_that_eps_rules_is_not_scale_invariant():
     """At 0.02 and a width of 32 the MLP's output has a variance of about eps; attention's has 100 times that."""
     model = tiny("Gemma2", initializer_range=0.02)
@@ -265,6 +268,7 @@ def test_each_embedding_in_front_of_a_norm():
     assert found(model, torch.arange(10)) == [("rows", "0.weight")]
 
 
+@pytest.mark.slow
 def test_other_factors_need_room_for_rounding_in_float32_norms():
     model = tiny("Qwen3")
     tokens = tokens_of()
@@ -337,6 +341,7 @@ def test_also_when_the_run_raises(last):
     assert state(model) == before
 
 
+@pytest.mark.slow
 def test_a_rotary_embedding_that_grows_during_the_run():
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = tiny("Qwen3", max_position_embeddings=8, rope_parameters=rope)

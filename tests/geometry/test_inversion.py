@@ -245,6 +245,7 @@ def test_idempotence_at_the_zero_row():
     assert idempotence(zero, NormSpec(eps=0.0)).isnan()
 
 
+@pytest.mark.slow
 @given(
     scale=st.floats(1e-3, 1e3),
     shift=st.floats(-1e3, 1e3),

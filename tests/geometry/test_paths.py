@@ -100,6 +100,7 @@ def test_exponential_against_the_geodesic_equation():
 unit_interval = st.floats(0, 1, allow_subnormal=False)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 9), st.integers(0, 1000), st.floats(1e-12, 3.14), st.floats(1e-100, 1e100))
 def test_logarithm_is_undone_by_exponential(n, seed, angle, radius):
     generator = torch.Generator().manual_seed(seed)
@@ -116,6 +117,7 @@ def test_logarithm_is_undone_by_exponential(n, seed, angle, radius):
     assert float(back.norm()) == pytest.approx(float(geodesic_distance(x, y)), rel=8 * UNIT)
 
 
+@pytest.mark.slow
 @given(unit_interval)
 def test_interpolation_divides_the_distance(share):
     x, y = pairs()

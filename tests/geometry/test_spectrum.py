@@ -29,6 +29,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99), st.integers(2, 12))
 def test_spectrum_is_that_of_the_dense_jacobian(spec, seed, n):
     x, _, _ = arguments(spec, seed=seed, features=n)
@@ -45,6 +46,7 @@ def test_spectrum_is_that_of_the_dense_jacobian(spec, seed, n):
     assert_close(determinant, torch.linalg.det(matrix), units=64, length=n, terms=size[:, 0] ** n)
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99))
 def test_one_feature_has_one_singular_value(spec, seed):
     spec = spec.replace(correction=0)
@@ -146,6 +148,7 @@ def test_undefined_is_nan_in_its_own_row():
         assert norm.isnan().tolist() == [True, False]
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99), st.integers(2, 12))
 def test_norm_is_the_largest_stretch(spec, seed, n):
     x, weight, _ = arguments(spec, seed=seed, features=n)
@@ -158,6 +161,7 @@ def test_norm_is_the_largest_stretch(spec, seed, n):
     assert (stretch <= norm[:, None] + 1e-12 * size[:, None]).all()
 
 
+@pytest.mark.slow
 @given(ANY_SPEC, st.integers(0, 99), st.integers(1, 12))
 def test_bound_holds(spec, seed, n):
     spec = spec.replace(correction=0) if n == 1 else spec

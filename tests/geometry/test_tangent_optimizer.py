@@ -220,6 +220,7 @@ def test_the_direction_after_one_step_is_that_of_adamp(make, axes):
     assert_close(weight, expected * shrink, length=weight.numel())
 
 
+@pytest.mark.slow
 def test_a_step_of_sgd_is_geoopts_on_the_unit_sphere():
     import geoopt
 

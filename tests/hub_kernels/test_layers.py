@@ -115,6 +115,7 @@ def test_what_no_spec_describes_keeps_its_own_forward(exchanged, calls):
     assert calls == []
 
 
+@pytest.mark.slow
 def test_under_torch_compile(exchanged):
     module = exchanged(drawn(LlamaRMSNorm(N)))
     x = torch.randn(4, N)

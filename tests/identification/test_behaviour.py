@@ -246,6 +246,7 @@ class Clamped(nn.Module):
         return self.bounded(F.rms_norm(x, (16,), eps=1e-6), self.weight)
 
 
+@pytest.mark.slow
 def test_a_gain_is_also_held_against_the_parameters_it_has():
     module = Clamped(lambda normalized, weight: normalized * weight.clamp(max=2.0), 3.0)
     passport = identify(module, 16)

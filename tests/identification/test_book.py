@@ -74,6 +74,7 @@ def test_the_digests_of_parameters_survive_the_file(book: PassportBook, tmp_path
     assert [digest == other for digest, other in zip(digests, others, strict=True)] == [False, True]
 
 
+@pytest.mark.slow
 def test_the_same_model_gives_the_same_bytes(book: PassportBook, tmp_path: Path) -> None:
     one, two = book.write(tmp_path / "one.json"), surveyed(stack()).write(tmp_path / "two.json")
     assert one.read_bytes() == two.read_bytes()

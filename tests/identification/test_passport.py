@@ -85,6 +85,7 @@ def test_a_passport_without_a_formula_cannot_be_called():
         nk.identify(nn.GELU(), 8)(torch.randn(2, 8))
 
 
+@pytest.mark.slow
 def test_parameters_are_told_apart_by_their_digest():
     one, other = nn.LayerNorm(8), nn.LayerNorm(8)
     with torch.no_grad():

@@ -55,6 +55,7 @@ def wanted(kind, placement, eps):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eps", "wide"), diagonal([1e-12, 1e-8, 1e-6, 1e-5, 1e-3], [True, False]))
 def test_all_is_found_in_bfloat16(eps, wide):
     for kind, placement in itertools.product(("layer", "rms", "l2", "bessel"), ("inside", "outside", "clamp")):
@@ -64,6 +65,7 @@ def test_all_is_found_in_bfloat16(eps, wide):
         assert passport.dtype == "bfloat16"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eps", "wide"), diagonal([1e-12, 1e-8, 1e-6, 1e-5, 1e-3], [True, False]))
 def test_in_float16_all_is_found_or_open(eps, wide):
     for kind, placement in itertools.product(("layer", "rms", "l2", "bessel"), ("inside", "outside", "clamp")):

@@ -60,6 +60,7 @@ def test_every_program_is_told_from_the_others(casts, output_dtype):
     assert opened(found) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_the_offset_of_a_short_weight_is_drawn_often_enough(seed):
     # One draw of four entries loses no bit to the offset in one case of three.

@@ -67,6 +67,7 @@ def test_what_is_inferred(inferred: Baseline) -> None:
     assert inferred.others == ()
 
 
+@pytest.mark.slow
 def test_what_the_config_says_is_what_is_meant() -> None:
     broken = faults.wrong_eps(gpt2())
     inspection, intent = inspected(broken), stock_intent(broken)
@@ -77,6 +78,7 @@ def test_what_the_config_says_is_what_is_meant() -> None:
     assert rules_of(inspection) == rules_of(inspected(broken, declared)) == ["A1"]
 
 
+@pytest.mark.slow
 def test_a_first_run_writes_and_later_runs_are_held_to_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "intent.json"
     assert rules_of(inspected(Own(), path)) == []
@@ -88,6 +90,7 @@ def test_a_first_run_writes_and_later_runs_are_held_to_it(tmp_path: Path) -> Non
     assert path.read_bytes() == written
 
 
+@pytest.mark.slow
 def test_a_config_that_drifts_from_the_declaration_is_found() -> None:
     model = gpt2()
     declared = baseline.infer(inspected(model), stock_intent(model))

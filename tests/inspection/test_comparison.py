@@ -119,6 +119,7 @@ def test_an_unbiased_variance_in_one_norm(port: nn.Module, stock: nn.Module, bat
     assert observed.effects[0].worst == pytest.approx(0.0079, rel=0.5)
 
 
+@pytest.mark.slow
 def test_an_offset_that_the_port_missed(twins: dict[str, nn.Module], batch: dict[str, Tensor]) -> None:
     path = "model.layers.2.input_layernorm"
     right = replaced(copy.deepcopy(twins["rmsnorm"]), path, lambda norm: Offset(norm, 1.0))
@@ -132,6 +133,7 @@ def test_an_offset_that_the_port_missed(twins: dict[str, nn.Module], batch: dict
     assert found.changed[0].observed.effects[0].median > 0.3
 
 
+@pytest.mark.slow
 def test_an_offset_that_is_in_the_weights_already_does_nothing_to_the_numbers(
     twins: dict[str, nn.Module], batch: dict[str, Tensor]
 ) -> None:
@@ -194,6 +196,7 @@ def test_the_same_formula_computed_otherwise_is_rounding(
     assert 0 < found.divergence.largest < 1e-4
 
 
+@pytest.mark.slow
 def test_sixteen_bits_have_their_own_effect(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
     found = compare(faults.wrong_eps(port.bfloat16()), copy.deepcopy(stock).bfloat16(), batch)
     observed = found.changed[0].observed

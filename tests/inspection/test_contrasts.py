@@ -85,6 +85,7 @@ def read_back(model: nn.Module, batch: dict[str, Tensor]) -> PassportBook:
     return PassportBook.from_json(json.loads(json_text(book.to_json())))
 
 
+@pytest.mark.slow
 def test_a_file_tells_what_a_model_tells_but_where_it_begins(
     port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]
 ) -> None:

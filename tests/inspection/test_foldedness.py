@@ -156,6 +156,7 @@ def test_writers_that_were_centred_are_told_in_every_dtype(dtype: torch.dtype) -
     assert max(centre.values()) < 1e-4 / 64
 
 
+@pytest.mark.slow
 def test_a_layer_norm_that_became_an_rmsnorm_counts_as_one() -> None:
     model = twin("layernorm")
     nk.fold(model, operations=["rms"], untie=True)
@@ -270,6 +271,7 @@ def test_codes_of_a_quantised_model_are_not_taken_for_weights() -> None:
     assert unknown.startswith("model.layers.0.self_attn.o_proj.weight is torch.int8")
 
 
+@pytest.mark.slow
 def test_an_inspection_tells_it_and_says_where_it_cannot() -> None:
     known = nk.inspect(twin("rmsnorm"), text_batch())
     assert known.foldedness == found(twin("rmsnorm"))

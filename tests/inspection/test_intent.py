@@ -178,6 +178,7 @@ def test_a_model_of_seven_billion_parameters_takes_no_memory():
     assert len(stock_intent(model).specs) == 65
 
 
+@pytest.mark.slow
 def test_transformers_is_not_imported_for_other_models():
     script = (
         "import sys, torch; from normkit.inspection.intent import stock_intent; "

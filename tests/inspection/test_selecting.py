@@ -129,6 +129,7 @@ def test_rows_of_more_features_than_there_are_rows():
     assert judged(nn.Sequential(Bare()), x[None])[0].before == on_hull(flat, PLACES) < 1.0
 
 
+@pytest.mark.slow
 def test_padding_is_no_key():
     model, x = Model(), torch.randn(1, TOKENS, WIDTH)
     mask = torch.ones(1, TOKENS + 9, dtype=torch.bool)
@@ -152,6 +153,7 @@ def test_keys_of_another_length_than_the_mask_are_not_judged():
     assert judged(model, x)[0].keys == TOKENS // 2
 
 
+@pytest.mark.slow
 def test_the_first_256_keys_of_a_long_text():
     model, x = Model(1), torch.randn(1, 300, WIDTH)
     assert judged(model, x)[0].keys == 256
@@ -203,6 +205,7 @@ def test_where_keys_may_come_from_elsewhere_the_rows_before_are_unknown():
     assert len(found[0].heads) == HEADS
 
 
+@pytest.mark.slow
 def test_a_large_model_has_some_heads_tried_spread_over_its_calls(monkeypatch):
     model, x = Model(5), torch.randn(1, TOKENS, WIDTH)
     whole = {one.path: dict(one.heads) for one in judged(model, x)}
@@ -252,6 +255,7 @@ def test_progress_counts_the_calls():
     assert told == [(0, 3), (1, 3), (2, 3)]
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was():
     model, x = Model(), torch.randn(1, TOKENS, WIDTH)
     expected, state = model(x), torch.get_rng_state()

@@ -196,6 +196,7 @@ def running():
     return model, run, find_sites(model, trace(model, run))[0]
 
 
+@pytest.mark.slow
 def test_every_kind_of_site_is_captured(running):
     model, run, sites = running
     assert [site.path for site in sites] == [

@@ -174,6 +174,7 @@ def test_one_feature(dtype, shape):
     assert normkit.normalize(case.x, bessel).isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("sizes", [(1, 1_000_003), (3, 100_000)])

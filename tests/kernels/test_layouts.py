@@ -60,6 +60,7 @@ for kernels_missing in (calls._kernels_missing, "not wanted"):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_bits_do_not_depend_on_the_process():
     """With kernels and without."""
@@ -213,6 +214,7 @@ def test_rows_more_than_two_billion_numbers_apart(name):
 if cpu.load() is None:
     # The reference would need 70 GB for this.
     @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_more_than_two_billion_elements():
         """Overlapping windows are the input and what is upstream: only the results take memory, 4.3 GB each.
 

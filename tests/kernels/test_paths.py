@@ -76,6 +76,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", OTHERS)
 def test_the_contract_holds_on_every_path(path):
@@ -100,6 +101,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "seed"), [(path, seed) for seed, path in enumerate(PATHS, 1)])
 def test_no_arguments_crash_or_are_computed_wrong(path, seed):
@@ -112,6 +114,7 @@ def test_a_crash_would_be_seen():
     assert run("auto", "import ctypes; ctypes.string_at(0)")[0].returncode < 0
 
 
+@pytest.mark.slow
 def test_a_path_is_the_one_that_is_asked_for():
     """The process that is forked has not chosen one before."""
     program = "from normkit.kernels import cpu; print(cpu.choice(), cpu.load() or cpu.instructions())"

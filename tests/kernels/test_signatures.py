@@ -13,6 +13,7 @@ from normkit.kernels import signatures
 from normkit.kernels.signatures import BITS, SIGNATURES, Conventions, unpacked
 
 
+@pytest.mark.slow
 @given(st.tuples(*(st.integers(0, 2**bits - 1) for bits in BITS)))
 def test_conventions_come_back(values):
     conventions = Conventions(*values)

@@ -50,6 +50,7 @@ def _named(family: Any) -> list[str]:
     return [name for entry in entries for name in entry.only]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_missing_key_means_what_transformers_takes(name):
     family, config = catalogue.family(name), config_class(name)

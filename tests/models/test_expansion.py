@@ -53,6 +53,7 @@ def test_every_tensor_in_memory_is_declared_and_every_norm_is_found(family, tied
     assert graph_of(model, names).norms == graph.norms
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", RECIPES)
 def test_names_on_disk_give_the_same_graph_but_for_those_names(family, tmp_path):
     model, _ = tiny(family)
@@ -77,6 +78,7 @@ def test_flags_that_change_the_tensors_are_followed(family, flags):
     assert {norm.module for norm in graph_of(model).norms} == set(norms(model))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", RECIPES)
 def test_every_class_of_a_family_is_described(family):
     for name in classes(family):
@@ -88,6 +90,7 @@ def test_every_class_of_a_family_is_described(family):
         assert bool(heads) != bool(graph.returned), name
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", RECIPES)
 def test_a_tensor_that_is_missing_or_left_over_is_named(family):
     model, _ = tiny(family)

@@ -176,6 +176,7 @@ def compiled_cases():
         yield pytest.param(road, name, transform, order, marks=() if is_quick else pytest.mark.slow)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("called")
 @pytest.mark.parametrize(("called", "name", "transform", "order"), [*compiled_cases()], indirect=["called"])
 def test_compiled_transforms_give_the_right_values(name, transform, order):

@@ -49,6 +49,7 @@ def launches(found):
     return [node for node in found["nodes"] if "triton_kernel_wrapper" in node]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("operator", "name"),
     [
@@ -101,6 +102,7 @@ normkit.normalize(torch.randn(3, 8), normkit.specs.NANOCHAT, out=torch.empty(3, 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("use", "expected"), [(USE, "False"), ("import triton.language", "True")])
 def test_norms_on_the_cpu_import_no_triton(use, expected):
     """Forward, backward, added and in place; that it can fail is the second case."""
@@ -128,6 +130,7 @@ class FakeOperators:
         return ("rows", *arguments)
 
 
+@pytest.mark.slow
 def test_the_compiler_is_still_served_on_the_cpu():
     """In a process whose Triton is the interpreter."""
     torch._dynamo.reset()

@@ -147,6 +147,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive
 def test_as_it_comes_it_is_small_enough_for_a_page(tmp_path):
     """A norm of four stages; one of three has fewer frames."""
     cloud = np.random.default_rng(1).normal(size=(40, 3))

@@ -9,6 +9,7 @@ from normkit.plots import theme
 from normkit.plots.epsilons import two_epsilons
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "scheme"), diagonal(["svg", "png", "pdf"], ["light", "dark"]))
 def test_a_second_drawing_has_the_same_bytes(kind, scheme):
     def once():
@@ -21,6 +22,7 @@ def test_a_second_drawing_has_the_same_bytes(kind, scheme):
     assert drawing.file(kind) == first
 
 
+@pytest.mark.slow
 def test_files_hold_title_and_caption_and_no_date():
     drawing = two_epsilons()
     svg = drawing.file("svg").decode()
@@ -35,6 +37,7 @@ def test_files_hold_title_and_caption_and_no_date():
     assert "date" not in svg.lower().replace("updated", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_ground_of_a_file_is_that_of_its_scheme_to_the_edge(scheme):
     with theme.style(scheme):
@@ -50,6 +53,7 @@ def without_ids(svg):
     return re.sub(r"two-epsilons-[mp][0-9a-f]{10}", "", svg)
 
 
+@pytest.mark.slow
 def test_a_dark_drawing_stands_in_a_page_like_a_light_one():
     with theme.style("dark"):
         dark = two_epsilons()
@@ -57,6 +61,7 @@ def test_a_dark_drawing_stands_in_a_page_like_a_light_one():
     assert without_ids(dark.svg()) == without_ids(two_epsilons().svg())
 
 
+@pytest.mark.slow
 def test_writing_a_file_leaves_the_figure_as_it_was():
     drawing = two_epsilons()
     before = without_ids(drawing.svg())

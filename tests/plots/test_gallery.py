@@ -27,6 +27,7 @@ def light(twins):
         return [(drawing, drawing.svg()) for drawing in (draw() for draw in gallery(twins))]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_every_figure_draws_with_words_and_a_name_of_its_own(twins, light, scheme):
     with theme.style(scheme):
@@ -53,12 +54,14 @@ def test_figures_of_the_two_models_say_which(twins, light):
     assert middle.path in drawings["interlacing"].caption
 
 
+@pytest.mark.exhaustive
 def test_the_data_are_fixed(twins, light):
     torch.manual_seed(1)
     for (_, svg), second in zip(light, gallery(twins), strict=True):
         assert svg == second().svg()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "scheme"), [("svg", "light"), ("png", "dark"), ("pdf", "light")])
 def test_files_of_a_second_run_have_the_same_bytes(twins, kind, scheme):
     """A third of the figures in each format: all of them are held to their data above."""

@@ -132,6 +132,7 @@ def broken(site):
     return dataclasses.replace(site, input=worst, gain=gain)
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_leave_gaps(healthy):
     attention = dataclasses.replace(
         healthy.attentions[0], bound=math.inf, sampled_max=math.nan, entropy=math.nan, entropy_min=math.nan
@@ -143,12 +144,14 @@ def test_numbers_that_are_not_finite_leave_gaps(healthy):
             assert "nan" not in drawing.svg().lower()
 
 
+@pytest.mark.slow
 def test_an_svg_of_twelve_layers_weighs_at_most_40_kb(twelve):
     sizes = {drawing.name: len(drawing.svg().encode()) for drawing in drawings(twelve)}
     assert len(sizes) == 6
     assert max(sizes.values()) <= 40_000, sizes
 
 
+@pytest.mark.slow
 def test_a_hundred_layers_stay_within_the_figure(long):
     for drawing in drawings(long):
         drawing.figure.draw_without_rendering()

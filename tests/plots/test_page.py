@@ -36,6 +36,7 @@ def text(drawings):
     return page('Figures & <"more">', drawings, [["a.svg", "a-dark.svg"], ["b.svg"]])
 
 
+@pytest.mark.slow
 def test_captions_are_text_and_alternative_text(text, drawings):
     labels = [attributes["aria-label"] for attributes in Elements(text).attributes("svg")]
     assert labels == [f"{drawing.caption} {drawing.description}" for drawing in drawings]
@@ -65,6 +66,7 @@ def test_both_schemes_stand_in_one_page(text):
     assert "prefers-color-scheme: dark" in text
 
 
+@pytest.mark.slow
 def test_ids_are_unique_and_the_bytes_repeat(text, drawings):
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))

@@ -45,6 +45,7 @@ def test_both_schemes_name_the_same_colours_and_no_colour_twice():
     assert len(set(theme.LIGHT.values())) == len(theme.LIGHT)
 
 
+@pytest.mark.slow
 def test_every_colour_of_a_figure_for_a_page_is_a_variable(faulty):
     for drawing in drawings(faulty):
         svg = drawing.svg()
@@ -65,6 +66,7 @@ def test_a_scheme_holds_inside_its_style_and_inner_styles_keep_it():
     assert theme.scheme() == "light"
 
 
+@pytest.mark.slow
 def test_every_figure_of_an_inspection_can_be_dark(faulty):
     with theme.style("dark"):
         dark = drawings(faulty)
@@ -84,6 +86,7 @@ def test_numbers_that_a_reader_reads_keep_their_digits():
     assert re.findall(r"<[^>]*\d\.\d{3,}[^>]*>", svg) == []
 
 
+@pytest.mark.slow
 def test_figures_leave_the_settings_of_matplotlib_alone(healthy):
     from matplotlib import rcParams
 
@@ -104,6 +107,7 @@ print(hashlib.sha256(text.encode()).hexdigest())
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_another_process_draws_the_same_bytes(healthy, monkeypatch):
     # Another order of sets than here, where it is random.

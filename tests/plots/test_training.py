@@ -17,6 +17,7 @@ def labels(drawing):
     return [text.get_text() for legend in drawing.figure.legends for text in legend.get_texts()]
 
 
+@pytest.mark.slow
 def test_a_run_brings_its_figures_first(healthy):
     names = [drawing.name for drawing in drawings(watched(healthy, imagined_runs.spike))]
     assert names[:4] == ["run-timeline", "run-depth", "run-drift", "input-scale"]
@@ -79,6 +80,7 @@ def test_the_z_score_stands_under_the_loss(healthy):
     )
 
 
+@pytest.mark.slow
 def test_numbers_that_are_none_are_crosses_and_nothing_else_is_no_figure(healthy):
     short = run_timeline(watched(healthy, imagined_runs.short))
     assert "The gradient norm goes from 2.50 at step 0 to inf at step 2, with a peak" not in short.description

@@ -63,6 +63,7 @@ def page(faulty):
     return Page(rendered(faulty))
 
 
+@pytest.mark.slow
 def test_elements_are_nested_and_closed(page):
     assert page.open == []
 
@@ -132,6 +133,7 @@ def test_both_schemes_are_defined_from_the_one_palette(page):
     assert used <= {*theme.LIGHT, "text", "code"}
 
 
+@pytest.mark.slow
 def test_hostile_strings_are_text_only(hostile):
     text = rendered(hostile)
     page = Page(text)
@@ -179,6 +181,7 @@ def test_the_geometry_of_norms_and_keys_has_a_section(page):
     assert "62.5 %" in cells
 
 
+@pytest.mark.slow
 def test_how_far_from_folded_has_a_section_where_it_was_asked(gauged, page):
     assert {"href": "#folding"} not in page.named("a")
     assert "folding" not in {attrs.get("id") for _, attrs in page.elements}
@@ -192,6 +195,7 @@ def test_how_far_from_folded_has_a_section_where_it_was_asked(gauged, page):
     assert "How far the weights are from folded and centred is read off them" in known.text("li")
 
 
+@pytest.mark.slow
 def test_why_it_is_not_known_how_far_from_folded_is_told(healthy):
     unknown = Page(rendered(dataclasses.replace(healthy, foldedness_unknown="its family is not declared")))
     assert "Not known: its family is not declared." in unknown.text("p")
@@ -203,6 +207,7 @@ def watched(inspection, kind, *arguments):
     return dataclasses.replace(inspection, training=kind(inspection, *arguments))
 
 
+@pytest.mark.slow
 def test_a_run_comes_first_after_the_verdict_then_findings_then_figures(faulty):
     page = Page(rendered(watched(faulty, imagined_runs.spike)))
     named = [attrs["aria-labelledby"] for tag, attrs in page.elements if tag in ("section", "article")]
@@ -232,6 +237,7 @@ def test_a_run_leaves_no_id_twice_and_headings_in_order(faulty):
     assert page.open == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -253,6 +259,7 @@ def test_every_run_of_a_real_model_has_a_page_with_the_same_bytes(tiny, kind):
     assert ("What happened" in page.text("h2")) == (kind in (imagined_runs.broken, imagined_runs.bare))
 
 
+@pytest.mark.slow
 def test_a_run_without_sampled_rows_has_no_section_of_geometry(empty, tiny):
     assert 'id="geometry"' in rendered(empty)
     sites = tuple(dataclasses.replace(site, geometry=None) for site in tiny.sites)
@@ -262,6 +269,7 @@ def test_a_run_without_sampled_rows_has_no_section_of_geometry(empty, tiny):
     assert 'href="#geometry"' not in text
 
 
+@pytest.mark.slow
 def test_a_run_with_hostile_strings_is_text_only(hostile):
     text = rendered(watched(hostile, imagined_runs.hostile, hostile.model.name))
     page = Page(text)
@@ -284,6 +292,7 @@ def test_numbers_in_tables_can_be_sorted_by_value(page):
     assert rms[0] == pytest.approx(0.12)
 
 
+@pytest.mark.slow
 def test_the_same_inspection_gives_the_same_bytes(faulty):
     assert html.render(faulty) == rendered(faulty)
 
@@ -321,6 +330,7 @@ def test_without_matplotlib_the_page_says_so_and_is_whole(faulty, monkeypatch):
     assert len(page.named("table")) == 5
 
 
+@pytest.mark.slow
 def test_a_written_page_is_the_rendered_one(faulty, tmp_path):
     path = faulty.write_html(tmp_path / "new" / "report.html")
     assert path.read_text(encoding="utf-8") == rendered(faulty)
@@ -328,6 +338,7 @@ def test_a_written_page_is_the_rendered_one(faulty, tmp_path):
         html.write(faulty, path / "below" / "a file.html")
 
 
+@pytest.mark.slow
 def test_a_notebook_gets_the_page_in_a_sandbox(hostile):
     frame = Page(hostile._repr_html_())
     (tag, attrs), *others = frame.elements

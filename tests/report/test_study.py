@@ -97,6 +97,7 @@ def test_findings_of_the_probe_are_counted_by_arm():
     assert fact.label == "no finding"
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_escaped_and_repeats_its_bytes(tmp_path):
     result = invented(1.5, 2.0, 1.25)
     page = write(result, tmp_path)

@@ -29,6 +29,7 @@ def test_a_formula_is_named_by_what_is_unusual_about_it(spec, name):
     assert formula_name(spec) == name
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_printed_text_moves_no_cursor_and_can_be_written(text):
     shown = printable(text)

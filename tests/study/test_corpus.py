@@ -9,6 +9,7 @@ def library():
     return corpus.read()
 
 
+@pytest.mark.slow
 def test_the_library_is_listed_the_same_twice(library):
     first, second = library, corpus.read()
     assert first == second

@@ -82,6 +82,7 @@ def test_a_run_that_diverged_stays_so(tmp_path):
     assert state(again) == state(model)
 
 
+@pytest.mark.slow
 def test_it_is_kept_by_steps_by_seconds_and_at_the_end(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr("normkit.study.keeping.write_bytes", lambda path, _content: written.append(path))

@@ -40,6 +40,7 @@ def test_settings_by_their_kind():
     assert isinstance(lab.number("layers"), float)
 
 
+@pytest.mark.slow
 def test_it_trains_as_the_loop_does_bit_for_bit():
     plain, model, told = transformer(), transformer(), []
     points = train(plain, RECIPE, batches(), next_token_loss)
@@ -72,6 +73,7 @@ def test_a_fault_in_training_is_in_its_findings():
     assert any("blocks.1.attention.branch" in each["sites"] for each in run.findings)
 
 
+@pytest.mark.slow
 def test_runs_of_an_arm_are_kept_apart_and_continued(tmp_path):
     def both(lab):
         models = [Model(), Model()]
@@ -101,6 +103,7 @@ def test_runs_of_an_arm_are_kept_apart_and_continued(tmp_path):
     assert left == pytest.approx([3 / 6, 4 / 6, 5 / 6, 1.0])
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_name_are_one_line(tmp_path):
     lab = laboratory(keep=tmp_path)
     lab.train(transformer(), RECIPE, batches(), next_token_loss)

@@ -18,6 +18,7 @@ def build(**choices):
     return Transformer(TransformerConfig(vocabulary=128, context=8, width=16, heads=2, **choices), seed=0)
 
 
+@pytest.mark.slow
 def test_they_are_those_of_inspect_as_a_user_calls_it():
     model = build(layers=4)
     with torch.no_grad():
@@ -33,6 +34,7 @@ def test_they_are_those_of_inspect_as_a_user_calls_it():
     assert json.loads(json.dumps(found)) == list(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", "post", "peri", "output"])
 def test_a_healthy_model_has_no_finding_before_and_after_training(placement):
     model = build(layers=3, placement=placement)

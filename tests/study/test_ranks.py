@@ -99,6 +99,7 @@ def shared(tmp_path_factory):
     return [json.loads(path.read_text()) for path in found], alone, folder
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"), [("float64", torch.float64), ("float32", torch.float32), ("batched", torch.float64)]

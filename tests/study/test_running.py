@@ -244,6 +244,7 @@ def whole(tmp_path_factory) -> bytes:
     return results(folder)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "kills"), [(1, 10), (2, 1)])
 def test_killed_at_any_time_it_goes_on_to_the_same_bytes(tmp_path, whole, jobs, kills):

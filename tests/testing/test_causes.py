@@ -16,6 +16,7 @@ LAYER = specs.TORCH_LAYER_NORM
 RMS = specs.OLMO2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "change", "check", "expected", "found"),
     [
@@ -47,6 +48,7 @@ def test_a_convention_is_named_alone(asked, change, check, expected, found):
     assert found in seen.found
 
 
+@pytest.mark.slow
 def test_an_eps_in_other_words_is_the_same_eps():
     # 1e-6 under a mean of 48 squares is 4.8e-5 under their sum.
     mean = nk.Norm(RMS, N)

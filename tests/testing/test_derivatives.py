@@ -91,6 +91,7 @@ def test_wrong_derivatives(norm, spec, checks, words):
     assert all(words in violation.found for violation in found)
 
 
+@pytest.mark.slow
 def test_the_rows_are_many():
     [seen] = violations(Spoilt("gain summed in 16 bits"), specs.TORCH_LAYER_NORM)
     assert "over 65,520 rows" in seen.found

@@ -23,6 +23,7 @@ def without_times(text: str) -> str:
     return re.sub(r" in \d+\.\d+s", " in a while", text).rstrip()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_pytest_says_what_the_page_shows(tmp_path) -> None:
     for name, text in FILES.items():

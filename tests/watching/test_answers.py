@@ -109,6 +109,7 @@ def test_nan_that_a_norm_was_given_is_not_its_fault():
     assert verdicts(told(healthy(), found("E3"), sites=(made,)))[NORM] == "yes"
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_too_high():
     run = trained(Tiny(), learning_rate=9e-2)
     findings, _ = check(facts(run))

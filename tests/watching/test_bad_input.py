@@ -44,6 +44,7 @@ def interrupted(run: Run) -> None:
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "kind"),
     [(raised_by_the_model, IndexError), (raised_by_a_hook, StopError), (interrupted, KeyboardInterrupt)],
@@ -261,6 +262,7 @@ def test_a_watch_that_begins_in_inference_mode_can_measure():
     assert run.watch.inspection().sites[0].calls == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_no_smaller_batch_is_found_on_all_of_it():
     class Fixed(Transformer):
         def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -356,6 +358,7 @@ class Widened(nn.Module):
         return x.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_default_dtype_changes_nothing(dtype: torch.dtype):
     """8 of 1001 rows of an attention cannot be counted in bfloat16."""

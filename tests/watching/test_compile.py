@@ -145,6 +145,7 @@ def one_norm() -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.LayerNorm(8), nn.Linear(8, VOCABULARY))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
 def test_inductor_counts_alike():
@@ -156,6 +157,7 @@ def test_inductor_counts_alike():
 
 @pytest.mark.slow
 # Traced with its model, a checkpoint is the same operator of either kind.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("way", "kind"), [("whole", "not re-entrant"), ("blocks", "re-entrant"), ("blocks", "not re-entrant")]
 )
@@ -189,6 +191,7 @@ def test_shapes_that_change_are_two_graphs_and_counted_alike():
     assert_counted_alike(run, eager(Run(Small), 5, body=body))
 
 
+@pytest.mark.slow
 def test_a_model_compiled_too_early_is_told_of_in_one_line():
     run = Run(Small)
     call = torch.compile(run.model, backend="eager")
@@ -198,6 +201,7 @@ def test_a_model_compiled_too_early_is_told_of_in_one_line():
     assert f"0 of 2 norms and blocks were seen in the first step: {SEEN_NEVER}" in run.said[0]
 
 
+@pytest.mark.slow
 def test_blocks_compiled_too_early_are_told_of_in_one_line():
     run = Run(Small)
     run.model.blocks[0].compile(backend="eager")
@@ -243,6 +247,7 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**sizes, **layers, use_cache=False))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [gpt_2, llama])
 def test_models_of_transformers_are_two_graphs_and_count_alike(build: Callable[[], nn.Module]):

@@ -12,6 +12,7 @@ from normkit.watching.journal import Journal
 from small_training import Run
 
 
+@pytest.mark.slow
 def test_each_report_is_one_line_and_the_end_a_page(tmp_path: Path):
     run = Run().go(steps=5, out=tmp_path / "new")
     lines = [json.loads(line) for line in (tmp_path / "new" / "history.jsonl").read_text().splitlines()]
@@ -22,6 +23,7 @@ def test_each_report_is_one_line_and_the_end_a_page(tmp_path: Path):
     assert "</html>" in (tmp_path / "new" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_line_holds_headroom_and_z_score(tmp_path: Path):
     inspection = Run().go(steps=18, every=17, out=tmp_path).watch.inspection()
     line = json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1])

@@ -53,6 +53,7 @@ def test_blocks_follow_each_other_and_attentions_have_their_heads():
         assert each.uniform_entropy == pytest.approx(sum(math.log(keys) for keys in range(1, 9)) / 8)
 
 
+@pytest.mark.slow
 def test_a_watched_norm_is_an_inspected_norm():
     """At evaluation mode, where a watch and an inspection see the same rows."""
     run = Run()

@@ -73,6 +73,7 @@ def test_a_survey_leaves_model_and_random_numbers_as_they_were():
     assert order[-1] == "norm"
 
 
+@pytest.mark.slow
 def test_calls_inside_a_norm_are_not_those_of_the_module_around_it():
     """A module that normalizes queries calls the same function as the attention does for its keys."""
     model = Transformer(in_modules=True)

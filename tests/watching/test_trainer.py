@@ -82,6 +82,7 @@ def values(training: Training, quantity: Quantity) -> tuple[float, ...]:
     return next((series.values for series in training.of(quantity)), ())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "accumulated" else pytest.mark.slow) for name in WAYS]
 )
@@ -103,6 +104,7 @@ def test_a_trainer_trains_the_same_with_a_watch(name: str, tmp_path: Path) -> No
         assert [line[2:4] for line in fingerprint(model)] == [line[2:4] for line in hooks]
 
 
+@pytest.mark.slow
 def test_a_loss_that_the_trainer_computes_is_not_seen_and_gradients_are(tmp_path: Path) -> None:
     callback = WatchCallback(every=2)
     trainer = trained(tmp_path, callback, label_smoothing_factor=0.1)
@@ -119,6 +121,7 @@ class Bypassing(Trainer):
         return (output.loss, output) if return_outputs else output.loss
 
 
+@pytest.mark.slow
 def test_gradients_seen_after_clipping_are_remarked(tmp_path: Path) -> None:
     said: list[str] = []
     batch = {"input_ids": texts(2)[0]["input_ids"][None]}
@@ -221,6 +224,7 @@ def test_a_training_that_raises_is_closed_at_the_end_of_a_block(tmp_path: Path) 
         unused.inspection()
 
 
+@pytest.mark.slow
 def test_a_training_that_raises_is_closed_when_the_callback_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +238,7 @@ def test_a_training_that_raises_is_closed_when_the_callback_is_gone(
     assert reasons == ["the training did not come to its end"]
 
 
+@pytest.mark.slow
 def test_where_nan_began_is_said_at_its_step(tmp_path: Path) -> None:
     said: list[str] = []
     callback = WatchCallback(every=2, say=said.append)

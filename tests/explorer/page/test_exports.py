@@ -124,6 +124,7 @@ def test_the_clip_is_one_run_of_the_timeline(quick_clip):
     assert page.evaluate("normkitExplorer.store.get().stage") == 1.25
 
 
+@pytest.mark.exhaustive
 def test_the_browser_plays_the_clip(quick_clip):
     content = taken(quick_clip, "webm").path().read_bytes()
     shape = quick_clip.evaluate(

@@ -30,6 +30,7 @@ def of(inspection, rule):
     return next((found for found in inspection.findings if found.rule == rule), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "power"), [(WrongPower, -3), (InverseRoot, 2)])
 def test_a_wrong_power(models, inspected, status, norm, power):
     assert status(inspected(gpt2(models)), "A5") == "clean"
@@ -57,6 +58,7 @@ def test_what_is_no_norm_has_no_power(models, inspected, status):
     assert status(inspected(model), "A5") == "clean"
 
 
+@pytest.mark.slow
 def test_a_variance_that_cancels(models, inspected, finding, status):
     assert status(inspected(gpt2(models)), "A9") == "clean"
     found = finding(inspected(gpt2(models, CancellingVariance(64))), "A9")
@@ -64,12 +66,14 @@ def test_a_variance_that_cancels(models, inspected, finding, status):
     assert "E[x^2] - E[x]^2" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_variance_that_cancels_at_what_enters_is_an_error(models, inspected):
     model = models.plain(CancellingVariance)
     model.embedding.weight.data += 1000.0
     assert of(inspected(model), "A9").severity == "error"
 
 
+@pytest.mark.slow
 def test_a_mean_that_takes_the_digits_of_any_variance(models, inspected, status):
     model = models.plain()
     model.embedding.weight.data += 2000.0
@@ -82,6 +86,7 @@ def test_a_mean_that_takes_the_digits_of_any_variance(models, inspected, status)
     assert status(inspected(rms), "A9") == "clean"
 
 
+@pytest.mark.slow
 def test_a_mean_counts_sooner_in_16_bits(models, inspected, status):
     model = models.plain()
     model.embedding.weight.data += 15.0
@@ -89,6 +94,7 @@ def test_a_mean_counts_sooner_in_16_bits(models, inspected, status):
     assert of(inspected(model.bfloat16()), "A9").severity == "warning"
 
 
+@pytest.mark.slow
 def test_constant_rows_that_come_out_nan(models, inspected, finding, status):
     assert status(inspected(gpt2(models)), "A10") == "clean"
     found = finding(inspected(gpt2(models, NegativeVariance(64, eps=1e-12))), "A10")
@@ -96,6 +102,7 @@ def test_constant_rows_that_come_out_nan(models, inspected, finding, status):
     assert "a row of one number leaves as NaN" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_zero_rows_are_an_error_where_they_enter(models, inspected):
     bare = models.plain(NoEps)
     assert of(inspected(bare), "A10").severity == "note"
@@ -113,6 +120,7 @@ def test_zero_rows_with_an_eps_are_clean(models, inspected, status):
     assert status(inspection, "A10") == "clean"
 
 
+@pytest.mark.slow
 def test_no_eps_where_the_config_has_one_is_a_warning(models, inspected):
     model = models.tiny("Llama", layers=2)
     model.model.norm = NoEps(64)

@@ -49,6 +49,7 @@ def test_a_norm_over_tokens_among_norms_over_features(models, inspected, norm, a
     assert found.evidence[0].startswith(f"blocks.1.norm_2: its rows are {axes}; those of 6 other norms are along")
 
 
+@pytest.mark.slow
 def test_groups_of_features_against_the_config(models, inspected):
     class Groups(nn.Module):
         def forward(self, x):
@@ -61,6 +62,7 @@ def test_groups_of_features_against_the_config(models, inspected):
     assert found.evidence[0].endswith("its rows are along axis -1, in 2 groups, declared are along axis -1")
 
 
+@pytest.mark.slow
 def test_other_axes_than_those_of_the_baseline(models, inspected):
     model = models.plain(OverTokens)
     first = inspected(model)
@@ -71,6 +73,7 @@ def test_other_axes_than_those_of_the_baseline(models, inspected):
     assert len(found.sites) == 7
 
 
+@pytest.mark.slow
 def test_rows_that_no_spec_describes(models, inspected, finding, status):
     class OverHeads(nn.Module):
         """Of (batch, token, head, feature), over the heads."""
@@ -125,6 +128,7 @@ def headed(models, together):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Olmo2", "Qwen3", "GPT2"])
 def test_query_norms_of_stock_classes_are_as_declared(models, inspected, status, family):
     options = {"head_dim": 16} if family == "Qwen3" else {}
@@ -138,6 +142,7 @@ class AllHeads(Qwen3RMSNorm):
         return self.weight * (x / (x.square().mean((-2, -1), keepdim=True) + self.variance_epsilon).sqrt())
 
 
+@pytest.mark.slow
 def test_heads_mixed_where_the_config_takes_them_one_by_one(models, inspected):
     model = models.tiny("Qwen3", head_dim=16)
     model.model.layers[1].self_attn.k_norm = AllHeads(16, 1e-6)
@@ -146,6 +151,7 @@ def test_heads_mixed_where_the_config_takes_them_one_by_one(models, inspected):
     assert found.evidence == ("model.layers.1.self_attn.k_norm: a row holds 4 heads of 16 features, declared is one",)
 
 
+@pytest.mark.slow
 def test_heads_taken_one_by_one_where_the_config_mixes_them(models, inspected):
     model = models.tiny("Olmo2")
     model.model.layers[1].self_attn = HeadByHead(model.config, 1).eval()
@@ -170,6 +176,7 @@ def test_what_else_a_row_holds_is_no_head(models, inspected, facts_of, axes, of_
     assert (found is not None) == of_heads
 
 
+@pytest.mark.slow
 def test_heads_against_a_baseline(models, inspected, finding, status):
     together, apart = headed(models, together=True), headed(models, together=False)
     assert status(inspected(together), "C2") == "not checked"

@@ -42,6 +42,7 @@ def of(inspection, rule):
     return next((found for found in inspection.findings if found.rule == rule), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "severity"), [(torch.float32, "note"), (torch.bfloat16, "warning")])
 def test_another_order_of_casts(models, inspected, status, dtype, severity):
     assert status(inspected(llama(models).to(dtype)), "E1") == "clean"
@@ -58,6 +59,7 @@ def test_without_a_config_no_order_is_meant(models, inspected, status):
     assert status(inspected(models.plain()), "E1") == "not checked"
 
 
+@pytest.mark.slow
 def test_the_order_of_an_earlier_run_is_meant(models, inspected, facts_of):
     model, other = models.plain(LlamaWithEps), models.plain(MultiplyThenCast)
     first = baseline.infer(inspected(model))
@@ -69,6 +71,7 @@ def test_the_order_of_an_earlier_run_is_meant(models, inspected, facts_of):
     assert CASTS.check(replace(facts, passports=passports, baseline=baseline.infer(inspection))) is None
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_for_the_models_rows(models, inspected, finding, status):
     assert status(inspected(models.plain(lambda width: WrongForManyRows(width, by=1.0))), "E5") == "clean"
     found = finding(inspected(models.plain(WrongForManyRows)), "E5")
@@ -77,6 +80,7 @@ def test_a_kernel_that_is_wrong_for_the_models_rows(models, inspected, finding, 
     assert "1 % of the row's largest" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_norm_of_no_known_formula(models, inspected, finding):
     class Longer(LlamaWithEps):
         def forward(self, x):
@@ -122,6 +126,7 @@ def test_an_output_that_is_multiplied(models, inspected, by, severity):
         assert found.evidence == (line,)
 
 
+@pytest.mark.slow
 def test_a_factor_is_held_against_the_declared_one(models, inspected, finding):
     model = models.plain(Scaled)
     assert "E5" not in [found.rule for found in inspected(model).findings]
@@ -167,6 +172,7 @@ class Promoting(nn.Module):
         return self.weight * (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
+@pytest.mark.slow
 def test_a_dtype_that_changes(models, inspected, status):
     assert status(inspected(models.plain(Promoting).bfloat16()), "E6") == "clean"
     found = of(inspected(mixed(models, Promoting)), "E6")
@@ -174,6 +180,7 @@ def test_a_dtype_that_changes(models, inspected, status):
     assert "bfloat16 enters, float32 leaves, bfloat16 is expected" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_dtype_that_changes_where_the_config_keeps_it(models, inspected, status):
     gemma = models.tiny("Gemma", layers=2, head_dim=16).bfloat16()
     assert status(inspected(gemma), "E6") == "clean"
@@ -191,6 +198,7 @@ def test_a_dtype_that_changes_as_the_configs_class_does_is_clean(models, inspect
     assert status(inspection, "E6") == "clean"
 
 
+@pytest.mark.slow
 def test_a_dtype_that_changed_since_an_earlier_run(models, inspected, facts_of):
     model = models.plain(Promoting).bfloat16()
     first = baseline.infer(inspected(model))

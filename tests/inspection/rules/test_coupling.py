@@ -127,6 +127,7 @@ def test_samples_that_are_coupled_in_evaluation(models, inspected, finding):
     assert found.measured == "1 norm that couples the samples of a batch"
 
 
+@pytest.mark.slow
 def test_a_batch_norm_couples_samples_in_training_by_design(models, inspected, finding):
     inspection = inspected(models.plain(BatchNorm))
     found = finding(inspection, "C5")

@@ -15,6 +15,7 @@ from watched_runs import block, calm, facts, series, site, training
 IDLE, GRADIENTS = RULES
 
 
+@pytest.mark.slow
 def test_blocks_that_hand_their_stream_on(models, inspected, finding, status):
     model = models.train(models.tiny("GPT2", layers=4))
     assert status(inspected(model), "F3") == "clean"
@@ -39,6 +40,7 @@ def test_branches_that_start_at_zero_are_a_note(models, inspected):
     assert found.severity == "note"
 
 
+@pytest.mark.slow
 def test_what_may_be_untrained_is_a_note(models, inspected, facts_of):
     idle = tuple(block(index, branch_share=0.0, cosine=1.0) for index in range(4))
     model = models.train(models.tiny("GPT2"))

@@ -26,6 +26,7 @@ def test_a_healthy_run_is_clean(rule):
     assert outcome is None or isinstance(outcome, NotChecked)
 
 
+@pytest.mark.slow
 def test_a_bad_batch_is_a_spike():
     def poisoned(step, targets):
         return torch.randint(VOCABULARY, targets.shape) if step == 110 else targets

@@ -39,6 +39,7 @@ def test_large_logits(models, inspected, healthy, finding, status, felt, severit
     assert ("critical" in found.measured) == (felt > 1e4)
 
 
+@pytest.mark.slow
 def test_spreads_that_healthy_models_reach_are_clean(models, inspected, healthy, status):
     model = models.tiny("GPT2")
     # The largest seen in a healthy trained model is 45, in Qwen2.5-Coder 0.5B.
@@ -63,6 +64,7 @@ def test_far_logits_that_share_the_weight_are_clean(healthy, models, facts_of):
     assert LOGITS.check(replace(facts, attentions=shared)) is None
 
 
+@pytest.mark.slow
 def test_sharp_attention_alone_is_clean(models, inspected, facts_of):
     model = models.tiny("GPT2")
     facts = facts_of(inspected(model, tokens=128), model)
@@ -130,6 +132,7 @@ class _Residual(nn.Module):
         return x + self.branch(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [4, 12])
 def test_variance_that_doubles_at_every_block(inspected, finding, status, layers):
     found = finding(inspected(Stack(nn.Identity, layers)), "F2")
@@ -146,12 +149,14 @@ def test_variance_that_rises_in_a_straight_line_is_clean(inspected, status):
     assert status(inspected(model), "F2") == "clean"
 
 
+@pytest.mark.slow
 def test_a_stream_that_starts_small_is_clean(inspected, status):
     model = Stack(nn.LayerNorm, 12)
     model.embedding.weight.data *= 0.01
     assert status(inspected(model), "F2") == "clean"
 
 
+@pytest.mark.slow
 def test_weights_that_grow_with_depth_behind_norms(inspected, finding):
     model = Stack(nn.LayerNorm, 12)
     for index, block in enumerate(model.blocks):

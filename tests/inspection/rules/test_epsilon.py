@@ -23,6 +23,7 @@ def of(inspection, rule):
     return next((found for found in inspection.findings if found.rule == rule), None)
 
 
+@pytest.mark.slow
 def test_eps_as_a_lower_bound(models, inspected, finding, status):
     assert status(inspected(llama(models)), "A3") == "clean"
     found = finding(inspected(llama(models, EpsAsClamp(64))), "A3")
@@ -36,6 +37,7 @@ def test_a_lower_bound_that_rows_feel_is_an_error(models, inspected, finding):
     assert "shortens the output to" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_lower_bound_by_design_is_a_note(models, inspected):
     found = of(inspected(models.plain(EpsAsClamp)), "A3")
     assert (found.severity, len(found.sites)) == ("note", 7)
@@ -44,6 +46,7 @@ def test_a_lower_bound_by_design_is_a_note(models, inspected):
     assert "of the rows lie below it" in " ".join(felt.evidence)
 
 
+@pytest.mark.slow
 def test_no_eps(models, inspected, finding):
     found = finding(inspected(llama(models, NoEps(64))), "A3")
     assert (found.severity, found.sites) == ("warning", (PATH,))
@@ -51,6 +54,7 @@ def test_no_eps(models, inspected, finding):
     assert of(inspected(models.plain(NoEps)), "A3").severity == "note"
 
 
+@pytest.mark.slow
 def test_an_eps_that_follows_the_dtype(models, inspected, finding, status):
     assert status(inspected(llama(models)), "A6") == "clean"
     wide = finding(inspected(llama(models, EpsOfTheDtype(64))), "A6")
@@ -61,6 +65,7 @@ def test_an_eps_that_follows_the_dtype(models, inspected, finding, status):
     assert "eps is 0.00781 in bfloat16" in half.evidence[0]
 
 
+@pytest.mark.slow
 def test_torchs_default_eps_is_a_note_unless_the_config_has_it(models, inspected, status):
     found = of(inspected(models.plain(nn.RMSNorm)), "A6")
     assert (found.severity, len(found.sites)) == ("note", 7)
@@ -69,6 +74,7 @@ def test_torchs_default_eps_is_a_note_unless_the_config_has_it(models, inspected
     assert status(inspected(models.tiny("NanoChat", layers=2)), "A6") == "clean"
 
 
+@pytest.mark.slow
 def test_an_eps_lost_in_float16(models, inspected, status):
     small = llama(models, EpsThatUnderflows(64, eps=1e-8), rms_norm_eps=1e-8)
     wide = of(inspected(small), "A7")
@@ -81,6 +87,7 @@ def test_an_eps_lost_in_float16(models, inspected, status):
     assert of(inspected(large), "A7") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eps", "severity"), [(1e-5, "warning"), (1e-3, "error")])
 def test_an_eps_under_a_rescale(models, inspected, status, eps, severity):
     found = of(inspected(models.plain(lambda width: Rescaled(width, eps=eps))), "A8")

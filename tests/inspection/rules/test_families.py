@@ -37,6 +37,7 @@ def assert_checked(inspection):
     assert all(left.values())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in DECODERS]
 )
@@ -51,6 +52,7 @@ def test_decoders_in_bfloat16(models, inspected, family):
     assert_clean(inspected(models.tiny(family, layers=2, **DECODERS[family]).bfloat16()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["GPT2", "Llama", "Gemma", "Olmo2"])
 def test_deep_and_narrow_decoders(models, inspected, family):

@@ -42,6 +42,7 @@ def set_eps(model, path, eps):
     return model
 
 
+@pytest.mark.slow
 def test_one_norm_with_another_eps_is_named(models, inspected, finding, status):
     assert status(inspected(models.tiny("GPT2")), "A1") == "clean"
     found = finding(inspected(set_eps(models.tiny("GPT2"), "transformer.h.1.ln_2", 1e-2)), "A1")
@@ -63,6 +64,7 @@ def test_severity_follows_the_effect_at_the_observed_scale(models, inspected, he
     assert (found.severity, found.sites) == (severity, (path,))
 
 
+@pytest.mark.slow
 def test_a_smaller_eps_lengthens(models, inspected, finding):
     found = finding(
         inspected(set_eps(models.tiny("GPT2", layer_norm_epsilon=1e-3), "transformer.h.0.ln_1", 1e-9)), "A1"
@@ -89,6 +91,7 @@ def test_the_worst_norm_is_told_first(models, inspected, finding):
     assert found.evidence[0].startswith("transformer.h.2.ln_2:")
 
 
+@pytest.mark.slow
 def test_without_a_config_only_what_enters_counts(models, inspected, finding):
     inspection = inspected(models.plain())
     check = next(check for check in inspection.checks if check.rule == "A1")
@@ -101,6 +104,7 @@ def test_without_a_config_only_what_enters_counts(models, inspected, finding):
     assert finding(inspected(smaller), "A1").severity == "error"
 
 
+@pytest.mark.slow
 def test_the_configs_own_eps_may_shorten_an_untrained_model(models, inspected, status, finding):
     untrained = inspected(models.tiny("GPT2", layer_norm_epsilon=0.1))
     assert status(untrained, "A1") == "finding"
@@ -116,6 +120,7 @@ def test_tokens_with_a_zero_embedding_are_no_short_rows(models, inspected, facts
     assert isinstance(WRONG_EPS.check(facts_of(inspection, model)), NotChecked)
 
 
+@pytest.mark.slow
 def test_eps_outside_the_root(models, inspected, finding, status):
     model = models.tiny("GPT2")
     model.transformer.h[1].ln_1 = OutsideNorm(64)
@@ -131,11 +136,13 @@ def test_eps_outside_the_root_that_shortens_is_an_error(models, inspected, findi
     assert (found.severity, found.sites) == ("error", ("transformer.h.0.ln_1",))
 
 
+@pytest.mark.slow
 def test_eps_outside_the_root_without_a_config(models, inspected, finding, status):
     assert finding(inspected(models.plain(OutsideNorm)), "A2").severity == "warning"
     assert status(inspected(models.plain()), "A2") == "clean"
 
 
+@pytest.mark.slow
 def test_eps_outside_the_root_by_intent_is_clean(models, inspected, facts_of):
     model = models.tiny("GPT2")
     model.transformer.ln_f = OutsideNorm(64)
@@ -145,6 +152,7 @@ def test_eps_outside_the_root_by_intent_is_clean(models, inspected, facts_of):
     assert EPS_OUTSIDE.check(replace(facts, intent=replace(facts.intent, specs=outside))) is None
 
 
+@pytest.mark.slow
 def test_unbiased_variance(models, inspected, finding, status):
     model = models.tiny("GPT2")
     model.transformer.h[2].ln_2 = UnbiasedNorm(64)
@@ -154,6 +162,7 @@ def test_unbiased_variance(models, inspected, finding, status):
     assert status(inspected(models.tiny("GPT2")), "A4") == "clean"
 
 
+@pytest.mark.slow
 def test_unbiased_variance_without_a_config(models, inspected, finding, status):
     assert finding(inspected(models.plain(UnbiasedNorm)), "A4").severity == "warning"
     assert status(inspected(models.plain()), "A4") == "clean"
@@ -170,6 +179,7 @@ def test_unbiased_variance_by_intent_is_clean_and_its_absence_is_not(models, ins
     assert "divides by n;" in hit.evidence[0]
 
 
+@pytest.mark.slow
 def test_an_intent_file_is_named_where_it_says_what_is_meant(models, inspected, finding, status):
     model = models.plain()
     declared = infer(inspected(model), source="intent.json")

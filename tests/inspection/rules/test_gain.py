@@ -51,6 +51,7 @@ def ported(model, norm, offset=0.0):
     return model
 
 
+@pytest.mark.slow
 def test_a_port_that_misses_the_1(models, inspected, finding, status):
     gemma = models.train(models.tiny("Gemma", head_dim=16))
     assert status(inspected(gemma), "B1") == "clean"
@@ -61,12 +62,14 @@ def test_a_port_that_misses_the_1(models, inspected, finding, status):
     assert "the gain is the weight, the config says 1 + weight" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_one_norm_that_misses_the_1(models, inspected, finding):
     gemma = models.train(models.tiny("Gemma", head_dim=16))
     gemma.model.norm = PlainGain(gemma.model.norm.weight)
     assert finding(inspected(gemma), "B1").sites == ("model.norm",)
 
 
+@pytest.mark.slow
 def test_a_port_that_keeps_the_1_in_the_weights(models, inspected, finding, status):
     trained = ported(models.train(models.tiny("Gemma", head_dim=16)), PlainGain, offset=1.0)
     assert finding(inspected(trained), "B1").severity == "warning"
@@ -74,6 +77,7 @@ def test_a_port_that_keeps_the_1_in_the_weights(models, inspected, finding, stat
     assert status(inspected(fresh), "B1") == "clean"
 
 
+@pytest.mark.slow
 def test_weights_that_lack_the_1(models, inspected, finding, status):
     llama = models.train(models.tiny("Llama"))
     assert status(inspected(llama), "B1") == "clean"
@@ -92,6 +96,7 @@ def test_untrained_weights_that_lack_the_1(models, inspected, finding):
     assert finding(inspected(shift(models.tiny("Llama"), -1.0)), "B1").severity == "error"
 
 
+@pytest.mark.slow
 def test_a_1_too_many(models, inspected, finding, status):
     gemma = models.train(models.tiny("Gemma", head_dim=16))
     assert status(inspected(gemma), "B2") == "clean"
@@ -100,6 +105,7 @@ def test_a_1_too_many(models, inspected, finding, status):
     assert "the gain is 2 + weight, the config says 1 + weight" in found.evidence[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", [True, False])
 def test_weights_that_contain_the_1_already(models, inspected, finding, trained):
     gemma = models.tiny("Gemma", head_dim=16)
@@ -111,6 +117,7 @@ def test_a_family_that_starts_at_2_is_clean(models, inspected, status):
     assert status(inspected(models.tiny("Nemotron")), "B2") == "clean"
 
 
+@pytest.mark.slow
 def test_a_family_that_starts_at_2_and_was_trained(models, inspected, finding, status):
     nemotron = models.train(models.tiny("Nemotron"))
     assert status(inspected(nemotron), "B2") == "clean"
@@ -121,6 +128,7 @@ def test_a_family_that_starts_at_2_and_was_trained(models, inspected, finding, s
     assert "weights contain the 1" in finding(inspected(nemotron), "B2").measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "rule", "found"), [(PlainGain, "B1", "the weight"), (DoubledGain, "B2", "2 + weight")]
 )
@@ -160,6 +168,7 @@ def of(inspection, rule):
     return next((found for found in inspection.findings if found.rule == rule), None)
 
 
+@pytest.mark.slow
 def test_a_1_that_is_added_in_16_bits(models, inspected, status):
     gemma = models.train(models.tiny("Gemma", layers=2, head_dim=16)).bfloat16()
     assert status(inspected(gemma), "B3") == "clean"
@@ -176,6 +185,7 @@ def test_a_1_that_would_round_in_16_bits_is_a_note(models, inspected):
     assert (found.severity, found.measured.partition("; ")[2]) == ("note", "in 16 bits it would round")
 
 
+@pytest.mark.slow
 def test_a_family_that_adds_in_the_weights_dtype_is_clean(models, inspected, status):
     nemotron = models.tiny("Nemotron", layers=2)
     with torch.no_grad():
@@ -197,6 +207,7 @@ def reset(model, *paths):
     return model
 
 
+@pytest.mark.slow
 def test_one_norm_that_was_never_loaded(models, inspected, finding, status):
     trained = models.train(models.tiny("GPT2"))
     assert status(inspected(trained), "B6") == "clean"
@@ -235,6 +246,7 @@ def test_a_gain_that_is_made_in_another_way_is_another_rules(models, inspected, 
     assert "its gain is no such" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_in_16_bit_a_gain_can_stay_at_1(models, inspected, finding):
     trained = models.train(models.tiny("Llama")).bfloat16()
     assert finding(inspected(reset(trained, "model.norm")), "B6").severity == "warning"
@@ -246,6 +258,7 @@ def test_a_bias_alone_at_its_start_is_clean(models, inspected, status):
     assert status(inspected(trained), "B6") == "clean"
 
 
+@pytest.mark.slow
 def test_untrained_or_mostly_untrained_models_are_clean(models, inspected, status):
     assert status(inspected(models.tiny("GPT2")), "B6") == "clean"
     paths = [
@@ -254,6 +267,7 @@ def test_untrained_or_mostly_untrained_models_are_clean(models, inspected, statu
     assert status(inspected(reset(models.train(models.tiny("Llama")), *paths)), "B6") == "clean"
 
 
+@pytest.mark.slow
 def test_norms_without_parameters_do_not_count(models, inspected, status):
     olmo = models.tiny("Olmo")
     assert all(site.gain is None for site in inspected(olmo).sites)

@@ -110,6 +110,7 @@ def draw(model, path, mean=0.0, spread=0.02):
     return model
 
 
+@pytest.mark.slow
 def test_one_gain_that_was_initialised_as_a_matrix(models, inspected, finding, status):
     assert status(inspected(models.tiny("GPT2")), "B5") == "clean"
     found = finding(inspected(draw(models.tiny("GPT2"), "transformer.h.1.ln_1")), "B5")
@@ -126,6 +127,7 @@ def test_all_gains_initialised_as_matrices_need_no_config(models, inspected, fin
     assert (found.severity, len(found.sites)) == ("error", 7)
 
 
+@pytest.mark.slow
 def test_gains_that_start_elsewhere_by_design(models, inspected, status):
     assert status(inspected(models.tiny("Nemotron")), "B5") == "clean"
     plain = models.plain()
@@ -200,6 +202,7 @@ def test_a_gain_with_an_offset_decays_to_1(run, models):
     assert "pulls it to 1" in hit.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_frozen_norm(run, models):
     assert STILL.check(run(models.plain())) is None
     model = models.plain()
@@ -243,6 +246,7 @@ def test_without_a_run_there_is_nothing_to_check(models, inspected, facts_of, ru
     assert rule.check(facts_of(inspected(model), model)) is NO_RUN
 
 
+@pytest.mark.slow
 def test_torchs_layer_norm_in_bfloat16(models, inspected, status, facts_of):
     inspection = inspected(models.plain().bfloat16())
     found = of(inspection, "B9")

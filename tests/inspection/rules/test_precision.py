@@ -30,6 +30,7 @@ def narrowed(model, path="model.layers.1.input_layernorm"):
     return model
 
 
+@pytest.mark.slow
 def test_statistics_in_bfloat16(models, inspected, finding, status):
     assert status(inspected(models.tiny("Llama").bfloat16()), "E2") == "clean"
     found = finding(inspected(narrowed(models.tiny("Llama").bfloat16())), "E2")
@@ -37,6 +38,7 @@ def test_statistics_in_bfloat16(models, inspected, finding, status):
     assert "the squares of 64 features are summed in bfloat16" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_sum_of_squares_near_overflow(models, inspected, finding):
     model = narrowed(models.tiny("Llama"), "model.norm").half()
     # An embedding of rms 25 sums up to 64 * 25**2 = 40000, 0.7 bits below 65504.
@@ -45,6 +47,7 @@ def test_a_sum_of_squares_near_overflow(models, inspected, finding):
     assert (found.severity, found.sites) == ("error", ("model.norm",))
 
 
+@pytest.mark.slow
 def test_in_float32_narrow_statistics_are_a_note_where_the_config_tells(models, inspected, status):
     inspection = inspected(narrowed(models.tiny("Llama")))
     assert status(inspection, "E2") == "finding"
@@ -60,6 +63,7 @@ def test_narrow_statistics_by_intent_are_clean_in_float32(models, inspected, fac
     assert NARROW.check(replace(facts, intent=replace(facts.intent, specs=narrow))) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("largest", "severity"), [(20_000, "warning"), (50_000, "error")])
 def test_little_room_in_float16(models, inspected, finding, status, largest, severity):
     model = models.tiny("Llama").half()
@@ -76,6 +80,7 @@ def test_the_same_numbers_have_room_in_bfloat16(models, inspected, status):
     assert status(inspected(model), "E3") == "clean"
 
 
+@pytest.mark.slow
 def test_nan_in_a_gain_names_the_first_mover(models, inspected, finding):
     model = models.tiny("GPT2")
     model.transformer.h[1].ln_1.weight.data[3] = math.nan

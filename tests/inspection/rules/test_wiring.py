@@ -47,6 +47,7 @@ def placed(models, post):
 # D2.
 
 
+@pytest.mark.slow
 def test_a_norm_on_the_branch_where_post_was_meant(models, inspected, finding, status):
     post, branch = placed(models, post=True), placed(models, post=False)
     assert status(inspected(branch), "D2") == "not checked"
@@ -74,6 +75,7 @@ class Shared(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_called_twice_in_a_block(models, inspected, finding, status):
     model = models.plain()
     assert status(inspected(model), "D4") == "clean"
@@ -96,6 +98,7 @@ def test_a_norm_that_is_called_more_often_than_declared(models, inspected, findi
     )
 
 
+@pytest.mark.slow
 def test_two_norms_of_the_config_that_are_one(models, inspected, finding, status):
     model = models.tiny("Llama")
     assert status(inspected(model), "D4") == "clean"
@@ -117,6 +120,7 @@ def test_two_modules_with_one_weight(models, inspected, finding):
     assert found.evidence[0] == "blocks.0.norm_1: shares its parameters with blocks.0.norm_2"
 
 
+@pytest.mark.slow
 def test_parallel_branches_and_repeated_blocks_share_by_design(models, inspected, status):
     assert status(inspected(models.tiny("Cohere")), "D4") == "clean"
     model = models.plain()
@@ -127,6 +131,7 @@ def test_parallel_branches_and_repeated_blocks_share_by_design(models, inspected
 # D5.
 
 
+@pytest.mark.slow
 def test_a_norm_of_normalized_rows_in_a_block(models, inspected, finding, status):
     model = models.plain()
     assert status(inspected(model), "D5") == "clean"
@@ -138,6 +143,7 @@ def test_a_norm_of_normalized_rows_in_a_block(models, inspected, finding, status
     assert status(inspected(model, intent=infer(inspection)), "D5") == "clean"
 
 
+@pytest.mark.slow
 def test_a_norm_behind_that_of_the_embedding_is_worth_a_note(models, inspected, status):
     model = models.plain()
     model.embedding = nn.Sequential(model.embedding, nn.LayerNorm(WIDTH))
@@ -176,6 +182,7 @@ class InPlace(nn.Module):
         return rows.to(x.dtype) * self.weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "severity"), [(torch.float32, "error"), (torch.bfloat16, "warning")])
 def test_a_norm_that_overwrites_its_input(models, inspected, dtype, severity):
     model = models.plain()

@@ -126,6 +126,7 @@ def test_sums_of_one_sign(monkeypatch, name, dtype, rows):
     check(FULL[name], case._replace(x=x.to(case.x.dtype), dy=torch.rand(rows, 6).to(case.dy.dtype) + 1.0))
 
 
+@pytest.mark.slow
 def test_the_lines_that_programs_leave_are_added_in_float64():
     of = program(*plan(specs.TORCH_LAYER_NORM)[1:4], 6, *[torch.float32] * 4)
     sums = torch.rand(2, 2000, 6, dtype=torch.float64, device=DEVICE) + 1.0

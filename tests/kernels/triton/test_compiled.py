@@ -63,6 +63,7 @@ def figures(tmp_path_factory):
     return json.loads(ran.stdout)
 
 
+@pytest.mark.exhaustive
 def test_all_kernels_of_whole_rows_compile_for_each_architecture(figures):
     for arch in (80, 90, 100):
         assert {f"layer_norm 4096 sm_{arch} {name}" for name in ("normalize_rows", "differentiate")} <= figures.keys()

@@ -124,6 +124,7 @@ def tiles():
     return json.loads(result.stdout)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("which", ["1000 torch.bfloat16", "24 torch.float32"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_the_order_of_sums_follows_from_width_and_dtype(tiles, which, direction):

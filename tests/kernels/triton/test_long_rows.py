@@ -30,6 +30,7 @@ def cut(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("sizes", [(5, 300), (3, 65)])
 @pytest.mark.parametrize(("name", "dtype"), THREE)
@@ -64,6 +65,7 @@ def test_a_row_whose_first_piece_has_another_mean(drift, size):
     assert_within(normkit.normalize(x.to(DEVICE), spec).cpu(), true, row_terms(true, spec), 4, "y")
 
 
+@pytest.mark.slow
 def test_a_row_of_16_bits_whose_first_piece_has_another_mean(monkeypatch):
     """One reading would lose what 64 pieces lie away from the first: a hundredth of the last bit, of many a tie."""
     cut_into(monkeypatch, Tiling(rows=1, columns=16, tiles=1, warps=1, stages=1, is_whole=False))
@@ -80,6 +82,7 @@ def test_a_large_mean(name, mean):
     assert_gradients(FULL[name], case)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("name", BARE)
 def test_rows_of_every_size_beside_each_other(name):
@@ -92,6 +95,7 @@ def test_rows_of_every_size_beside_each_other(name):
     assert_gradients(spec, moved(case))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 def test_nan_and_infinity_stay_in_their_row(odd):
@@ -107,6 +111,7 @@ def test_nan_and_infinity_stay_in_their_row(odd):
     assert ours.x[2].isnan().any()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("name", ["layer_norm"])
 def test_bits_follow_the_row_alone(name):

@@ -29,6 +29,7 @@ def test_names_of_arms_are_unique_and_follow_the_settings():
     assert len(STUDY.arms(STUDY.quick)) == 24 + 6 + 4 + 4 + 8 + 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_condition_but_those_of_sizes_left_out_finds_its_arms():
     lab = Laboratory(settings=TINY, seed=0)

@@ -58,6 +58,7 @@ def test_a_batch_norm_of_single_rows_stays_as_it_began():
     assert measured(batch_models.perceptron, norm="LayerNorm", batch=1)["trained"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["BatchNorm", "LayerNorm", "no norm"])
 def test_a_cnn_is_read_and_only_batch_norms_have_batch_variances(norm):
     result = measured(batch_models.convolutional, norm=norm, batch=2)
@@ -72,6 +73,7 @@ def test_a_recurrent_net_is_read_on_longer_sequences_too(norm, own):
     assert result["errors"][0] == result["error"]
 
 
+@pytest.mark.slow
 def test_statistics_of_single_times_are_other_statistics():
     own, shared = (measured(batch_models.recurrent, norm="BatchNorm", own_statistics=own) for own in (True, False))
     # In training both use the batch's; the running ones tell them apart.

@@ -101,6 +101,7 @@ def test_deep_arms_are_deep():
     assert len(named) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LayerNorm", "16 directions", "centring only, deep"])
 def test_an_arm_is_measured_alike_each_time(name):
     arm = next(arm for arm in arms(TINY) if arm.name == name)

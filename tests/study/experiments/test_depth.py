@@ -29,6 +29,7 @@ def measured():
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
+@pytest.mark.slow
 def test_every_variant_is_measured_at_every_depth_and_two_are_trained(measured):
     assert set(measured[0]) == {
         *VARIANTS,
@@ -60,6 +61,7 @@ def test_the_variants_are_what_their_names_say():
     assert not any("norm" in path for path, _ in plain.named_parameters())
 
 
+@pytest.mark.slow
 def test_an_arm_depends_on_its_seed_alone(measured):
     arm = next(arm for arm in STUDY.arms(TINY) if arm.name == "no norm, 4 layers trained")
     again = STUDY.measure(Laboratory(settings=TINY, seed=0), arm)

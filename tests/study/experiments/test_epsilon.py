@@ -15,6 +15,7 @@ def measured():
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "kept"),
     [

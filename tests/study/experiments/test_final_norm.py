@@ -26,6 +26,7 @@ def measured():
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
+@pytest.mark.slow
 def test_a_final_norm_after_post_norm_changes_nothing_at_the_start(measured):
     with_norm, without = (measured[0][f"post, {words}"] for words in ("final norm", "none"))
     # The second norm divides by the root of 1 + 1e-5 of a mean square of 1.

@@ -64,6 +64,7 @@ def test_a_deep_model_at_its_start_depends_on_scale_without_a_norm():
     assert "losses" not in with_norm
 
 
+@pytest.mark.slow
 def test_gradient_descent_lengthens_weights_before_a_norm_as_squares_add_up():
     found = measured("gradient descent")
     assert [path.rsplit(".", 2)[-2] for paths in found["groups"] for path in paths] == ["out", "out", "down", "down"]

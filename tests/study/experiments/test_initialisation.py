@@ -15,6 +15,7 @@ def measured():
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
+@pytest.mark.slow
 def test_every_start_is_trained(measured):
     assert tuple(measured[0]) == SHALLOW + DEEP
     assert all(len(arm["losses"]) == 2 for arm in measured[0].values())

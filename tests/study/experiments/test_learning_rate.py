@@ -112,6 +112,7 @@ def test_the_largest_score_is_that_of_the_attention():
     assert _largest_score(model, ids) is None
 
 
+@pytest.mark.slow
 def test_each_arm_gives_what_the_charts_need(measured):
     loss, scores, blocks = STUDY.charts(TINY, measured)
     assert [len(line.y) for line in loss.panels[0][1]] == [2, 2, 2]

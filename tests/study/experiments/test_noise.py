@@ -101,6 +101,7 @@ def test_nets_are_observed_at_one_rate_which_is_always_there(rates):
     assert all(other["at"] == [] for other in others)
 
 
+@pytest.mark.slow
 def test_arms_start_from_the_same_weights_and_see_the_same_batches():
     lab = Laboratory(settings={**TINY, "steps": 1}, seed=0)
     first = {arm.name: STUDY.measure(lab, arm)["losses"][0] for arm in STUDY.arms(TINY)}

@@ -23,6 +23,7 @@ def measured():
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
+@pytest.mark.slow
 def test_every_arm_is_trained(measured):
     assert tuple(measured[0]) == NAMES
     assert all(len(arm["losses"]) == 3 for arm in measured[0].values())
