@@ -94,6 +94,13 @@ class Dense(ChannelNorm):
         return super().forward(x).contiguous()
 
 
+class Summed(Square):
+    """A norm of the sum of its two inputs."""
+
+    def forward(self, x, residual):
+        return super().forward(x + residual)
+
+
 def find(module, paths=("a",), calls=None, **options):
     return Search(calls or {}).find(module, paths, **options)
 
@@ -143,6 +150,7 @@ def test_the_layout_of_the_output_is_found():
 LEFT = {
     "batch": (nn.BatchNorm2d(24), r"^batch: "),
     "optional gate": (Gated(24), r"^its forward also takes gate; give example inputs$"),
+    "sum": (Summed(24), r"it cannot be called with one tensor"),
     "fixed gain": (Fixed(24), r"^its gain is fixed"),
     "two layouts": (ByDimensions(24), r"^on inputs of two layouts it computes two things; give example inputs$"),
 }

@@ -149,9 +149,24 @@ def test_a_residual_that_is_added_first(both):
         return (y, total) if both else y
 
     passport = identify(add_norm, 32)
-    assert (passport.verdict, passport.spec) == ("norm", None)
+    assert (passport.verdict, passport.spec.replace(cast="late")) == ("norm", specs.NANOCHAT)
     value = passport.readings["residual"].value
     assert (value["argument"], value["spec"]["eps"]) == ("residual", 1e-6)
+    assert "residual is added to x before it is normalized" in passport.evidence[0]
+
+
+def test_the_norm_of_a_sum_has_its_weight():
+    class AddNorm(nn.RMSNorm):
+        def forward(self, x, residual):
+            return super().forward(x + residual)
+
+    module = AddNorm(32, eps=1e-6)
+    with torch.no_grad():
+        module.weight.uniform_(0.5, 1.5)
+    passport = identify(module, 32)
+    assert (passport.spec, passport.weight_name) == (specs.OLMO2, "weight")
+    x, residual = torch.randn(2, 3, 32)
+    torch.testing.assert_close(passport(x + residual), module(x, residual).detach())
 
 
 def test_a_block_that_ends_in_a_norm_is_not_adaptive():

@@ -296,22 +296,28 @@ def test_what_normalizes_otherwise_is_named():
         def forward(self, x, gate):
             return F.normalize(x, dim=-1) * gate.sigmoid()
 
+    class Summed(nn.Module):
+        def forward(self, x, residual):
+            total = x + residual
+            return total * (total.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
     class Mixed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.batch, self.magnitude, self.gated = nn.BatchNorm1d(8), ByMagnitude(), Gated()
+            self.batch, self.magnitude, self.gated, self.summed = nn.BatchNorm1d(8), ByMagnitude(), Gated(), Summed()
 
         def forward(self, x):
             x = self.magnitude(self.magnitude(self.batch(x)))
-            return self.gated(x, x)
+            return self.summed(self.gated(x, x), x)
 
     sites, unrecognised = sites_of(Mixed().eval(), torch.randn(4, 8))
     assert sites == ()
-    assert [other.path for other in unrecognised] == ["batch", "magnitude", "gated"]
+    assert [other.path for other in unrecognised] == ["batch", "magnitude", "gated", "summed"]
     reasons = [other.reason for other in unrecognised]
     assert reasons[0].startswith("BatchNorm1d: batch norm: in training mode")
     assert reasons[1].startswith("ByMagnitude: it does not grow with its input")
     assert reasons[2].startswith("Gated: gated norm: ")
+    assert reasons[3].startswith("Summed: residual is added to x before it is normalized")
     assert not any("\n" in reason for reason in reasons)
 
 

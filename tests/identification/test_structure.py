@@ -104,6 +104,75 @@ def test_a_gain_whose_entries_stand_in_several_parameters(numbers):
     torch.testing.assert_close(nk.identify(module, x.shape)(x), module(x), rtol=1e-5, atol=1e-5)
 
 
+class OneParameter(nn.Module):
+    """A norm of 12 features whose gain and bias are what `parts` takes out of one parameter."""
+
+    def __init__(self, sizes, parts):
+        super().__init__()
+        self.affine, self.parts = nn.Parameter(torch.rand(sizes) + 0.5), parts
+
+    def forward(self, x):
+        weight, bias = self.parts(self.affine)
+        return nn.functional.layer_norm(x, (12,)) * weight + bias
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts", "offset"),
+    [
+        (24, lambda affine: affine.chunk(2), 0.0),
+        ((2, 12), lambda affine: affine, 0.0),
+        ((12, 2), lambda affine: affine.unbind(1), 0.0),
+        (24, lambda affine: (1.0 + affine[:12], affine[12:]), 1.0),
+    ],
+)
+def test_gain_and_bias_in_one_parameter(sizes, parts, offset):
+    module = OneParameter(sizes, parts)
+    passport = nk.identify(module, (2, 3, 12))
+    assert (passport.spec.has_weight, passport.spec.has_bias, passport.spec.weight_offset) == (True, True, offset)
+    assert passport.undecidable == {}
+    assert passport.weight_name == passport.bias_name == "affine"
+    x = torch.randn(2, 3, 12)
+    torch.testing.assert_close(passport(x), module(x).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1,), ()])
+def test_one_number_as_the_gain_and_one_as_the_bias(sizes):
+    class Numbers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            # Through two draws of one number a straight line of the other always goes.
+            self.shift, self.scale = nn.Parameter(torch.zeros(sizes)), nn.Parameter(torch.ones(sizes))
+
+        def forward(self, x):
+            return self.scale * nn.functional.layer_norm(x, (12,)) + self.shift
+
+    found = recovered(Numbers(), (2, 12))
+    assert (found.gain.name, found.bias.name, found.spec) == ("scale", "shift", NormSpec(eps=0.0))
+
+
+@pytest.mark.parametrize(
+    ("norm", "rows"),
+    [
+        (lambda x: nn.functional.layer_norm(x.movedim(1, -1), x.shape[1:2]).movedim(-1, 1), "axis 1"),
+        (lambda x: nn.functional.group_norm(x, 4), "all axes but the first"),
+    ],
+)
+def test_a_gain_along_another_axis_than_a_spec_has_is_called_so(norm, rows):
+    class Last(nn.LayerNorm):
+        def forward(self, x):
+            return norm(x) * self.weight + self.bias
+
+    module = Last(12)
+    reason = f"its gain or bias lies along the last axis; of rows over {rows}, a spec's lies along axis 1"
+    with pytest.raises(structure.ComputedAffineError) as raised:
+        recovered(module, (2, 8, 12))
+    assert str(raised.value) == reason
+    # Of ones and zeros, what is left has a spec; else the reason is said once.
+    assert reason in nk.identify(module, (2, 8, 12)).evidence
+    nn.init.uniform_(module.weight)
+    assert nk.identify(module, (2, 8, 12)).evidence[0] == reason
+
+
 def test_one_number_as_the_gain():
     class ScaleNorm(nn.Module):
         def __init__(self):

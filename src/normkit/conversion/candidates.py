@@ -121,7 +121,7 @@ def _examined(module: nn.Module, shape: tuple[int, ...]) -> Finding:
 def _finding(module: nn.Module, seen: Examination) -> Finding:
     passport = seen.passport
     spec = passport.spec
-    if spec is None:
+    if spec is None or "residual" in passport.readings:
         if passport.verdict in _NO_NORMS:
             return Finding()
         kind = passport.readings.get("kind")

@@ -29,6 +29,14 @@ class Gathered:
         """The weight."""
         return torch.cat([parameters[name].flatten() for name in self.names])[self.index]
 
+    def set(self, parameters: Mapping[str, Tensor], value: float) -> None:
+        """Give every entry of the weight this value."""
+        entries = torch.cat([parameters[name].flatten() for name in self.names])
+        entries[self.index.flatten()] = value
+        sizes = [parameters[name].numel() for name in self.names]
+        for name, part in zip(self.names, entries.split(sizes), strict=True):
+            parameters[name].copy_(part.reshape(parameters[name].shape))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
@@ -54,6 +62,13 @@ class Part:
     def names(self) -> tuple[str, ...]:
         """The parameters that it follows."""
         return self.gathered.names if self.gathered is not None else () if self.name is None else (self.name,)
+
+    def set(self, parameters: Mapping[str, Tensor], value: float) -> None:
+        """Give every entry that it follows this value, and no other entry of these parameters."""
+        if self.name is not None:
+            parameters[self.name].fill_(value)
+        if self.gathered is not None:
+            self.gathered.set(parameters, value)
 
     @property
     def constant(self) -> float | None:

@@ -35,6 +35,8 @@ from normkit.spec import EpsPlacement, NormSpec
 
 _SEED = 0
 _RATE_NOISE = 0.02
+_LARGE = 64.0
+"""Trained gains are this large: one that is clamped below is no plain parameter."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,24 +140,24 @@ def examine(
             # The search has drawn other parameters.
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
             kind = kinds.second_look(fresh, small, generator, seen, _recovered)
-            passport = Passport(
-                verdict=kind.verdict,
-                spec=None,
-                readings={**kind.readings, **beside},
+            seen_alone = kind.norm or Passport(verdict=kind.verdict, spec=None, readings={}, dtype=_name(dtype))
+            affine = Affine(weight=seen_alone.weight_name, bias=seen_alone.bias_name)
+            acting = affine.of(_owner(norm)) if kind.norm else (kind.weight, kind.bias)
+            passport = replace(
+                seen_alone,
+                readings={**seen_alone.readings, **kind.readings, **beside},
                 shape=sizes,
-                dtype=_name(dtype),
-                weight=kind.weight,
-                bias=kind.bias,
+                weight=_kept(acting[0]),
+                bias=_kept(acting[1]),
             )
-            return Examination(passport=passport, shape=sizes, affine=Affine(), rate=0.0)
+            return Examination(passport=passport, shape=sizes, affine=affine, rate=0.0)
     acting = found.affine.of(_owner(norm))
-    own_weight, own_bias = (None if part is None else part.detach().clone() for part in acting)
     readings = {**found.passport.readings, **beside}
     if specimen.samples is not None:
         line = f"it takes batches of {specimen.samples} and no other size: other batches went in pieces of that size"
         line += ", so whether samples feel each other is not seen" if specimen.samples == 1 else ""
         readings["kind"] = replace(readings["kind"], evidence=(*readings["kind"].evidence, line))
-    passport = replace(found.passport, readings=readings, weight=own_weight, bias=own_bias)
+    passport = replace(found.passport, readings=readings, weight=_kept(acting[0]), bias=_kept(acting[1]))
     return replace(found, passport=passport)
 
 
@@ -170,7 +172,7 @@ def agrees(norm: nn.Module, known: Examination) -> bool:
             specimen = Specimen(norm, dtype=getattr(torch, known.passport.dtype))
             if not known.affine.names <= specimen.parameters.keys():
                 return False
-            error = disagreement(specimen, spec, known.affine, known.shape, generator, drawn=False)
+            error = disagreement(specimen, spec, known.affine, known.shape, generator, drawn=None)
             error = max(error, disagreement(specimen, spec, known.affine, known.shape, generator))
             rate = program.rate_of(specimen, spec, known.affine, known.shape, generator)
         except (UnrecognisedError, NormkitError, RuntimeError):
@@ -186,18 +188,21 @@ def disagreement(
     generator: torch.Generator,
     smallest: float | None = None,
     *,
-    drawn: bool = True,
+    drawn: float | None = _LARGE,
 ) -> float:
     """Largest error of a sample against the formula in float64, relative to the sample's length.
 
-    On random parameters, or on those it has: then samples with an output that is not finite are no test.
+    On random parameters of about so large a magnitude and either sign, or (None) on those it has: then samples with
+    an output that is not finite are no test.
 
     Samples: with a mean, at all input scales that the dtype shows, or from the smallest given, and where eps is
     felt most; and with one large element.
     """
     precision = precision_of(specimen.dtype)
-    if drawn:
-        specimen.draw(generator)
+    if drawn is not None:
+        specimen.draw(generator, drawn)
+        for parameter in specimen.parameters.values():
+            parameter.mul_((torch.rand(parameter.shape, generator=generator) - 0.5).sign())
     eps = reference.machine_eps(torch.empty(0, dtype=specimen.dtype), spec)
     felt = math.sqrt(eps) if spec.eps_placement == "inside" else eps
     # An L2 norm feels its eps in rows whose root mean square is sqrt(n) times smaller.
@@ -214,7 +219,9 @@ def disagreement(
     expected = reference.forward(x.double(), spec.replace(eps=eps), weight, bias).flatten(1)
     y = specimen(x).flatten(1)
     error = (y - expected).square().mean(1).sqrt() / expected.square().mean(1).sqrt()
-    return float(error.max() if drawn else torch.where(y.isfinite().all(1) & ~error.isnan(), error, 0.0).max())
+    if drawn is None:
+        error = torch.where(y.isfinite().all(1) & ~error.isnan(), error, 0.0)
+    return float(error.max())
 
 
 def _found(
@@ -232,12 +239,18 @@ def _found(
         try:
             found = _examined(fresh.as_function(), shape, given, generator)
         except UnrecognisedError as error:
-            reason = f"{seen.reason}; with these as they are, {error.reason}"
+            again = "" if error.reason == seen.reason else f"; with these as they are, {error.reason}"
+            reason = f"{seen.reason}{again}"
             raise UnrecognisedError("norm", reason, error.readings) from error
         names = ", ".join(fresh.parameters)
         reading = Reading.open(f"it is made of {names} in a way that no spec describes; taken as it acts", seen.reason)
         readings = {**found.passport.readings, "gain": reading, "bias": reading, **seen.readings}
-        return replace(found, passport=replace(found.passport, readings=readings))
+        spec = found.passport.spec
+        if names and spec is not None:
+            # As a function, its parameters keep their dtype whatever the input's.
+            readings |= program.open_readings(spec, program.NO_PARAMETER)
+            spec = spec.replace(cast="late", round_rstd=False, output_dtype="input")
+        return replace(found, passport=replace(found.passport, spec=spec, readings=readings))
     return found
 
 
@@ -247,7 +260,7 @@ def _hold_against(fresh: Specimen, found: Examination) -> None:
     if spec is None or not fresh.parameters:
         return
     smallest = 1.0 if "eps" in found.passport.undecidable else None
-    error = disagreement(fresh, spec, found.affine, found.shape, generator, smallest, drawn=False)
+    error = disagreement(fresh, spec, found.affine, found.shape, generator, smallest, drawn=None)
     if error > precision_of(fresh.dtype).agrees:
         raise structure.ComputedAffineError(
             "norm", f"with other parameters it is {spec}, with those it has this is off by {error:.1e}"
@@ -261,8 +274,8 @@ def _examined(
     found = structure.recover(specimen, shape, given, generator)
     shape = found.shape
     # With gain 1 and no bias, small outputs keep all their digits.
-    specimen.fill(found.gain.names, 1.0 - found.spec.weight_offset)
-    specimen.fill(found.bias.names, 0.0)
+    found.gain.set(specimen.parameters, 1.0 - found.spec.weight_offset)
+    found.bias.set(specimen.parameters, 0.0)
     felt = roll_off(specimen, found.spec, shape, generator)
     rescaled = conditioning.rescaled_eps(specimen, found.spec, shape, generator) if felt.eps == 0 else None
     if rescaled is not None:
@@ -281,7 +294,12 @@ def _examined(
     smallest = precision.smallest if felt.undecidable is None else 1.0
     error = disagreement(specimen, spec, affine, shape, generator, smallest)
     if error > precision.agrees:
-        raise UnrecognisedError("norm", f"the nearest formula, {spec}, is off by {error:.1e}")
+        usual = disagreement(specimen, spec, affine, shape, generator, smallest, drawn=1.0)
+        if usual <= precision.agrees:
+            reason = f"it is {spec} for parameters of about 1; for those of about {_LARGE:g} this is off by {error:.1e}"
+            raise structure.ComputedAffineError("norm", reason)
+        raise UnrecognisedError("norm", f"the nearest formula, {spec}, is off by {usual:.1e}")
+    specimen.draw(generator)
     casts = program.recover(specimen, spec, affine, shape, generator)
     if choice.rival is not None:
         choice, casts = _told_by_bits(specimen, found, choice, casts, felt.placement, affine, generator)
@@ -338,6 +356,10 @@ def _owner(norm: NormLike) -> nn.Module | None:
     """The module itself, or the one whose method it is."""
     owner = norm if isinstance(norm, nn.Module) else getattr(norm, "__self__", None)
     return owner if isinstance(owner, nn.Module) else None
+
+
+def _kept(part: Tensor | None) -> Tensor | None:
+    return None if part is None else part.detach().clone()
 
 
 def _name(dtype: torch.dtype) -> str:

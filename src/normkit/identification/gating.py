@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def _residual(probe: Probe, argument: str, seen: str, recover: Recover) -> Kind:
     if passport is not None and passport.spec is not None:
         value["spec"] = _decided(passport)
         line = f"{line}: {passport.spec} of the sum"
-    return Kind.of("norm", line, seen, residual=Reading(value=value, evidence=(line,)))
+    return replace(Kind.of("norm", line, seen, residual=Reading(value=value, evidence=(line,))), norm=passport)
 
 
 def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> Kind:

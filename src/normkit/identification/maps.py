@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.identification.elementwise import called_wide, elementwise_reading, least_and_most, without_repetition
-from normkit.identification.passport import Reading, Verdict
+from normkit.identification.passport import Passport, Reading, Verdict
 from normkit.identification.specimen import Specimen
 
 _FITS = 1e-5
@@ -30,12 +30,14 @@ class Kind:
         readings: "kind", and what else was found.
         weight: Slope of an elementwise map, broadcast against a sample; or None.
         bias: Its constant, likewise.
+        norm: The norm of one input that it is of the sum of its two; or None.
     """
 
     verdict: Verdict
     readings: dict[str, Reading] = field(default_factory=dict)
     weight: Tensor | None = None
     bias: Tensor | None = None
+    norm: Passport | None = None
 
     @classmethod
     def of(cls, verdict: Verdict, *evidence: str, **readings: Reading) -> Kind:

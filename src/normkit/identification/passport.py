@@ -84,7 +84,8 @@ class Passport:
     """What a norm was found to compute; call it to compute that.
 
     Attributes:
-        verdict: "norm" (without a spec: it normalizes in a way that no spec describes); "batch" if it couples
+        verdict: "norm" (without a spec: it normalizes in a way that no spec describes; with a reading "residual":
+            it adds a second input to the first, and normalizes the sum as the spec says); "batch" if it couples
             samples; "gated" or "adaptive" if a second input multiplies or steers it; what it is instead
             ("identity", "affine", "linear", "elementwise", "softmax"); else "not a norm"; or "undecidable".
         spec: Its conventions, or None if no spec describes it. The conventions of readings that are

@@ -22,6 +22,7 @@ _FLIPS = 0.0005
 """Rates this near are of programs that do the same here: float32 in place of float64 flips a few in ten thousand."""
 
 _MACHINE_EPS = 2.0**-23
+NO_PARAMETER = "gain or bias is no parameter that can be set"
 _SIMPLEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
     ("late", "float32"),
     ("early", "float32"),
@@ -75,12 +76,12 @@ def recover(
     overflows = calls.overflows(specimen, shape, generator)
     if not affine.parameters_reached:
         known = spec.replace(statistics_dtype="input") if overflows else spec
-        return Program(spec=known, rate=1.0, readings=_open(known, "gain or bias is no parameter that can be set"))
+        return Program(spec=known, rate=1.0, readings=open_readings(known, NO_PARAMETER))
     runs = calls.make_runs(specimen, spec, affine, shape, generator)
     in_dtypes = {dtype: [run for run in runs if run.y is not None and run.x.dtype == dtype] for dtype in HALF}
     compared = {dtype: some for dtype, some in in_dtypes.items() if some}
     if not compared:
-        return Program(spec=spec, rate=1.0, readings=_open(spec, "it does not run in bfloat16 or float16"))
+        return Program(spec=spec, rate=1.0, readings=open_readings(spec, "it does not run in bfloat16 or float16"))
     first = next(iter(compared))
     output, reading = _output_dtype([run for run in runs if _half_of(run, first)], first, specimen)
     programs = [each for each in _candidates(spec, output) if not overflows or each.statistics_dtype == "input"]
@@ -165,7 +166,7 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
         (only,) = found.rates
         evidence.append(f"it runs in {_name(only)} only, of the two")
     if found.worst < _MATCHED:
-        return _open(found.spec, _reason(found, candidates), *evidence)
+        return open_readings(found.spec, _reason(found, candidates), *evidence)
     readings = {"casts": Reading(value=value_of(found.spec, "casts"), evidence=tuple(evidence))}
     if found.spec.weight_offset:
         readings["offset dtype"] = _offset_reading(found, candidates)
@@ -192,7 +193,7 @@ def _offset_reading(found: _Candidate, candidates: Sequence[_Candidate]) -> Read
     return Reading(value=value_of(found.spec, "offset dtype"), evidence=(figures,))
 
 
-def _open(spec: NormSpec, reason: str, *evidence: str) -> dict[str, Reading]:
+def open_readings(spec: NormSpec, reason: str, *evidence: str) -> dict[str, Reading]:
     """Nothing about the casts could be decided."""
     names = ("casts", "offset dtype") if spec.weight_offset else ("casts",)
     return {name: Reading.open(reason, *evidence) for name in (*names, "output dtype")}

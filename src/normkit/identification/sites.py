@@ -146,7 +146,8 @@ class _Search:
         passport = found.passport
         if passport.verdict not in ("norm", "batch", "gated", "adaptive") and not passport.readings.keys() & _NORM_LIKE:
             return
-        if passport.spec is None:
+        # A norm of a sum is no norm of what a hook sees.
+        if passport.spec is None or "residual" in passport.readings:
             kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
             named = (passport.readings[name] for name in (*_TELLING, "kind") if name in passport.readings)
             seen = next(reading.evidence[0] for reading in named if reading.evidence)

@@ -153,10 +153,10 @@ class Specimen:
         except Exception:  # a foreign module may refuse in any way
             return None
 
-    def draw(self, generator: torch.Generator, sign: float = 1.0) -> None:
-        """Give every parameter random entries of magnitude 0.5 to 1.5 and of this sign."""
+    def draw(self, generator: torch.Generator, factor: float = 1.0) -> None:
+        """Give every parameter random entries between 0.5 and 1.5 times this factor."""
         for parameter in self.parameters.values():
-            parameter.copy_(sign * (torch.rand(parameter.shape, generator=generator) + 0.5))
+            parameter.copy_(factor * (torch.rand(parameter.shape, generator=generator) + 0.5))
 
     def fill(self, names: Iterable[str], value: float) -> None:
         """Set all entries of these parameters."""

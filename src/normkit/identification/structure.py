@@ -73,8 +73,9 @@ def recover(
             rows = coupling.rows_of(specimen, shape, generator)
     n = math.prod(shape[axis] for axis in rows.row) // rows.groups
     draws, parities = [], []
-    # Of both signs: a gain of abs(weight) is no straight line of it.
-    for sign in (1.0, -1.0) if specimen.parameters else (1.0,):
+    # Of both signs: a gain of abs(weight) is no straight line of it. Through two single numbers one always goes.
+    has_scalar = any(parameter.numel() == 1 for parameter in specimen.parameters.values())
+    for sign in (1.0, -1.0) * (2 if has_scalar else 1) if specimen.parameters else (1.0,):
         specimen.draw(generator, sign)
         draws.append({name: value.clone() for name, value in specimen.parameters.items()})
         parities.append(formula.respond(specimen, shape, generator))
@@ -152,8 +153,12 @@ def _gathered(
     bias = affine.bias_of(biases, draws, False, scale, tolerance)
     bias = bias or affine.gathered_of(biases, draws, (1.0,), tolerance)
     # A spec's gain lies along the channels where its rows do, and no entries of parameters change that.
-    if gain is None or bias is None or bias.intercept or not isinstance(axes, tuple) or axes == (1,):
+    over_channels = axes == (1,) or axes == "all_but_batch"
+    if gain is None or bias is None or bias.intercept or over_channels:
         reason = "its gain and bias are not entries of parameters, plus a constant in the gain"
+        if over_channels and gain is not None and bias is not None:
+            rows = "axis 1" if axes == (1,) else "all axes but the first"
+            reason = f"its gain or bias lies along the last axis; of rows over {rows}, a spec's lies along axis 1"
         raise ComputedAffineError("norm", reason, _common_factor(gain, biases, draws, tolerance, n))
     return spec, gain, bias, fits[0].residual
 
