@@ -3,6 +3,7 @@
 rule.py         what a rule is; Facts, its input
 scale.py        what eps and divisor do to a row of a given length
 case.py         one deviating place, and many as one hit
+meant.py        A, B: each convention against the one that is meant
 formula.py      A: eps and variance
 epsilon.py      A: eps as a clamp or none, of the dtype, lost in 16 bits, under a rescale
 arithmetic.py   A: homogeneity, cancellation, degenerate rows
@@ -41,6 +42,7 @@ from normkit.inspection.rules import (
     formula,
     gain,
     lengths,
+    meant,
     parameters,
     placing,
     precision,
@@ -59,7 +61,7 @@ def _place(rule: Rule) -> tuple[str, int]:
 
 
 _GROUPS = (
-    *(formula, epsilon, arithmetic, gain, parameters, axes, coupling, placing, wiring),
+    *(meant, formula, epsilon, arithmetic, gain, parameters, axes, coupling, placing, wiring),
     *(precision, backend, replicas),
     *(dynamics, depth, descent, lengths, start),
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+
+import torch
 
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_INTENT, Facts, Outcome, Rule, counted, percent
+from normkit.inspection.rules.meant import compared, is_open, undecided
+from normkit.inspection.rules.rule import Facts, Hit, Outcome, Rule, counted, percent
 from normkit.inspection.rules.scale import HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
 
@@ -21,6 +25,7 @@ _NO_SUM = 1.0
 # What rules of the formula and of the axes name.
 _TOLD = {"degree", "rescaled eps", "coupled axes"}
 
+_FOLLOWED = {"input": "its input's", "promote": "the widest of input and parameters", "weight": "the weight's"}
 _ORDERS = {
     "early": "rounds the row before the gain",
     "weight": "rounds the row before the gain, to the weight's dtype",
@@ -32,34 +37,40 @@ _ORDERS = {
 
 def _cast_order(facts: Facts) -> Outcome:
     """Another order of rounding than that of the config's class, or of the baseline."""
-    if not facts.is_intent_known:
-        return NO_INTENT
-    cases = []
-    for site in facts.sites:
-        wanted, passport = facts.intended(site), facts.passports.get(site.path)
-        is_open = passport is None or "casts" in passport.undecidable
-        is_bare = not site.spec.has_weight and not site.spec.has_bias
-        # Statistics in 16 bits are another rule's.
-        if wanted is None or is_open or is_bare or wanted.statistics_dtype != site.spec.statistics_dtype:
-            continue
-        weight = passport.weight if passport is not None else None
-        is_mixed = weight is not None and str(weight.dtype).removeprefix("torch.") != site.dtype
-        if _order(site.spec, is_mixed) == _order(wanted, is_mixed):
-            continue
-        severity: Severity = "warning" if site.dtype in _HALF else "note"
-        line = f"{site.path}: it {_in_words(site.spec)}; the one that is meant {_in_words(wanted)}"
-        cases.append(Case(site.path, severity, 0.0, line))
-    where = "" if any(case.severity == "warning" for case in cases) else ", which shows in 16 bits only"
-    return hit(cases, f"another order of casts at {counted(len(cases), 'norm')}{where}")
+    found = compared(facts, ("cast", "round_rstd", "statistics_dtype"), _casts, "with another order of casts")
+    if isinstance(found, Hit) and found.severity == "note":
+        return dataclasses.replace(found, measured=f"{found.measured}, which shows in 16 bits only")
+    return found
 
 
-def _order(spec: NormSpec, is_mixed: bool) -> tuple[str, bool]:
+def _casts(site: Site, wanted: NormSpec, facts: Facts) -> Case | None:
+    passport, spec = facts.passports.get(site.path), site.spec
+    # A norm that was found without a passport was called as a function, whose casts are torch's.
+    if passport is None or not (spec.has_weight or spec.has_bias):
+        return None
+    # Statistics in 16 bits are another rule's.
+    if wanted.statistics_dtype == "float32" != spec.statistics_dtype:
+        return None
+    is_mixed = passport.weight is not None and str(passport.weight.dtype).removeprefix("torch.") != site.dtype
+    if _order(spec, is_mixed) == _order(wanted, is_mixed):
+        return None
+    severity: Severity = "warning" if site.dtype in _HALF else "note"
+    line = f"{site.path}: it {_in_words(spec)}; the one that is meant {_in_words(wanted)}"
+    return Case(site.path, severity, 0.0, line)
+
+
+def _order(spec: NormSpec, is_mixed: bool) -> tuple[str, bool, str]:
     """What decides the bits; the weight's dtype and the input's are one unless they differ here."""
-    return "early" if spec.cast in ("weight", "input") and not is_mixed else spec.cast, spec.round_rstd
+    cast = "early" if spec.cast in ("weight", "input") and not is_mixed else spec.cast
+    return cast, spec.round_rstd, spec.statistics_dtype
 
 
 def _in_words(spec: NormSpec) -> str:
-    return _ORDERS[spec.cast] + (" and rounds 1 / s" if spec.round_rstd else "")
+    words = _ORDERS[spec.cast] + (" and rounds 1 / s" if spec.round_rstd else "")
+    # A program without casts says so already.
+    return words + (
+        ", with statistics in the input's dtype" if spec.statistics_dtype == "input" and spec.cast != "none" else ""
+    )
 
 
 def _off_its_formula(facts: Facts) -> Outcome:
@@ -138,21 +149,53 @@ def _coarsest(site: Site, facts: Facts) -> str:
 
 
 def _dtype_changes(facts: Facts) -> Outcome:
-    """What leaves has another dtype than what entered, and than what is meant."""
+    """What leaves has another dtype than what entered, and than what is meant; or would, were the gain wider."""
     cases = []
     for site in facts.sites:
-        declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
-        intended, severity, meant = facts.intended(site), "note", site.dtype
         if not site.output_dtype or not site.dtype:
             continue
+        declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
+        intended, meant = facts.intended(site), site.dtype
         if declared is not None and declared.dtype == site.dtype:
-            severity, meant = "warning", declared.output_dtype
+            meant = declared.output_dtype
         elif intended is not None:
-            severity, meant = "warning", site.output_dtype if intended.output_dtype == site.spec.output_dtype else meant
+            meant = _meant_dtype(site, intended, facts)
         if site.output_dtype != meant:
             line = f"{site.path}: {site.dtype} enters, {site.output_dtype} leaves, {meant} is expected"
-            cases.append(Case(site.path, "warning" if severity == "warning" else "note", 0.0, line))
-    return hit(cases, f"the dtype changes at {counted(len(cases), 'norm')}")
+            cases.append(Case(site.path, "note" if intended is None else "warning", 1.0, line))
+        elif _follows_another(site, facts):
+            line = f"{site.path}: its output's dtype follows {_FOLLOWED[site.spec.output_dtype]}, "
+            line += f"{facts.source_at(site.path)} says {_FOLLOWED[intended.output_dtype] if intended else ''}"
+            cases.append(Case(site.path, "note", 0.0, f"{line}: it shows where the two differ"))
+    changes = any(case.effect for case in cases)
+    where = "the dtype changes at" if changes else "the dtype would change, beside a gain of another dtype, at"
+    return hit(cases, f"{where} {counted(len(cases), 'norm')}") or undecided(facts, ("output_dtype",))
+
+
+def _meant_dtype(site: Site, intended: NormSpec, facts: Facts) -> str:
+    """Of the output, by the spec that is meant and the dtype of the gain that the norm has."""
+    passport = facts.passports.get(site.path)
+    held = (
+        None
+        if passport is None
+        else next((part for part in (passport.weight, passport.bias) if part is not None), None)
+    )
+    if intended.output_dtype == site.spec.output_dtype:
+        return site.output_dtype
+    if intended.output_dtype == "input" or held is None:
+        return site.dtype
+    if intended.output_dtype == "weight":
+        return str(held.dtype).removeprefix("torch.")
+    return str(torch.promote_types(held.dtype, getattr(torch, site.dtype))).removeprefix("torch.")
+
+
+def _follows_another(site: Site, facts: Facts) -> bool:
+    """The spec says so, of a norm with something whose dtype its output could follow."""
+    intended = facts.intended(site)
+    if intended is None or is_open(site, facts, ("output_dtype",)):
+        return False
+    has_parameters = site.spec.has_weight or site.spec.has_bias
+    return has_parameters and intended.output_dtype != site.spec.output_dtype
 
 
 RULES = (
@@ -199,7 +242,10 @@ RULES = (
         id="E6",
         title="The dtype changes in the norm",
         severity="warning",
-        threshold="another output dtype than the config's class or the baseline has (warning); without either a note",
+        threshold=(
+            "another output dtype than the config's class or the baseline has (warning); a note without either, or "
+            "where gain and input have one dtype here and the output would follow the other"
+        ),
         source="huggingface/transformers#29402 (float32 gains beside 16-bit inputs), #33133",
         why=(
             "A float32 gain on a 16-bit row makes the output float32: what follows runs wider and slower, takes twice "

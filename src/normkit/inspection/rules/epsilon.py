@@ -6,14 +6,25 @@ import math
 
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.meant import is_open, undecided
 from normkit.inspection.rules.rule import Facts, Outcome, Rule, counted, percent, worst
-from normkit.inspection.rules.scale import HARMFUL, STEP, effect_of, eps_of, in_words, ratios_at, severity_of
+from normkit.inspection.rules.scale import (
+    HARMFUL,
+    STEP,
+    as_divided,
+    effect_of,
+    eps_of,
+    in_words,
+    ratios_at,
+    severity_of,
+)
 
 # Half of float16's smallest number, 2**-24: what is not larger rounds to 0.
 _LOST = 2.0**-25
 _SINGLE = 2.0**-23
 _COARSE = (2.0**-7, 2.0**-10)
 _FELT = 0.01
+_EPS = ("eps",)
 
 
 def _clamp_or_none(facts: Facts) -> Outcome:
@@ -22,15 +33,15 @@ def _clamp_or_none(facts: Facts) -> Outcome:
     for site in facts.sites:
         if (case := _clamped(site, facts) or _without(site, facts)) is not None:
             cases.append(case)
-    return hit(cases, f"no eps is added at {counted(len(cases), 'norm')}")
+    return hit(cases, f"no eps is added at {counted(len(cases), 'norm')}") or undecided(facts, _EPS)
 
 
 def _clamped(site: Site, facts: Facts) -> Case | None:
     intended, eps = facts.intended(site), eps_of(site.spec, site.dtype)
     meant = intended is not None and intended.eps_placement == "clamp"
-    if site.spec.eps_placement != "clamp" or meant or _is_open(site, facts):
+    if site.spec.eps_placement != "clamp" or meant or is_open(site, facts, _EPS):
         return None
-    wanted = site.spec.replace(eps_placement="inside", eps=eps**2) if intended is None else intended
+    wanted = site.spec.replace(eps_placement="inside", eps=eps**2) if intended is None else as_divided(intended, site)
     if (ratios := ratios_at(site, wanted)) is None:
         return None
     line = f"{site.path}: a row is divided by its length or by {eps:.3g}, whichever is larger; {in_words(site, ratios)}"
@@ -45,7 +56,7 @@ def _clamped(site: Site, facts: Facts) -> Case | None:
 
 def _without(site: Site, facts: Facts) -> Case | None:
     intended = facts.intended(site)
-    if eps_of(site.spec, site.dtype) != 0 or _is_open(site, facts):
+    if eps_of(site.spec, site.dtype) != 0 or is_open(site, facts, _EPS):
         return None
     if intended is None:
         return Case(site.path, "note", 0.0, f"{site.path}: there is no eps: a row of zeros is divided by zero")
@@ -54,12 +65,6 @@ def _without(site: Site, facts: Facts) -> Case | None:
     line = f"{site.path}: there is no eps, {facts.source_at(site.path)} says {wanted:.3g}"
     line += ": a row of zeros is divided by zero"
     return Case(site.path, "warning", 0.0, line)
-
-
-def _is_open(site: Site, facts: Facts) -> bool:
-    """Identification left eps open."""
-    passport = facts.passports.get(site.path)
-    return passport is not None and "eps" in passport.undecidable
 
 
 def _of_the_dtype(facts: Facts) -> Outcome:

@@ -6,12 +6,26 @@ import math
 
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.meant import is_open, undecided
 from normkit.inspection.rules.rule import Facts, NotChecked, Outcome, Rule, counted, percent, worst
-from normkit.inspection.rules.scale import HARMFUL, STEP, VISIBLE, effect_of, eps_of, in_words, ratios_at, severity_of
+from normkit.inspection.rules.scale import (
+    HARMFUL,
+    STEP,
+    VISIBLE,
+    as_divided,
+    effect_of,
+    eps_of,
+    in_words,
+    length_factor,
+    ratios_at,
+    severity_of,
+)
 
 # Two eps closer than this are one number seen through the rounding of float32, in which norms are identified.
 _SAME_EPS = 1e-3
 _SHORT_ROWS, _DOMINATED = 0.01, 0.5
+_PLACES = {"inside": "inside the root", "outside": "to the root", "clamp": "as its lower bound"}
+_DIVISOR = ("correction",)
 
 
 def _wrong_eps(facts: Facts) -> Outcome:
@@ -32,16 +46,21 @@ def _wrong_eps(facts: Facts) -> Outcome:
         return hit([*too_large.values()], measured)
     if not facts.is_intent_known:
         return NotChecked("no config or intent file to compare eps with; beside what enters, no eps is too large")
-    return None
+    return undecided(facts, ("eps",))
 
 
 def _other_eps(site: Site, facts: Facts) -> Case | None:
     """Not the intended eps; the severity is that of the effect at the observed scale."""
     intended = facts.intended(site)
-    if intended is None or intended.eps_placement != site.spec.eps_placement:
+    if intended is None or intended.eps_placement != site.spec.eps_placement or is_open(site, facts, ("eps",)):
         return None
-    actual, wanted = eps_of(site.spec, site.dtype), eps_of(intended, site.dtype)
-    ratios = ratios_at(site, site.spec.replace(eps=wanted))
+    n = site.input.features
+    if length_factor(intended, n) != length_factor(site.spec, n):
+        # An eps beside a sum of squares is none beside their mean.
+        return None
+    meant = as_divided(intended, site)
+    actual, wanted = eps_of(site.spec, site.dtype), eps_of(meant, site.dtype)
+    ratios = ratios_at(site, meant)
     if abs(actual - wanted) <= _SAME_EPS * max(abs(actual), abs(wanted)) or ratios is None:
         return None
     effect = effect_of(ratios)
@@ -68,19 +87,26 @@ def _dominating_eps(site: Site, facts: Facts) -> Case | None:
     return Case(site.path, severity, 1.0 - median, line)
 
 
-def _eps_outside(facts: Facts) -> Outcome:
-    """Outside the root where it is meant inside, or where nothing is known."""
+def _eps_elsewhere(facts: Facts) -> Outcome:
+    """Outside the root where it is meant inside, or where nothing is known; inside where it is meant elsewhere."""
     cases = []
     for site in facts.sites:
         intended, eps = facts.intended(site), eps_of(site.spec, site.dtype)
-        wanted = site.spec.replace(eps_placement="inside", eps=eps if intended is None else intended.eps)
-        meant = intended is not None and intended.eps_placement != "inside"
-        if site.spec.eps_placement != "outside" or eps == 0 or meant or (ratios := ratios_at(site, wanted)) is None:
+        placement = "inside" if intended is None else intended.eps_placement
+        # A lower bound in place of an eps that is added is another rule's.
+        if site.spec.eps_placement in (placement, "clamp") or eps == 0 or is_open(site, facts, ("eps_placement",)):
+            continue
+        wanted = site.spec.replace(eps_placement="inside") if intended is None else as_divided(intended, site)
+        if (ratios := ratios_at(site, wanted)) is None:
             continue
         effect = effect_of(ratios)
-        line = f"{site.path}: eps {eps:.3g} is added to the root; {in_words(site, ratios)}"
+        line = f"{site.path}: eps {eps:.3g} is added {_PLACES[site.spec.eps_placement]}"
+        line += f", {facts.source_at(site.path)} says {_PLACES[placement]}" if placement != "inside" else ""
+        line += f"; {in_words(site, ratios)}"
         cases.append(Case(site.path, worst((severity_of(effect), "warning")), effect, line))
-    return hit(cases, f"eps outside the root at {counted(len(cases), 'norm')}")
+    outside = all(site.spec.eps_placement == "outside" for site in facts.sites if site.path in {c.path for c in cases})
+    where = "eps outside the root" if outside else "eps at another place than meant"
+    return hit(cases, f"{where} at {counted(len(cases), 'norm')}") or undecided(facts, ("eps_placement",))
 
 
 def _unbiased_variance(facts: Facts) -> Outcome:
@@ -89,7 +115,7 @@ def _unbiased_variance(facts: Facts) -> Outcome:
     for site in facts.sites:
         intended, n = facts.intended(site), site.input.features
         wanted = 0 if intended is None else intended.correction
-        if site.spec.correction == wanted or site.spec.reduction == "sum" or n < 2:
+        if site.spec.correction == wanted or site.spec.reduction == "sum" or n < 2 or is_open(site, facts, _DIVISOR):
             continue
         effect = math.sqrt(n / (n - 1)) - 1.0
         divisor = "n - 1" if site.spec.correction else "n"
@@ -97,7 +123,7 @@ def _unbiased_variance(facts: Facts) -> Outcome:
             f"{site.path}: the variance divides by {divisor}; for n = {n} the output's length is {percent(effect)} off"
         )
         cases.append(Case(site.path, worst((severity_of(effect), "warning")), effect, line))
-    return hit(cases, f"another divisor of the variance at {counted(len(cases), 'norm')}")
+    return hit(cases, f"another divisor of the variance at {counted(len(cases), 'norm')}") or undecided(facts, _DIVISOR)
 
 
 RULES = (
@@ -127,11 +153,11 @@ RULES = (
     ),
     Rule(
         id="A2",
-        title="Eps is added outside the root",
+        title="Eps is added outside the root, or not where it is meant",
         severity="error",
         threshold=(
             "eps outside the root where the config's class or the intent file has it inside, or where there is "
-            "neither (warning); "
+            "neither, or inside where they have it outside or as a lower bound (warning); "
             f"the output's length changes by more than {percent(HARMFUL)} (error)"
         ),
         source=f"tracel-ai/burn#2185, hkproj/pytorch-transformer#31; {STEP}",
@@ -144,7 +170,7 @@ RULES = (
             "if the weights were trained this way, keep it and say so: nk.NormSpec(eps_placement='outside')",
         ),
         confirm="nk.identify(module, shape).spec.eps_placement",
-        check=_eps_outside,
+        check=_eps_elsewhere,
     ),
     Rule(
         id="A4",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.meant import is_open, undecided
 from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
 
 # Half of the 1 that is looked for.
@@ -18,6 +19,7 @@ SCATTER_RMS = 0.3
 _DOUBLED_SPREAD, _DOUBLED_LEAST = 0.3, 0.5
 _NEAR_ONE = (0.5, 1.5)
 # Beyond the rounding of float32: an offset that was added there changes no more.
+_OFFSET = ("offset_dtype",)
 _ROUNDING, _SMALLEST = 2.0**-20, 1e-30
 
 
@@ -203,10 +205,13 @@ def _offset_in_16_bit(facts: Facts) -> Outcome:
     cases = []
     for site in facts.sites:
         passport, intended = facts.passports.get(site.path), facts.intended(site)
-        if passport is None or not site.spec.weight_offset or site.spec.offset_dtype != "parameter":
+        if passport is None or not site.spec.weight_offset:
+            continue
+        if site.spec.offset_dtype != "parameter":
+            cases += _added_wider(site, facts)
             continue
         meant = intended is not None and intended.weight_offset and intended.offset_dtype == "parameter"
-        if meant or "offset dtype" in passport.undecidable or passport.weight is None:
+        if meant or is_open(site, facts, _OFFSET) or passport.weight is None:
             continue
         weight, offset = passport.weight.detach().cpu(), site.spec.weight_offset
         exact = weight.double() + offset
@@ -216,8 +221,23 @@ def _offset_in_16_bit(facts: Facts) -> Outcome:
         line = f"{site.path}: {offset:g} is added in {dtype}"
         line += f", which changes {percent(rounded)} of the gains, by up to {percent(largest)}" if rounded else ""
         cases.append(Case(site.path, "warning" if rounded else "note", largest, line))
-    where = "" if any(case.severity == "warning" for case in cases) else "; in 16 bits it would round"
-    return hit(cases, f"the offset is added in the weight's dtype at {counted(len(cases), 'norm')}{where}")
+    if all(case.effect < 0 for case in cases):
+        found = hit(cases, f"the offset is added in float32 at {counted(len(cases), 'norm')}")
+    else:
+        where = "" if any(case.severity == "warning" for case in cases) else "; in 16 bits it would round"
+        found = hit(cases, f"the offset is added in the weight's dtype at {counted(len(cases), 'norm')}{where}")
+    return found or undecided(facts, _OFFSET)
+
+
+def _added_wider(site: Site, facts: Facts) -> list[Case]:
+    """The offset is added in float32 where it is meant to be added in the weight's dtype: more exact, other bits."""
+    intended = facts.intended(site)
+    if intended is None or not intended.weight_offset or intended.offset_dtype != "parameter":
+        return []
+    if is_open(site, facts, _OFFSET):
+        return []
+    line = f"{site.path}: {site.spec.weight_offset:g} is added in float32, {facts.source_at(site.path)} says in the "
+    return [Case(site.path, "note", -1.0, f"{line}weight's dtype: in 16 bits that gives other bits")]
 
 
 RULES = (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.meant import is_open, undecided
 from normkit.inspection.rules.rule import Facts, Hit, Outcome, Rule, counted, shortened
 from normkit.inspection.training import Origin
 
 _HALF = ("float16", "bfloat16")
+_STATISTICS = ("statistics_dtype",)
 _SUM_HEADROOM = 1.0
 _LITTLE_HEADROOM, _NO_HEADROOM = 2.0, 0.5
 
@@ -16,7 +18,7 @@ def _statistics_in_16_bit(facts: Facts) -> Outcome:
     """The site sums squares in its input's dtype, and that has 16 bits; a note where a wider model hides it."""
     cases: list[Case] = []
     for site in facts.sites:
-        if site.spec.statistics_dtype != "input":
+        if site.spec.statistics_dtype != "input" or is_open(site, facts, _STATISTICS):
             continue
         if site.dtype in _HALF:
             bits = site.statistics_headroom_bits
@@ -28,7 +30,9 @@ def _statistics_in_16_bit(facts: Facts) -> Outcome:
         elif (intended := facts.intended(site)) is not None and intended.statistics_dtype == "float32":
             line = f"{site.path}: in a 16-bit model it would sum in 16 bits, {facts.source_at(site.path)} says float32"
             cases.append(Case(site.path, "note", 0.0, line))
-    return hit(cases, f"{counted(len(cases), 'norm')} with statistics in the input's dtype")
+    return hit(cases, f"{counted(len(cases), 'norm')} with statistics in the input's dtype") or undecided(
+        facts, _STATISTICS
+    )
 
 
 def _out_of_range(facts: Facts) -> Outcome:

@@ -22,6 +22,26 @@ def eps_of(spec: NormSpec, dtype: str) -> float:
     return 2.0**-52 if dtype == "float64" else 2.0**-23
 
 
+def length_factor(spec: NormSpec, features: int) -> float:
+    """Root mean square of a normalized row far above eps, but for the divisor's correction: 1, sqrt(n) or its inverse.
+
+    sqrt(n) of the multiplier and of a sum in place of a mean cancel.
+    """
+    power = (spec.multiplier == "sqrt_n") - (spec.reduction == "sum")
+    return math.sqrt(features) ** power
+
+
+def as_divided(intended: NormSpec, site: Site) -> NormSpec:
+    """The site's own spec with the eps that is meant and its place, in units of the site's own divisor.
+
+    Beside a sum of squares an eps counts n times as much as beside their mean, outside the root sqrt(n) times.
+    """
+    power = 1.0 if intended.eps_placement == "inside" else 0.5
+    sums = (site.spec.reduction == "sum") - (intended.reduction == "sum")
+    eps = eps_of(intended, site.dtype) * float(site.input.features) ** (power * sums)
+    return site.spec.replace(eps_placement=intended.eps_placement, eps=eps)
+
+
 def divisor(spec: NormSpec, site: Site, rms: float) -> float:
     """What a row of this rms entering the site is divided by if the site followed `spec`.
 
