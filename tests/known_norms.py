@@ -13,6 +13,7 @@ from normkit.conversion import candidates
 from normkit.identification import sites
 from normkit.identification.behaviour import Examination, examine
 from normkit.inspection import intent
+from normkit.inspection.patches import is_as_written
 
 _LIBRARIES = ("torch.nn.modules.", "transformers.models.", "transformers.activations", "normkit.layers")
 _KNOWN: dict[object, Examination | Exception] = {}
@@ -44,10 +45,11 @@ def _examined(norm: nn.Module, shape: Sequence[int]) -> Examination:
 
 
 def _is_untouched(norm: Any) -> bool:
-    """A library's own module without modules inside, with its own forward and no hooks."""
+    """A library's own module without modules inside, with the forward of its file and no hooks."""
     return (
         isinstance(norm, nn.Module)
         and type(norm).__module__.startswith(_LIBRARIES)
+        and is_as_written(type(norm))
         and not any(norm.children())
         and not any(callable(value) or isinstance(value, Tensor) for value in _settings(norm).values())
         and not (norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks)

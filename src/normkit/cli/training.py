@@ -21,7 +21,7 @@ from normkit.inspection.rules import ranked
 from normkit.inspection.running import evaluating
 from normkit.watching.watcher import watch
 
-_TOLD_FIRST: tuple[Status, ...] = ("finding", "clean", "not checked")
+_TOLD_FIRST: tuple[Status, ...] = ("finding", "clean", "not applicable", "not checked")
 
 
 def training_step(loaded: LoadedModel, batches: Batches) -> Inspection:

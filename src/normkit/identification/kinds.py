@@ -17,6 +17,7 @@ from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
 from normkit.spec import NormSpec
 
 _LARGEST_EPS = 0.1
+_FEATURES_TRIED, _MOVED = 16, 1e-3
 _RETURNED = 3
 """So many of several outputs are looked at."""
 
@@ -76,8 +77,32 @@ def _unusual(specimen: Specimen, shape: tuple[int, ...], generator: torch.Genera
         rows = None
     if rows is not None and (rows.axes, rows.groups) == ((-1,), 1):
         readings |= direction.centring_readings(specimen, shape, generator)
-        readings = {**_rescaled_eps(specimen, shape, generator), **readings}
+        partial = _partial_statistics(specimen, shape, generator)
+        readings = {**(partial or _rescaled_eps(specimen, shape, generator)), **readings}
     return Kind.of("norm", seen.reason, **readings)
+
+
+def _partial_statistics(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:
+    """Reading "partial statistics" of a norm whose divisor leaves features out: the share of those tried that count."""
+    n = shape[-1]
+    tried = torch.linspace(0, n - 1, min(n, _FEATURES_TRIED)).round().long().unique()
+    counts = []
+    with drawn(specimen, generator):
+        x = torch.randn(tuple(shape), generator=generator).to(specimen.device, specimen.dtype)
+        y = specimen(x)
+        for feature in tried.tolist():
+            grown, others = x.clone(), torch.arange(n) != feature
+            grown[..., feature] = n * x.abs().amax(-1)
+            moved = (specimen(grown) - y)[..., others].abs().amax() / y[..., others].abs().amax()
+            counts.append(bool(moved > _MOVED))
+    if all(counts) or not any(counts):
+        return {}
+    left_out = [feature for feature, known in zip(tried.tolist(), counts, strict=True) if not known]
+    line = (
+        f"its statistics leave features out: {len(left_out)} of {len(tried)} that were tried, such as {left_out[0]}, "
+    )
+    line += "change no other output"
+    return {"partial statistics": Reading(value=sum(counts) / len(counts), evidence=(line,))}
 
 
 def _rescaled_eps(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:

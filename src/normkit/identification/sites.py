@@ -29,7 +29,7 @@ _PARAMETERS_PER_FEATURE = 4
 _NORM_LIKE = {"degree", "scale"}
 """Readings of what would be a norm but for a fault."""
 
-_TELLING = ("degree", "rescaled eps")
+_TELLING = ("degree", "rescaled eps", "partial statistics")
 """Readings that say more than that no spec describes a norm."""
 
 

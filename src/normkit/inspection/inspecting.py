@@ -22,6 +22,7 @@ from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.leaks import find_leaks
 from normkit.inspection.loss import NextTokenLoss
+from normkit.inspection.patches import patches
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Walk
 from normkit.inspection.running import (
@@ -120,6 +121,7 @@ def inspect(
         walked = _walk(model, found, sites, first, decode, site)
         leaks = find_leaks(model, structure, first)
     measured = _blocks(probe, structure, decode)
+    intended = stock_intent(model)
     facts = rules.Facts(
         model=model_facts(
             model, name, source, tokens, padding, sites, measured, loss=loss.value, distinct=len(seen) or None
@@ -128,13 +130,15 @@ def inspect(
         blocks=measured,
         attentions=probe.attentions(),
         final_norm=structure.final_norm,
-        intent=stock_intent(model),
+        intent=intended,
         passports={norm.path: norm.passport for norm in found},
         others=structure.others,
         baseline=declared,
         leaks=leaks,
         shared=find_shared(model, structure),
         ungathered=ungathered(model, structure.others),
+        called=frozenset(call.path for call in structure.called.modules),
+        patches=patches(model, dict.fromkeys((*(norm.path for norm in found), *(intended.specs if intended else ())))),
     )
     findings, checks = rules.check(facts)
     form, unknown = foldedness(model, found)

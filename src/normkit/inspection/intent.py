@@ -1,7 +1,8 @@
 """What a model was meant to compute: the stock `transformers` class, built from the model's own config.
 
-It is built on the meta device, without weights, and each of its norms is identified by behaviour, as
-the model's own are. No table of families and no list of names: the config and its class say it all.
+It is built on the meta device, without weights. What each of its norms computes is declared, class by class, in
+`normkit.models.norm_classes`: code in memory may be patched. A class that is not declared there is identified by
+behaviour, as the model's own norms are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import torch
 from torch import nn
 
 from normkit import reference
+from normkit.errors import ModelError
 from normkit.identification.behaviour import examine
+from normkit.inspection.patches import is_as_written, stands_for
+from normkit.models import catalogue, norm_classes
 from normkit.spec import NormSpec
 
 # A gain has an entry a feature, for each head at most: what has more parameters is a matrix.
@@ -38,7 +42,8 @@ class Intent:
         specs: What its norms compute, by the module's path.
         initial_gains: What every entry of their gains is at initialisation, offset included, by path.
         replaced: Those of these paths where the model has a module of another class, or none.
-        stock: Paths whose module is of the stock one's class and runs that class's own forward.
+        stock: Paths whose module is of the stock one's class and runs the forward that the class's file defines.
+        declared: Paths whose spec is declared for their class, and rests on no code in memory.
         features: Features a row, n, of the norms whose parameters tell it, by path.
         tied: Groups of paths whose norms share a parameter in the stock class.
     """
@@ -50,6 +55,7 @@ class Intent:
     stock: frozenset[str] = frozenset()
     features: Mapping[str, int] = field(default_factory=dict)
     tied: tuple[frozenset[str], ...] = ()
+    declared: frozenset[str] = frozenset()
 
 
 def stock_intent(model: nn.Module) -> Intent | None:
@@ -86,6 +92,7 @@ def _intent(model: Any, stock_class: Any) -> Intent | None:
         stock=frozenset(path for path in there if path in here and _is_stock(here[path], there[path])),
         features={path: norm.features for path, norm in norms.items() if norm.features is not None},
         tied=_tied(stock, norms),
+        declared=frozenset(path for path, norm in norms.items() if norm.is_declared),
     )
 
 
@@ -149,6 +156,7 @@ class _Norm:
     spec: NormSpec
     gain: float | None
     features: int | None
+    is_declared: bool
 
 
 def _norms(stock: Any) -> dict[str, _Norm]:
@@ -189,23 +197,52 @@ def _is_plain(value: object) -> bool:
 
 def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
     shape = next((tuple(parameter.shape) for parameter in module.parameters() if parameter.numel() > 1), (width,))
+    spec = _declared_spec(stock, module)
+    is_declared = spec is not None
     # Activations, projections and position codes run here too, on inputs that they may not expect.
     try:
-        seen = examine(module, (2, *shape))
-        if seen.passport.spec is None:
+        seen = None if is_declared else examine(module, (2, *shape))
+        spec = spec if seen is None else seen.passport.spec
+        if spec is None:
             return None
         fresh = copy.deepcopy(module).to_empty(device="cpu")
         stock._init_weights(fresh)
     except Exception:
         return None
-    weight, _ = seen.affine.of(fresh)
-    gain = None if weight is None else reference.effective_weight(weight, seen.passport.spec, torch.float32)
+    weight = getattr(fresh, "weight", None) if seen is None else seen.affine.of(fresh)[0]
+    gain = None if weight is None else reference.effective_weight(weight, spec, torch.float32)
     constant = gain is not None and bool((gain == gain.flatten()[0]).all())
     return _Norm(
-        seen.passport.spec,
+        spec,
         float(gain.flatten()[0]) if gain is not None and constant else None,
-        None if gain is None else _features(seen.passport.spec, shape),
+        None if gain is None else _features(spec, shape),
+        is_declared,
     )
+
+
+def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
+    """The spec that is declared for the class of a module, or for the class that it stands for."""
+    cls = type(module)
+    replaced = stands_for(cls, type(stock).__module__)
+    preset = norm_classes.declared().get(replaced or norm_classes.key_of(cls.__module__, cls.__name__))
+    known = [value for name, value in vars(module).items() if "eps" in name]
+    eps = _eps_of_config(stock) if replaced else known[0] if len(known) == 1 else ""
+    if preset is None or not isinstance(eps, float | None):
+        return None
+    has_weight, has_bias = (getattr(module, name, None) is not None for name in ("weight", "bias"))
+    if not has_weight:
+        preset = preset.replace(weight_offset=0.0, weight_placement="after")
+    spec = preset.replace(eps=eps, has_weight=has_weight, has_bias=has_bias)
+    sizes = getattr(module, "normalized_shape", ())
+    return spec.replace(axes=tuple(range(-len(sizes), 0))) if len(sizes) > 1 else spec
+
+
+def _eps_of_config(stock: Any) -> object:
+    """The eps that the config of a declared family says; "" where none does."""
+    try:
+        return getattr(stock.config, catalogue.family(stock.config.model_type).config.eps or "", "")
+    except ModelError:
+        return ""
 
 
 def _features(spec: NormSpec, shape: tuple[int, ...]) -> int | None:
@@ -222,4 +259,4 @@ def _is_replaced(path: str, here: Mapping[str, nn.Module], there: Mapping[str, n
 
 
 def _is_stock(mine: nn.Module, stock: nn.Module) -> bool:
-    return type(mine) is type(stock) and "forward" not in vars(mine)
+    return type(mine) is type(stock) and "forward" not in vars(mine) and is_as_written(type(mine))

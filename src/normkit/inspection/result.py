@@ -62,7 +62,7 @@ SCHEMA_VERSION = 1
 Severity = Literal["error", "warning", "note"]
 Role = Literal["pre", "post", "output", "query-key", "embedding", "final", "unknown"]
 Placement = Literal["pre", "post", "peri", "output-only", "none", "residual-after-norm", "unknown"]
-Status = Literal["clean", "finding", "not checked"]
+Status = Literal["clean", "finding", "not checked", "not applicable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +234,8 @@ class Check:
     Attributes:
         rule: Identifier of the rule.
         title: What it looks for.
-        status: "clean", "finding" or "not checked".
-        reason: Why it was not checked; empty otherwise.
+        status: "clean", "finding", "not checked", or "not applicable" where there was nothing to look at.
+        reason: Why it was not checked or not applicable; empty otherwise.
         needs_run: Not checked, as it shows only in a training run or a training step.
     """
 

@@ -7,13 +7,14 @@ from functools import cache
 from importlib.resources import files
 
 from normkit.errors import ModelError
+from normkit.models import norm_classes
 from normkit.models.family import Family, parse
 
 
 @cache
 def names() -> tuple[str, ...]:
     """The model types that have a file, sorted."""
-    found = (file.name for file in files("normkit.models").iterdir())
+    found = (file.name for file in files("normkit.models").iterdir() if file.name != norm_classes.FILE)
     return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
 

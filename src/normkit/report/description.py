@@ -90,7 +90,8 @@ def describe_walk(walk: Walk) -> Passage:
 
 def _verdict(inspection: Inspection, run: Run | None) -> Verdict:
     checks = Counter(check.status for check in inspection.checks)
-    tally = f"{counted(checks['clean'], 'check')} clean, {checks['not checked']} not checked."
+    idle = f", {checks['not applicable']} not applicable" if checks["not applicable"] else ""
+    tally = f"{counted(checks['clean'], 'check')} clean, {checks['not checked']} not checked{idle}."
     if inspection.worst:
         counts = Counter(finding.severity for finding in inspection.findings)
         headline = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES if counts[severity])

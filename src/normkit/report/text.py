@@ -156,11 +156,13 @@ def _grid(table: Table) -> RenderableType:
 
 def _checks(checks: Sequence[Check]) -> RenderableType:
     """The rules by what became of them; those with a finding stand above."""
-    unchecked: dict[str, list[str]] = {}
-    for check in checks:
-        if check.status == "not checked":
-            unchecked.setdefault(check.reason, []).append(check.rule)
-    reasons = ", ".join(f"{' '.join(rules)} ({reason})" for reason, rules in unchecked.items())
     clean = " ".join(check.rule for check in checks if check.status == "clean")
-    parts = [f"clean {clean}" if clean else "", f"not checked {reasons}" if reasons else ""]
+    parts = [f"clean {clean}" if clean else ""]
+    for status in ("not checked", "not applicable"):
+        reasons: dict[str, list[str]] = {}
+        for check in checks:
+            if check.status == status:
+                reasons.setdefault(check.reason, []).append(check.rule)
+        told = ", ".join(f"{' '.join(rules)} ({reason})" for reason, rules in reasons.items())
+        parts.append(f"{status} {told}" if told else "")
     return lines([Fact(label="checks", value="; ".join(part for part in parts if part) or "none")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
@@ -10,6 +11,9 @@ from torch import nn
 from normkit.inspection import rules
 from normkit.inspection.rules import RULES
 from normkit.inspection.rules.rule import NO_RUN, Hit, NotChecked
+
+# Facts of which a rule finds all that it may look at.
+EVERYTHING = SimpleNamespace(has=lambda _subject: True)
 
 
 def fixed(outcome):
@@ -31,7 +35,7 @@ def test_findings_come_worst_first_and_then_in_the_rules_order(monkeypatch):
     }
     bent = tuple(replace(rule, check=fixed(outcomes.get(rule.id))) for rule in RULES)
     monkeypatch.setattr(rules, "RULES", bent)
-    findings, checks = rules.check(None)
+    findings, checks = rules.check(EVERYTHING)
     assert [found.rule for found in findings] == ["B1", "E3", "D1", "A1"]
     assert [check.rule for check in checks] == [rule.id for rule in RULES]
     by_rule = {check.rule: (check.status, check.reason, check.needs_run) for check in checks}
@@ -45,7 +49,7 @@ def found(monkeypatch, **severities):
     """The order of findings, where these rules find something and no others do."""
     outcomes = {rule: hit(severity) for rule, severity in severities.items()}
     monkeypatch.setattr(rules, "RULES", tuple(replace(rule, check=fixed(outcomes.get(rule.id))) for rule in RULES))
-    return [finding.rule for finding in rules.check(None)[0]]
+    return [finding.rule for finding in rules.check(EVERYTHING)[0]]
 
 
 @pytest.mark.parametrize(("cause", "effect"), [(cause, rule.id) for rule in RULES for cause in rule.follows])
@@ -79,7 +83,7 @@ def test_all_rules_at_once_are_ranked(monkeypatch):
 def test_a_finding_carries_the_rules_text(monkeypatch):
     rule = RULES[0]
     monkeypatch.setattr(rules, "RULES", (replace(rule, check=fixed(hit("warning"))),))
-    (found,), _ = rules.check(None)
+    (found,), _ = rules.check(EVERYTHING)
     assert (found.title, found.threshold, found.source) == (rule.title, rule.threshold, rule.source)
     assert (found.why, found.remedy, found.confirm) == (rule.why, rule.remedy, rule.confirm)
     assert (found.severity, found.sites, found.measured, found.evidence) == ("warning", ("a",), "m", ("e",))
@@ -99,7 +103,7 @@ def test_every_rule_says_what_why_and_what_to_do(rule):
     assert any(mark in rule.source for mark in ("#", "arXiv:"))
 
 
-def test_a_model_without_norms_is_clean_or_not_checked(inspected):
+def test_a_model_without_norms_is_never_clean(inspected):
     class Bare(nn.Module):
         def __init__(self):
             super().__init__()
@@ -110,4 +114,10 @@ def test_a_model_without_norms_is_clean_or_not_checked(inspected):
 
     inspection = inspected(Bare())
     assert inspection.findings == ()
-    assert {check.status for check in inspection.checks} == {"clean", "not checked"}
+    assert {check.status for check in inspection.checks} == {"not applicable", "not checked"}
+    idle = {check.rule: check.reason for check in inspection.checks if check.status == "not applicable"}
+    assert {"A1", "B3", "C1", "D1", "E1", "E3"} <= idle.keys()
+    assert idle["A1"] == "no norm that a spec describes was found"
+    assert idle["A5"] == "no norm that a spec describes and no other norm was found"
+    # What only a run shows is still said so.
+    assert all(check.status == "not checked" for check in inspection.checks if check.needs_run)

@@ -69,6 +69,15 @@ RULES: tuple[Rule, ...] = tuple(sorted(chain.from_iterable(group.RULES for group
 """All rules, in the order in which reports list them."""
 
 
+_NOUNS = {
+    "norms": "norm that a spec describes",
+    "other norms": "other norm",
+    "blocks": "repeated block",
+    "attentions": "attention call",
+    "run": "training run",
+}
+
+
 def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
     """Hold every rule against the facts.
 
@@ -83,15 +92,23 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
     for rule in RULES:
         outcome = rule.check(facts)
         status: Status = "clean"
+        reason = outcome.reason if isinstance(outcome, NotChecked) else ""
+        needs_run = isinstance(outcome, NotChecked) and outcome.needs_run
         if isinstance(outcome, Hit):
             status = "finding"
             findings.append(_finding(rule, outcome))
+        elif not needs_run and _is_idle(rule, outcome, facts):
+            nouns = (_NOUNS[subject] for subject in rule.looks_at)
+            status, reason = "not applicable", f"no {' and no '.join(nouns)} was found"
         elif isinstance(outcome, NotChecked):
             status = "not checked"
-        reason = outcome.reason if isinstance(outcome, NotChecked) else ""
-        needs_run = isinstance(outcome, NotChecked) and outcome.needs_run
         checks.append(Check(rule=rule.id, title=rule.title, status=status, reason=reason, needs_run=needs_run))
     return ranked(findings), tuple(checks)
+
+
+def _is_idle(rule: Rule, outcome: NotChecked | None, facts: Facts) -> bool:
+    """It had nothing to look at; a model whose attention or blocks were not seen may have some."""
+    return not any(facts.has(subject) for subject in rule.looks_at) and (outcome is None or "norms" in rule.looks_at)
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -112,6 +112,7 @@ RULES = (
         ),
         confirm="nk.identify(module, shape).readings['degree']; the output for x and for 2 * x",
         check=_wrong_power,
+        looks_at=("norms", "other norms"),
     ),
     Rule(
         id="A9",

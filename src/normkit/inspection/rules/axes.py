@@ -37,11 +37,11 @@ def _wrong_axis(facts: Facts) -> Outcome:
 def _declared_axes(site: Site, facts: Facts) -> str | None:
     if facts.baseline is not None and (declared := facts.baseline.norms.get(site.path)) is not None:
         return _axes(declared.spec.axes, declared.spec.groups)
-    stock = None if facts.intent is None else facts.intent.specs.get(site.path)
-    # The stock norm was identified on one row, which tells trailing features and nothing else.
-    if stock is None or stock.axes != _LAST or facts.is_stock(site.path):
+    if facts.intent is None or (stock := facts.intent.specs.get(site.path)) is None or facts.is_stock(site.path):
         return None
-    return _axes(stock.axes, stock.groups)
+    # A stock norm that was identified, on one row, tells trailing features and nothing else.
+    is_known = stock.axes == _LAST or site.path in facts.intent.declared
+    return _axes(stock.axes, stock.groups) if is_known else None
 
 
 def _spans_tokens(site: Site, facts: Facts) -> bool:
@@ -106,6 +106,7 @@ RULES = (
         confirm='nk.identify(module, (2, 5, features)).readings["axes"]: which outputs one input element moves',
         check=_wrong_axis,
         follows=("C2",),
+        looks_at=("norms", "other norms"),
     ),
     Rule(
         id="C2",

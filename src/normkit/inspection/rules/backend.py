@@ -11,7 +11,7 @@ from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import compared, is_open, undecided
-from normkit.inspection.rules.rule import Facts, Hit, Outcome, Rule, counted, percent
+from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
 from normkit.inspection.rules.scale import HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
 
@@ -25,7 +25,12 @@ _NO_SUM = 1.0
 # What rules of the formula and of the axes name.
 _TOLD = {"degree", "rescaled eps", "coupled axes"}
 
-_FOLLOWED = {"input": "its input's", "promote": "the widest of input and parameters", "weight": "the weight's"}
+_FOLLOWED = {
+    "input": "its input's",
+    "promote": "the widest of input and parameters",
+    "weight": "the weight's",
+    "float32": "nothing and is float32",
+}
 _ORDERS = {
     "early": "rounds the row before the gain",
     "weight": "rounds the row before the gain, to the weight's dtype",
@@ -164,7 +169,7 @@ def _dtype_changes(facts: Facts) -> Outcome:
             line = f"{site.path}: {site.dtype} enters, {site.output_dtype} leaves, {meant} is expected"
             cases.append(Case(site.path, "note" if intended is None else "warning", 1.0, line))
         elif _follows_another(site, facts):
-            line = f"{site.path}: its output's dtype follows {_FOLLOWED[site.spec.output_dtype]}, "
+            line = f"{site.path}: the dtype of its output follows {_FOLLOWED[site.spec.output_dtype]}, "
             line += f"{facts.source_at(site.path)} says {_FOLLOWED[intended.output_dtype] if intended else ''}"
             cases.append(Case(site.path, "note", 0.0, f"{line}: it shows where the two differ"))
     changes = any(case.effect for case in cases)
@@ -182,6 +187,8 @@ def _meant_dtype(site: Site, intended: NormSpec, facts: Facts) -> str:
     )
     if intended.output_dtype == site.spec.output_dtype:
         return site.output_dtype
+    if intended.output_dtype == "float32":
+        return "float64" if site.dtype == "float64" else "float32"
     if intended.output_dtype == "input" or held is None:
         return site.dtype
     if intended.output_dtype == "weight":
@@ -196,6 +203,26 @@ def _follows_another(site: Site, facts: Facts) -> bool:
         return False
     has_parameters = site.spec.has_weight or site.spec.has_bias
     return has_parameters and intended.output_dtype != site.spec.output_dtype
+
+
+def _patched(facts: Facts) -> Outcome:
+    """Code in memory that is not the library's own; what it computes is judged by the spec of the class."""
+    if facts.patches is None:
+        return NotChecked("the code of a library's norms is looked at by an inspection only")
+    cases = []
+    for patch in facts.patches:
+        judged = facts.intent is not None and set(patch.sites) <= facts.intent.declared
+        by = "held against the spec that is declared for the class" if judged else "no declared spec to hold it against"
+        line = f"{patch.name} is {patch.now}" + (f"; {by}" if patch.sites else "")
+        # A function of torch may be called by any norm.
+        cases += [Case(path, "note", 0.0, line) for path in patch.sites or ("",)]
+    if not cases:
+        return None
+    paths, lines = (tuple(dict.fromkeys(parts)) for parts in zip(*((c.path, c.line) for c in cases), strict=True))
+    paths = tuple(filter(None, paths))
+    measured = f"{', '.join(patch.name for patch in facts.patches[:3])} replaced"
+    measured += f", which {counted(len(paths), 'norm')} would run" if paths else ""
+    return Hit(severity="note", sites=paths, measured=measured, evidence=shortened(lines))
 
 
 RULES = (
@@ -237,6 +264,7 @@ RULES = (
         confirm="norm(x) against nk.identify(norm, shape)(x.double()) for the model's own x",
         check=_off_its_formula,
         follows=("D6",),
+        looks_at=("norms", "other norms"),
     ),
     Rule(
         id="E6",
@@ -257,6 +285,24 @@ RULES = (
         ),
         confirm="norm(x).dtype beside x.dtype",
         check=_dtype_changes,
+    ),
+    Rule(
+        id="E9",
+        title="A library's norm is replaced in memory",
+        severity="note",
+        threshold="a forward or class of torch or transformers that is not the one in its file",
+        source="linkedin/Liger-Kernel#74",
+        why=(
+            "Kernels and training libraries put their own code in the place of a class. That is legitimate, and it "
+            "is why the class itself cannot tell what it is meant to compute. Other rules say where the replacement "
+            "computes something else."
+        ),
+        remedy=(
+            "if it is meant, nothing; else find the import that replaces it, and remove it",
+            "after an update of either library, compare the outputs with those of the class as its file has it",
+        ),
+        confirm="inspect.getsourcefile(type(module).forward) beside the file of the class",
+        check=_patched,
     ),
 )
 """The rules of this group, in order."""

@@ -204,6 +204,7 @@ RULES = (
         confirm="change the last token of a text: no logit before it may change",
         check=_leaks_future,
         follows=("C1",),
+        looks_at=("norms", "other norms"),
     ),
     Rule(
         id="C5",
@@ -226,6 +227,7 @@ RULES = (
         ),
         confirm="the output of one sample alone, and in a batch: the difference must be rounding",
         check=_couples_batch,
+        looks_at=("norms", "other norms"),
     ),
     Rule(
         id="C6",
@@ -247,6 +249,7 @@ RULES = (
         confirm="pad one text by 10 and by 100: the rows of its tokens must not change",
         check=_counts_padding,
         follows=("C1",),
+        looks_at=("norms", "other norms"),
     ),
     Rule(
         id="C7",
@@ -267,6 +270,7 @@ RULES = (
         ),
         confirm="compare running_mean between processes after some steps without broadcasting buffers",
         check=_uneven_batches,
+        looks_at=("norms", "other norms"),
     ),
     Rule(
         id="C8",
@@ -285,6 +289,7 @@ RULES = (
         ),
         confirm="after one step, num_batches_tracked must be 1",
         check=_gathers_nothing,
+        looks_at=("norms", "other norms"),
     ),
 )
 """The rules of this group, in order."""

@@ -139,6 +139,7 @@ RULES = (
         ),
         confirm="leave these blocks out and measure the loss: if it stays, they did nothing",
         check=_blocks_do_nothing,
+        looks_at=("blocks",),
     ),
     Rule(
         id="F4",
@@ -162,6 +163,7 @@ RULES = (
         confirm="plot the gradient's rms over the blocks: after the change the line is nearly level",
         check=_gradients_over_depth,
         follows=("A5", "B5", "D1", "F11", "F12"),
+        looks_at=("run",),
     ),
 )
 """The rules of this group, in order."""

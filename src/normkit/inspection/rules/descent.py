@@ -214,6 +214,7 @@ RULES = (
         confirm="run again from a checkpoint before it: the same batch, with the change, and no spike",
         check=_spikes,
         follows=("B5", "E3", "F1", "F11", "F12"),
+        looks_at=("run",),
     ),
     Rule(
         id="F6",
@@ -228,6 +229,7 @@ RULES = (
         remedy=("nothing, or scale the weight decay with the learning rate (AdamC)",),
         confirm="the product of gradient norm and sqrt(learning rate) stays level",
         check=_gradient_rises,
+        looks_at=("run",),
     ),
     Rule(
         id="F8",
@@ -246,6 +248,7 @@ RULES = (
         confirm="with the lower eps the update ratio of these weights rises to that of the others",
         check=_optimizer_eps,
         follows=("B5", "F4", "F11", "F12"),
+        looks_at=("run",),
     ),
     Rule(
         id="F11",
@@ -272,6 +275,7 @@ RULES = (
         confirm="the update ratio at the same steps of a new run is below the threshold",
         check=_updates_too_large,
         follows=("B5", "F12"),
+        looks_at=("run",),
     ),
 )
 """The rules of this group, in order."""

@@ -210,6 +210,7 @@ RULES = (
         confirm="watch the spread over some steps, or over other texts: it grows where training is unstable",
         check=_logits_explode,
         follows=("F11", "F12"),
+        looks_at=("attentions",),
     ),
     Rule(
         id="F2",
@@ -233,6 +234,7 @@ RULES = (
         confirm="plot the stream's rms over the depth on a logarithmic axis: a straight line is exponential growth",
         check=_stream_grows,
         follows=("A5", "B5", "D1", "F11", "F12"),
+        looks_at=("blocks",),
     ),
     Rule(
         id="F13",

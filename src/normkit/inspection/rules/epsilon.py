@@ -158,6 +158,7 @@ RULES = (
         ),
         confirm="nk.identify(module, shape).readings['eps'], and its output for a row of zeros",
         check=_clamp_or_none,
+        follows=("A12",),
     ),
     Rule(
         id="A6",
@@ -211,6 +212,7 @@ RULES = (
         remedy=("divide eps by the square of the same element", "or compute the squares in float32, without a rescale"),
         confirm="nk.identify(module, shape).readings['rescaled eps']",
         check=_rescaled,
+        looks_at=("norms", "other norms"),
     ),
 )
 """The rules of this group, in order."""

@@ -149,7 +149,7 @@ RULES = (
         ),
         confirm="nk.identify(module, shape) shows the eps that is computed; compare it with the one that is meant",
         check=_wrong_eps,
-        follows=("A3", "A6", "A9"),
+        follows=("A3", "A6", "A9", "A11", "A12"),
     ),
     Rule(
         id="A2",
@@ -171,6 +171,7 @@ RULES = (
         ),
         confirm="nk.identify(module, shape).spec.eps_placement",
         check=_eps_elsewhere,
+        follows=("A11", "A12"),
     ),
     Rule(
         id="A4",
@@ -192,6 +193,7 @@ RULES = (
         ),
         confirm="nk.identify(module, shape).spec.correction",
         check=_unbiased_variance,
+        follows=("A11", "A12"),
     ),
 )
 """The rules of this group, in order."""

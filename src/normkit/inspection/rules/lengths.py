@@ -111,6 +111,7 @@ RULES = (
         confirm="double the weight: the model's output stays the same, and the cosine is 0",
         check=_not_orthogonal,
         follows=("A1", "F9"),
+        looks_at=("run",),
     ),
 )
 """The rules of this group, in order."""

@@ -188,7 +188,7 @@ RULES = (
             f"another centring of numerator or statistics than that {_MEANT} (warning); the mean is more than "
             f"{percent(HARMFUL)} of the length of the rows that enter (error)"
         ),
-        source="Zhang and Sennrich 2019, arXiv:1910.07467; ggml-org/llama.cpp#2373",
+        source="Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450",
         why=(
             "LayerNorm subtracts each row's mean and divides by the standard deviation; RMSNorm does neither. Names "
             "do not tell which one a class computes. Weights trained with one read other vectors from the other: "
@@ -206,7 +206,7 @@ RULES = (
         title="Normalized rows have another length than meant",
         severity="error",
         threshold=f"a factor of sqrt(n) more or less than that {_MEANT}",
-        source="lucidrains/x-transformers RMSNorm; torch.nn.functional.normalize; arXiv:1910.05895",
+        source="Nguyen and Salazar 2019, arXiv:1910.05895; torch.nn.functional.normalize",
         why=(
             "An L2 norm gives rows of length 1, a root mean square rows of length sqrt(n). Without the factor every "
             "output is sqrt(n) times too short or too long: gain and following weights were trained on the other."
@@ -223,7 +223,7 @@ RULES = (
         title="A gain is not applied, or is one too many",
         severity="error",
         threshold=f"a gain where the norm {_MEANT} has none (a note while it is 1), or the reverse (error)",
-        source="huggingface/transformers#29554; linkedin/Liger-Kernel#74",
+        source="torch.nn.LayerNorm(elementwise_affine=False); Ba et al. 2016, arXiv:1607.06450",
         why=(
             "A norm that never multiplies by its gain gives every feature the same weight. Loading does not fail: the "
             "parameter is there, and nothing reads it."
@@ -241,7 +241,7 @@ RULES = (
         title="A bias is dropped, or is one too many",
         severity="error",
         threshold=f"a bias where the norm {_MEANT} has none (a note while it is 0), or the reverse (error)",
-        source="huggingface/transformers#35615; ggml-org/llama.cpp#5631",
+        source="torch.nn.LayerNorm(bias=False); Ba et al. 2016, arXiv:1607.06450",
         why=(
             "The bias moves every row by the same vector, and a trained one may be longer than what varies. A port "
             "that drops it shifts the input of all that follows."
@@ -256,7 +256,7 @@ RULES = (
         title="The gain is on the other side of the division",
         severity="error",
         threshold=f"a gain in front of the division where that {_MEANT} is behind it, or the reverse",
-        source="transformers muse_spark MuseSparkTextInputScaledRMSNorm; arXiv:1910.07467",
+        source="MuseSparkTextInputScaledRMSNorm of transformers; Zhang and Sennrich 2019, arXiv:1910.07467",
         why=(
             "In front of the division the gain changes the statistics too, and its length cancels: only its direction "
             "counts. Behind it, it multiplies what was normalized."

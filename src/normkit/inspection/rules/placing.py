@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from itertools import pairwise
 
@@ -58,12 +59,23 @@ def _missing_norm(facts: Facts) -> Outcome:
     replaced = [
         path for path in facts.intent.specs if path in facts.intent.replaced and not _has_norm_at(path, running)
     ]
+    dead = [path for path in facts.intent.specs if path not in replaced and _is_dead(path, facts)]
+    skipped = [path for path in facts.intent.specs if path not in replaced and _is_skipped(path, facts)]
     idle = [] if replaced or facts.final_norm is not None else _idle_outside_blocks(facts, facts.intent)
-    missing = len(replaced) + len(idle)
+    idle = [path for path in idle if path not in dead and path not in skipped]
+    missing = len(replaced) + len(dead) + len(skipped) + len(idle)
     if not missing:
         return None
     lines = [
         f"{path}: {facts.intent.source} computes {facts.intent.specs[path]}, no norm runs here" for path in replaced
+    ]
+    lines += [
+        f"{path}: {facts.intent.source} computes {facts.intent.specs[path]}, and what is called here normalizes nothing"
+        for path in dead
+    ]
+    lines += [
+        f"{path}: {facts.intent.source} calls it, here it is never called, though its likes in other blocks are"
+        for path in skipped
     ]
     lines += [
         f"{path}: {facts.intent.source} has it, here it is never called, and nothing normalizes the last block's output"
@@ -72,10 +84,29 @@ def _missing_norm(facts: Facts) -> Outcome:
     lines += _open_end(facts)
     return Hit(
         severity="error",
-        sites=(*replaced, *idle),
+        sites=tuple(path for path in facts.intent.specs if path in {*replaced, *dead, *skipped, *idle}),
         measured=f"{counted(missing, 'norm')} of {facts.intent.source} {'is' if missing == 1 else 'are'} missing",
         evidence=shortened(lines),
     )
+
+
+def _is_dead(path: str, facts: Facts) -> bool:
+    """It is called, normalizes nothing, and is not the config's class with its own forward."""
+    return path in facts.called and not facts.is_stock(path) and not _has_norm_at(path, facts.running)
+
+
+def _is_skipped(path: str, facts: Facts) -> bool:
+    """Nothing calls it, the module around it is not the config's class, and norms of its name run in other blocks."""
+    parent = path.rpartition(".")[0]
+    if not facts.called or path in facts.called or parent not in facts.called or facts.is_stock(parent):
+        return False
+    running = facts.running
+    return not _has_norm_at(path, running) and any(_role(other) == _role(path) for other in running)
+
+
+def _role(path: str) -> str:
+    """The path with its numbers left out: the same for norms of one name in all blocks."""
+    return re.sub(r"\d+", "", path)
 
 
 def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
@@ -154,12 +185,16 @@ RULES = (
         confirm="scale the block's input by 100: the output of a pre-norm block grows about 100 times",
         check=_residual_after_norm,
         follows=("D6",),
+        looks_at=("blocks",),
     ),
     Rule(
         id="D3",
         title="A norm of the architecture is missing",
         severity="error",
-        threshold="a norm that is declared or that the config's class has, and that this model replaced or never calls",
+        threshold=(
+            "a norm that is declared or that the config's class has, and that this model replaced, never calls, or "
+            "calls without its rows being normalized"
+        ),
         source="vllm-project/speculators#313, ggml-org/llama.cpp#12957",
         why=(
             "What leaves pre-norm blocks grows with depth and differs in length from token to token. The final norm "

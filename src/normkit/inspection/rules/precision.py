@@ -157,6 +157,7 @@ RULES = (
         confirm="run the same text in float32: finite there means overflow here, not a broken weight",
         check=_out_of_range,
         follows=("A3", "A5", "A7", "A9", "A10", "E2", "F11", "F12"),
+        looks_at=("norms", "blocks", "run"),
     ),
 )
 """The rules of this group, in order."""

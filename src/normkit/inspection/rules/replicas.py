@@ -91,6 +91,7 @@ RULES = (
         confirm="after one step with the reduction in place, the checksums are equal in every process",
         check=_replicas_differ,
         follows=("E8",),
+        looks_at=("run",),
     ),
     Rule(
         id="E8",
@@ -105,6 +106,7 @@ RULES = (
         ),
         confirm="the report says: observer verified",
         check=_observer_is_wrong,
+        looks_at=("run",),
     ),
 )
 """The rules of this group, in order."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import Intent
 from normkit.inspection.leaks import Leak
+from normkit.inspection.patches import Patch
 from normkit.inspection.result import Attention, Block, ModelFacts, RowStatistics, Severity, Site
 from normkit.inspection.sharing import Sharing
 from normkit.inspection.training import Training
@@ -42,6 +44,8 @@ class Facts:
         leaks: Rows that moved when others, which they should not know of, were changed; None where it was not tried.
         shared: Norms that serve several places, by path.
         ungathered: Batch norms that were trained or loaded without running statistics, by path.
+        called: Paths of the modules that a forward pass called; empty where that was not seen.
+        patches: Code that stands where a library's own norm is expected; None where that was not looked at.
     """
 
     model: ModelFacts
@@ -57,6 +61,8 @@ class Facts:
     leaks: tuple[Leak, ...] | None = None
     shared: Mapping[str, Sharing] = field(default_factory=dict)
     ungathered: tuple[str, ...] = ()
+    called: frozenset[str] = frozenset()
+    patches: tuple[Patch, ...] | None = None
 
     def intended(self, site: Site) -> NormSpec | None:
         """What is meant at this site: as declared, else what the config's class computes; None if that is unknown."""
@@ -82,6 +88,20 @@ class Facts:
     def initial_gain(self, path: str) -> float:
         """What every entry of a norm's gain starts as, offset included: 1 unless the config's class says otherwise."""
         return 1.0 if self.intent is None else self.intent.initial_gains.get(path, 1.0)
+
+    def has(self, subject: Subject) -> bool:
+        """There is one to look at."""
+        match subject:
+            case "norms":
+                return bool(self.sites)
+            case "other norms":
+                return bool(self.others)
+            case "blocks":
+                return bool(self.blocks)
+            case "attentions":
+                return bool(self.attentions)
+            case "run":
+                return self.training is not None
 
     def is_gain_open(self, site: Site) -> bool:
         """How the norm makes its gain of its parameters was not found; what is known is how it acts."""
@@ -148,6 +168,10 @@ Outcome = Hit | NotChecked | None
 """None: checked, and clean."""
 
 
+Subject = Literal["norms", "other norms", "blocks", "attentions", "run"]
+"""What a rule may look at: norms that a spec describes, other norms, repeated blocks, attention calls, a run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """One thing that goes wrong with norms, and how to see it.
@@ -164,6 +188,7 @@ class Rule:
         check: Looks at the facts.
         follows: Rules that name the cause where both find something: this one is then listed behind them, unless it is
             worse than they are.
+        looks_at: What it judges: where none of it was found, the rule is not applicable, and not clean.
     """
 
     id: str
@@ -176,6 +201,7 @@ class Rule:
     confirm: str
     check: Callable[[Facts], Outcome]
     follows: tuple[str, ...] = ()
+    looks_at: tuple[Subject, ...] = ("norms",)
 
 
 NO_INTENT = NotChecked("neither a config with a stock transformers class nor an intent file tells what is meant")

@@ -97,6 +97,7 @@ RULES = (
         confirm="the loss of the first step is log(vocabulary), to some per cent",
         check=_poor_start,
         follows=("B5",),
+        looks_at=("run",),
     ),
 )
 """The rules of this group, in order."""

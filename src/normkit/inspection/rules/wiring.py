@@ -140,6 +140,7 @@ RULES = (
         confirm="scale a block's input by 100: the output of a post-norm block stays as long, any other grows",
         check=_placed_otherwise,
         follows=("D3", "D6"),
+        looks_at=("blocks",),
     ),
     Rule(
         id="D4",
@@ -201,6 +202,7 @@ RULES = (
         ),
         confirm="compare a clone of the input with it after the call, in float32; call twice and compare the outputs",
         check=_changes_what_it_should_not,
+        looks_at=("norms", "other norms"),
     ),
 )
 """The rules of this group, in order."""

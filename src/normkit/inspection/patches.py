@@ -1,0 +1,129 @@
+"""Norms of torch and transformers whose code is not the one in their file: who replaced it, and where.
+
+Kernels that are swapped in are legitimate, so this is only told; what they compute is judged by the spec that is
+declared for the class that they stand for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from normkit.models import norm_classes
+
+_LIBRARIES = ("torch.nn.", "transformers.")
+_FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """Code that stands where a library's own is expected.
+
+    Attributes:
+        name: The class, module or function that it replaces.
+        sites: Paths of the norms that run it; () for a function of torch, which any of them may call.
+        now: What it is, and where it comes from.
+    """
+
+    name: str
+    sites: tuple[str, ...]
+    now: str
+
+
+def patches(model: nn.Module, paths: Iterable[str]) -> tuple[Patch, ...]:
+    """The replaced code of a model's norms.
+
+    Args:
+        model: It is only looked at.
+        paths: Of its norms.
+    """
+    modules = dict(model.named_modules())
+    homes = {type(module).__module__ for module in modules.values()}
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in paths:
+        if (module := modules.get(path)) is not None and (seen := _patched(module, homes)) is not None:
+            found.setdefault(seen, []).append(path)
+    told = [Patch(name=name, sites=tuple(sites), now=now) for (name, now), sites in found.items()]
+    return (*told, *_functions())
+
+
+def is_as_written(cls: type) -> bool:
+    """The class runs the forward that its file defines; True for classes of no library, whose files are not known."""
+    return _foreign_forward(cls) is None
+
+
+def stands_for(cls: type, module: str) -> str | None:
+    """The declared class, as in "llama.LlamaRMSNorm", in whose place a module of transformers holds another one."""
+    for name, held in vars(sys.modules[module]).items() if module in sys.modules else ():
+        if held is cls and (cls.__module__, cls.__name__) != (module, name):
+            key = norm_classes.key_of(module, name)
+            if key in norm_classes.declared():
+                return key
+    return None
+
+
+def _patched(module: nn.Module, homes: Collection[str]) -> tuple[str, str] | None:
+    """What was replaced and by what; None where the class of the module is as its file has it.
+
+    Args:
+        module: A norm.
+        homes: Names of the Python modules that the classes of the model come from.
+    """
+    cls = type(module)
+    own = vars(module).get("forward")
+    # accelerate wraps the forward to move tensors, and keeps the old one beside it.
+    if own is not None and cls.__module__.startswith(_LIBRARIES) and "_old_forward" not in vars(module):
+        return f"forward of this {cls.__name__}", _described(own)
+    if (foreign := _foreign_forward(cls)) is not None:
+        return f"{cls.__name__}.forward", _described(foreign)
+    for name in sorted(homes):
+        if (key := stands_for(cls, name)) is not None:
+            return f"{key.partition('.')[2]} of {name}", f"{cls.__qualname__} of {cls.__module__}"
+    return None
+
+
+def _foreign_forward(cls: type) -> Any:
+    owner = next((base for base in cls.__mro__ if "forward" in vars(base)), None)
+    if owner is None or owner is nn.Module or not owner.__module__.startswith(_LIBRARIES):
+        return None
+    forward = vars(owner)["forward"]
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    file = getattr(sys.modules.get(owner.__module__), "__file__", None)
+    if isinstance(code, CodeType) and file is not None and _is_same(code.co_filename, file):
+        return None if code.co_qualname == f"{owner.__qualname__}.forward" else forward
+    return forward
+
+
+def _functions() -> list[Patch]:
+    found = []
+    for name in _FUNCTIONS:
+        function = getattr(F, name)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None or not _is_same(code.co_filename, F.__file__) or code.co_qualname != name:
+            found.append(Patch(name=f"torch.nn.functional.{name}", sites=(), now=_described(function)))
+        if not inspect.isbuiltin(builtin := getattr(torch, name)):
+            found.append(Patch(name=f"torch.{name}", sites=(), now=_described(builtin)))
+    return found
+
+
+def _is_same(one: str, other: str) -> bool:
+    return Path(one) == Path(other)
+
+
+def _described(code: Any) -> str:
+    function = inspect.unwrap(getattr(code, "__func__", code))
+    known = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if known is None:
+        return f"{name} of {getattr(function, '__module__', 'an unknown module')}"
+    where = f"line {known.co_firstlineno} of {Path(known.co_filename).name}"
+    return f"{name} of {getattr(function, '__module__', 'an unknown module')} ({where})"

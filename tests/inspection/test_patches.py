@@ -1,0 +1,119 @@
+"""Code in memory that is not the library's own: it is named, and what is meant does not come from it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+import normkit as nk
+from normkit import specs
+from normkit.inspection.intent import stock_intent
+from normkit.inspection.patches import is_as_written, patches
+
+PATHS = ("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm")
+
+
+def llama():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, intermediate_size=64, rms_norm_eps=3e-5, bos_token_id=1, eos_token_id=2)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for path in PATHS:
+            model.get_submodule(path).weight += 0.1 * torch.randn(32)
+    return model
+
+
+def inspected(model):
+    return nk.inspect(model, {"input_ids": torch.randint(3, 99, (2, 32), generator=torch.Generator().manual_seed(0))})
+
+
+def other_forward(self, x):
+    return F.layer_norm(x, x.shape[-1:], self.weight, eps=3e-5)
+
+
+def test_nothing_is_said_of_libraries_as_they_are():
+    model = llama()
+    assert patches(model, PATHS) == ()
+    assert all(is_as_written(type(module)) for module in model.modules())
+    assert is_as_written(nn.LayerNorm)
+
+
+@pytest.mark.parametrize(
+    ("forward", "rule"), [(other_forward, "A11"), (lambda _self, x: x, "D3"), (lambda _self, x: 2 * x, "D3")]
+)
+def test_a_stock_class_that_was_patched_is_named_and_judged(monkeypatch, forward, rule):
+    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+    model = llama()
+    assert set(stock_intent(model).specs.values()) == {specs.LLAMA.replace(eps=3e-5)}
+    inspection = inspected(model)
+    found = inspection.findings[0]
+    assert (found.rule, found.severity, found.sites) == (rule, "error", PATHS)
+    (note,) = [found for found in inspection.findings if found.rule == "E9"]
+    assert (note.severity, note.sites) == ("note", PATHS)
+    assert note.evidence[0].startswith(f"LlamaRMSNorm.forward is {forward.__qualname__} of ")
+    assert "held against the spec that is declared for the class" in note.evidence[0]
+
+
+def test_a_class_in_the_place_of_the_familys_own(monkeypatch):
+    class FastRMSNorm(nn.Module):
+        def __init__(self, hidden_size, eps=1e-6):
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(hidden_size)), eps + 1e-3
+
+        def forward(self, x):
+            return self.weight * F.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+    monkeypatch.setattr(modeling_llama, "LlamaRMSNorm", FastRMSNorm)
+    model = llama()
+    # Its eps is what the config says, and not what the class that stands there makes of it.
+    assert {spec.eps for spec in stock_intent(model).specs.values()} == {3e-5}
+    inspection = inspected(model)
+    assert (inspection.findings[0].rule, inspection.findings[0].sites) == ("A1", PATHS)
+    (note,) = [found for found in inspection.findings if found.rule == "E9"]
+    assert "LlamaRMSNorm of transformers.models.llama.modeling_llama is" in note.evidence[0]
+
+
+def test_kernels_that_compute_what_is_meant_are_a_note(monkeypatch):
+    def kernel(self, x):
+        y = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * y.to(x.dtype)
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", kernel)
+    inspection = inspected(llama())
+    assert [(found.rule, found.severity) for found in inspection.findings] == [("E9", "note")]
+
+
+def test_functions_of_torch(monkeypatch):
+    monkeypatch.setattr(F, "rms_norm", lambda x, *_args, **_kwargs: x)
+    found = patches(llama(), PATHS)
+    assert [(patch.name, patch.sites) for patch in found] == [("torch.nn.functional.rms_norm", ())]
+    assert "test_patches.py" in found[0].now
+    monkeypatch.undo()
+    monkeypatch.setattr(torch, "layer_norm", other_forward)
+    assert [patch.name for patch in patches(llama(), PATHS)] == ["torch.layer_norm"]
+
+
+def test_a_forward_of_one_module():
+    model = llama()
+    model.model.norm.forward = lambda x: x
+    (patch,) = patches(model, PATHS)
+    assert (patch.name, patch.sites) == ("forward of this LlamaRMSNorm", ("model.norm",))
+    # accelerate keeps the old one beside it.
+    model.model.norm._old_forward = None
+    assert patches(model, PATHS) == ()
+
+
+def test_classes_of_no_library_are_not_judged():
+    class Mine(nn.LayerNorm):
+        forward = other_forward
+
+    assert Mine.__module__ in sys.modules
+    assert is_as_written(Mine)
