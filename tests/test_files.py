@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 
@@ -37,6 +38,38 @@ def test_json_refuses_what_json_has_no_word_for(value):
         files.json_text({"value": value})
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is not JSON: line 1, column 1"),
+        (b"{'a': 1}", "it is not JSON: line 1, column 2"),
+        (b"\xff", "it is not JSON in UTF-8"),
+        (b'{"a": NaN}', "it holds the number NaN"),
+        (b"[-Infinity]", "it holds the number -Infinity"),
+        (b"1e999", "it holds the number 1e999"),
+        (b"-" + b"1" * 9999 + b".0e5", "it holds the number -111"),
+        (b'{"a": 1, "a": 2}', "it holds the key 'a' twice"),
+        (b'["\\ud800"]', r"it holds half a character, in '\ud800'"),
+        (b'{"\\udc00": 1}', r"it holds half a character, in '\udc00'"),
+        (b"1" * 5000, "it holds an integer of 5,000 digits"),
+        (b"1" * 101, "it holds an integer of 101 digits"),
+        *((b"[" * depth + b"]" * depth, "it is nested more than 100 levels deep") for depth in (102, 800, 100_000)),
+    ],
+)
+def test_what_python_takes_for_json_and_is_none_is_refused(content, said):
+    with pytest.raises(InputError) as error:
+        files.parse_json(content)
+    assert str(error.value).startswith(said)
+    assert len(str(error.value)) < 120
+
+
+def test_json_is_read():
+    text = '{"a": [1, -2.5e-3, true, null, "\U0001f600\\ud83d\\ude00ä", {}], "b": ' + "9" * 100 + "}"
+    assert files.parse_json(text.encode()) == json.loads(text)
+    assert files.parse_json(b"[" * 100 + b"]" * 100)
+    assert files.parse_json(b"[Infinity, -Infinity]", infinity=True) == [math.inf, -math.inf]
+
+
 def test_bytes_are_written_as_they_are(tmp_path):
     content = bytes(range(256)) + b"\r\n"
     path = files.write_bytes(tmp_path / "figure.png", content)
@@ -67,6 +100,11 @@ def test_a_file_is_as_readable_as_the_umask_says(tmp_path, mask):
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_private_file_is_never_readable_to_others(tmp_path):
+    path = files.write_bytes(tmp_path / "journal", b"", mode=0o600)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])

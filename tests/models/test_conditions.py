@@ -84,7 +84,7 @@ def test_what_is_no_count_is_an_error_that_names_the_key(value):
 
 def test_a_class_or_a_setting_that_the_file_does_not_describe_is_refused():
     settings(kind="fancy").require_described()
-    with pytest.raises(ModelError, match=r"expected one of the classes ToyModel, .* got ToyForFun"):
+    with pytest.raises(ModelError, match=r"expected one of the classes ToyModel, .* got 'ToyForFun'"):
         Settings(FAMILY, {"architectures": ["ToyForFun"]}).require_described()
     with pytest.raises(ModelError, match=r"expected kind = 'plain' or 'fancy' in a toy model.* got 'odd'"):
         settings(kind="odd").require_described()

@@ -12,19 +12,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from normkit.checkpoint.fingerprints import Fingerprint, file_names, fingerprints
+from normkit.checkpoint.fingerprints import LONGEST_NAME, Fingerprint, file_names, fingerprints, is_sound_name
 from normkit.checkpoint.opening import Opened, folded_config
 from normkit.checkpoint.plan import OPERATIONS, Plan, Quotient, VectorEdit
 from normkit.checkpoint.planning import DTYPES
 from normkit.checkpoint.reloading import Reload
 from normkit.checkpoint.source import vector
-from normkit.checkpoint.verification import shown
 from normkit.checkpoint.writing import Written
 from normkit.errors import InputError, ModelError
-from normkit.files import json_text, write_text
+from normkit.files import json_text, parse_json, quoted
 
 NAME = "normkit_certificate.json"
 """Of the file, in the folder of the result."""
@@ -32,7 +31,6 @@ NAME = "normkit_certificate.json"
 _SCHEMA_VERSION = 1
 # A mixture of a thousand experts takes a quarter of it.
 _LARGEST = 2**26
-_LONGEST_NAME = 256
 _KEYS: dict[str, dict[str, type]] = {
     "asked": {"operations": list, "untie": bool, "dtype": str},
     "source": {"architecture": str, "files": dict},
@@ -91,14 +89,6 @@ class Certificate:
         """What the file holds."""
         return json_text(self.to_json())
 
-    def write(self, folder: Path) -> Path:
-        """Write it into the folder of the result, whole or not at all.
-
-        Raises:
-            InputError: If that cannot be written to.
-        """
-        return write_text(folder / NAME, self.text())
-
     @classmethod
     def read(cls, folder: Path) -> Certificate:
         """The certificate in the folder of a result.
@@ -108,14 +98,13 @@ class Certificate:
             ModelError: If it is none, of another schema, or names a file outside of its folder; one line.
         """
         path = folder / NAME
+        content = read_certificate(folder)
         try:
-            document = _parsed(read_certificate(folder))
-            return _certificate(document)
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
-            reason = str(error) if isinstance(error, ModelError) else "it is not JSON"
-            raise ModelError(f"{path} is no certificate of a fold: {reason}; fold the source again") from None
+            if len(content) > _LARGEST:
+                raise ModelError(f"it has more than {_LARGEST:,} bytes")
+            return _certificate(parse_json(content))
+        except (InputError, ModelError) as error:
+            raise ModelError(f"{path} is no certificate of a fold: {error}; fold the source again") from None
 
 
 def certify(
@@ -167,21 +156,19 @@ def certify(
 def read_certificate(folder: Path) -> bytes:
     """The bytes of the certificate in a folder.
 
+    At most one byte more than one may have.
+
     Raises:
         InputError: If there is none, or it cannot be read.
-        ModelError: If it is longer than one can be.
     """
     path = folder / NAME
     if not path.is_file():
         raise InputError(f"expected the folder of a folded checkpoint, found no {NAME} in {folder}; give SRC, then DST")
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
+            return file.read(_LARGEST + 1)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    if len(content) > _LARGEST:
-        raise ModelError(f"it has more than {_LARGEST:,} bytes")
-    return content
 
 
 def plain(document: Any) -> Any:
@@ -221,16 +208,6 @@ def _smallest_divisor(plan: Plan, opened: Opened) -> dict[str, Any] | None:
     return {"weight": name, "coordinate": place, "size": size}
 
 
-def _parsed(content: bytes) -> Any:
-    def number(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value):
-            raise ModelError(f"it holds the number {text[:20]}")
-        return value
-
-    return json.loads(content.decode(), parse_float=number, parse_constant=number)
-
-
 def _certificate(document: Any) -> Certificate:
     """The certificate that a JSON document is.
 
@@ -241,27 +218,27 @@ def _certificate(document: Any) -> Certificate:
         raise ModelError(f"it holds a {type(document).__name__}")
     found = document.get("schema_version")
     if type(found) is not int or found != _SCHEMA_VERSION:
-        raise ModelError(f"expected schema_version {_SCHEMA_VERSION}, found {shown(found)}")
+        raise ModelError(f"expected schema_version {_SCHEMA_VERSION}, found {quoted(found)}")
     for key, kinds in _KEYS.items():
         part = document.get(key)
         if not isinstance(part, dict):
-            raise ModelError(f"expected a table under {key!r}, found {shown(part)}")
+            raise ModelError(f"expected a table under {key!r}, found {quoted(part)}")
         for inner, kind in kinds.items():
             if type(part.get(inner)) is not kind:
-                raise ModelError(f"expected a {kind.__name__} under '{key}.{inner}', found {shown(part.get(inner))}")
+                raise ModelError(f"expected a {kind.__name__} under '{key}.{inner}', found {quoted(part.get(inner))}")
     for key in ("plan", "tensors", "reload"):
         if not isinstance(document.get(key), dict):
-            raise ModelError(f"expected a table under {key!r}, found {shown(document.get(key))}")
+            raise ModelError(f"expected a table under {key!r}, found {quoted(document.get(key))}")
     asked, divisor = document["asked"], document.get("smallest_divisor")
     if unknown := [name for name in asked["operations"] if name not in OPERATIONS]:
-        raise ModelError(f"expected operations of {', '.join(OPERATIONS)}, found {shown(unknown[0])}")
+        raise ModelError(f"expected operations of {', '.join(OPERATIONS)}, found {quoted(unknown[0])}")
     if asked["dtype"] not in DTYPES:
-        raise ModelError(f"expected a dtype of {', '.join(DTYPES)}, found {shown(asked['dtype'])}")
+        raise ModelError(f"expected a dtype of {', '.join(DTYPES)}, found {quoted(asked['dtype'])}")
     if not (divisor is None or isinstance(divisor, dict)):
-        raise ModelError(f"expected a table or nothing under 'smallest_divisor', found {shown(divisor)}")
+        raise ModelError(f"expected a table or nothing under 'smallest_divisor', found {quoted(divisor)}")
     for words in (document.get("normkit"), document["source"]["architecture"], document["result"]["architecture"]):
-        if not isinstance(words, str) or not words.isprintable() or len(words) > _LONGEST_NAME:
-            raise ModelError(f"expected a version and two names of classes, found {shown(words)}")
+        if not isinstance(words, str) or not words.isprintable() or len(words) > LONGEST_NAME:
+            raise ModelError(f"expected a version and two names of classes, found {quoted(words)}")
     return Certificate(
         normkit=document["normkit"],
         operations=tuple(asked["operations"]),
@@ -279,13 +256,9 @@ def _certificate(document: Any) -> Certificate:
 
 
 def _fingerprint(name: str, entry: Any) -> Fingerprint:
-    path = PurePosixPath(name)
-    is_below = (
-        path.parts and str(path) == name and not path.is_absolute() and ".." not in path.parts and "\\" not in name
-    )
-    if not is_below or not name.isprintable() or len(name) > _LONGEST_NAME:
-        raise ModelError(f"it names the file {shown(name)}, which is none beside it")
+    if not is_sound_name(name):
+        raise ModelError(f"it names the file {quoted(name)}, which is none beside it")
     size, digest = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
     if type(size) is not int or size < 0 or not isinstance(digest, str) or len(digest) != 64:
-        raise ModelError(f"expected the size and the SHA-256 of {shown(name)}, found {shown(entry)}")
+        raise ModelError(f"expected the size and the SHA-256 of {quoted(name)}, found {quoted(entry)}")
     return Fingerprint(size, digest)

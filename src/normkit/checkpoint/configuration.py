@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.weights import read_json
 from normkit.errors import ModelError
+from normkit.files import quoted
 
 CONFIG = "config.json"
 
@@ -26,8 +28,13 @@ _REFUSED = {
 }
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, *, infinity: bool = False) -> dict[str, Any]:
     """The configuration of a model folder, checked to name a model type and an architecture.
+
+    Args:
+        folder: Of the model.
+        infinity: Take numbers that are not finite, which transformers 4 wrote for Mamba 2; no JSON can be written of
+            them again.
 
     Raises:
         ModelError: If there is none, it is not JSON, names neither, or says that the weights are quantised.
@@ -35,7 +42,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise ModelError(f"expected a model directory with a {CONFIG}, found none in {folder}; give a model's folder")
-    config = read_json(path)
+    config = read_json(path, infinity=infinity)
     architectures = config.get("architectures")
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f'{path} names no model_type; add the one of the model\'s family, as in "model_type": "gpt2"')
@@ -45,9 +52,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         if isinstance(part, dict) and (quantised := part.get("quantization_config")):
             method = quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else "unnamed"
             raise ModelError(
-                f"{folder} is quantised ({method}), and quantised weights are not read; give the model it was made from"
+                f"{folder} is quantised ({quoted(method)}), and quantised weights are not read; give the model that it "
+                "was made from"
             )
     return config
+
+
+def paths_to(config: Mapping[str, Any], key: str, above: str = "") -> list[str]:
+    """Dotted paths of a key in nested configurations; one whose own key holds a dot is of no known class."""
+    found = [above + key] if key in config else []
+    for name, value in config.items():
+        if isinstance(value, Mapping) and "." not in name:
+            found += paths_to(value, key, f"{above}{name}.")
+    return found
 
 
 def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
@@ -68,8 +85,8 @@ def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
     known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
     if not known:
         raise ModelError(
-            f"{folder} needs the class {name}, which transformers {transformers.__version__} does not have; "
-            "code that comes with a model is never run: give a checkpoint of a stock class"
+            f"{folder} needs the class {quoted(name)}, which transformers {transformers.__version__} does not "
+            "have; code that comes with a model is never run: give a checkpoint of a stock class"
         )
     if not isinstance(config, found.config_class or ()):
         # A text model may lie in the configuration of a larger one.
@@ -107,13 +124,13 @@ def _configuration(values: dict[str, Any], folder: Path) -> Any:
     if kind not in CONFIG_MAPPING:
         if values.get("auto_map"):
             raise ModelError(
-                f"{folder} brings its own code for model type {kind!r}, and code that comes with a model is never run; "
-                f"give a model whose type transformers {__version__} knows"
+                f"{folder} brings its own code for model type {quoted(kind)}, and code that comes with a model is "
+                f"never run; give a model whose type transformers {__version__} knows"
             )
         close = difflib.get_close_matches(kind, list(CONFIG_MAPPING), n=1)
         advice = f"did you mean {close[0]!r}?" if close else "a newer transformers may"
         raise ModelError(
-            f"transformers {__version__} knows no model type {kind!r}, named in {folder / CONFIG}; {advice}"
+            f"transformers {__version__} knows no model type {quoted(kind)}, named in {folder / CONFIG}; {advice}"
         )
     try:
         return CONFIG_MAPPING[kind].from_dict(_numbers(_without_refused(values)))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from normkit.errors import InputError
+
+LONGEST_NAME = 256
+"""Characters of a name that a certificate takes."""
 
 _PIECE = 2**20
 
@@ -25,6 +29,33 @@ class Fingerprint:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What changes when a file does, or when another takes its name; known without reading it.
+
+    Attributes:
+        device: That it lies on.
+        inode: Its number there.
+        size: Its bytes.
+        mtime_ns: When its content last changed.
+    """
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """The state of the file that a status is of."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def file_states(folder: Path) -> dict[str, FileState]:
+    """The states of the files below a folder, by name."""
+    return {name: FileState.of((folder / name).stat()) for name in file_names(folder) if (folder / name).is_file()}
+
+
 def fingerprints(folder: Path, names: Iterable[str], known: Mapping[str, str]) -> dict[str, Fingerprint]:
     """The fingerprints of some files, and of those whose hashes are known already, in the order of names.
 
@@ -33,6 +64,16 @@ def fingerprints(folder: Path, names: Iterable[str], known: Mapping[str, str]) -
     """
     hashes = {**{name: sha256(folder / name) for name in names}, **known}
     return {name: Fingerprint((folder / name).stat().st_size, hashes[name]) for name in sorted(hashes)}
+
+
+def is_sound_name(name: str) -> bool:
+    """Whether a file may be called so, below a folder: a path of printable characters that leads nowhere else.
+
+    Files of a checkpoint are named in its certificate, in messages and on terminals.
+    """
+    path = PurePosixPath(name)
+    is_below = bool(path.parts) and str(path) == name and not path.is_absolute() and ".." not in path.parts
+    return is_below and "\\" not in name and name.isprintable() and len(name) <= LONGEST_NAME
 
 
 def file_names(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from normkit.checkpoint.applying import Progress
 from normkit.checkpoint.carrying import carried
-from normkit.checkpoint.certificate import Certificate, certify
+from normkit.checkpoint.certificate import NAME, Certificate, certify
 from normkit.checkpoint.configuration import CONFIG
 from normkit.checkpoint.layout import output_info
 from normkit.checkpoint.memory import require_change
@@ -54,7 +54,8 @@ def fold(
         What was done to each tensor and how far it is exact; also written beside the weights.
 
     Raises:
-        ModelError: If the source is damaged, quantised, pickled, or of a family or class that is not declared.
+        ModelError: If the source is damaged, quantised, pickled, or of a family or class that is not declared; if
+            transformers would load something else from it; or if it changes while it is folded.
         InputError: If nothing of what was asked can be done, or the destination cannot be written.
     """
     if jobs < 1:
@@ -71,15 +72,17 @@ def fold(
             for_training=for_training,
         )
         require_change(plan)
+        beside = list(carried(folder))
         config = folded_config(opened.config, plan)
         with Staging(destination, source=folder, resume=resume) as staging:
             reload = _reloaded(plan, opened, config)
             written = write_shards(plan, opened.source, staging, jobs=jobs, max_memory=max_memory, progress=progress)
-            staging.write(CONFIG, json_text(config).encode())
-            for name, path in carried(folder):
+            staging.write(CONFIG, json_text(config).encode(), like=folder / CONFIG)
+            for name, path in beside:
                 staging.copy(path, name)
             certificate = certify(plan, written, reload, opened, staging.folder, dtype=dtype, untie=untie)
-            certificate.write(staging.folder)
+            staging.write(NAME, certificate.text().encode(), like=folder / CONFIG)
+            opened.require_same({name for each in (beside, carried(folder)) for name, _ in each})
             staging.finish()
     return certificate
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.weights import damaged
-from normkit.errors import ModelError
+from normkit.errors import InputError, ModelError
+from normkit.files import parse_json, quoted
 
 METADATA = "__metadata__"
 
@@ -34,7 +34,6 @@ _LENGTH = struct.Struct("<Q")
 _LONGEST = 100_000_000
 _MOST_ELEMENTS = 2**60
 _MOST_AXES = 64
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def read_header(path: Path) -> dict[str, Located]:
     for name, tensor in found:
         if tensor.start != reached:
             problem = "shares bytes with another tensor" if tensor.start < reached else "follows a gap"
-            raise ModelError(damaged(path, f"{_shown(name)} {problem}"))
+            raise ModelError(damaged(path, f"{quoted(name)} {problem}"))
         reached = tensor.stop
     if reached != size:
         problem = f"its header speaks of {reached} bytes, it has {size}"
@@ -154,51 +153,36 @@ def _document(path: Path) -> tuple[dict[str, Any], dict[str, str], int, int]:
     if len(text) < length:
         raise ModelError(damaged(path, "it became shorter while it was read"))
     try:
-        header = json.loads(text.decode(), object_pairs_hook=_once)
-    except _TwiceError as error:
-        raise ModelError(damaged(path, f"{_shown(str(error))} stands twice in its header")) from None
-    except (ValueError, RecursionError):
-        raise ModelError(damaged(path, "its header is not JSON")) from None
+        header = parse_json(text)
+    except InputError as error:
+        raise ModelError(damaged(path, f"its header: {error}")) from None
     if not isinstance(header, dict):
         raise ModelError(damaged(path, "its header is not a table"))
     metadata = header.pop(METADATA, None) or {}
-    if not isinstance(metadata, dict) or not all(_is_text(text) for pair in metadata.items() for text in pair):
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise ModelError(damaged(path, f"its {METADATA} is not a table of texts"))
     return header, metadata, _LENGTH.size + length, size
-
-
-class _TwiceError(Exception):
-    """A name stands twice in one JSON object."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise _TwiceError(name)
-        found[name] = value
-    return found
 
 
 def _located(path: Path, name: str, entry: Any, data: int) -> Located:
     """The tensor that an entry of the header describes, with offsets from the start of the file."""
     if not name.isprintable() or not name:
-        raise ModelError(damaged(path, f"{_shown(name)} is no name for a tensor"))
+        raise ModelError(damaged(path, f"{quoted(name)} is no name for a tensor"))
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
-        raise ModelError(damaged(path, f"{_shown(name)} has no dtype, shape and data_offsets"))
+        raise ModelError(damaged(path, f"{quoted(name)} has no dtype, shape and data_offsets"))
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise ModelError(
-            damaged(path, f"{_shown(name)} has the dtype {_shown(dtype)}, which safetensors does not know")
+            damaged(path, f"{quoted(name)} has the dtype {quoted(dtype)}, which safetensors does not know")
         )
     if not _naturals(shape) or not _is_possible(shape):
-        raise ModelError(damaged(path, f"{_shown(name)} has the shape {_shown(shape)}"))
+        raise ModelError(damaged(path, f"{quoted(name)} has the shape {quoted(shape)}"))
     if not _naturals(offsets) or len(offsets) != 2:
-        raise ModelError(damaged(path, f"{_shown(name)} has the offsets {_shown(offsets)}"))
+        raise ModelError(damaged(path, f"{quoted(name)} has the offsets {quoted(offsets)}"))
     start, stop = offsets
     bits = math.prod(shape) * _BITS[dtype]
     if bits != (stop - start) * 8:
-        problem = f"{_shown(name)} is {dtype} of shape {_shown(shape)} and has {_shown(stop - start)} bytes"
+        problem = f"{quoted(name)} is {dtype} of shape {quoted(shape)} and has {quoted(stop - start)} bytes"
         raise ModelError(damaged(path, problem))
     return Located(dtype, tuple(shape), path, data + start, data + stop)
 
@@ -216,14 +200,3 @@ def _is_possible(shape: list[int]) -> bool:
         if elements > _MOST_ELEMENTS:
             return False
     return len(shape) <= _MOST_AXES
-
-
-def _is_text(value: object) -> bool:
-    """Whether it is a text that can be written again: JSON can spell half a character."""
-    return isinstance(value, str) and not _HALF.search(value)
-
-
-def _shown(value: object) -> str:
-    """What a file says, short and on one line."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -5,11 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+from normkit.checkpoint.fingerprints import is_sound_name
+from normkit.errors import InputError
+from normkit.files import parse_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +71,31 @@ def journal_bytes(head: Mapping[str, Any], finished: Iterable[FinishedFile]) -> 
 def read_journal(path: Path) -> tuple[dict[str, Any] | None, dict[str, FinishedFile]]:
     """The first line, None where there is none; and by name the files that whole lines after it enter."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        # It may have been planted: a link leads elsewhere, and a pipe never ends.
+        is_file = stat.S_ISREG(path.lstat().st_mode)
+        lines = path.read_bytes().split(b"\n")[:-1] if is_file else []
     except OSError:
         return None, {}
     entries: list[Any] = []
-    with suppress(ValueError, RecursionError):
+    with suppress(InputError):
         # The process may have been killed in the middle of a line.
-        entries.extend(json.loads(line) for line in lines)
+        entries.extend(parse_json(line) for line in lines)
     if not entries or not isinstance(entries[0], dict):
         return None, {}
-    finished: dict[str, FinishedFile] = {}
-    with suppress(TypeError):
-        finished.update((file.name, file) for file in (FinishedFile(**entry) for entry in entries[1:]))
+    finished = {entry["name"]: FinishedFile(**entry) for entry in takewhile(_is_entry, entries[1:])}
     return entries[0], finished
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it is what `Journal.add` writes."""
+    kinds = {"name": str, "source_sha256": str, "sha256": str, "size": int, "residuals": dict}
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == kinds.keys()
+        and all(type(entry[key]) is kind for key, kind in kinds.items())
+        and is_sound_name(entry["name"])
+        and all(type(residual) is float for residual in entry["residuals"].values())
+    )
 
 
 def _line(document: Mapping[str, Any]) -> bytes:

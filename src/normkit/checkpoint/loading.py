@@ -77,7 +77,7 @@ def load_model(
     """
     path, name = _folder(model, dtype, revision, local_files_only=local_files_only, show_downloads=show_downloads)
     # Before transformers is imported, so that a slip costs a moment and not seconds.
-    values, files = read_config(path), weight_files(path)
+    values, files = read_config(path, infinity=True), weight_files(path)
     _require_transformers()
     with silence():
         found, notes = _built(path, values, files, dtype, text_only=True)
@@ -118,7 +118,7 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
     if not isinstance(path, str | PathLike):
         raise KindError(f"load: path must be a model's folder or a Hub id, got {path!r}")
     folder, _ = _folder(str(path), dtype, None)
-    values, files = read_config(folder), weight_files(folder)
+    values, files = read_config(folder, infinity=True), weight_files(folder)
     _require_transformers()
     with silence():
         found, notes = _built(folder, values, files, dtype)

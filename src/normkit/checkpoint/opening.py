@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -11,9 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from normkit.checkpoint.configuration import read_config
+from normkit.checkpoint.configuration import CONFIG, paths_to, read_config
+from normkit.checkpoint.fingerprints import FileState, file_states
 from normkit.checkpoint.plan import Plan
-from normkit.checkpoint.source import CheckpointSource, ModelSource
+from normkit.checkpoint.source import CheckpointSource, ModelSource, changed
+from normkit.checkpoint.weights import ADAPTER, INDEX, WEIGHTS
 from normkit.errors import KindError, ModelError
 from normkit.models import catalogue
 from normkit.models.expansion import expand
@@ -29,12 +31,29 @@ class Opened:
         config: Its config.json.
         graph: Its norms, readers and writers.
         source: Its tensors.
+        states: Of the files below the folder, by name, before the first of them was read.
     """
 
     folder: Path
     config: Mapping[str, Any]
     graph: Graph
     source: CheckpointSource
+    states: Mapping[str, FileState]
+
+    def require_same(self, beside: Collection[str]) -> None:
+        """Refuse a folder whose files are not those that were opened.
+
+        Args:
+            beside: Names of the files that count beside configuration and weights, as they are now.
+
+        Raises:
+            ModelError: If one that counts has changed, is gone, or is new.
+        """
+        names = {CONFIG, INDEX, *(file.name for file in self.source.files), *beside}
+        now = file_states(self.folder)
+        for name in sorted(names):
+            if now.get(name) != self.states.get(name):
+                raise ModelError(changed(self.folder / name))
 
     def __enter__(self) -> Opened:
         """Itself."""
@@ -56,7 +75,9 @@ def open_checkpoint(folder: Path) -> Opened:
     """
     if not folder.is_dir():
         raise ModelError(f"expected the folder of a model, got {folder}; fetch it first, then give its folder")
+    states = file_states(folder)
     config = read_config(folder)
+    _require_plain(folder, config)
     family = catalogue.family(config["model_type"])
     source = CheckpointSource(folder)
     try:
@@ -64,7 +85,21 @@ def open_checkpoint(folder: Path) -> Opened:
     except BaseException:
         source.close()
         raise
-    return Opened(folder=folder, config=config, graph=graph, source=source)
+    return Opened(folder=folder, config=config, graph=graph, source=source, states=states)
+
+
+def _require_plain(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a folder from which transformers would load something else than its safetensors."""
+    if (folder / ADAPTER).is_file():
+        raise ModelError(
+            f"{folder} holds an adapter ({ADAPTER}) beside a model, and transformers loads the adapter's base in its "
+            f"place; merge it with peft, or take {ADAPTER} away"
+        )
+    for path in paths_to(config, "transformers_weights"):
+        raise ModelError(
+            f"{folder / CONFIG} has transformers load other weights ({path}), which are not folded; give them the "
+            f"name {WEIGHTS} and take the key away"
+        )
 
 
 def open_model(model: nn.Module) -> tuple[Graph, dict[str, Any], ModelSource]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from normkit.checkpoint.configuration import paths_to
 from normkit.checkpoint.draft import Draft
 from normkit.checkpoint.gains import move_affine
 from normkit.checkpoint.plan import OPERATIONS, Operation, Plan
@@ -123,16 +124,7 @@ def _untied(request: Request, draft: Draft, config: Mapping[str, Any]) -> dict[s
     if head.parted_bias is not None:
         draft.copy_bias(head.parted_bias, str(head.bias))
     key = request.graph.family.tie.key if request.graph.family.tie else ""
-    return dict.fromkeys(sorted({key, *_paths_to(config, key)}), False)
-
-
-def _paths_to(config: Mapping[str, Any], key: str, above: str = "") -> list[str]:
-    """Dotted paths of a key in nested configurations."""
-    found = [above + key] if key in config else []
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            found += _paths_to(value, key, f"{above}{name}.")
-    return found
+    return dict.fromkeys(sorted({key, *paths_to(config, key)}), False)
 
 
 def _on_centring(source: Source, centred: tuple[str, ...], asked: tuple[Operation, ...], dtype: str) -> list[str]:

@@ -23,8 +23,9 @@ from normkit.checkpoint.header import Located
 from normkit.checkpoint.journal import FinishedFile
 from normkit.checkpoint.layout import FileLayout
 from normkit.checkpoint.source import CheckpointSource
-from normkit.checkpoint.staging import no_room
+from normkit.checkpoint.staging import new_file, no_room
 from normkit.errors import ModelError
+from normkit.files import umask
 
 PIECE = 2**20
 """Bytes that are hashed at a time."""
@@ -47,7 +48,6 @@ class Shard:
 
     Raises:
         InputError: If the file cannot be made.
-        ModelError: If the source's file cannot be read.
     """
 
     def __init__(
@@ -66,15 +66,12 @@ class Shard:
         self._unmade = 0
         self._unflushed = 0
         self._is_taken = False
-        try:
-            self._read = _Hashed(layout.source, os.O_RDONLY)
-        except OSError as error:
-            raise ModelError(f"cannot read {layout.source}: {error.strerror}") from None
+        self._opened = source
+        self._read = _Hashed(layout.source, source.descriptor(layout.source))
         self._source = _Overheard(source, layout.source, self._read)
-        self._state = _state(layout.source)
         try:
             with self._writing():
-                self._written = _Hashed(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                self._written = _Hashed(path, new_file(path))
                 self._written.write(layout.header, 0)
         except BaseException:
             self._read.close()
@@ -148,9 +145,9 @@ class Shard:
             ModelError: If the source's file has changed since.
         """
         with self._writing():
+            os.fchmod(self._written.descriptor, self._opened.modes[self._layout.source] & ~umask())
             os.fsync(self._written.descriptor)
-        if _state(self._layout.source) != self._state:
-            raise ModelError(f"{self._layout.source} changed while it was folded; leave it alone and start again")
+        self._opened.require_same(self._layout.source)
         self.close()
         return FinishedFile(
             name=self._layout.name,
@@ -188,8 +185,8 @@ class _Hashed:
         guard: Held by the thread that goes on with it.
     """
 
-    def __init__(self, path: Path, flags: int) -> None:
-        self.descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.descriptor = descriptor
         self.reached = 0
         self.guard = threading.Lock()
         self._path = path
@@ -253,9 +250,3 @@ class _Overheard:
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data
-
-
-def _state(file: Path) -> tuple[int, int, int]:
-    """What changes when a file does."""
-    status = file.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from normkit.checkpoint.fingerprints import FileState
 from normkit.checkpoint.header import Located, TensorInfo, read_header
 from normkit.checkpoint.weights import INDEX, WEIGHTS, damaged, read_json, weight_files
 from normkit.errors import ModelError
@@ -66,6 +68,8 @@ class CheckpointSource:
     Attributes:
         files: The files, in the order of their names.
         tensors: What they hold, file by file, in the order of the bytes.
+        states: Of the files, when they were opened.
+        modes: Their permissions.
 
     Raises:
         ModelError: If a file is not whole, or the index and the files disagree about who holds what.
@@ -74,17 +78,17 @@ class CheckpointSource:
     def __init__(self, folder: Path) -> None:
         self.files = tuple(weight_files(folder))
         self.tensors: dict[str, Located] = {}
-        for file in self.files:
-            held = read_header(file)
-            if twice := next((name for name in held if name in self.tensors), None):
-                raise ModelError(
-                    f"expected each tensor in one file, {twice!r} lies in {self.tensors[twice].file} and in {file}; "
-                    "download it again"
-                )
-            self.tensors |= held
-        if len(self.files) > 1 or self.files[0].name != WEIGHTS:
-            _check_index(folder / INDEX, self.tensors)
-        self._descriptors = {file: os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in self.files}
+        self.states: dict[Path, FileState] = {}
+        self.modes: dict[Path, int] = {}
+        self._descriptors: dict[Path, int] = {}
+        try:
+            for file in self.files:
+                self._open(file)
+            if len(self.files) > 1 or self.files[0].name != WEIGHTS:
+                _check_index(folder / INDEX, self.tensors)
+        except BaseException:
+            self.close()
+            raise
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows of a tensor seen as a matrix, in a buffer of their own; bytes where torch has no such dtype.
@@ -100,6 +104,19 @@ class CheckpointSource:
             buffer = rows.view(torch.uint8).numpy().reshape(-1).data
             self._read(tensor.file, buffer, tensor.start + tensor.bytes_of(start))
         return rows
+
+    def descriptor(self, file: Path) -> int:
+        """Another handle of a file, of the one that was opened whatever has taken its name since; to be closed."""
+        return os.dup(self._descriptors[file])
+
+    def require_same(self, file: Path) -> None:
+        """Refuse a file that is not the one that was opened, as it was.
+
+        Raises:
+            ModelError: If it has changed, or another has taken its name.
+        """
+        if not file.is_file() or FileState.of(file.stat()) != self.states[file]:
+            raise ModelError(changed(file))
 
     def close(self) -> None:
         """Close the files; nothing can be read afterwards."""
@@ -117,6 +134,22 @@ class CheckpointSource:
         """Close the files."""
         self.close()
 
+    def _open(self, file: Path) -> None:
+        """First the handle, then the header: whatever takes the name in between has another state."""
+        try:
+            self._descriptors[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ModelError(f"cannot read {file}: {error.strerror}") from None
+        status = os.fstat(self._descriptors[file])
+        self.states[file], self.modes[file] = FileState.of(status), stat.S_IMODE(status.st_mode) & 0o777
+        held = read_header(file)
+        if twice := next((name for name in held if name in self.tensors), None):
+            raise ModelError(
+                f"expected each tensor in one file, {twice!r} lies in {self.tensors[twice].file} and in {file}; "
+                "download it again"
+            )
+        self.tensors |= held
+
     def _read(self, file: Path, into: memoryview, offset: int) -> None:
         while into.nbytes:
             try:
@@ -126,6 +159,11 @@ class CheckpointSource:
             if count == 0:
                 raise ModelError(damaged(file, f"it ends at byte {offset}"))
             into, offset = into[count:], offset + count
+
+
+def changed(file: Path) -> str:
+    """The one line about a file that did not stay as it was."""
+    return f"{file} changed while it was folded; leave the folder alone and start again"
 
 
 class ModelSource:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normkit.checkpoint.plan import Relation
+from normkit.files import quoted
 
 RELATIONS: dict[Relation, str] = {
     "identical": "the source's bits",
@@ -68,7 +69,7 @@ def difference(found: Any, due: Any, path: str) -> str | None:
     """The first place where two JSON documents differ, and what is there."""
     if isinstance(found, Mapping) and isinstance(due, Mapping):
         if strange := sorted(found.keys() ^ due.keys()):
-            where = shown(f"{path}.{strange[0]}")
+            where = quoted(f"{path}.{strange[0]}")
             return f"{where} is recorded and does not follow" if strange[0] in found else f"{where} is not recorded"
         return _first(difference(found[key], due[key], f"{path}.{key}") for key in due)
     if isinstance(found, list | tuple) and isinstance(due, list | tuple) and len(found) == len(due):
@@ -76,7 +77,7 @@ def difference(found: Any, due: Any, path: str) -> str | None:
         return _first(difference(one, other, f"{path}.{at}") for at, (one, other) in pairs)
     if type(found) is type(due) and found == due:
         return None
-    return f"{path} is recorded as {shown(found)}, {shown(due)} follows from the source"
+    return f"{path} is recorded as {quoted(found)}, {quoted(due)} follows from the source"
 
 
 def judged(name: str, faults: Sequence[str], said: str) -> Checked:
@@ -85,15 +86,6 @@ def judged(name: str, faults: Sequence[str], said: str) -> Checked:
         return Checked(name=name, passed=True, what=said)
     more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
     return Checked(name=name, passed=False, what=faults[0] + more)
-
-
-def shown(value: object) -> str:
-    """What a file says, short and on one line."""
-    try:
-        text = ascii(value)
-    except RecursionError:
-        text = f"a {type(value).__name__} too deep to show"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _first(differences: Iterable[str | None]) -> str | None:

@@ -24,12 +24,12 @@ from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
 from normkit.checkpoint.plan import Plan
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.reloading import Reload, reload_check
-from normkit.checkpoint.verification import RELATIONS, Checked, Verification, difference, judged, shown
+from normkit.checkpoint.verification import RELATIONS, Checked, Verification, difference, judged
 from normkit.checkpoint.weights import INDEX
 from normkit.checkpoint.workers import Workers
 from normkit.checkpoint.writing import Written
 from normkit.errors import InputError, ModelError
-from normkit.files import json_text
+from normkit.files import json_text, quoted
 
 
 def verify(source: Path | str, result: Path | str, *, jobs: int = 1, progress: Progress | None = None) -> Verification:
@@ -223,7 +223,7 @@ def _same_text(name: str, path: Path, due: str, said: str) -> Checked:
         return Checked(name=name, passed=True, what=said)
     pairs = enumerate(zip(found.splitlines(), due.encode().splitlines(), strict=False), 1)
     line, (there, wanted) = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), (0, (b"", b"")))
-    what = f"line {line} is {shown(there)}, {shown(wanted)} follows from the source" if line else "it ends elsewhere"
+    what = f"line {line} is {quoted(there)}, {quoted(wanted)} follows from the source" if line else "it ends elsewhere"
     return Checked(name=name, passed=False, what=f"{path.name}: {what}")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normkit.errors import ModelError
+from normkit.checkpoint.fingerprints import is_sound_name
+from normkit.errors import InputError, ModelError
+from normkit.files import parse_json, quoted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +17,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -51,9 +52,10 @@ def shard_names(folder: Path) -> list[str]:
         raise ModelError(f"expected a weight_map from weights to files in {folder / INDEX}, found none; download again")
     names = sorted(set(named.values()))
     for name in names:
-        if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+        if "/" in name or not is_sound_name(name) or not name.endswith(".safetensors"):
             raise ModelError(
-                f"expected {folder / INDEX} to name safetensors beside it, got {name!r}; do not use this checkpoint"
+                f"expected {folder / INDEX} to name safetensors beside it, got {quoted(name)}; do not use this "
+                "checkpoint"
             )
     return names
 
@@ -81,18 +83,18 @@ def read_weights(files: list[Path]) -> dict[str, Tensor]:
     return weights
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """A JSON file that holds an object.
+def read_json(path: Path, *, infinity: bool = False) -> dict[str, object]:
+    """A JSON file that holds an object; arguments and strictness of `parse_json`.
 
     Raises:
         ModelError: If it cannot be read or holds something else.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_bytes(), infinity=infinity)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ModelError(f"expected JSON in {path}, found something else; download it again") from None
+    except InputError as error:
+        raise ModelError(f"expected JSON in {path}: {error}; correct it, or download it again") from None
     if not isinstance(document, dict):
         raise ModelError(f"expected a JSON object in {path}, found a {type(document).__name__}; download it again")
     return document
@@ -115,7 +117,7 @@ def _without_weights(folder: Path) -> str:
             f"expected {WEIGHTS} in {folder}, found only {listed(pickles)}; pickled weights are never loaded: load "
             "them with transformers where you trust them, and `model.save_pretrained(folder)` writes safetensors"
         )
-    if (folder / _ADAPTER).is_file():
+    if (folder / ADAPTER).is_file():
         return f"{folder} holds an adapter without its model; merge it into the model with peft and give that folder"
     if others := sorted(file.name for file in _other_weights(folder)):
         return f"expected {WEIGHTS} in {folder}, found {listed(others)}; rename it or convert it to safetensors"

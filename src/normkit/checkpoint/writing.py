@@ -82,7 +82,7 @@ def write_shards(
             made = vectors(plan, source, jobs=jobs, progress=progress)
         _Crew(pending, source, staging, made, progress).work(jobs)
     if (document := index(layouts, source)) is not None:
-        staging.write(INDEX, json_text(document).encode())
+        staging.write(INDEX, json_text(document).encode(), like=source.files[0].parent / INDEX)
     files = [staging.finished[layout.name] for layout in layouts]
     return Written(
         inputs={file.name: file.source_sha256 for file in files},
@@ -217,10 +217,9 @@ class _Crew:
 def _identity(plan: Plan, source: CheckpointSource) -> dict[str, Any]:
     """What decides the bytes that are written: what is asked for, and the files that it is asked of."""
     text = json.dumps(plan.to_json(), sort_keys=True)
-    states = {file.name: file.stat() for file in source.files}
     return {
         "plan": hashlib.sha256(text.encode()).hexdigest(),
-        "source": {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()},
+        "source": {file.name: [state.size, state.mtime_ns] for file, state in source.states.items()},
     }
 
 

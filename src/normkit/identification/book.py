@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -140,13 +139,15 @@ class PassportBook:
             IdentificationError: If it holds anything else; the message names the file.
         """
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            values = files.parse_json(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}; give a file of passports") from None
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except InputError as error:
             raise IdentificationError(
-                f"expected passports in {path}, found no JSON ({error}); `normkit identify MODEL` writes such a file"
+                f"expected passports in {path}, found no JSON: {error}; `normkit identify MODEL` writes such a file"
             ) from None
+        try:
+            return cls.from_json(values)
         except NormkitError as error:
             raise IdentificationError(f"cannot use {path} as passports: {error}") from None
 

@@ -7,7 +7,6 @@ norm over all heads. No formula tells which; this file does.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -148,11 +147,11 @@ def read(path: Path) -> Baseline:
         InputError: If it cannot be read, holds something else or is damaged; the message names the file.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = files.parse_json(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_HOW}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"expected an intent file in {path}, found no JSON ({error}); {_HOW}") from None
+    except InputError as error:
+        raise InputError(f"expected an intent file in {path}, found no JSON: {error}; {_HOW}") from None
     if not isinstance(values, dict) or values.get("content") != _CONTENT:
         raise InputError(f"expected an intent file in {path}, found other JSON; {_HOW}")
     if values.get("schema_version") != _SCHEMA:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from importlib.resources import files
 
 from normkit.errors import ModelError
+from normkit.files import quoted
 from normkit.models import norm_classes
 from normkit.models.family import Family, parse
 
@@ -23,13 +23,12 @@ def family(name: str) -> Family:
     """The family of a model type.
 
     Raises:
-        ModelError: If no file declares it; the message names the nearest that is.
+        ModelError: If no file declares it; the message names those that are. A name says nothing of what reads and
+            writes: no nearest one is suggested.
     """
     if name not in names():
-        close = difflib.get_close_matches(name, names(), n=1)
-        nearest = f"the nearest is {close[0]!r}" if close else f"declared are {', '.join(names())}"
         raise ModelError(
-            f"expected a model of a declared family, got model_type {name!r}: its readers and writers are not known, "
-            f"and they are never guessed; {nearest}"
+            f"expected a model of a declared family, got model_type {quoted(name)}: its readers and writers are not "
+            f"known, and they are never guessed; declared are {', '.join(names())}"
         )
     return parse((files("normkit.models") / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from normkit.errors import ModelError
+from normkit.files import quoted
 from normkit.models.family import Condition, Family
 
 
@@ -31,7 +32,7 @@ class Settings:
         if self.architecture not in family.classes:
             raise ModelError(
                 f"expected one of the classes {', '.join(family.classes)}, which models/{family.model_type}.toml "
-                f"describes, got {self.architecture}; give a checkpoint of one of them"
+                f"describes, got {quoted(self.architecture)}; give a checkpoint of one of them"
             )
         for key, wanted in family.requires.items():
             if not _matches(self.value(key), wanted):
@@ -71,7 +72,7 @@ class Settings:
         key = value or self._family.config.eps
         found = self.value(key) if key else None
         if found is not None and (isinstance(found, bool) or not isinstance(found, float | int)):
-            raise ModelError(f"expected a number as {key} in config.json, got {found!r}; correct it")
+            raise ModelError(f"expected a number as {key} in config.json, got {quoted(found)}; correct it")
         return None if found is None else float(found)
 
     def number(self, key: str, *, otherwise: int | None = None) -> int:
@@ -84,7 +85,7 @@ class Settings:
         if found is None and otherwise is not None:
             return otherwise
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise ModelError(f"expected a whole number as {key} in config.json, got {found!r}; correct it")
+            raise ModelError(f"expected a whole number as {key} in config.json, got {quoted(found)}; correct it")
         return found
 
     def count(self, placeholder: str) -> int:
@@ -108,4 +109,4 @@ def _matches(value: Any, wanted: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, tuple | list):
         return " or ".join(_shown(choice) for choice in value)
-    return str(value).lower() if isinstance(value, bool) or value is None else repr(value)
+    return str(value).lower() if isinstance(value, bool) or value is None else quoted(value)
