@@ -77,7 +77,7 @@ def from_rows(rows: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
     return rows.reshape(x.shape)
 
 
-def statistics(rows: Tensor, spec: NormSpec, eps: float) -> Statistics:
+def statistics(rows: Tensor, spec: NormSpec, eps: float | Tensor) -> Statistics:
     """Mean and scale of rows of shape (..., m), in the rows' dtype.
 
     scale = sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps) for eps inside, outside or as a clamp;
@@ -114,7 +114,7 @@ def _root(deviation: Tensor, spec: NormSpec) -> Tensor:
     return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())
 
 
-def _scale(rows: Tensor, deviation: Tensor, spec: NormSpec, eps: float) -> Tensor:
+def _scale(rows: Tensor, deviation: Tensor, spec: NormSpec, eps: float | Tensor) -> Tensor:
     """s, the number each row is divided by."""
     inside = spec.eps_placement == "inside"
     quantity = _square if inside else _root

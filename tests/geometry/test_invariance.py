@@ -178,8 +178,9 @@ def test_an_impossible_eps_is_refused(eps: float):
         invariances(eps=eps)
 
 
-@pytest.mark.parametrize("scale", [0.0, math.nan, -math.inf])
+@pytest.mark.parametrize("scale", [0.0, math.nan, -math.inf, 1.0, 1.0 + 2**-40])
 def test_an_impossible_scale_is_refused(scale: float):
+    """At 1 BatchNorm too ignored the re-scaling of a single case."""
     with pytest.raises(InputError, match="scale must be a finite number other than 0"):
         invariances(scale=scale)
 

@@ -54,6 +54,23 @@ def test_distance_has_all_its_digits(angle, is_near_pi):
             assert abs(length - exact) <= 4 * UNIT * exact or angle < 1e-150
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 5e-7, 1e-3, 1.0, 1e5, 1e30])
+@pytest.mark.parametrize("angle", [1e-3, 1.0, 3.0])
+def test_only_the_direction_of_y_counts(angle, scale, dtype):
+    """A short y lay at no distance from anything, and the way to it was 0."""
+    x = torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64)
+    y = scale * torch.tensor([math.cos(angle), 0.6 * math.sin(angle), -0.8 * math.sin(angle)], dtype=torch.float64)
+    x, y = x.to(dtype), y.to(dtype)
+    expected = 2 * angle
+    # The angle of rows as they are rounded; y of another length than x leaves a rounding of 1 in place of the angle.
+    unit = 4 * torch.finfo(dtype).eps * max(1, 1 / angle)
+    assert float(geodesic_distance(x, y)) == pytest.approx(expected, rel=unit)
+    assert float(logarithm(x, y).double().norm()) == pytest.approx(expected, rel=unit)
+    middle = torch.tensor([math.cos(angle / 2), *(math.sin(angle / 2) * v for v in (0.6, -0.8))], dtype=torch.float64)
+    assert torch.allclose(interpolate(x, y, 0.5).double(), 2 * middle, rtol=0.0, atol=16 * unit)
+
+
 @pytest.mark.parametrize("angle", [1e-12, 1e-8, 1e-4])
 def test_tiny_distances_of_arbitrary_points(angle):
     x = torch.randn(6, dtype=torch.float64)

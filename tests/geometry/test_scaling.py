@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import assert_close, exact
-from normkit import NormSpec
+from normkit import NormSpec, geometry
 from normkit.errors import DtypeError, ShapeError, SpecError
 from normkit.geometry import affine, agreement_scale, inside_equivalent, shrink_factor, to_sphere
 from normkit.geometry.scaling import length
@@ -238,3 +238,65 @@ def test_no_rows_are_no_trouble():
     empty = torch.zeros(0, 4)
     assert to_sphere(empty).shape == (0, 4)
     assert length(empty).shape == shrink_factor(empty, eps=1.0).shape == (0,)
+
+
+RMS, LAYER = NormSpec(centre_numerator=False, centre_statistics=False, eps=0.0), NormSpec(eps=0.0)
+HALF = LAYER.replace(centre_numerator=False)
+
+
+def rogue(x):
+    found = geometry.rogue_dimensions(x)
+    return torch.cat([found.contribution, found.standardised_contribution])
+
+
+def defects(x, spec):
+    found = geometry.scale_shift_defects(x, spec, scale=3.0, shift=0.0)
+    # Beside 1, as what vanishes is the rounding of what is of size 1.
+    return 1 + torch.stack([found.scale_defect, found.rescaled_eps_defect, found.shift_defect, found.odd_defect])
+
+
+def parts(x, spec, name):
+    return getattr(geometry.contributions(x, spec), name)
+
+
+FINITE = {
+    "jacobian": lambda x: geometry.jacobian(x, LAYER),
+    "jacobian, eps outside": lambda x: geometry.jacobian(x, RMS.replace(eps=1e-5, eps_placement="outside")),
+    "jacobian, eps below a row": lambda x: geometry.jacobian(x, LAYER.replace(eps=1e-5)),
+    "jacobian, clamp": lambda x: geometry.jacobian(x, LAYER.replace(eps=1e-5, eps_placement="clamp")),
+    "jvp": lambda x: geometry.jvp(x, x.flip(-1), HALF),
+    "vjp": lambda x: geometry.vjp(x, x.flip(-1), LAYER),
+    "euler_defect": lambda x: geometry.euler_defect(x, LAYER.replace(eps=1e-5, eps_placement="outside")),
+    "jacobian_spectrum": lambda x: geometry.jacobian_spectrum(x, HALF).block,
+    "jacobian_norm_bound": lambda x: geometry.jacobian_norm_bound(x, RMS),
+    "decompose": lambda x: geometry.decompose(x, LAYER).output,
+    "idempotence": lambda x: geometry.idempotence(x, LAYER.replace(correction=1)),
+    "scale_shift_defects": lambda x: defects(x, LAYER.replace(eps=1e-5)),
+    "frozen": lambda x: parts(x, LAYER, "frozen"),
+    "recomputed": lambda x: parts(x, RMS, "recomputed"),
+    "linearised": lambda x: parts(x, RMS, "linearised"),
+    "interference": lambda x: parts(x, LAYER, "interference"),
+    "rogue_dimensions": rogue,
+    "centred_defect": geometry.centred_defect,
+    "reader_defect": geometry.reader_defect,
+    "weightless_defect": geometry.weightless_defect,
+    "effective_learning_rate, adam": lambda x: geometry.effective_learning_rate(x, 0.1, optimizer="adam", dims=-1),
+    "effective_learning_rate, sgd": lambda x: geometry.effective_learning_rate(x, x[0, 0], optimizer="sgd"),
+    "radial_cosine": lambda x: geometry.radial_cosine(x, x.flip(0), dims=(0, 1)),
+    "logit_bound": lambda x: geometry.logit_bound(x, 1 / x),
+    "scale_over_batch": lambda x: geometry.scale_over_batch(x),
+    "geodesic_distance": lambda x: geometry.geodesic_distance(x, x.flip(-1)),
+    "angle_between": lambda x: geometry.angle_between(x, x.flip(-1)),
+    "preconditioning": lambda x: geometry.preconditioning(x, RMS).raw,
+}
+
+
+@pytest.mark.parametrize("scale", [2.0**100, 2.0**-100])
+@pytest.mark.parametrize("name", FINITE)
+def test_float32_is_finite_where_the_mathematics_is(name, scale):
+    """Squares of these rows are no float32 numbers; the answers are."""
+    x = torch.tensor([[1.0, 2.0, 6.0, -3.0], [0.5, -2.0, 1.0, 4.0], [-1.0, 3.0, 0.25, 2.0]]) * scale
+    expected = FINITE[name](x.double())
+    assert expected.isfinite().all()
+    # A dozen roundings; where terms cancel, those of the largest.
+    assert_close(FINITE[name](x).double(), expected, units=16 * 2.0**29)

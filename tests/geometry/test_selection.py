@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from normkit import reference, specs
 from normkit.errors import DtypeError, InputError, ShapeError
-from normkit.geometry import selectable, selecting_query, uniform_query
+from normkit.geometry import selectable, selecting_query, selection, uniform_query
 
 LAYER_NORM = specs.TORCH_LAYER_NORM.replace(eps=0.0)
 
@@ -120,6 +121,40 @@ def test_eps_hides_keys_in_few_dimensions():
     assert 0.5 < hidden[0] < 0.7
     assert hidden == sorted(hidden, reverse=True)
     assert hidden[3] < 0.01
+
+
+@pytest.mark.parametrize("height", [1e-8, 1e-10, -1e-8, -1e-10])
+def test_a_key_beside_an_edge_is_judged(height):
+    """The solver gives up (status 15) where the key lies 1e-8 inside of the edge."""
+    keys = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [0.5, height]], dtype=torch.float64)
+    assert selectable(keys).tolist() == [True, True, True, True, height < 0]
+    query = selecting_query(keys, 4)
+    assert (query is None) == (height > 0)
+    # Products of 0.5 * 1e10 carry 16 digits.
+    assert query is None or margin(query, keys, 4) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("status", [1, 4])
+def test_where_the_linear_program_gives_up_another_method_decides(monkeypatch, status):
+    keys = normal(25, 2, seed=3)
+    answers = selectable(keys)
+    given_up = SimpleNamespace(status=status, message="given up", x=None)
+    _, nnls = selection._solvers()
+    monkeypatch.setattr(selection, "_solvers", lambda: (lambda *_, **__: given_up, nnls))
+    assert torch.equal(selectable(keys), answers)
+    assert 2 < answers.sum() < 25
+    # What the solver calls a solution is held against the keys.
+    wrong = SimpleNamespace(status=0, x=torch.ones(2, dtype=torch.float64).numpy())
+    monkeypatch.setattr(selection, "_solvers", lambda: (lambda *_, **__: wrong, nnls))
+    assert torch.equal(selectable(keys), answers)
+
+
+@pytest.mark.parametrize("scale", [2.0**600, 2.0**-600])
+def test_keys_whose_squares_are_no_numbers_are_judged(scale):
+    keys = normal(25, 2, seed=3)
+    assert torch.equal(selectable(keys * scale), selectable(keys))
+    index = int(selectable(keys).nonzero()[0])
+    assert torch.equal(selecting_query(keys * scale, index), selecting_query(keys, index) / scale)
 
 
 def test_repeated_keys_are_not_selectable():

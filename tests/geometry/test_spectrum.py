@@ -105,6 +105,16 @@ def test_block_of_a_norm_that_centres_half(spec):
     assert (spectrum.block - spectrum.eigenvalues.abs().sort().values).abs().max() > 1e-3
 
 
+def test_one_feature_of_a_negative_eps():
+    """It was the smaller value of the block, 2.236, which is that of no direction there."""
+    spec = NormSpec(centre_numerator=False, centre_statistics=False, eps=-0.8)
+    x = torch.ones(1, dtype=torch.float64)
+    found = jacobian_spectrum(x, spec).singular_values(1)
+    # |eps| / s**3 with s**2 = 0.2.
+    assert_close(found, torch.tensor([0.8 / 0.2**1.5], dtype=torch.float64))
+    assert_close(found, jacobian(x, spec)[0].abs())
+
+
 @pytest.mark.parametrize("spec", KINDS)
 def test_negative_eps_turns_the_radial_direction_round(spec):
     x = torch.randn(4, 6, dtype=torch.float64) + 0.5

@@ -124,6 +124,33 @@ def test_lengths_stay_over_many_steps(dtype):
     assert weight.dtype == dtype
 
 
+def test_in_bfloat16_lengths_do_not_drift():
+    """Measured anew after each rounding, the length of 64 numbers sank by 2.7 % in 3,000 small steps."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(2, 64).bfloat16())
+    lengths = weight.detach().double().norm(dim=1)
+    optimizer = TangentOptimizer(SGD([weight], lr=0.02), [lone(weight, kind="rows")])
+    twin = None
+    for step in range(600):
+        weight.grad = torch.randn_like(weight)
+        if step == 300:
+            twin = copy.deepcopy((weight, optimizer))
+            twin[0].grad = weight.grad.clone()
+            twin[1].step()
+        optimizer.step()
+        if step == 300:
+            # A copy goes on with the same lengths.
+            assert torch.equal(twin[0], weight)
+    # Rounding moves 64 numbers by 2**-9 of each at most, and they do not all move one way.
+    assert (weight.detach().double().norm(dim=1) / lengths - 1).abs().max() < 2**-9
+    # Weights that something else writes have a length of their own.
+    with torch.no_grad():
+        weight.mul_(4.0)
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    assert (weight.detach().double().norm(dim=1) / (4 * lengths) - 1).abs().max() < 2**-8
+
+
 def test_in_bfloat16_a_step_is_rounded_once():
     weight = nn.Parameter(torch.randn(8, 64, dtype=torch.bfloat16))
     start = weight.detach().double()

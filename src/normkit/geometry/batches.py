@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from normkit.errors import DtypeError, InputError, KindError, ShapeError
 from normkit.geometry.rows import require_floating
+from normkit.geometry.scaling import to_sphere
 
 Norm = Callable[[Tensor], Tensor]
 
@@ -75,7 +76,7 @@ def scale_over_batch(x: Tensor, eps: float = 0.0) -> Tensor:
         Ioffe and Szegedy 2015, arXiv:1502.03167, algorithm 1.
     """
     _require_samples(x, 1)
-    return x / (x.square().mean(-2, keepdim=True) + eps).sqrt()
+    return to_sphere(x.mT, eps=eps).mT
 
 
 def cross_sample_jacobian(norm: Norm, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from normkit.errors import ShapeError
 from normkit.geometry.centring import centre
 from normkit.geometry.differential import jvp
 from normkit.geometry.rows import require_floating, require_row
+from normkit.geometry.scaling import length, row_scale
 from normkit.spec import NormSpec
 
 
@@ -94,7 +95,7 @@ def contributions(
     numerator = centre(inner) if spec.centre_numerator else inner
     numerator = numerator * ((1.0 if is_before else gain) * (math.sqrt(n) if spec.multiplier == "sqrt_n" else 1.0))
     eps = reference.machine_eps(parts, spec)
-    frozen = numerator / reference.statistics(inner.sum(0), spec, eps).scale
+    frozen = numerator / row_scale(inner.sum(0), spec, eps)
     x = parts.sum(0)
     total = reference.forward(x, spec, weight, bias).to(dtype)
     shift = x.new_zeros(n) if bias is None else bias.to(dtype).expand(n)
@@ -102,7 +103,7 @@ def contributions(
         total=total,
         bias=shift,
         frozen=frozen,
-        recomputed=numerator / reference.statistics(inner, spec, eps).scale,
+        recomputed=numerator / row_scale(inner, spec, eps),
         linearised=jvp(x.expand_as(parts), parts, spec, weight),
         interference=_interference(inner, spec),
         remainder=total - frozen.sum(0) - shift,
@@ -116,6 +117,4 @@ def _interference(parts: Tensor, spec: NormSpec) -> Tensor:
     nothing = torch.zeros_like(deviation[:1])
     earlier = torch.cat([nothing, deviation[:-1].cumsum(0)])
     later = torch.cat([deviation[1:].flip(0).cumsum(0).flip(0), nothing])
-    size, others = (torch.linalg.vector_norm(rows, dim=-1) for rows in (deviation, earlier + later))
-    ratio: Tensor = size / others
-    return ratio
+    return length(deviation) / length(earlier + later)

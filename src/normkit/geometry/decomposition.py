@@ -12,7 +12,7 @@ from torch import Tensor
 from normkit import reference
 from normkit.geometry.centring import centre, cosine_and_sine_to_ones
 from normkit.geometry.rows import require_floating, require_row, sphere_radius
-from normkit.geometry.scaling import affine, length, shrink_factor
+from normkit.geometry.scaling import affine, length, over, row_scale, shrink_factor
 from normkit.spec import NormSpec
 
 StepName = Literal["raw", "centred", "scaled", "gain and bias"]
@@ -86,7 +86,7 @@ def decompose(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Ten
     such rows as float64.
 
     Args:
-        x: Rows of shape (..., n), with squares that neither overflow nor vanish.
+        x: Rows of shape (..., n).
         spec: Any norm over the last axis; it may centre above and below the bar, at neither or at one.
         weight: Gain as stored, broadcast against x; None for none.
         bias: Bias, likewise.
@@ -132,14 +132,14 @@ def decompose(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Ten
 
 def divisor(x: Tensor, spec: NormSpec) -> Tensor:
     """What a norm divides each row by, s / multiplier, of shape (..., 1)."""
-    scale = reference.statistics(x, spec, reference.machine_eps(x, spec)).scale
+    scale = row_scale(x, spec, reference.machine_eps(x, spec))
     return scale / math.sqrt(x.shape[-1]) if spec.multiplier == "sqrt_n" else scale
 
 
 def raw_invariants(x: Tensor) -> tuple[Invariant, ...]:
     """Pythagoras: the energy along the all-ones direction and the energy across it are all there is."""
     along, size = x.mean(-1) * math.sqrt(x.shape[-1]), length(x)
-    defect = _over(torch.hypot(along, length(centre(x))) - size, size)
+    defect = over(torch.hypot(along, length(centre(x))) - size, size)
     return (Invariant(statement="|x|^2 = n mean^2 + n variance", defect=defect),)
 
 
@@ -148,15 +148,15 @@ def centred_invariants(y: Tensor, u: Tensor) -> tuple[Invariant, ...]:
     n, size = y.shape[-1], length(u)
     spread = length(centre(y))
     return (
-        Invariant(statement="mean = 0", defect=_over(y.mean(-1) * math.sqrt(n), size)),
-        Invariant(statement="variance unchanged by centring", defect=_over(spread - length(centre(u)), size)),
-        Invariant(statement="variance = |y|^2 / n", defect=_over(spread - length(y), size)),
+        Invariant(statement="mean = 0", defect=over(y.mean(-1) * math.sqrt(n), size)),
+        Invariant(statement="variance unchanged by centring", defect=over(spread - length(centre(u)), size)),
+        Invariant(statement="variance = |y|^2 / n", defect=over(spread - length(y), size)),
     )
 
 
 def scaled_invariants(y: Tensor, u: Tensor, target: Tensor, spec: NormSpec) -> tuple[Invariant, ...]:
     """What holds for y = multiplier * u / s, whose length (see `_target`) is to be `target` times the radius."""
-    before, after = (_over(row, length(row).unsqueeze(-1)) for row in (u, y))
+    before, after = (over(row, length(row).unsqueeze(-1)) for row in (u, y))
     return (
         Invariant(statement="direction unchanged", defect=length(after - before)),
         *_on_the_surface(y, target, spec, "y"),
@@ -207,7 +207,7 @@ def _target(u: Tensor, spec: NormSpec) -> Tensor:
     eps = reference.machine_eps(u, spec) * (share if spec.eps_placement == "inside" else math.sqrt(share))
     shrink = shrink_factor(centre(u) if spec.centre_statistics else u, eps=eps, eps_placement=spec.eps_placement)
     if spec.centre_numerator and not spec.centre_statistics:
-        return shrink * _over(length(centre(u)), length(u))
+        return shrink * over(length(centre(u)), length(u))
     return shrink
 
 
@@ -226,12 +226,6 @@ def _on_the_surface(p: Tensor, target: Tensor, spec: NormSpec, name: str) -> tup
         statement = "mean = 0" if name == "y" else f"sum({name}) = 0"
         held.append(Invariant(statement=statement, defect=p.mean(-1) * math.sqrt(n) / radius))
     return tuple(held)
-
-
-def _over(numerator: Tensor, size: Tensor) -> Tensor:
-    """A quotient that is 0 where the divisor is 0: a zero row is no distance from anything."""
-    is_zero = size == 0
-    return torch.where(is_zero, 0.0, numerator / torch.where(is_zero, 1.0, size))
 
 
 def _step(name: StepName, value: Tensor, invariants: tuple[Invariant, ...]) -> Step:

@@ -16,7 +16,7 @@ from normkit import reference
 from normkit.errors import ShapeError
 from normkit.geometry.centring import centre, centring_matrix
 from normkit.geometry.rows import require_floating
-from normkit.geometry.scaling import length
+from normkit.geometry.scaling import length, row_scale
 from normkit.spec import NormSpec
 
 
@@ -70,10 +70,10 @@ def row_derivative(rows: Tensor, spec: NormSpec) -> RowDerivative:
     """
     numerator, deviation = _split(require_floating(rows), spec)
     n, eps = rows.shape[-1], reference.machine_eps(rows, spec)
-    root = scale = reference.statistics(rows, spec, eps).scale
+    root = scale = row_scale(rows, spec, eps)
     if spec.eps_placement != "inside":
         # The root by itself is the scale of the same norm without eps.
-        root = reference.statistics(rows, spec.replace(eps_placement="outside"), 0.0).scale
+        root = row_scale(rows, spec.replace(eps_placement="outside"), 0.0)
     is_flat = torch.zeros_like(root, dtype=torch.bool)
     match spec.eps_placement:
         case "inside":
@@ -85,7 +85,7 @@ def row_derivative(rows: Tensor, spec: NormSpec) -> RowDerivative:
             is_flat = root < eps
             remainder = is_flat.to(rows.dtype)
     divisor = 1 if spec.reduction == "sum" else n - spec.correction
-    slope = deviation / (torch.where(is_flat, 1.0, root) * divisor)
+    slope = deviation / torch.where(is_flat, 1.0, root) / divisor
     return RowDerivative(
         multiplier=math.sqrt(n) if spec.multiplier == "sqrt_n" else 1.0,
         scale=scale,

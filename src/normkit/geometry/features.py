@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from normkit.errors import ShapeError
 from normkit.geometry.rows import require_floating
+from normkit.geometry.scaling import length, over
 
 _MOST_OUTLIERS = 16
 # Six standard deviations, read off the median absolute deviation of a normal distribution.
@@ -72,9 +74,7 @@ def rogue_dimensions(x: Tensor) -> Rogue:
         raise ShapeError(f"rows of shape (N, n) with N >= 2 are needed, got {tuple(x.shape)}; pairs are compared")
     deviation = x - x.mean(0)
     deviation = deviation - deviation.mean(0)
-    variance = deviation.square().mean(0)
-    is_constant = variance == 0
-    standardised = torch.where(is_constant, 0.0, deviation / torch.where(is_constant, 1.0, variance).sqrt())
+    standardised = over(deviation, length(deviation, 0)) * math.sqrt(len(x))
     before, after = _contribution(x), _contribution(standardised)
     return Rogue(
         mean_cosine=before.sum(),
@@ -153,7 +153,5 @@ def recurring_indices(
 
 def _contribution(x: Tensor) -> Tensor:
     """Mean over pairs of different rows of the product of their unit rows, by dimension."""
-    square = x.square().sum(-1, keepdim=True)
-    is_zero = square == 0
-    unit = torch.where(is_zero, 0.0, x / torch.where(is_zero, 1.0, square).sqrt())
+    unit = over(x, length(x, keepdim=True))
     return (unit.sum(0).square() - unit.square().sum(0)) / (len(x) * (len(x) - 1))

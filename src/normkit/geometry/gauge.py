@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from normkit.geometry.rows import require_floating
+from normkit.geometry.scaling import length, over, unit
 
 
 def centred_defect(writer: Tensor) -> Tensor:
@@ -89,13 +89,11 @@ def weightless_defect(gain: Tensor) -> Tensor:
     Source:
         Stated here.
     """
-    distance: Tensor = torch.linalg.vector_norm(require_floating(gain) - 1, dim=-1)
-    return distance / math.sqrt(gain.shape[-1])
+    return length(require_floating(gain) - 1) / math.sqrt(gain.shape[-1])
 
 
 def _share_along_ones(matrix: Tensor) -> Tensor:
     """|W 1|**2 / (n |W|**2) over the last two axes."""
-    energy = matrix.square().sum((-2, -1))
-    is_zero = energy == 0
+    matrix = matrix / unit(matrix, (-2, -1))
     along = matrix.sum(-1).square().sum(-1) / matrix.shape[-1]
-    return torch.where(is_zero, 0.0, along / torch.where(is_zero, 1.0, energy))
+    return over(along, matrix.square().sum((-2, -1)))

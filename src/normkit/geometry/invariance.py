@@ -16,6 +16,9 @@ from normkit.geometry.batches import centre_over_batch, scale_over_batch
 from normkit.reference import forward
 from normkit.spec import NormSpec
 
+# A case scaled by less would be lost among others and their rounding.
+_LEAST_CHANGE = 1e-3
+
 _Layer = Callable[[Tensor, Tensor, float], Tensor]
 
 
@@ -131,7 +134,7 @@ def invariances(
 
     Raises:
         ShapeError: If a size is too small.
-        InputError: If eps is negative or not finite, or scale is zero or not finite.
+        InputError: If eps is negative or not finite, or scale is 0, within a thousandth of 1, or not finite.
 
     Example:
         >>> from normkit.geometry import invariances
@@ -147,8 +150,11 @@ def invariances(
         raise ShapeError(f"n >= 2, outputs >= 3 and batch >= 3 are needed, got {n}, {outputs} and {batch}")
     if not 0.0 <= eps < math.inf:
         raise InputError(f"eps must be a finite number of at least 0, got {eps!r}")
-    if scale is not None and (scale == 0.0 or not math.isfinite(scale)):
-        raise InputError(f"scale must be a finite number other than 0, got {scale!r}")
+    if scale is not None and (scale == 0.0 or not math.isfinite(scale) or abs(scale - 1.0) < _LEAST_CHANGE):
+        raise InputError(
+            f"scale must be a finite number other than 0 and not within {_LEAST_CHANGE:g} of 1, at which every norm "
+            f"seems invariant, got {scale!r}"
+        )
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, n, generator=generator, dtype=torch.float64)
     weight = torch.randn(outputs, n, generator=generator, dtype=torch.float64) / math.sqrt(n)

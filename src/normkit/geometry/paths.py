@@ -7,7 +7,7 @@ from torch import Tensor
 
 from normkit.geometry.centring import project_out
 from normkit.geometry.rows import require_floating
-from normkit.geometry.scaling import length
+from normkit.geometry.scaling import length, unit
 
 # Below these squares the power series are exact to rounding.
 _SMALL_ANGLE = 1e-2
@@ -18,8 +18,9 @@ _ROUNDINGS = 8
 def geodesic_distance(x: Tensor, y: Tensor) -> Tensor:
     """Length of the shorter great-circle arc from x to y: |x| times the angle between them.
 
-    angle = atan2(|c|, y . x / |x|) for c the part of y across x. c is taken of y - x, or of y + x where that is
-    shorter, before anything is rounded: so tiny angles, and angles near pi, keep all their digits when |x| = |y|.
+    angle = atan2(|c|, y . x / |x|) for c the part of y across x, y scaled by the power of two that brings it nearest
+    to the length of x. c is taken of y - x, or of y + x where that is shorter, before anything is rounded: so tiny
+    angles, and angles near pi, keep all their digits when |x| = |y|.
 
     Args:
         x: Rows of shape (..., n), none of them 0.
@@ -40,8 +41,8 @@ def geodesic_distance(x: Tensor, y: Tensor) -> Tensor:
     Source:
         The spherical distance; this form of it derived here.
     """
-    across, along = _parts(x, y)
-    return length(x) * torch.atan2(length(across), along)
+    across, along, _ = _parts(x, y)
+    return length(x) * torch.atan2(length(across), along.squeeze(-1))
 
 
 def chordal_distance(x: Tensor, y: Tensor) -> Tensor:
@@ -125,8 +126,9 @@ def logarithm(x: Tensor, y: Tensor) -> Tensor:
     Source:
         Absil, Mahony and Sepulchre 2008, as the inverse of `exponential`; opposite rows derived here.
     """
-    across, along = (part / length(y).unsqueeze(-1) for part in _parts(x, y, keepdim=True))
-    radius = length(x).unsqueeze(-1)
+    across, along, size = _parts(x, y)
+    across, along = across / size, along / size
+    radius = length(x, keepdim=True)
     square = across.square().sum(-1, keepdim=True)
     is_opposite = (square == 0) & (along < 0)
     towards = project_out(_smallest_axis(x), x)
@@ -163,17 +165,19 @@ def interpolate(x: Tensor, y: Tensor, t: float | Tensor) -> Tensor:
     return exponential(x, share * logarithm(x, y))
 
 
-def _parts(x: Tensor, y: Tensor, *, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The part of y across x, and y's coordinate along x."""
-    unit = require_floating(x) / length(x).unsqueeze(-1)
-    along = (require_floating(y) * unit).sum(-1, keepdim=True)
+def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The part of y across x, y's coordinate along x, and |y|, for y brought near the length of x."""
+    radius = length(require_floating(x), keepdim=True)
+    # By powers of two, so that no digit is lost, one after the other, as their quotient may be no number.
+    y = require_floating(y) / unit(length(y, keepdim=True)) * unit(radius)
+    along = (y * (x / radius)).sum(-1, keepdim=True)
     shorter = torch.where(along < 0, y + x, y - x)
     across = project_out(shorter, x)
     # Of parallel rows only rounding is left, in no direction to rely on; its derivative is kept.
     rounding = _ROUNDINGS * torch.finfo(across.dtype).eps * length(shorter)
     is_parallel = (length(across) < rounding).unsqueeze(-1)
     across = across - torch.where(is_parallel, across, 0.0).detach()
-    return across, along if keepdim else along.squeeze(-1)
+    return across, along, length(y, keepdim=True)
 
 
 def _smallest_axis(x: Tensor) -> Tensor:

@@ -8,31 +8,64 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from normkit import reference
 from normkit.errors import SpecError
 from normkit.geometry.rows import require_floating
-from normkit.spec import EpsPlacement
+from normkit.spec import EpsPlacement, NormSpec
 
 Number = TypeVar("Number", float, Tensor)
 
 
-def length(x: Tensor) -> Tensor:
+def unit(x: Tensor, dims: int | tuple[int, ...] | None = -1) -> Tensor:
+    """The power of two next below the largest |entry| along `dims`, which are kept; 1 where that is 0 or not finite.
+
+    In this unit squares neither overflow nor vanish, and no other bit changes. It is held constant under
+    differentiation: what is scaled by it and back does not depend on it.
+    """
+    axes = tuple(range(x.dim())) if dims is None else dims
+    held = require_floating(x).detach()
+    largest = torch.maximum(held.amax(axes, keepdim=True), -held.amin(axes, keepdim=True))
+    largest = torch.where(largest.isfinite() & (largest > 0), largest, 1.0)
+    return largest / (2.0 * torch.frexp(largest).mantissa)
+
+
+def length(x: Tensor, dims: int | tuple[int, ...] | None = -1, *, keepdim: bool = False) -> Tensor:
     """Euclidean length of each row, |x| = sqrt(sum(x**2)), with the gradient 0 where x = 0.
 
     Args:
         x: Rows of shape (..., n).
+        dims: The axes that are one row; None for all.
+        keepdim: Whether these axes stay, of size 1.
 
     Returns:
-        Tensor of shape (...). The squares are taken in units of a power of two near the row's largest entry, so they
-        neither overflow nor vanish: it is right wherever |x| itself is a normal number.
+        Tensor of shape (...). It is right wherever |x| itself is a normal number.
     """
-    # Held constant under differentiation: the result does not depend on the unit.
-    held = require_floating(x).detach()
-    largest = torch.maximum(held.amax(-1, keepdim=True), -held.amin(-1, keepdim=True))
-    largest = torch.where(largest.isfinite() & (largest > 0), largest, 1.0)
-    unit = largest / (2.0 * torch.frexp(largest).mantissa)
-    square = (x / unit).square().sum(-1, keepdim=True)
+    size = unit(x, dims)
+    square = (x / size).square().sum(dims, keepdim=True)
     is_zero = square == 0
-    return (unit * torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())).squeeze(-1)
+    found = size * torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())
+    if keepdim:
+        return found
+    return found.squeeze(tuple(range(x.dim())) if dims is None else dims)
+
+
+def over(numerator: Tensor, size: Tensor) -> Tensor:
+    """A quotient that is 0 where the divisor is 0: a zero row is no distance from anything."""
+    is_zero = size == 0
+    return torch.where(is_zero, 0.0, numerator / torch.where(is_zero, 1.0, size))
+
+
+def row_scale(rows: Tensor, spec: NormSpec, eps: float) -> Tensor:
+    """s of each row of shape (..., n), as `reference.statistics` has it, of shape (..., 1).
+
+    It is right wherever s itself is a normal number.
+    """
+    floor = math.sqrt(abs(eps)) if spec.eps_placement == "inside" else abs(eps)
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    # Of the larger of the row and what eps adds: neither may overflow in units of the other.
+    size = unit(rows).to(wide).clamp_min(math.ldexp(0.5, math.frexp(floor)[1]) if floor else 0.0)
+    scaled_eps = eps / size / size if spec.eps_placement == "inside" else eps / size
+    return (reference.statistics(rows / size, spec, scaled_eps).scale * size).to(rows.dtype)
 
 
 def to_sphere(x: Tensor, *, eps: float = 0.0, eps_placement: EpsPlacement = "inside") -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from normkit import reference
 from normkit.errors import ShapeError
 from normkit.geometry.rows import require_floating
+from normkit.geometry.scaling import length
 from normkit.spec import NormSpec
 
 
@@ -145,5 +146,4 @@ def _longest(rows: Tensor) -> Tensor:
     """The largest length of a row, with the gradient 0 at a row of zeros."""
     if not rows.shape[-2]:
         return rows.new_zeros(rows.shape[:-2])
-    longest: Tensor = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
-    return longest
+    return length(rows).amax(-1)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normkit.errors import InputError, ShapeError
 from normkit.geometry.rows import require_floating
+from normkit.geometry.scaling import unit
 
 # What counts as above 0, in machine epsilons: a float64 margin or spread, and a distance of keys in their own dtype.
 _UNITS, _REPEAT = 16, 4
@@ -48,19 +49,20 @@ def selecting_query(keys: Tensor, index: int) -> Tensor | None:
     Source:
         Brody, Alon and Yahav 2023, arXiv:2305.02582; the closed candidates are derived here.
     """
-    centred, whitened, back = _coordinates(keys)
+    points, centred, whitened, back = _coordinates(keys)
     if not 0 <= index < len(keys):
         raise ShapeError(f"an index from 0 to {len(keys) - 1} is needed for {len(keys)} keys, got {index}")
     if len(keys) == 1:
         return torch.zeros_like(keys[0])
-    if bool(_repeated(keys)[index]):
+    if bool(_repeated(points, keys.dtype)[index]):
         return None
-    for candidates, points, to_query in _candidates(keys, centred, whitened, back):
+    size = unit(keys.detach().to(points), None).squeeze()
+    for candidates, places, to_query in _candidates(points, centred, whitened, back):
         candidate = candidates[index : index + 1]
-        if bool(_prefers(candidate, points, torch.tensor([index]))):
-            return (_unit_margin(candidate[0], points, index) @ to_query).to(keys)
+        if bool(_prefers(candidate, places, torch.tensor([index]))):
+            return (_unit_margin(candidate[0], places, index) @ to_query / size).to(keys)
     direction = _program(whitened, index)
-    return None if direction is None else (_unit_margin(direction, whitened, index) @ back).to(keys)
+    return None if direction is None else (_unit_margin(direction, whitened, index) @ back / size).to(keys)
 
 
 def selectable(keys: Tensor, indices: Tensor | None = None) -> Tensor:
@@ -92,15 +94,15 @@ def selectable(keys: Tensor, indices: Tensor | None = None) -> Tensor:
     Source:
         Brody, Alon and Yahav 2023, arXiv:2305.02582.
     """
-    centred, whitened, back = _coordinates(keys)
+    points, centred, whitened, back = _coordinates(keys)
     count = len(keys)
     chosen = torch.arange(count) if indices is None else indices.to("cpu", torch.long)
     if chosen.dim() != 1 or not bool(((chosen >= 0) & (chosen < count)).all()):
         raise ShapeError(f"indices of shape (m,) from 0 to {count - 1} are needed, got {chosen.tolist()}")
     found = torch.zeros(len(chosen), dtype=torch.bool)
-    for candidates, points, _ in _candidates(keys, centred, whitened, back):
-        found |= _prefers(candidates[chosen], points, chosen)
-    repeated = _repeated(keys)[chosen]
+    for candidates, places, _ in _candidates(points, centred, whitened, back):
+        found |= _prefers(candidates[chosen], places, chosen)
+    repeated = _repeated(points, keys.dtype)[chosen]
     for place in (~found & ~repeated).nonzero().flatten().tolist():
         found[place] = _program(whitened, int(chosen[place])) is not None
     return found & ~repeated
@@ -160,39 +162,39 @@ def uniform_query(key_weight: Tensor, gain: Tensor | None = None) -> Tensor | No
     return (-query if float((query @ weighted).sum()) < 0 else query).to(key_weight)
 
 
-def _coordinates(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The keys about their mean; in coordinates with covariance 1 / T, and the map from a query there to one here."""
+def _coordinates(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The keys in their `unit`; about their mean; with covariance 1 / T, and the map from a query there to one here."""
     if keys.dim() != 2 or not keys.numel():
         raise ShapeError(f"keys of shape (T, d) are needed, one a row, got shape {tuple(keys.shape)}")
     points = require_floating(keys).detach().to("cpu", torch.float64)
     if not bool(points.isfinite().all()):
         raise InputError("finite keys are needed, got NaN or infinities; leave these positions out")
+    points = points / unit(points, None)
     centred = points - points.mean(0)
     left, sizes, right = torch.linalg.svd(centred, full_matrices=False)
     # Directions along which the keys differ by no more than their rounding tell nothing.
     kept = sizes > _UNITS * torch.finfo(torch.float64).eps * torch.linalg.matrix_norm(points, 2)
-    return centred, left[:, kept], right[kept] / sizes[kept, None]
+    return points, centred, left[:, kept], right[kept] / sizes[kept, None]
 
 
-def _repeated(keys: Tensor) -> Tensor:
+def _repeated(points: Tensor, dtype: torch.dtype) -> Tensor:
     """Which keys stand at more than one position, up to the rounding of their dtype."""
-    points = keys.detach().to("cpu", torch.float64)
     # Through products, near keys would be as far apart as their rounding.
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
-    limit = _REPEAT * torch.finfo(keys.dtype).eps * points.norm(dim=1)
+    limit = _REPEAT * torch.finfo(dtype).eps * points.norm(dim=1)
     is_near: Tensor = distances.amin(1) <= limit
     return is_near
 
 
 def _candidates(
-    keys: Tensor, centred: Tensor, whitened: Tensor, back: Tensor
+    points: Tensor, centred: Tensor, whitened: Tensor, back: Tensor
 ) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
     """Directions (T, r) that may select each key, the points they are tried on, and their way to a query."""
     same = torch.eye(centred.shape[1], dtype=torch.float64)
     return (
         (whitened, whitened, back),
         (centred, centred, same),
-        (keys.detach().to("cpu", torch.float64), centred, same),
+        (points, centred, same),
     )
 
 
@@ -215,8 +217,12 @@ def _unit_margin(query: Tensor, points: Tensor, index: int) -> Tensor:
 
 
 def _program(points: Tensor, index: int) -> Tensor | None:
-    """A p with p . (u_i - u_j) > 0 for every j != i, by linear programming; None where there is none."""
-    linprog = _linprog()
+    """A p with p . (u_i - u_j) > 0 for every j != i; None where there is none.
+
+    A linear program finds it. Where its solver gives up, or what it finds does not hold, the point of the convex hull
+    of the differences that is nearest to 0 decides: it is such a p, unless it is 0.
+    """
+    linprog, nnls = _solvers()
     others = torch.cat([points[:index], points[index + 1 :]])
     differences = points[index] - others
     lengths = differences.norm(dim=1, keepdim=True)
@@ -235,16 +241,27 @@ def _program(points: Tensor, index: int) -> Tensor | None:
     )
     if solution.status == 2:
         return None
-    if solution.status != 0:
-        raise InputError(f"the linear program for key {index} was not solved: {solution.message}")
-    direction: Tensor = torch.from_numpy(solution.x)
-    return direction
+    if solution.status == 0 and _separates(torch.from_numpy(solution.x), differences):
+        return torch.from_numpy(solution.x)
+    # Least squares for weights that sum to 1 and whose mean of the differences is 0; what is left over is that mean.
+    wanted = torch.zeros(points.shape[1] + 1, dtype=torch.float64)
+    wanted[-1] = 1.0
+    mean_and_sum = torch.cat([differences.T, torch.ones_like(bound)[None]])
+    weights, _ = nnls(mean_and_sum.numpy(), wanted.numpy(), maxiter=100 * len(others))
+    nearest: Tensor = torch.from_numpy(weights) @ differences
+    return nearest if _separates(nearest, differences) else None
 
 
-def _linprog() -> Any:
-    """SciPy's solver, where it is installed."""
+def _separates(direction: Tensor, differences: Tensor) -> bool:
+    """Whether all products with differences of unit length are above 0 by more than rounding."""
+    rounding = torch.finfo(torch.float64).eps * direction.norm()
+    return bool((differences @ direction > _UNITS * rounding).all())
+
+
+def _solvers() -> tuple[Any, Any]:
+    """SciPy's linear program and least squares of numbers above 0, where it is installed."""
     try:
-        from scipy.optimize import linprog
+        from scipy.optimize import linprog, nnls
     except ImportError:
         raise InputError('selectable keys need SciPy, which is not installed: pip install "normkit[study]"') from None
-    return linprog
+    return linprog, nnls

@@ -43,7 +43,7 @@ class JacobianSpectrum:
     def singular_values(self, n: int) -> Tensor:
         """All n singular values in ascending order, of shape (..., n); n is the length of the rows.
 
-        At n = 1 the span is a line, and the smaller value of the block is the one there is.
+        At n = 1 the span is a line: the value is |dy/dx|, 0 if the numerator is centred.
 
         Raises:
             ShapeError: If n is below 1.
@@ -51,7 +51,8 @@ class JacobianSpectrum:
         if n < 1:
             raise ShapeError(f"a row has at least 1 feature, got n = {n}; give x.shape[-1]")
         if n == 1:
-            return self.block[..., :1]
+            # The first eigenvalue is 0 or the bulk: it says whether the second is there.
+            return (self.eigenvalues[..., :1] / self.bulk.unsqueeze(-1) * self.eigenvalues[..., 1:]).abs()
         repeated = self.bulk.unsqueeze(-1).expand(*self.bulk.shape, n - 2)
         return torch.cat([self.block, repeated], -1).sort(-1).values
 

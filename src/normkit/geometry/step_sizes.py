@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normkit.errors import InputError, ShapeError
 from normkit.geometry.rows import require_floating
+from normkit.geometry.scaling import length
 
 
 def effective_learning_rate(
@@ -54,9 +55,9 @@ def effective_learning_rate(
     """
     if optimizer not in ("sgd", "adam"):
         raise InputError(f'optimizer must be "sgd" or, for scale-free updates, "adam", got {optimizer!r}')
-    length: Tensor = torch.linalg.vector_norm(require_floating(weight), dim=dims)
+    size = length(weight, dims)
     # Divided twice, not by the square: that overflows first.
-    return learning_rate / length / length if optimizer == "sgd" else learning_rate / length
+    return learning_rate / size / size if optimizer == "sgd" else learning_rate / size
 
 
 def radial_cosine(weight: Tensor, gradient: Tensor, *, dims: int | tuple[int, ...] | None = None) -> Tensor:
@@ -91,6 +92,5 @@ def radial_cosine(weight: Tensor, gradient: Tensor, *, dims: int | tuple[int, ..
         raise ShapeError(
             f"weight and gradient must be of one shape, got {tuple(weight.shape)} and {tuple(gradient.shape)}"
         )
-    direction = weight / torch.linalg.vector_norm(weight, dim=dims, keepdim=True)
-    slope = gradient / torch.linalg.vector_norm(gradient, dim=dims, keepdim=True)
+    direction, slope = (tensor / length(tensor, dims, keepdim=True) for tensor in (weight, gradient))
     return torch.sum(direction * slope, dim=dims)

@@ -25,7 +25,9 @@ class TangentOptimizer(Optimizer):
         u = (w1 - w0) - w0 <w0, w1 - w0> / |w0|^2        the update's part tangent to the sphere at w0
         w = (w0 + u) * |w0| / |w0 + u|                   retracted to the sphere
 
-    computed in float32 or wider. A weight that the optimiser did not move keeps its bits; a zero one has no
+    computed in float32 or wider. The lengths of a group with 16-bit parameters are kept in float32 from step to step,
+    as those of what was rounded would drift; weights that something else wrote in between, such as a checkpoint, have
+    theirs measured anew. A weight that the optimiser did not move keeps its bits; a zero one has no
     direction, and takes the optimiser's step as it is. Weight decay of a group is purely radial, so that AdamW's does
     nothing; L2 decay inside the gradient still enters Adam's moments. The optimiser's own state is untouched: a
     momentum is not carried along to the new tangent space.
@@ -64,10 +66,12 @@ class TangentOptimizer(Optimizer):
 
     optimizer: Optimizer
     groups: tuple[InvariantGroup, ...]
+    # Of each 16-bit group by its place: the lengths of its spheres, and those that rounding left.
+    _kept: dict[int, tuple[Tensor, Tensor]]
 
     def __init__(self, optimizer: Optimizer, groups: Iterable[InvariantGroup]) -> None:
         # Optimizer.__init__ would build groups and state of its own; __setstate__ prepares the step's hooks only.
-        self.__setstate__({"optimizer": optimizer, "groups": tuple(groups)})
+        self.__setstate__({"optimizer": optimizer, "groups": tuple(groups), "_kept": {}})
         known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         for group in self.groups:
             for path, parameter in zip(group.paths, group.parameters, strict=True):
@@ -80,7 +84,7 @@ class TangentOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle needs."""
-        return {"optimizer": self.optimizer, "groups": self.groups}
+        return {"optimizer": self.optimizer, "groups": self.groups, "_kept": self._kept}
 
     def __getattr__(self, name: str) -> Any:
         """What an Optimizer holds and this one does not: the wrapped one's, also after that loads a checkpoint."""
@@ -117,29 +121,39 @@ class TangentOptimizer(Optimizer):
         starts = [[parameter.detach().clone() for parameter in group.parameters] for group in self.groups]
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         with torch.no_grad():
-            for group, start in zip(self.groups, starts, strict=True):
-                for parameter, value in zip(group.parameters, _on_sphere(group, start), strict=True):
+            for place, (group, start) in enumerate(zip(self.groups, starts, strict=True)):
+                measured = radius = _lengths(_as_rows(group, start))
+                if place in self._kept:
+                    length, left = self._kept[place]
+                    radius = torch.where(measured == left, length, measured)
+                for parameter, value in zip(group.parameters, _on_sphere(group, start, radius), strict=True):
                     parameter.copy_(value)
+                if any(parameter.dtype.itemsize < 4 for parameter in group.parameters):
+                    self._kept[place] = radius, _lengths(_as_rows(group, group.parameters))
         return loss
 
 
-def _on_sphere(group: InvariantGroup, start: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The group's parameters with their step from `start` projected and retracted."""
-    rows = len(start[0]) if group.kind == "rows" else 1
-    before, after = (_as_rows(tensors, rows) for tensors in (start, group.parameters))
-    length = torch.linalg.vector_norm(before, dim=1, keepdim=True)
-    direction = before / length
+def _on_sphere(group: InvariantGroup, start: Sequence[Tensor], radius: Tensor) -> Iterator[Tensor]:
+    """The group's parameters with their step from `start` projected, and retracted to the spheres of these radii."""
+    before, after = (_as_rows(group, tensors) for tensors in (start, group.parameters))
+    direction = before / _lengths(before)
     update = after - before
     tangent = before + (update - direction * (direction * update).sum(1, keepdim=True))
-    retracted = tangent * (length / torch.linalg.vector_norm(tangent, dim=1, keepdim=True))
-    is_moved = (update != 0).any(1, keepdim=True) & (length > 0)
+    retracted = tangent * (radius / _lengths(tangent))
+    is_moved = (update != 0).any(1, keepdim=True) & (radius > 0)
     kept = torch.where(is_moved, retracted, after)
-    widths = [tensor.numel() // rows for tensor in start]
+    widths = [tensor.numel() // len(before) for tensor in start]
     for part, tensor in zip(torch.split(kept, widths, dim=1), start, strict=True):
         yield part.reshape(tensor.shape)
 
 
-def _as_rows(tensors: Sequence[Tensor], rows: int) -> Tensor:
-    """Of shape (rows, entries of a row), one row for each sphere, in float32 or wider."""
+def _lengths(rows: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return found
+
+
+def _as_rows(group: InvariantGroup, tensors: Sequence[Tensor]) -> Tensor:
+    """Of shape (rows, entries of a row), one row for each sphere of a group, in float32 or wider."""
+    rows = len(tensors[0]) if group.kind == "rows" else 1
     flat = torch.cat([tensor.reshape(rows, -1) for tensor in tensors], dim=1)
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
