@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normkit.errors import NormkitError
 from normkit.identification import coupling
 from normkit.identification.passport import Reading
+from normkit.identification.runs import HALF
 from normkit.identification.specimen import Specimen, UnrecognisedError
 
 _SEED = 1
@@ -22,6 +23,8 @@ _FOLLOWS, _AS_LONG = 0.5, 1.25
 
 def conduct(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> dict[str, Reading]:
     """Readings "input" ("kept" or "overwritten"), "repeatable" and, of a module, "training".
+
+    "overwritten in" are the dtypes in which the input is.
 
     "training" has the "output" in training mode ("as in eval", "random", "batch statistics" or "different") and
     the buffers that a call in training mode "updates".
@@ -42,20 +45,34 @@ def conduct(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
         repeatable = Reading(value=False, evidence=(reason,))
         raise UnrecognisedError("undecidable", reason, {"repeatable": repeatable, **_scale(specimen, x)})
     found = {
-        "input": _input(_same(given, x), aliased),
+        **_input(_overwritten(specimen, x) if not _same(given, x) else [], aliased),
         "repeatable": Reading(value=True, evidence=("the same input gives the same output, bit for bit",)),
     }
     return found if specimen.module is None else {**found, "training": _training(specimen, x, first, generator)}
 
 
-def _input(kept: bool, aliased: bool) -> Reading:
-    if not kept:
+def _overwritten(specimen: Specimen, x: Tensor) -> list[str]:
+    """The dtypes in which a norm that overwrites x does so: where it first converts its input, that is spared."""
+    found = [str(x.dtype).removeprefix("torch.")]
+    for dtype in HALF:
+        try:
+            given = x.to(dtype)
+            specimen.in_dtype(dtype).overwriting(given)
+        except (UnrecognisedError, NormkitError):
+            continue
+        found += [] if _same(given, x.to(dtype)) else [str(dtype).removeprefix("torch.")]
+    return list(dict.fromkeys(found))
+
+
+def _input(overwritten: list[str], aliased: bool) -> dict[str, Reading]:
+    if overwritten:
         where = ": it works in place" if aliased else ""
-        return Reading(value="overwritten", evidence=(f"the call changes its own input{where}",))
+        reading = Reading(value="overwritten", evidence=(f"the call changes its own input{where}",))
+        return {"input": reading, "overwritten in": Reading(value=overwritten)}
     lines = ["the input is the same after the call"]
     if aliased:
         lines.append("the output lies in the memory of the input: what changes one changes the other")
-    return Reading(value="kept", evidence=tuple(lines))
+    return {"input": Reading(value="kept", evidence=tuple(lines))}
 
 
 def _training(specimen: Specimen, x: Tensor, in_eval: Tensor, generator: torch.Generator) -> Reading:

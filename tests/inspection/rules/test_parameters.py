@@ -266,9 +266,34 @@ def test_gains_near_0(models, inspected, status):
     assert "at least 25 % of 64 gains lie within ±0.01" in found.evidence[0]
 
 
-def test_a_gain_far_above_the_others(models, inspected):
+def test_gains_far_above_the_others_are_a_note(models, inspected):
     model = models.train(models.plain())
-    model.norm.weight.data[3] = -80.0
+    model.norm.weight.data[3:5] = torch.tensor([-80.0, 60.0])
     found = of(inspected(model), "B10")
-    assert found.sites == ("norm",)
+    assert (found.severity, found.sites) == ("note", ("norm",))
     assert "times the median one" in found.evidence[0]
+
+
+@pytest.mark.parametrize("value", [1e4, -80.0])
+def test_one_gain_alone_above_all_others_is_an_error(models, inspected, value):
+    model = models.train(models.plain())
+    model.blocks[1].norm_1.weight.data[3] = value
+    found = inspected(model).findings[0]
+    assert (found.rule, found.severity, found.sites) == ("B10", "error", ("blocks.1.norm_1",))
+    assert f"one gain of {value:.4g} (feature 3) is" in found.evidence[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gain_of_zeros_is_an_error_in_a_trained_model(models, inspected, dtype):
+    model = models.train(models.plain()).to(dtype)
+    model.blocks[1].norm_2.weight.data.zero_()
+    found = inspected(model).findings[0]
+    assert (found.rule, found.severity, found.sites) == ("B10", "error", ("blocks.1.norm_2",))
+    assert "all of 64 gains are exactly 0" in found.evidence[0]
+
+
+def test_gains_that_start_at_0_by_design_are_none(models, inspected):
+    model = models.plain()
+    for block in model.blocks:
+        block.norm_2.weight.data.zero_()
+    assert "error" not in {found.severity for found in inspected(model).findings if found.rule == "B10"}

@@ -193,6 +193,22 @@ def test_a_norm_that_overwrites_its_input(models, inspected, dtype, severity):
     assert "the call changes its own input" in found.evidence[0]
 
 
+class InPlaceAlways(InPlace):
+    """Works on x itself, whatever its dtype."""
+
+    def forward(self, x):
+        return x.mul_(torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)) * self.weight
+
+
+def test_a_norm_that_overwrites_16_bit_inputs_is_an_error_there(models, inspected):
+    model = models.train(models.plain()).bfloat16()
+    trained, model.blocks[1].norm_1 = model.blocks[1].norm_1, InPlaceAlways(WIDTH).bfloat16()
+    model.blocks[1].norm_1.weight.data.copy_(trained.weight)
+    found = inspected(model).findings[0]
+    assert (found.rule, found.severity, found.sites) == ("D6", "error", ("blocks.1.norm_1",))
+    assert found.evidence[0].endswith("in float32 and bfloat16 and float16")
+
+
 class Unsteady(nn.Module):
     """Adds what the call before left, as a buffer does that nobody clears."""
 

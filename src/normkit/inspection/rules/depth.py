@@ -8,7 +8,17 @@ from statistics import median
 
 from normkit.inspection.result import Severity
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_TRAINING, Facts, Hit, NotChecked, Outcome, Rule, counted, percent
+from normkit.inspection.rules.rule import (
+    NO_TRAINING,
+    WRONG_NORMS,
+    Facts,
+    Hit,
+    NotChecked,
+    Outcome,
+    Rule,
+    counted,
+    percent,
+)
 from normkit.inspection.training import Series, Training
 
 _IDLE_SHARE, _IDLE_COSINE, _IDLE_BLOCKS = 0.02, 0.998, 0.25
@@ -140,6 +150,7 @@ RULES = (
         confirm="leave these blocks out and measure the loss: if it stays, they did nothing",
         check=_blocks_do_nothing,
         looks_at=("blocks",),
+        follows=("D3", *WRONG_NORMS),
     ),
     Rule(
         id="F4",

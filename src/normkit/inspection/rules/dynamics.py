@@ -8,7 +8,17 @@ from itertools import pairwise
 
 from normkit.inspection.attention import SATURATED
 from normkit.inspection.result import Attention, Block, RowStatistics
-from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
+from normkit.inspection.rules.rule import (
+    WRONG_NORMS,
+    Facts,
+    Hit,
+    NotChecked,
+    Outcome,
+    Rule,
+    counted,
+    percent,
+    shortened,
+)
 
 # Healthy heads, mean over the sampled rows: at most 27 in SmolLM2-135M, 18 in Gemma 3 270M, 45 in Qwen2.5-Coder
 # 0.5B, whose logits reach 1,457 as its key bias adds to all of a row.
@@ -209,7 +219,7 @@ RULES = (
         ),
         confirm="watch the spread over some steps, or over other texts: it grows where training is unstable",
         check=_logits_explode,
-        follows=("F11", "F12"),
+        follows=("D3", "F11", "F12", *WRONG_NORMS),
         looks_at=("attentions",),
     ),
     Rule(
@@ -233,7 +243,7 @@ RULES = (
         ),
         confirm="plot the stream's rms over the depth on a logarithmic axis: a straight line is exponential growth",
         check=_stream_grows,
-        follows=("A5", "B5", "D1", "F11", "F12"),
+        follows=("B5", "D1", "D3", "F11", "F12", *WRONG_NORMS),
         looks_at=("blocks",),
     ),
     Rule(
@@ -255,7 +265,7 @@ RULES = (
         ),
         confirm="set these elements to 0 in one forward pass: the loss rises by far, as heads lose their sink",
         check=_massive_activations,
-        follows=("A5", "B5", "D1", "E3", "F2"),
+        follows=("B5", "D1", "E3", "F2", *WRONG_NORMS),
     ),
 )
 """The rules of this group, in order."""

@@ -18,6 +18,9 @@ _CHOSEN_DECAY = 0.05
 _FIRST_STEPS = 3
 _GRADIENT_ERROR = 1e-2
 _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
+# Of 248 gains of SmolLM2, Gemma 3, Qwen2.5-Coder and MPNet at most 5.9 % are 0, and the largest is at most 5.9 times
+# the next; the largest of a model is at most 2.7 times that of its other norms.
+_ZERO_SHARE, _ALONE, _ALONE_IN_MODEL = 0.2, 10.0, 5.0
 _SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _NORM_KINDS = ("gain", "bias of a norm")
 
@@ -163,26 +166,56 @@ def _gradient_in_16_bit(facts: Facts) -> Outcome:
 
 
 def _extreme(facts: Facts) -> Outcome:
-    """Gains near 0, which switch features off, and gains far above the median."""
+    """Gains of exactly 0 and an entry alone far above all others, which no training leaves; then what it does leave."""
+    gains = {site.path: site.gain for site in facts.sites if site.gain is not None and not site.gain.nonfinite}
+    # Gains that start at 0 by design stand beside others that are constant too.
+    fresh = all(_is_constant(gain) for gain in gains.values())
+    largest = sorted((max(map(abs, gain.quantiles)) for gain in gains.values()), reverse=True)
     cases = []
-    for site in facts.sites:
-        if (gain := site.gain) is None or gain.nonfinite:
-            continue
-        small = _share_below(gain.quantiles, _SMALL_GAIN)
-        median = abs(gain.quantiles[3])
-        ratio = max(abs(gain.quantiles[0]), abs(gain.quantiles[-1])) / median if median else 0.0
-        if small >= _SMALL_SHARE:
-            line = f"{site.path}: at least {percent(small)} of {counted(gain.size, 'gain')} lie within ±{_SMALL_GAIN:g}"
-            cases.append(Case(site.path, "note", small, line))
+    for path, gain in gains.items():
+        zero, small = _share_below(gain.quantiles, 0.0), _share_below(gain.quantiles, _SMALL_GAIN)
+        median, top = abs(gain.quantiles[3]), max(map(abs, gain.quantiles))
+        elsewhere = largest[1] if top == largest[0] and len(largest) > 1 else largest[0]
+        ratio, alone = top / median if median else 0.0, top / _second(gain) if top else 0.0
+        if zero >= _ZERO_SHARE and not fresh and facts.initial_gain(path) != 0:
+            line = f"{path}: {_most(zero)} {counted(gain.size, 'gain')} are exactly 0, which no training leaves"
+            cases.append(Case(path, "error", 1.0 + zero, line))
+        elif alone > _ALONE or (alone > _ALONE / 3 and top > _ALONE_IN_MODEL * elsewhere):
+            feature, value = max(gain.outliers, key=lambda outlier: abs(outlier[1]))
+            line = f"{path}: one gain of {value:.4g} (feature {feature}) is "
+            line += f"{alone:.3g} times the next largest, the median is {median:.3g}"
+            cases.append(Case(path, "error", 1.0 + alone, line))
+        elif small >= _SMALL_SHARE:
+            line = f"{path}: at least {percent(small)} of {counted(gain.size, 'gain')} lie within ±{_SMALL_GAIN:g}"
+            cases.append(Case(path, "note", small, line))
         elif ratio > _LARGE_RATIO:
-            line = f"{site.path}: the largest gain is {ratio:.3g} times the median one of {median:.3g}"
-            cases.append(Case(site.path, "note", 1.0, line))
+            line = f"{path}: the largest gain is {ratio:.3g} times the median one of {median:.3g}"
+            cases.append(Case(path, "note", 1.0, line))
+    # What trained models have too is no company for what they never have.
+    faults = [case for case in cases if case.severity == "error"]
+    if faults:
+        return hit(faults, f"gains of 0, or one alone above all others, at {counted(len(faults), 'norm')}")
     return hit(cases, f"gains near 0, or far above the others, at {counted(len(cases), 'norm')}")
+
+
+def _second(gain: Spectrum) -> float:
+    """The second largest magnitude; where but one entry stands out, the bound that the others keep."""
+    large = sorted((abs(value) for _, value in gain.outliers if abs(value) > abs(gain.quantiles[3])), reverse=True)
+    if not large:
+        return max(map(abs, gain.quantiles))
+    if len(large) > 1:
+        return large[1]
+    # No other is an outlier; three quarters of a normal row's entries span 1.35 standard deviations.
+    return abs(gain.quantiles[3]) + 6.0 * (gain.quantiles[4] - gain.quantiles[2]) / 1.349
+
+
+def _most(share: float) -> str:
+    return "all of" if share >= 1 else f"at least {percent(share)} of"
 
 
 def _share_below(quantiles: Sequence[float], limit: float) -> float:
     """The share of entries that is sure to lie within ±limit: those between two quantiles that do."""
-    inside = [abs(value) < limit for value in quantiles]
+    inside = [abs(value) <= limit for value in quantiles]
     pairs = zip(_SHARES, _SHARES[1:], inside, inside[1:], strict=False)
     return sum(high - low for low, high, first, last in pairs if first and last)
 
@@ -280,17 +313,23 @@ RULES = (
     Rule(
         id="B10",
         title="Gains collapsed or blown up",
-        severity="note",
+        severity="error",
         threshold=(
-            f"at least {percent(_SMALL_SHARE)} of the entries within ±{_SMALL_GAIN:g}, or one over {_LARGE_RATIO:g} "
-            "times the median"
+            f"{percent(_ZERO_SHARE)} of a trained gain exactly 0, or one entry over {_ALONE:g} times the next largest, "
+            f"or a third of that and {_ALONE_IN_MODEL:g} times the largest of all other norms (error); at least "
+            f"{percent(_SMALL_SHARE)} of the entries within ±{_SMALL_GAIN:g}, or one over {_LARGE_RATIO:g} times the "
+            "median (note)"
         ),
-        source="arXiv:1911.07013 (gains and over-fitting)",
+        source="arXiv:1911.07013 (gains and over-fitting); 248 gains of four trained models keep half of both limits",
         why=(
             "A gain near 0 hides its feature from all that reads the norm; one far above the others lets a single "
-            "feature decide. Trained models have both. A change from one checkpoint to the next is what to look at."
+            "feature decide. Trained models have both, in part. A gain of zeros silences what reads it, and one huge "
+            "entry drowns all else: neither comes of training."
         ),
-        remedy=("compare with an earlier checkpoint", "look at weight decay on the gain, and at its learning rate"),
+        remedy=(
+            "compare the parameter with the tensor in the checkpoint's file: it was damaged, or never loaded",
+            "compare with an earlier checkpoint; look at weight decay on the gain, and at its learning rate",
+        ),
         confirm="the gain's spectrum in the report, and its outliers",
         check=_extreme,
         follows=("B5", "B7", "F11"),

@@ -204,6 +204,9 @@ class Rule:
     looks_at: tuple[Subject, ...] = ("norms",)
 
 
+WRONG_NORMS = ("A5", "A11", "A12", "B1", "B2", "B6", "B10", "B11", "B12", "B13", "D6", "E5")
+"""Faults of single norms that change what the model computes: large logits, streams and numbers follow from them."""
+
 NO_INTENT = NotChecked("neither a config with a stock transformers class nor an intent file tells what is meant")
 """The answer of a rule that needs either."""
 

@@ -109,10 +109,12 @@ def _changes_what_it_should_not(facts: Facts) -> Outcome:
         given = passport.readings.get("input")
         if given is None or given.value != "overwritten":
             continue
-        same = dtypes.get(path, passport.dtype) == passport.dtype
-        line = f"{path}: {given.evidence[0]}, in {passport.dtype}"
+        tried = passport.readings.get("overwritten in")
+        overwritten = [passport.dtype] if tried is None else tried.value
+        same = dtypes.get(path, passport.dtype) in overwritten
+        line = f"{path}: {given.evidence[0]}, in {' and '.join(overwritten)}"
         if not same:
-            line += f"; here it runs in {dtypes[path]}, where a conversion may spare the input"
+            line += f"; here it runs in {dtypes[path]}, where a conversion spares the input"
         cases.append(Case(path, "error" if same else "warning", 0.0, line))
     return _hit(cases, "norm", "with an output or an input that is not what it was")
 
