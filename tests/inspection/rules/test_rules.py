@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,11 +10,12 @@ import pytest
 from torch import nn
 
 from normkit.inspection import rules
-from normkit.inspection.rules import RULES
+from normkit.inspection.rules import RULES, check
 from normkit.inspection.rules.rule import NO_RUN, Hit, NotChecked
+from watched_runs import block
 
 # Facts of which a rule finds all that it may look at.
-EVERYTHING = SimpleNamespace(has=lambda _subject: True)
+EVERYTHING = SimpleNamespace(has=lambda _subject: True, has_few_tokens=False)
 
 
 def fixed(outcome):
@@ -121,3 +123,25 @@ def test_a_model_without_norms_is_never_clean(inspected):
     assert idle["A5"] == "no norm that a spec describes and no other norm was found"
     # What only a run shows is still said so.
     assert all(check.status == "not checked" for check in inspection.checks if check.needs_run)
+
+
+def test_on_too_few_distinct_tokens_what_depends_on_the_text_is_a_note(models, facts_of, inspected):
+    """F3 on one token repeated and A1 on a single one were warnings on healthy trained models."""
+    model = models.train(models.tiny("GPT2"))
+    idle = tuple(block(index, branch_share=0.0, cosine=1.0) for index in range(4))
+    given = replace(facts_of(inspected(model), model), blocks=idle)
+    severities = {}
+    for distinct in (None, 7, 8):
+        findings, _ = check(replace(given, model=replace(given.model, distinct=distinct)))
+        (found,) = [each for each in findings if each.rule == "F3"]
+        severities[distinct] = found.severity
+        assert ("only 7 distinct tokens" in found.evidence[0]) == (distinct == 7)
+    assert severities == {None: "warning", 7: "note", 8: "warning"}
+
+
+def test_what_does_not_depend_on_the_text_stays_as_bad_on_few_tokens(models, facts_of, inspected):
+    model = models.tiny("GPT2")
+    model.transformer.h[1].ln_1.weight.data[3] = math.nan
+    given = facts_of(inspected(model), model)
+    findings, _ = check(replace(given, model=replace(given.model, distinct=1)))
+    assert next(each for each in findings if each.rule == "E3").severity == "error"

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
 
 from normkit.inspection.result import Check, Finding, Status
@@ -50,7 +51,7 @@ from normkit.inspection.rules import (
     start,
     wiring,
 )
-from normkit.inspection.rules.rule import SEVERITIES, Facts, Hit, NotChecked, Rule
+from normkit.inspection.rules.rule import SEVERITIES, Facts, Hit, NotChecked, Rule, counted
 
 __all__ = ["RULES", "Facts", "Rule", "check", "ranked"]
 
@@ -96,7 +97,7 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
         needs_run = isinstance(outcome, NotChecked) and outcome.needs_run
         if isinstance(outcome, Hit):
             status = "finding"
-            findings.append(_finding(rule, outcome))
+            findings.append(_finding(rule, _on_few_tokens(outcome, facts) if rule.is_of_text else outcome))
         elif not needs_run and _is_idle(rule, outcome, facts):
             nouns = (_NOUNS[subject] for subject in rule.looks_at)
             status, reason = "not applicable", f"no {' and no '.join(nouns)} was found"
@@ -122,6 +123,15 @@ def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         left.remove(first)
         ordered.append(first)
     return tuple(ordered)
+
+
+def _on_few_tokens(hit: Hit, facts: Facts) -> Hit:
+    """The answer as a note where the text has too few distinct tokens to tell; else as it is."""
+    if hit.severity == "note" or not facts.has_few_tokens:
+        return hit
+    tokens = counted(facts.model.distinct or 0, "distinct token")
+    line = f"a note, as the text has only {tokens}, which need not be like those of other texts: give a longer one"
+    return replace(hit, severity="note", evidence=(line, *hit.evidence))
 
 
 def _finding(rule: Rule, hit: Hit) -> Finding:

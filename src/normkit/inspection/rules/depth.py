@@ -151,6 +151,7 @@ RULES = (
         check=_blocks_do_nothing,
         looks_at=("blocks",),
         follows=("D3", *WRONG_NORMS),
+        is_of_text=True,
     ),
     Rule(
         id="F4",

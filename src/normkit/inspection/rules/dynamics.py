@@ -221,6 +221,7 @@ RULES = (
         check=_logits_explode,
         follows=("D3", "F11", "F12", *WRONG_NORMS),
         looks_at=("attentions",),
+        is_of_text=True,
     ),
     Rule(
         id="F2",
@@ -245,6 +246,7 @@ RULES = (
         check=_stream_grows,
         follows=("B5", "D1", "D3", "F11", "F12", *WRONG_NORMS),
         looks_at=("blocks",),
+        is_of_text=True,
     ),
     Rule(
         id="F13",
@@ -266,6 +268,8 @@ RULES = (
         confirm="set these elements to 0 in one forward pass: the loss rises by far, as heads lose their sink",
         check=_massive_activations,
         follows=("B5", "D1", "E3", "F2", *WRONG_NORMS),
+        looks_at=("blocks",),
+        is_of_text=True,
     ),
 )
 """The rules of this group, in order."""

@@ -150,6 +150,7 @@ RULES = (
         confirm="nk.identify(module, shape) shows the eps that is computed; compare it with the one that is meant",
         check=_wrong_eps,
         follows=("A3", "A6", "A9", "A11", "A12"),
+        is_of_text=True,
     ),
     Rule(
         id="A2",

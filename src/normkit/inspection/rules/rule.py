@@ -19,6 +19,8 @@ from normkit.spec import NormSpec
 
 # A reader checks a few sites; the rest are in the site table.
 _MOST_LINES = 6
+# A window of a text has dozens; a repeated token, a few and the special tokens around it.
+_FEW_TOKENS = 8
 # The same rows, counted twice in float64.
 _SAME_ROWS = 1e-9
 
@@ -109,6 +111,11 @@ class Facts:
         return passport is not None and "gain" in passport.undecidable
 
     @property
+    def has_few_tokens(self) -> bool:
+        """The text has too few distinct tokens to stand for any other."""
+        return self.model.distinct is not None and self.model.distinct < _FEW_TOKENS
+
+    @property
     def running(self) -> frozenset[str]:
         """Paths where a norm runs: those of all sites, of what is tied to them, and of norms that no spec describes."""
         tied = (path for one in self.shared.values() for path in one.twins)
@@ -189,6 +196,8 @@ class Rule:
         follows: Rules that name the cause where both find something: this one is then listed behind them, unless it is
             worse than they are.
         looks_at: What it judges: where none of it was found, the rule is not applicable, and not clean.
+        is_of_text: What it looks at depends on the text as much as on the model: on too few distinct tokens it is a
+            note at most.
     """
 
     id: str
@@ -202,6 +211,7 @@ class Rule:
     check: Callable[[Facts], Outcome]
     follows: tuple[str, ...] = ()
     looks_at: tuple[Subject, ...] = ("norms",)
+    is_of_text: bool = False
 
 
 WRONG_NORMS = ("A5", "A11", "A12", "B1", "B2", "B6", "B10", "B11", "B12", "B13", "D6", "E5")

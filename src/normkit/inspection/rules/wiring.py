@@ -185,6 +185,7 @@ RULES = (
         confirm="replace the second norm by the identity: the output stays the same",
         check=_applied_twice,
         follows=("D1", "D6"),
+        is_of_text=True,
     ),
     Rule(
         id="D6",
