@@ -19,7 +19,15 @@ from torch.overrides import TorchFunctionMode
 
 from normkit.identification.sharding import part_of
 
-NORM_FUNCTIONS: dict[object, str] = {F.layer_norm: "layer_norm", F.rms_norm: "rms_norm", F.group_norm: "group_norm"}
+NORM_FUNCTIONS: dict[object, str] = {
+    F.layer_norm: "layer_norm",
+    F.rms_norm: "rms_norm",
+    F.group_norm: "group_norm",
+    # Called by themselves; and a compiler sees through `F.rms_norm` to what it calls.
+    torch.layer_norm: "layer_norm",
+    torch.rms_norm: "rms_norm",
+    torch.group_norm: "group_norm",
+}
 ATTENTION_FUNCTIONS: dict[object, str] = {
     F.scaled_dot_product_attention: "sdpa",
     F.softmax: "softmax",

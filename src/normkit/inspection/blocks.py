@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -17,15 +17,17 @@ class BlockCall:
     Attributes:
         path: The module's path.
         index: Position among the blocks, from 0, in the order of their first calls.
-        module: The module.
+        module: The module; of a block that is none, the first of its parts, which the stream enters.
+        leaves: None of a block that is a module: its output is the stream. Else the module that the stream enters next.
     """
 
     path: str
     index: int
     module: nn.Module
+    leaves: nn.Module | None = None
 
 
-def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
+def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> tuple[BlockCall, ...]:
     """The blocks of a model, in forward order.
 
     A block is a member of a `torch.nn.ModuleList`, of a Sequential inside one or of a Sequential of one class,
@@ -36,6 +38,7 @@ def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
     Args:
         model: The model.
         trace: One forward pass of it.
+        norms: Paths of its norms, which are no blocks, even where a list holds them.
     """
     first_calls: dict[str, ModuleCall] = {}
     for call in trace.modules:
@@ -44,7 +47,7 @@ def find_blocks(model: nn.Module, trace: Trace) -> tuple[BlockCall, ...]:
     candidates = {
         path: call
         for path, call in first_calls.items()
-        if path and _parent(path) not in refused and _in_list(model, path)
+        if path and path not in norms and _parent(path) not in refused and _in_list(model, path)
     }
     outermost = [path for path in candidates if not any(_is_inside(path, other) for other in candidates)]
     lengths = [sum(_parent(other) == _parent(path) for other in outermost) for path in outermost]

@@ -139,6 +139,7 @@ def inspect(
         ungathered=ungathered(model, structure.others),
         called=frozenset(call.path for call in structure.called.modules),
         patches=patches(model, dict.fromkeys((*(norm.path for norm in found), *(intended.specs if intended else ())))),
+        handwritten=structure.handwritten,
     )
     findings, checks = rules.check(facts)
     form, unknown = foldedness(model, found)
@@ -152,7 +153,10 @@ def inspect(
         walk=walked,
         findings=findings,
         checks=checks,
-        unrecognised=tuple((other.path, other.reason) for other in structure.others),
+        unrecognised=(
+            *((other.path, other.reason) for other in structure.others),
+            *((norm.path, norm.reason) for norm in structure.handwritten),
+        ),
         selections=selections,
         foldedness=form,
         foldedness_unknown=unknown,

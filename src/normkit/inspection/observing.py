@@ -140,7 +140,14 @@ def _hook_block(block: BlockCall, listener: Listener) -> Iterator[RemovableHandl
         if (y := first_output(output)) is not None:
             listener.after_block(block, y)
 
+    def leave(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if (y := first_tensor(args, kwargs)) is not None:
+            listener.after_block(block, y)
+
     # Before the hooks that gather a sharded block's parameters and free them again: a replay goes through these itself.
     is_split = any(map(is_distributed, block.module.parameters()))
     yield block.module.register_forward_pre_hook(before, with_kwargs=True, prepend=is_split)
-    yield block.module.register_forward_hook(after)
+    if block.leaves is None:
+        yield block.module.register_forward_hook(after)
+    else:
+        yield block.leaves.register_forward_pre_hook(leave, with_kwargs=True)

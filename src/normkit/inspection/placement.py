@@ -95,7 +95,8 @@ class _Sweeper(Replayer):
             return
         self._in_block = True
         self.visits.append(_Visit(block_list=block.path.rpartition(".")[0]))
-        if block.path in self.sweeps:
+        # What is no module cannot be called again.
+        if block.path in self.sweeps or block.leaves is not None:
             return
         self.sweeps[block.path] = UNKNOWN
         x = first_tensor(args, kwargs)

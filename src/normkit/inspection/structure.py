@@ -16,8 +16,10 @@ from normkit.inspection import placement
 from normkit.inspection.blocks import BlockCall, block_of, find_blocks
 from normkit.inspection.fingerprint import BlockSweep
 from normkit.inspection.gauges import SiteMeasurement
+from normkit.inspection.handwritten import HandwrittenNorm, find_handwritten
 from normkit.inspection.result import Block, Peak, Role, RowStatistics, Site, SiteGeometry
 from normkit.inspection.spectrum import spectrum
+from normkit.inspection.stages import find_stages
 
 Progress = Callable[[str, int, int], None]
 
@@ -35,6 +37,7 @@ class Structure:
         roles: What each norm does, by path.
         final_norm: Path of the norm after the last block, or None.
         forward_calls: Calls of each norm in that pass, by path.
+        handwritten: Places where rows are normalized by no norm that was found.
     """
 
     called: Trace
@@ -45,6 +48,7 @@ class Structure:
     roles: Mapping[str, Role]
     final_norm: str | None
     forward_calls: Mapping[str, int]
+    handwritten: tuple[HandwrittenNorm, ...] = ()
 
     def dtypes(self, site: NormSite) -> tuple[torch.dtype, torch.dtype]:
         """Of what entered and left a norm in that pass."""
@@ -125,13 +129,16 @@ def measured_block(
     )
 
 
-def survey(model: nn.Module, run: Callable[[], object], progress: Progress | None = None) -> Structure:
+def survey(
+    model: nn.Module, run: Callable[[], object], progress: Progress | None = None, *, stages: bool = True
+) -> Structure:
     """Run a model some times on a small input and see what it is made of.
 
     Args:
         model: In evaluation mode.
         run: Calls it on the input, without a cache of keys and values.
         progress: Called with a stage's name, the steps done and the steps in all.
+        stages: Where no module is a block, look for blocks that are none.
     """
     report = progress or (lambda _stage, _done, _total: None)
     with torch.no_grad():
@@ -139,9 +146,15 @@ def survey(model: nn.Module, run: Callable[[], object], progress: Progress | Non
         called = trace(model, run)
         report("norms", 1, 3)
         sites, others = find_sites(model, called)
-        blocks = find_blocks(model, called)
+        paths = [*(site.path for site in sites), *(other.path for other in others)]
+        blocks = find_blocks(model, called, paths)
         report("placement", 2, 3)
-        sweeps, roles, final_norm = placement.sweep(model, sites, blocks, run)
+        staged = ((), (), {}) if blocks or not stages else find_stages(model, sites, run)
+        sweeps, roles, final_norm = placement.sweep(model, sites, blocks or staged[0], run)
+        if not blocks:
+            blocks, sweeps, roles = staged[0], staged[1], {**roles, **staged[2]}
+        norms = [site.path for site in sites if site.module is not None]
+        handwritten = find_handwritten(model, run, [*norms, *(other.path for other in others)])
     calls = Counter(call.path for call in called.modules)
     return Structure(
         called=called,
@@ -153,4 +166,5 @@ def survey(model: nn.Module, run: Callable[[], object], progress: Progress | Non
         final_norm=final_norm,
         # Each call of a function is a site of its own.
         forward_calls={site.path: 1 if site.module is None else calls[site.path] for site in sites},
+        handwritten=handwritten,
     )

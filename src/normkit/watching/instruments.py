@@ -32,8 +32,6 @@ from normkit.watching.taps import tapped
 _STREAM = NormSpec()
 # On, off, and either of them in evaluation and for shapes that change.
 _GRAPHS = 8
-# A compiler sees through `F.rms_norm` to what it calls.
-_NORMS: Mapping[object, str] = {**NORM_FUNCTIONS, torch.rms_norm: "rms_norm"}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -322,8 +320,8 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in ATTENTION_FUNCTIONS:
             self._attention(ATTENTION_FUNCTIONS[function], args, kwargs)
-        elif function in _NORMS:
-            return self._norm(_NORMS[function], function, args, kwargs)
+        elif function in NORM_FUNCTIONS:
+            return self._norm(NORM_FUNCTIONS[function], function, args, kwargs)
         return function(*args, **kwargs)
 
     def _norm(self, name: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

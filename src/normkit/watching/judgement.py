@@ -74,6 +74,7 @@ def judged(subject: Subject, gauging: Gauging | None, chronicle: Chronicle, run:
         training=training,
         shared=subject.shared,
         ungathered=() if structure is None else ungathered(subject.model, structure.others),
+        handwritten=() if structure is None else structure.handwritten,
     )
     findings, checks = rules.check(facts)
     return Inspection(
@@ -86,7 +87,10 @@ def judged(subject: Subject, gauging: Gauging | None, chronicle: Chronicle, run:
         walk=None,
         findings=findings,
         checks=checks,
-        unrecognised=tuple((other.path, other.reason) for other in facts.others),
+        unrecognised=(
+            *((other.path, other.reason) for other in facts.others),
+            *((norm.path, norm.reason) for norm in facts.handwritten),
+        ),
         training=answer(training, findings, sites, blocks, attentions),
     )
 

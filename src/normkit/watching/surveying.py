@@ -111,7 +111,7 @@ def surveyed(model: nn.Module, arguments: Arguments) -> Structure:
         arguments: Of a call of it.
     """
     with _undisturbed(model):
-        return survey(model, lambda: model(*arguments.args, **arguments.kwargs))
+        return survey(model, lambda: model(*arguments.args, **arguments.kwargs), stages=False)
 
 
 def called(model: nn.Module, arguments: Arguments) -> None:

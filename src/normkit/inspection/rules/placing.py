@@ -9,7 +9,11 @@ from itertools import pairwise
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import Intent
 from normkit.inspection.result import Block
+from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, same_rows, shortened
+
+# Slope of a branch over the scale of its input: 0 behind a norm, 1 without one.
+_FORGETS = 0.25
 
 
 def _residual_after_norm(facts: Facts) -> Outcome:
@@ -137,6 +141,24 @@ def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
     )
 
 
+def _normalized_unseen(facts: Facts) -> Outcome:
+    """Rows normalized where no norm was found, and blocks whose branch forgets the scale of its input without one."""
+    seen = [norm.path for norm in facts.handwritten]
+    known = [*seen, *(site.path for site in facts.sites), *(other.path for other in facts.others)]
+    cases = [Case(norm.path, "note", 1.0, f"{norm.path}: {norm.reason}") for norm in facts.handwritten]
+    for block in facts.blocks:
+        # A block of one called norm is that norm's; one that is not linear for another reason also forgets scale.
+        if any(path.startswith((f"{block.path}.", f"{block.path}:")) or path == block.path for path in known):
+            continue
+        if abs(block.branch_slope) <= _FORGETS:
+            line = (
+                f"{block.path}: with its input scaled up, its branch stands still (slope {block.branch_slope:.2f}, 0 "
+                "behind a norm), and no norm was found in it: one that no torch function shows, or another bounded one"
+            )
+            cases.append(Case(block.path, "note", 0.0, line))
+    return hit(cases, f"rows are normalized at {counted(len(cases), 'place')} where no norm was found", "place")
+
+
 def _open_end(facts: Facts) -> list[str]:
     """What the rows look like that no final norm follows, if so."""
     if not facts.blocks or facts.final_norm is not None:
@@ -168,6 +190,26 @@ def _idle_outside_blocks(facts: Facts, intent: Intent) -> list[str]:
 
 
 RULES = (
+    Rule(
+        id="D7",
+        title="Rows are normalized where no norm was found",
+        severity="note",
+        threshold=(
+            "a product or quotient outside all norms that makes rows of many lengths alike to 1 %; or a block without "
+            f"a norm whose branch grows with slope {_FORGETS:g} or less in the scale of its input"
+        ),
+        source="a norm forgets the scale of its input: van Laarhoven 2017, arXiv:1706.05350",
+        why=(
+            "A norm written out in a forward, as x * rsqrt(mean(x^2) + eps), is no module and no function that can be "
+            "called by itself. Its formula, its eps, its gain and its types are not checked by any rule."
+        ),
+        remedy=(
+            "make it a module, or call torch.nn.functional.rms_norm or layer_norm: then every rule looks at it",
+            "check it by itself: normkit identify and nk.testing.assert_conforms take a function",
+        ),
+        confirm="replace the expression by nk.normalize with the spec that is meant, and compare the outputs",
+        check=_normalized_unseen,
+    ),
     Rule(
         id="D1",
         title="The residual is taken after the norm",

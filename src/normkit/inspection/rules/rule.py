@@ -9,6 +9,7 @@ from typing import Literal
 from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.baseline import Baseline
+from normkit.inspection.handwritten import HandwrittenNorm
 from normkit.inspection.intent import Intent
 from normkit.inspection.leaks import Leak
 from normkit.inspection.patches import Patch
@@ -48,6 +49,7 @@ class Facts:
         ungathered: Batch norms that were trained or loaded without running statistics, by path.
         called: Paths of the modules that a forward pass called; empty where that was not seen.
         patches: Code that stands where a library's own norm is expected; None where that was not looked at.
+        handwritten: Places where rows are normalized by no norm that was found.
     """
 
     model: ModelFacts
@@ -65,6 +67,7 @@ class Facts:
     ungathered: tuple[str, ...] = ()
     called: frozenset[str] = frozenset()
     patches: tuple[Patch, ...] | None = None
+    handwritten: tuple[HandwrittenNorm, ...] = ()
 
     def intended(self, site: Site) -> NormSpec | None:
         """What is meant at this site: as declared, else what the config's class computes; None if that is unknown."""

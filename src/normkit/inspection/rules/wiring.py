@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from normkit.inspection.result import Block, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_BASELINE, Facts, Hit, Outcome, Rule, counted, same_rows
@@ -23,7 +25,9 @@ def _placed_otherwise(facts: Facts) -> Outcome:
         if declared in ("unknown", block.placement) or block.placement in ("unknown", "residual-after-norm"):
             continue
         line = f"{block.path}: {facts.baseline.source} declares {declared}, its norms sit as in {block.placement}"
-        cases.append(Case(block.path, "error", 0.0, f"{line} ({_slopes(block)})"))
+        # A block that is no module was not called on scaled inputs.
+        seen = "" if math.isnan(block.output_slope) else f" ({_slopes(block)})"
+        cases.append(Case(block.path, "error", 0.0, f"{line}{seen}"))
     return _hit(cases, "block", "whose norms sit elsewhere than declared")
 
 

@@ -1,0 +1,145 @@
+"""Norms that are no modules and no function that torch has for them: rows that leave a product or a quotient alike.
+
+`x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`, a division by a standard deviation or `F.normalize` inside a
+forward is seen by what it does: rows of many lengths enter, rows of one length leave. What it computes beside that, and
+how, is not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# Names of torch's functions and methods that multiply or divide; those of nn.functional that normalize.
+_SCALING = {"mul", "multiply", "rmul", "imul", "div", "divide", "true_divide", "truediv", "itruediv", "normalize"}
+# Fewer features are no vector of a model, as the weights of some experts; fewer rows may be alike by chance.
+_FEWEST_FEATURES, _FEWEST_ROWS = 16, 4
+# Spread of the lengths: eps and the rounding of 16 bits behind a norm; what is told from that before it.
+_ALIKE, _APART, _TIMES = 1e-2, 2e-2, 5.0
+_CENTRED = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandwrittenNorm:
+    """A place in a module's forward at which rows are normalized.
+
+    Attributes:
+        path: Path of the innermost module that was running, and the function that left the rows, as in "blocks.0:mul".
+        reason: What was seen there, on one line.
+    """
+
+    path: str
+    reason: str
+
+
+def find_handwritten(model: nn.Module, run: Callable[[], object], known: Iterable[str]) -> tuple[HandwrittenNorm, ...]:
+    """Where one forward pass normalizes rows outside the norms that were found, in forward order.
+
+    Args:
+        model: Is left as it is.
+        run: Calls it on a small input.
+        known: Paths of modules that are norms.
+    """
+    watch = _Watch(known)
+    with ExitStack() as hooks, torch.no_grad():
+        for path, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(watch.enter(path)).remove)
+            hooks.callback(module.register_forward_hook(watch.leave(path)).remove)
+        with watch:
+            run()
+    return tuple(
+        HandwrittenNorm(path=path, reason=lines[0] + (f"; {len(lines)} such calls" if len(lines) > 1 else ""))
+        for path, lines in watch.found.items()
+    )
+
+
+class _Watch(TorchFunctionMode):
+    """Compares the lengths of rows before and after each product and quotient."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        super().__init__()
+        self.found: dict[str, list[str]] = {}
+        self._known = tuple(known)
+        self._stack = [""]
+
+    def enter(self, path: str) -> Callable[..., None]:
+        return lambda *_: self._stack.append(path)
+
+    def leave(self, path: str) -> Callable[..., None]:
+        def left(*_: object) -> None:
+            # A call that raised never came here.
+            while self._stack.pop() != path:
+                continue
+
+        return left
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "").strip("_")
+        if name not in _SCALING or self._is_known(self._stack[-1]):
+            return function(*args, **kwargs)
+        given = [value for value in (*args, *kwargs.values()) if _has_rows(value)]
+        # Before the call, which may overwrite what it is given.
+        before = [(tuple(value.shape), {axis: _spread(value, axis) for axis in _axes(value)}) for value in given]
+        y = function(*args, **kwargs)
+        if _has_rows(y) and (line := _line(y, before)) is not None:
+            self.found.setdefault(f"{self._stack[-1]}:{name}", []).append(line)
+        return y
+
+    def _is_known(self, path: str) -> bool:
+        return any(f"{path}.".startswith(f"{norm}.") for norm in self._known)
+
+
+def _has_rows(value: object) -> bool:
+    """An activation of many rows: the normalizing of a weight is another thing."""
+    return (
+        isinstance(value, Tensor)
+        and not isinstance(value, nn.Parameter)
+        and value.is_floating_point()
+        and value.dim() > 1
+        and bool(_axes(value))
+    )
+
+
+def _axes(value: Tensor) -> tuple[int, ...]:
+    """The axes that rows may lie along: the last one, or the channels."""
+    return tuple(
+        axis
+        for axis in ((-1, 1) if value.dim() > 2 else (-1,))
+        if value.shape[axis] >= _FEWEST_FEATURES and value.numel() >= _FEWEST_ROWS * value.shape[axis]
+    )
+
+
+def _spread(value: Tensor, axis: int) -> float:
+    """Largest less smallest length of a row over the median one; NaN where that says nothing."""
+    lengths: Tensor = torch.linalg.vector_norm(value.detach().double(), dim=axis)
+    return float((lengths.max() - lengths.min()) / lengths.median())
+
+
+def _line(y: Tensor, before: Sequence[tuple[tuple[int, ...], Mapping[int, float]]]) -> str | None:
+    """What a norm leaves, in words; None where rows left as unlike as they came."""
+    for axis in _axes(y):
+        after = _spread(y, axis)
+        entered = [spreads[axis] for shape, spreads in before if shape == tuple(y.shape)]
+        if not entered or not after < _ALIKE or not entered[0] > max(_APART, _TIMES * after):
+            continue
+        rows = y.detach().double()
+        rms = float(rows.square().mean(axis).sqrt().median())
+        energy = float((rows.mean(axis).square() / rows.square().mean(axis)).median())
+        length = rms * math.sqrt(y.shape[axis])
+        size = f"length {length:.4g}" if abs(length - 1) < abs(rms - 1) else f"rms {rms:.4g}"
+        centred = ", without a mean" if energy < _CENTRED else ""
+        return (
+            f"rows of {y.shape[axis]} features leave with one {size}{centred}; their lengths differed by "
+            f"{100 * entered[0]:.3g} % before"
+        )
+    return None
