@@ -14,6 +14,7 @@ from pathlib import Path
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.plan import OPERATIONS, Plan
 from normkit.checkpoint.precision import true_logits
+from normkit.checkpoint.verification import LIMITS
 from normkit.models import catalogue
 from pages import settle
 
@@ -49,6 +50,14 @@ two sizes alike. All operations are asked for at once, with the head untied.
 |---|---|---|---|---|---|---|
 """
 
+LIMITED = """
+## What a verified fold does not prove
+
+`normkit verify SRC DST` derives every byte of DST anew from SRC. It does not prove these:
+
+{limits}
+"""
+
 REASONS = """
 ## What is left, and why
 
@@ -64,6 +73,7 @@ def main() -> None:
         print(row, file=sys.stderr)
     introduction = INTRODUCTION.format(families=len(catalogue.names()))
     text = introduction + "\n".join(rows) + "\n" + REASONS + "\n".join(filter(None, reasons)) + "\n"
+    text += LIMITED.format(limits="\n".join(f"- {limit};" for limit in LIMITS[:-1]) + f"\n- {LIMITS[-1]}.")
     settle(PAGE, text, check="--check" in sys.argv)
 
 

@@ -110,3 +110,23 @@ def failed(found: Verification) -> dict[str, str]:
 def check(found: Verification, name: str) -> Checked:
     """One check of a verification."""
     return next(check for check in found.checks if check.name == name)
+
+
+ENGLISH = ("reason", "reasons", "remarks", "does_not_prove")
+"""Keys of a certificate that stand for people."""
+
+
+def without_english(document: Any) -> Any:
+    """A certificate without its sentences."""
+    if isinstance(document, dict):
+        return {key: without_english(value) for key, value in document.items() if key not in ENGLISH}
+    return [without_english(value) for value in document] if isinstance(document, list) else document
+
+
+def reworded(document: Any, key: str = "") -> Any:
+    """A certificate with other sentences."""
+    if isinstance(document, dict):
+        return {name: reworded(value, name) for name, value in document.items()}
+    if isinstance(document, list):
+        return ["said better"] if key in ENGLISH else [reworded(value) for value in document]
+    return "said better" if key in ENGLISH and document else document

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import normkit as nk
 from normkit import demo
-from normkit.checkpoint import fold
+from normkit.checkpoint import fold, verify
 from normkit.checkpoint.certificate import NAME
 from normkit.checkpoint.precision import true_logits
 from normkit.demo.entropy import bits_per_byte
@@ -305,6 +305,30 @@ def test_a_source_that_changes_while_it_is_folded_is_an_error(tmp_path, name):
         fold(source, tmp_path / "out", progress=exchange)
     assert str(error.value).isprintable()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_result_in_float32_is_loaded_in_float32(tmp_path, key):
+    model, inputs = tiny("llama", tied=False, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "source")
+    change_config(tmp_path / "source", **{"dtype": None, key: "bfloat16"})
+    fold(tmp_path / "source", tmp_path / "out", dtype="float32")
+    for loaded in (nk.load(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(tmp_path / "out")):
+        assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    before, after = (true_logits(nk.load(tmp_path / name, dtype="float64"), **inputs) for name in ("source", "out"))
+    # A product of two bfloat16 numbers is exact in float32: a few hundred float64 roundings of logits near 10.
+    assert (after - before).abs().max() <= 1e-12
+    assert verify(tmp_path / "source", tmp_path / "out").passed
+
+
+def test_code_that_comes_with_a_model_is_not_carried_over(source, tmp_path):
+    change_config(source, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    (source / "modeling_own.py").write_text("raise SystemExit")
+    certificate = fold(source, tmp_path / "folded")
+    assert "auto_map" not in json.loads((tmp_path / "folded" / "config.json").read_text())
+    assert not (tmp_path / "folded" / "modeling_own.py").exists()
+    assert "modeling_own.py" in certificate.plan["remarks"][0]
+    assert verify(source, tmp_path / "folded").passed
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

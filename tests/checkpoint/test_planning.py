@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normkit.checkpoint.opening import open_model
-from normkit.checkpoint.planning import DEFAULT, make_plan
+from normkit.checkpoint.planning import DEFAULT, ROUNDING, make_plan
 from normkit.errors import InputError, ModelError
 from planned_models import ALL, edits_of, model_of, plan_of
 
@@ -77,6 +77,55 @@ def test_wider_output_widens_every_floating_tensor_and_never_narrows():
     assert {edit.dtype for edit in plan.edits} == {"F32"}
     with pytest.raises(InputError, match=r"would round .* which is float64"):
         plan_of(model_of("llama"), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("said", "keys"),
+    [
+        ({}, {"dtype"}),
+        ({"dtype": "bfloat16"}, {"dtype"}),
+        ({"torch_dtype": "bfloat16"}, {"torch_dtype"}),
+        ({"dtype": None, "torch_dtype": "float16"}, {"dtype", "torch_dtype"}),
+        (
+            {"text_config": {"torch_dtype": "bfloat16", "deeper": {"dtype": "bfloat16"}}, "no.class": {"dtype": "x"}},
+            {"dtype", "text_config.torch_dtype", "text_config.deeper.dtype"},
+        ),
+    ],
+)
+def test_wider_output_is_said_at_every_level_of_the_configuration(said, keys):
+    graph, config, source = open_model(model_of("llama", dtype=torch.bfloat16))
+    config = {key: value for key, value in config.items() if "dtype" not in key} | said
+    assert make_plan(graph, config, source, dtype="float32").config == dict.fromkeys(keys, "float32")
+    assert make_plan(graph, config, source).config == {}
+
+
+def test_what_rounding_costs_is_said_where_products_are_rounded():
+    narrow = model_of("llama", dtype=torch.bfloat16)
+    assert plan_of(narrow).remarks == (ROUNDING,)
+    assert plan_of(narrow, dtype="float32").remarks == plan_of(model_of("llama")).remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "runtimes"),
+    [("gemma", "vLLM and llama.cpp"), ("cohere", "vLLM and llama.cpp"), ("gemma3", "vLLM"), ("gpt2", "")],
+)
+def test_runtimes_that_ignore_an_untied_head_are_named(recipe, runtimes):
+    model = model_of(recipe, tied=True)
+    remarks = plan_of(model, untie=True).remarks
+    assert plan_of(model).remarks == ()
+    assert bool(remarks) == bool(runtimes)
+    assert all(remark.startswith(f"{runtimes} read no lm_head.weight of a {recipe}") for remark in remarks)
+
+
+def test_code_is_left_behind_and_named():
+    graph, config, source = open_model(model_of("llama"))
+    assert make_plan(graph, config, source).dropped == ()
+    plan = make_plan(graph, config | {"auto_map": {"AutoModel": "x.Y"}}, source, code=["x.py", *"abcd"])
+    assert plan.dropped == ("auto_map",)
+    assert plan.remarks == (
+        "code is not carried over (auto_map of config.json; a, b, c, ...): what is folded is the stock class "
+        "LlamaForCausalLM",
+    )
 
 
 def test_sixteen_bit_rmsnorms_are_warned_of():

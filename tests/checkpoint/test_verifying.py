@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from folded_checkpoints import Pair, check, failed, flipped, folded, forge, tensors
+from folded_checkpoints import Pair, check, failed, flipped, folded, forge, tensors, without_english
 from normkit import demo
 from normkit.checkpoint import fold, reloading, verify
 from normkit.checkpoint.certificate import NAME
@@ -185,13 +185,15 @@ def test_no_bit_of_any_file_can_be_turned_over(saved, side):
 def test_no_bit_of_the_certificate_can_be_turned_over(saved):
     file = saved.result / NAME
     version = file.read_bytes().index(b'"normkit": "') + len('"normkit": "')
+    before = without_english(saved.certificate)
     for byte, bit in positions(file, 100):
         if version <= byte < version + 12:
             # Nothing can tell which version made it.
             continue
         with flipped(file, byte, bit):
             lines = complaints(saved)
-        assert lines, (byte, bit)
+            is_english = not lines and without_english(saved.certificate) == before
+        assert lines or is_english, (byte, bit)
 
 
 @pytest.mark.parametrize("side", ["source", "result"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +47,19 @@ def test_a_fold_prints_what_it_did_and_how_to_prove_it(run: Run, tmp_path: Path)
     assert "LlamaForCausalLM  12 of 13 norms folded" in result.stdout
     assert f"proof:  normkit verify {RMSNORM} {tmp_path / 'out'}" in result.stdout
     assert (tmp_path / "out" / "normkit_certificate.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["two words", "a'b", "\x1b[2J\u202e\\\n$(touch x)", b"\xff\xc2\x9b"])
+def test_the_command_that_proves_it_can_be_pasted(run: Run, tmp_path: Path, name: str | bytes):
+    out = tmp_path / os.fsdecode(name)
+    result = run("fold", RMSNORM, out)
+    assert result.exit_code == 0, result.output
+    *_, folded, proof = result.stdout.splitlines()
+    assert folded.isprintable()
+    assert proof.isprintable()
+    words = proof.removeprefix("proof:  normkit verify ")
+    found = subprocess.run(["bash", "-c", f"printf '%s\\0' {words}"], capture_output=True, check=True).stdout
+    assert found.split(b"\0")[:2] == [os.fsencode(RMSNORM), os.fsencode(out)]
 
 
 def test_json_is_the_certificate(run: Run, tmp_path: Path):

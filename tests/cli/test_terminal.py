@@ -11,6 +11,13 @@ from rich.text import Text
 from normkit.cli.terminal import note, one_line, progress, results, shows_progress
 
 
+def test_a_message_that_floods_is_cut_in_the_middle():
+    said = one_line("expected " + "x" * 10**5 + "\n; do this")
+    assert len(said) < 2100
+    assert said.startswith("expected x")
+    assert said.endswith(" ; do this")
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -14,6 +14,7 @@ from folded_checkpoints import Pair, flip, folded, forge, tensors, write_certifi
 from normkit import demo
 from normkit.checkpoint import fold
 from normkit.checkpoint.certificate import NAME
+from normkit.checkpoint.verification import LIMITS
 
 Run = Callable[..., Result]
 
@@ -145,6 +146,11 @@ def test_logits_are_not_run_where_the_files_already_fail(pair: Pair, run: Run) -
 
 
 # Bad input.
+
+
+def test_the_help_says_what_is_not_proved(run: Run) -> None:
+    said = " ".join(run("verify", "--help").stdout.split())
+    assert all(limit in said for limit in LIMITS)
 
 
 def test_a_text_needs_logits(saved: Pair, run: Run) -> None:

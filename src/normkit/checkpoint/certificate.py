@@ -21,6 +21,7 @@ from normkit.checkpoint.plan import OPERATIONS, Plan, Quotient, VectorEdit
 from normkit.checkpoint.planning import DTYPES
 from normkit.checkpoint.reloading import Reload
 from normkit.checkpoint.source import vector
+from normkit.checkpoint.verification import LIMITS
 from normkit.checkpoint.writing import Written
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text, parse_json, quoted
@@ -56,6 +57,7 @@ class Certificate:
         smallest_divisor: The gain nearest to zero that a bias was divided by: its weight, its coordinate, its size.
             None where nothing was divided.
         reload: What transformers says when it loads the result: a `Reload` as JSON.
+        limits: What the certificate does not prove, in words; none in those of early versions.
     """
 
     normkit: str
@@ -70,6 +72,7 @@ class Certificate:
     tensors: Mapping[str, Any]
     smallest_divisor: Mapping[str, Any] | None
     reload: Mapping[str, Any]
+    limits: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, the same for the same certificate."""
@@ -83,6 +86,7 @@ class Certificate:
             "smallest_divisor": None if self.smallest_divisor is None else dict(self.smallest_divisor),
             "plan": dict(self.plan),
             "tensors": dict(self.tensors),
+            **({"does_not_prove": list(self.limits)} if self.limits else {}),
         }
 
     def text(self) -> str:
@@ -150,6 +154,7 @@ def certify(
         tensors=tensors,
         smallest_divisor=_smallest_divisor(plan, opened),
         reload=plain(dataclasses.asdict(reload)),
+        limits=LIMITS,
     )
 
 
@@ -239,6 +244,9 @@ def _certificate(document: Any) -> Certificate:
     for words in (document.get("normkit"), document["source"]["architecture"], document["result"]["architecture"]):
         if not isinstance(words, str) or not words.isprintable() or len(words) > LONGEST_NAME:
             raise ModelError(f"expected a version and two names of classes, found {quoted(words)}")
+    limits = document.get("does_not_prove", [])
+    if not isinstance(limits, list) or not all(isinstance(words, str) and words.isprintable() for words in limits):
+        raise ModelError(f"expected sentences under 'does_not_prove', found {quoted(limits)}")
     return Certificate(
         normkit=document["normkit"],
         operations=tuple(asked["operations"]),
@@ -252,6 +260,7 @@ def _certificate(document: Any) -> Certificate:
         tensors=document["tensors"],
         smallest_divisor=divisor,
         reload=document["reload"],
+        limits=tuple(limits),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.applying import Progress
-from normkit.checkpoint.carrying import carried
+from normkit.checkpoint.carrying import carried, code
 from normkit.checkpoint.certificate import NAME, Certificate, certify
 from normkit.checkpoint.configuration import CONFIG
 from normkit.checkpoint.layout import output_info
@@ -70,6 +70,7 @@ def fold(
             untie=untie,
             dtype=dtype,
             for_training=for_training,
+            code=code(opened.states),
         )
         require_change(plan)
         beside = list(carried(folder))

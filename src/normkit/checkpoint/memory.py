@@ -16,7 +16,7 @@ from normkit.checkpoint.arithmetic import all_finite, one_thread_an_operation, p
 from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import Plan, TensorEdit, VectorEdit
-from normkit.checkpoint.planning import make_plan
+from normkit.checkpoint.planning import DTYPE_KEYS, make_plan
 from normkit.checkpoint.source import ModelSource, check_finite
 from normkit.checkpoint.swaps import KEY, replay
 from normkit.errors import InputError
@@ -112,7 +112,7 @@ def require_change(plan: Plan) -> None:
     if (
         plan.refusals
         and not plan.swaps
-        and not plan.config
+        and all(path.rpartition(".")[2] in DTYPE_KEYS for path in plan.config)
         and all(edit.relation == "identical" for edit in plan.edits)
     ):
         first, more = plan.refusals[0], len(plan.refusals) - 1

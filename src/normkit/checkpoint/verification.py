@@ -17,6 +17,17 @@ RELATIONS: dict[Relation, str] = {
 }
 """How a tensor of the result follows from the source."""
 
+LIMITS = (
+    "SRC is taken as it is: that it is what its authors published is not checked",
+    "the certificate is not signed: whoever can write SRC and DST can make all three anew",
+    "sentences in the certificate (reasons, remarks) are not compared, only what they stand beside",
+    "hidden files are neither copied nor looked at",
+    "code that comes with a model is not copied and never run: what is proved is proved of the stock class",
+    "an adapter that was trained on SRC does not fit DST",
+    "runtimes other than transformers may read other files or keys: none of them was asked",
+)
+"""What a passed verification does not prove."""
+
 _SCHEMA_VERSION = 1
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from normkit.checkpoint.applying import Progress
 from normkit.checkpoint.arithmetic import one_thread_an_operation
-from normkit.checkpoint.carrying import carried
+from normkit.checkpoint.carrying import carried, code
 from normkit.checkpoint.certificate import NAME, Certificate, certify, plain, read_certificate
 from normkit.checkpoint.configuration import CONFIG
 from normkit.checkpoint.derivation import Derived, derive, header_faults
@@ -30,6 +30,8 @@ from normkit.checkpoint.workers import Workers
 from normkit.checkpoint.writing import Written
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text, quoted
+
+_UNCOMPARED = {"residual", "reason", "reasons", "remarks"}
 
 
 def verify(source: Path | str, result: Path | str, *, jobs: int = 1, progress: Progress | None = None) -> Verification:
@@ -117,6 +119,7 @@ def _plan(recorded: Certificate, opened: Opened) -> Plan:
             operations=recorded.operations,
             untie=recorded.untie,
             dtype=recorded.dtype,
+            code=code(opened.states),
         )
     except InputError as error:
         raise ModelError(str(error)) from None
@@ -169,9 +172,7 @@ def _same_plan(recorded: Certificate, anew: Certificate, plan: Plan) -> Checked:
     parts = ("operations", "architecture", "becomes", "plan", "tensors")
     faults = []
     for part in parts:
-        found, due = getattr(recorded, part), getattr(anew, part)
-        if part == "tensors":
-            found, due = _without_residuals(found), _without_residuals(due)
+        found, due = (_decided(getattr(certificate, part)) for certificate in (recorded, anew))
         if fault := difference(found, due, part):
             faults.append(fault)
     if faults and recorded.normkit != anew.normkit:
@@ -184,11 +185,15 @@ def _same_plan(recorded: Certificate, anew: Certificate, plan: Plan) -> Checked:
     return judged("plan", faults, f"made anew from the source, it is the one recorded: {done}")
 
 
-def _without_residuals(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: {key: value for key, value in edit.items() if key != "residual"} if isinstance(edit, dict) else edit
-        for name, edit in tensors.items()
-    }
+def _decided(part: Any) -> Any:
+    """A part of a certificate without figures, which are compared on their own, and without its English.
+
+    What is done to each norm and tensor, and what is refused where, is compared; why stands there for people, and may
+    be worded better in a later version.
+    """
+    if isinstance(part, Mapping):
+        return {key: _decided(value) for key, value in part.items() if key not in _UNCOMPARED}
+    return [_decided(value) for value in part] if isinstance(part, list | tuple) else part
 
 
 def _headers(layouts: Sequence[FileLayout], faults: Mapping[str, str]) -> Checked:

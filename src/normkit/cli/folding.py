@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normkit.checkpoint.plan import OPERATIONS, Plan
-from normkit.cli.terminal import progress, results, shows_progress
+from normkit.cli.terminal import progress, results, shell_word, shows_progress
 
 if TYPE_CHECKING:
     from normkit.checkpoint.source import CheckpointSource
@@ -68,7 +68,11 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.option("--untie", is_flag=True, help="Give a tied head a table of its own.")
 @click.option(
-    "--dtype", type=click.Choice(["same", "float32"]), default="same", show_default=True, help="Of what is written."
+    "--dtype",
+    type=click.Choice(["same", "float32"]),
+    default="same",
+    show_default=True,
+    help="Of what is written.",
 )
 @click.option("--max-memory", callback=_bytes, metavar="SIZE", help="That the process may occupy, as in 1GB.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads.")
@@ -115,17 +119,20 @@ def fold_checkpoint(
         return
     with _planned(source, asked) as (plan, checkpoint):
         _print_plan(plan, checkpoint)
-    results().print(f"\nfolded: {destination}\nproof:  normkit verify {source} {destination}", soft_wrap=True)
+    folders = shell_word(source), shell_word(destination)
+    results().print(f"\nfolded: {folders[1]}\nproof:  normkit verify {' '.join(folders)}", soft_wrap=True)
 
 
 @contextmanager
 def _planned(source: Path, asked: dict[str, Any]) -> Iterator[tuple[Plan, CheckpointSource]]:
     """The plan of a checkpoint, and its tensors."""
+    from normkit.checkpoint.carrying import code
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.planning import make_plan
 
     with open_checkpoint(source) as opened:
-        yield make_plan(opened.graph, opened.config, opened.source, **asked), opened.source
+        names = code(opened.states)
+        yield make_plan(opened.graph, opened.config, opened.source, code=names, **asked), opened.source
 
 
 def _print_plan(plan: Plan, source: CheckpointSource, memory: int | None = None) -> None:

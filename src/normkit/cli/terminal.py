@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
+_LONGEST = 2000
 WIDTH = 100
 """Columns that every result fits; also what a pipe gets."""
 
@@ -71,5 +74,26 @@ def note(message: str) -> None:
 
 
 def one_line(message: str) -> str:
-    """A message without line breaks or anything that a terminal would obey."""
+    """A message without line breaks or anything that a terminal would obey; the middle of a very long one is left out.
+
+    What it quotes may come from a file that was made to flood a terminal.
+    """
+    if len(message) > _LONGEST:
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     return "".join(character if character.isprintable() else " " for character in message)
+
+
+def shell_word(path: Path) -> str:
+    """A path as a shell takes it, on one line: what cannot be printed stands in $'...' as its bytes."""
+    text = str(path)
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_spelled, text)) + "'"
+
+
+def _spelled(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from normkit.checkpoint.verification import LIMITS
 from normkit.cli.terminal import progress, results, shows_progress
 
 if TYPE_CHECKING:
@@ -18,7 +19,20 @@ if TYPE_CHECKING:
 _TOKENS, _LENGTH, _BATCH = 256, 64, 4
 
 
-@click.command("verify", short_help="A folded checkpoint against its source: every tensor derived anew.")
+_HELP = f"""Prove that the folder DST is what `normkit fold` makes of the folder SRC, or say where it is not.
+
+The plan is made anew from SRC, every tensor is derived anew and compared bit for bit, and config.json, the index,
+the tokenizer and the certificate are held against what follows. Of the certificate only what was asked for is
+taken. Neither model is run, and no file is held in memory.
+
+With --logits both are then run, in float64 throughout: how far apart their logits are, and how far the source's own
+move when its weights move within their rounding. Exit code 1 if anything fails.
+
+What this does not prove: {"; ".join(LIMITS)}.
+"""
+
+
+@click.command("verify", help=_HELP, short_help="A folded checkpoint against its source: every tensor derived anew.")
 @click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
 @click.argument("result", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--logits", is_flag=True, help="Run both too, in float64, on a text and on token ids at random.")
@@ -37,15 +51,7 @@ def verify_fold(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Prove that the folder DST is what `normkit fold` makes of the folder SRC, or say where it is not.
-
-    The plan is made anew from SRC, every tensor is derived anew and compared bit for bit, and config.json, the index,
-    the tokenizer and the certificate are held against what follows. Of the certificate only what was asked for is
-    taken. Neither model is run, and no file is held in memory.
-
-    With --logits both are then run, in float64 throughout: how far apart their logits are, and how far the source's own
-    move when its weights move within their rounding. Exit code 1 if anything fails.
-    """
+    """Verify a fold; say what was checked, and end with 1 if anything fails."""
     if text is not None and not logits:
         raise click.UsageError("--text needs --logits: the files alone need no text.", ctx)
     from normkit.checkpoint.verifying import verify

@@ -216,6 +216,7 @@ class Tie:
         unless: Where this holds they are two, whatever the key says.
         fixed: Why they cannot be parted, where they cannot; then a checkpoint without the head's table shares it.
         bias: Name of a tensor that is the bias of the head while they are one, and of no matter afterwards.
+        ignored_by: Runtimes that take the table for the head whatever the checkpoint holds, or refuse one with both.
     """
 
     head: str
@@ -224,6 +225,7 @@ class Tie:
     unless: Condition = field(default_factory=dict)
     fixed: str = ""
     bias: str = ""
+    ignored_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
