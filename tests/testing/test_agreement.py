@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import normkit as nk
-from faulty_norms import CancellingVariance, GainAndBias, MultiplyThenCast, RsqrtSlip, SixteenBitStatistics, WrongPower
+from faulty_norms import (
+    CancellingVariance,
+    Gain,
+    GainAndBias,
+    MultiplyThenCast,
+    RsqrtSlip,
+    SixteenBitStatistics,
+    WrongPower,
+)
 from normkit import specs
-from normkit.testing import agreement
+from normkit.testing import agreement, violations
 from normkit.testing.subject import Subject
 from normkit.testing.trial import Trial
 
@@ -27,9 +37,62 @@ def test_eps_and_the_divisor_show_at_every_width(n, spec):
     assert agreement.misfit(trial(right, spec)) is None
     near = agreement.misfit(trial(right, spec.replace(eps=1.001 * spec.eps)))
     assert near is not None
-    assert not near.far
+    assert near.at == "length"
     if spec.reduction == "mean":
-        assert agreement.misfit(trial(right, spec.replace(correction=1))).far
+        assert agreement.misfit(trial(right, spec.replace(correction=1))).at == "large"
+
+
+class Bounded(Gain):
+    """A right norm whose rows, or what leaves, are bounded by a number that ordinary rows do not reach."""
+
+    def __init__(self, of_rows=100.0, of_outputs=100.0):
+        super().__init__()
+        self.of_rows, self.of_outputs = of_rows, of_outputs
+
+    def forward(self, x):
+        rows = self.rms(x).clamp(-self.of_rows, self.of_rows)
+        return (self.weight.float() * rows).clamp(-self.of_outputs, self.of_outputs).to(x.dtype)
+
+
+@pytest.mark.parametrize("bounds", [{"of_rows": 6.0}, {"of_rows": 7.5}, {"of_outputs": 6.0}, {"of_outputs": 10.0}])
+def test_outputs_that_are_bounded(bounds):
+    # Rows of 64 that are long in one entry reach 8, times a gain of 1.49.
+    seen = violations(Bounded(**bounds), specs.OLMO2)[0]
+    assert seen.check == "formula"
+    assert re.search(r"an output of -?\d.* where a row is long in one entry: it saturates", seen.found)
+    assert violations(Bounded(), specs.OLMO2) == ()
+
+
+def test_a_bound_that_only_longer_rows_reach():
+    def norm(x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).clamp(-8, 8).to(x.dtype)
+
+    [seen] = violations(norm, specs.NANOCHAT, 64)
+    assert seen.check == "formula"
+    assert "torch.randn(1, 3, 256)" in seen.confirm
+
+
+class Flushed(Gain):
+    def __init__(self, below=None):
+        super().__init__()
+        self.below = below
+
+    def forward(self, x):
+        below = torch.finfo(x.dtype).tiny if self.below is None else self.below
+        return (self.weight.float() * self.rms(torch.where(x.abs() < below, 0, x))).to(x.dtype)
+
+
+@pytest.mark.parametrize("below", [None, 1e-9, 1e-4])
+def test_small_numbers_that_are_taken_for_zero_are_no_other_eps(below):
+    found = violations(Flushed(below), specs.OLMO2)
+    assert [violation.check for violation in found] == ["formula"]
+
+
+def test_two_numbers_are_told_apart():
+    assert agreement._apart(1.15101, 1.15099) == "1.15101 in place of 1.15099"
+    assert agreement._apart(1.0, 2.0) == "1 in place of 2"
+    assert agreement._apart(1.0, 1.0) == "1 in place of 1"
 
 
 @pytest.mark.parametrize(("norm", "power"), [(WrongPower(), -3.0), (RsqrtSlip(), -1.0), (nn.LayerNorm(64), 0.0)])

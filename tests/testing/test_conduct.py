@@ -123,6 +123,30 @@ class Counts(Right):
         return super().forward(x) * (1.1 if self.calls > 1 else 1)
 
 
+class LastBits(Right):
+    """As sums in an order that changes from call to call make them."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * (1 + torch.finfo(y.dtype).eps * (torch.rand(y.shape) < 0.5))
+
+
+class CentredInTraining(Right):
+    def forward(self, x):
+        return super().forward(x - x.mean(0, keepdim=True) if self.training else x)
+
+
+class ScaledInEval(Right):
+    def forward(self, x):
+        return super().forward(x) * (1.0 if self.training else 1.01)
+
+
+class EvalOnly(Right):
+    def forward(self, x):
+        assert not self.training
+        return super().forward(x)
+
+
 class IgnoresItsStart(Right):
     def forward(self, x):
         return super().forward(torch.as_strided(x, x.shape, x.stride(), 0))
@@ -155,6 +179,10 @@ class NegatesNothing(Right):
         (WritesToItsLastOutput, "repeated calls", "an output that the next call writes to"),
         (Random, "repeated calls", "other numbers for the same input"),
         (Counts, "repeated calls", "other numbers for the same input"),
+        (LastBits, "repeated calls", "other last bits for the same input"),
+        (lambda: CentredInTraining().eval(), "modes", "in training mode: samples are coupled there"),
+        (ScaledInEval, "modes", "another output in eval mode"),
+        (lambda: EvalOnly().eval(), "modes", "in training mode AssertionError"),
         (IgnoresItsStart, "layout", "other numbers for sliced inputs"),
         (WrongAlone, "batch position", "position 0 of sample 0"),
         (WrongAmongMany, "batch position", "of a batch of"),

@@ -310,6 +310,6 @@ def test_both_take_the_same_arguments():
 def test_every_check_is_seen_to_fail_here_or_in_its_own_test():
     # Those that no fault of the catalogue fails stand in test_conduct.py, test_derivatives.py and above.
     elsewhere = {"call", "centring", "gain", "bias", "output dtype", "input kept", "layout", "batch position"}
-    elsewhere |= {"repeated calls"}
+    elsewhere |= {"repeated calls", "modes"}
     elsewhere |= {"row isolation", "input gradient", "gain gradient", "bias gradient"}
     assert {check for fault in FAULTS for check in fault.checks} | elsewhere == set(CHECKS)

@@ -68,7 +68,7 @@ def as_tensor(thing: object) -> object:
         except TypeError:  # a dtype that numpy does not have itself, as bfloat16
             pass
     if hasattr(thing, "__dlpack__"):
-        return torch.from_dlpack(thing).clone()
+        return torch.utils.dlpack.from_dlpack(thing).clone()
     return thing
 
 

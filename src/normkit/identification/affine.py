@@ -33,9 +33,11 @@ class Gathered:
         """Give every entry of the weight this value."""
         entries = torch.cat([parameters[name].flatten() for name in self.names])
         entries[self.index.flatten()] = value
-        sizes = [parameters[name].numel() for name in self.names]
-        for name, part in zip(self.names, entries.split(sizes), strict=True):
-            parameters[name].copy_(part.reshape(parameters[name].shape))
+        start = 0
+        for name in self.names:
+            parameter = parameters[name]
+            parameter.copy_(entries[start : start + parameter.numel()].reshape(parameter.shape))
+            start += parameter.numel()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

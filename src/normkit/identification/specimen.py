@@ -133,7 +133,7 @@ class Specimen:
         if self.samples is None or len(x) == self.samples:
             return as_tensor(self._call(function, x))
         parts = []
-        for piece in x.split(self.samples):
+        for piece in torch.split(x, self.samples):
             # The last piece is filled up with its own last sample.
             filled = torch.cat([piece, piece[-1:].expand(self.samples - len(piece), *piece.shape[1:])])
             y = as_tensor(self._call(function, piece if len(piece) == self.samples else filled))

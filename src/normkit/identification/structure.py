@@ -157,8 +157,8 @@ def _gathered(
     if gain is None or bias is None or bias.intercept or over_channels:
         reason = "its gain and bias are not entries of parameters, plus a constant in the gain"
         if over_channels and gain is not None and bias is not None:
-            rows = "axis 1" if axes == (1,) else "all axes but the first"
-            reason = f"its gain or bias lies along the last axis; of rows over {rows}, a spec's lies along axis 1"
+            over = "axis 1" if axes == (1,) else "all axes but the first"
+            reason = f"its gain or bias lies along the last axis; of rows over {over}, a spec's lies along axis 1"
         raise ComputedAffineError("norm", reason, _common_factor(gain, biases, draws, tolerance, n))
     return spec, gain, bias, fits[0].residual
 

@@ -54,13 +54,12 @@ def of_rounding(norm: Subject, trial: Trial, seen: str) -> tuple[tuple[Violation
         differing = [reading for reading in CONVENTIONS if _differs(trial.spec, found, reading)]
         if differing and _rounds_so(Trial.of(norm, found, trial.dtype, parameter_dtype)):
             return tuple(_named(reading, trial.spec, found, confirm, trial.words) for reading in differing), found
-    unnamed = Violation(
-        check="casts",
-        expected=f"{casts_in_words(trial.spec)}, bit for bit but for near-ties",
-        found=f"{seen} ({trial.words})",
-        confirm=confirm,
-    )
-    return (unnamed,), trial.spec if agreement.misfit(trial) is None else None
+    misfit = agreement.misfit(trial)
+    check, expected = "casts", f"{casts_in_words(trial.spec)}, bit for bit but for near-ties"
+    if misfit is not None and misfit.at == "small":
+        check, expected = "formula", str(trial.spec)
+    unnamed = Violation(check=check, expected=expected, found=f"{seen} ({trial.words})", confirm=confirm)
+    return (unnamed,), trial.spec if misfit is None else None
 
 
 def _candidates(passport: Passport | None, spec: NormSpec) -> Iterator[NormSpec]:
@@ -193,7 +192,7 @@ def _is_rescaled(trial: Trial) -> bool:
 
 def _unnamed(trial: Trial, seen: Misfit, passport: Passport | None) -> Violation:
     """A misfit that no convention explains, with what there is to say."""
-    if not seen.far:
+    if seen.at == "length":
         expected, check = _eps_in_words(trial.spec), "eps"
     else:
         expected, check = str(trial.spec), "formula"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from normkit.errors import InputError, KindError
 from normkit.spec import NormSpec
 from normkit.testing import agreement, causes, conduct, derivatives, sharing
+from normkit.testing.agreement import Misfit
 from normkit.testing.subject import RefusedError, Subject
 from normkit.testing.trial import HALF, Trial
 from normkit.testing.violation import CHECKS, ConformanceError, Violation
@@ -34,8 +36,9 @@ def assert_conforms(
 ) -> None:
     """Assert that a norm computes what its spec says: output, casts and gradients, on ordinary rows and odd ones.
 
-    Copies are tested, in the mode that the norm is in, their parameters set to random values. Inputs are the same on
-    every call. What a wrong eps, say, does to outputs, casts and gradients is not listed beside the eps.
+    Copies are tested, in the mode that the norm is in, and against the other mode; their parameters are set to random
+    values. Inputs are the same on every call. What a wrong eps, say, does to outputs, casts and gradients is not
+    listed beside the eps.
 
     Args:
         norm: A module; or a function f(x), f(x, weight), f(x, bias) or f(x, weight, bias), as the spec has them.
@@ -182,7 +185,7 @@ def _test(
     report.add(coupled)
     if coupled is not None:
         return None
-    report.add(conduct.row_isolation(trial))
+    report.add(conduct.modes(trial), conduct.row_isolation(trial))
     if known is None:
         return None
     here = _agreed(subject, known, dtype, report)
@@ -208,7 +211,7 @@ def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Repo
     """Hold the output against the spec; the spec that it is found to be in this dtype, or None."""
     trial = Trial.of(subject, known, dtype)
     if not trial.is_half:
-        seen = agreement.misfit(trial)
+        seen = agreement.misfit(trial) or _misfit_of_longer_rows(trial)
         if seen is None:
             return known
         named, found = causes.of_formula(subject, trial, seen)
@@ -226,6 +229,16 @@ def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Repo
         if (difference := agreement.difference_with_wide_parameters(mixed)) is not None:
             report.add(*causes.of_rounding(subject, mixed, difference)[0])
     return trial.spec
+
+
+def _misfit_of_longer_rows(trial: Trial) -> Misfit | None:
+    """Likewise on rows four times as long, which hold outputs twice as large, where no parameter sets a length."""
+    if trial.weight is not None or trial.bias is not None or trial.spec.axes != (-1,):
+        return None
+    try:
+        return agreement.misfit(replace(trial, shape=(*trial.shape[:-1], 4 * trial.shape[-1])))
+    except RefusedError:
+        return None
 
 
 def _mixed_output_dtype(subject: Subject, asked: NormSpec, dtype: torch.dtype) -> Violation | None:
