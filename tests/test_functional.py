@@ -359,3 +359,20 @@ def test_parameter_gradients_over_65536_rows(name):
         dy.double(), x.double(), spec.replace(eps=spec.eps or 2.0**-23), weight.detach().double()
     )
     assert torch.equal(weight.grad, exact.weight.bfloat16())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_rms_norm"])
+def test_a_trace_of_torch_jit_has_gradients(name):
+    """It held a call of Python, without a gradient."""
+
+    def call(x, weight):
+        y = getattr(functional, name)(x, *((x.sin(),) if name.startswith("add") else ()), (8,), weight)
+        return y[0] if isinstance(y, tuple) else y
+
+    given = [torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)]
+    expected = torch.autograd.grad(call(*given).square().sum(), given)
+    traced = torch.jit.trace(call, (torch.randn(3, 8), torch.randn(8)))
+    for answer, wanted in zip(torch.autograd.grad(traced(*given).square().sum(), given), expected, strict=True):
+        torch.testing.assert_close(answer, wanted)

@@ -1,7 +1,8 @@
 """Normalization as functions: arguments checked once, here, then computed.
 
 `layer_norm` and `rms_norm` have the signatures of `torch.nn.functional`; `normalize` takes any spec. Each has a form
-that first adds its input to a residual stream, in one pass.
+that first adds its input to a residual stream, in one pass. `torch.jit.trace` and `torch.fx` see torch's own functions in
+place of the first two.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numbers
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from normkit import arguments, reference, specs
@@ -57,6 +59,8 @@ def layer_norm(
     y = _plain("layer_norm", input, normalized_shape, weight, bias, eps)
     if y is not None:
         return y
+    if calls.is_written_down(input):
+        return F.layer_norm(input, normalized_shape, weight, bias, eps)
     arguments.check_torch_arguments("layer_norm", input, normalized_shape, weight, bias)
     found = _torch_plan("layer_norm", eps, len(normalized_shape), weight is not None, bias is not None)
     return calls.normalize(input, found, weight, bias)
@@ -98,6 +102,8 @@ def rms_norm(
     y = _plain("rms_norm", input, normalized_shape, weight, None, eps)
     if y is not None:
         return y
+    if calls.is_written_down(input):
+        return F.rms_norm(input, normalized_shape, weight, eps)
     arguments.check_torch_arguments("rms_norm", input, normalized_shape, weight, None)
     found = _torch_plan("rms_norm", eps, len(normalized_shape), weight is not None, has_bias=False)
     return calls.normalize(input, found, weight, None)

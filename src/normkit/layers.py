@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normkit import functional
@@ -16,7 +17,7 @@ class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm`, computed by normkit: same arguments, same state dict.
 
     y = weight * (x - mean(x)) / sqrt(var(x) + eps) + bias over the trailing `normalized_shape`. Nested tensors, which
-    `nn.TransformerEncoder` makes of padded batches, go to torch.
+    `nn.TransformerEncoder` makes of padded batches, go to torch. `torch.jit` and `torch.fx` write down torch's function.
 
     Example:
         >>> layer = LayerNorm(4)
@@ -26,15 +27,18 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize `input` of shape (..., *normalized_shape)."""
-        if isinstance(input, Tensor) and input.is_nested:
-            return super().forward(input)
-        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        if not torch.jit.is_scripting():
+            if isinstance(input, Tensor) and input.is_nested:
+                return super().forward(input)
+            return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
     """`torch.nn.RMSNorm`, computed by normkit: same arguments, same state dict.
 
-    y = weight * x / sqrt(mean(x**2) + eps) over the trailing `normalized_shape`.
+    y = weight * x / sqrt(mean(x**2) + eps) over the trailing `normalized_shape`. `torch.jit` and `torch.fx` write down
+    torch's function.
 
     Example:
         >>> RMSNorm(2, eps=0.0)(torch.tensor([3.0, 4.0]))
@@ -43,7 +47,9 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x` of shape (..., *normalized_shape)."""
-        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        if not torch.jit.is_scripting():
+            return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class Norm(nn.Module):

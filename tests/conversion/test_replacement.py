@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import normkit
@@ -153,6 +154,38 @@ def test_compile_takes_the_whole_graph():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("tool", ["script", "trace", "fx", "fx of the norm alone"])
+@pytest.mark.parametrize("cls", [nn.LayerNorm, nn.RMSNorm, LlamaRMSNorm, Gemma3RMSNorm])
+def test_what_writes_a_model_down_writes_what_it_writes_without_normkit(cls, tool):
+    """Scripting ended at the annotations, fx at the checks of arguments, and a trace had no gradients."""
+    module, x = nn.Sequential(nn.Linear(8, 8), random_gain(cls(8))), torch.randn(3, 8)
+    written = {
+        "script": torch.jit.script,
+        "trace": lambda model: torch.jit.trace(model, x),
+        "fx": torch.fx.symbolic_trace,
+        "fx of the norm alone": lambda model: nn.Sequential(model[0], torch.fx.symbolic_trace(model[1])),
+    }[tool]
+    expected = answers(written(module), x)
+    assert len(convert(module).swapped) == 1
+    assert is_normkit(module[1])
+    for answer, wanted in zip(answers(written(module), x), expected, strict=True):
+        assert torch.equal(answer, wanted)
+    # The model itself is as it was.
+    assert is_normkit(module[1])
+
+
+def random_gain(module):
+    nn.init.normal_(module.weight)
+    return module
+
+
+def answers(model, x):
+    """The output, and the gradients of all parameters."""
+    y = model(x)
+    return y, *torch.autograd.grad(y.square().sum(), tuple(model.parameters()))
+
+
 def test_what_was_compiled_before_sees_the_change():
     module, x = llama(), torch.randn(3, 8)
     compiled = torch.compile(module, fullgraph=True, backend="eager")

@@ -343,6 +343,22 @@ def test_bad_models_are_refused_in_one_line():
         convert(block(), torch.randn(3, 7))
 
 
+def test_offloaded_weights_are_refused_for_what_they_are():
+    """They are on the meta device between calls; "load the weights first" sent people the wrong way."""
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(nn.Sequential(nn.LayerNorm(8)), execution_device="cpu")
+    with pytest.raises(
+        UseError, match=r"^convert: 0\.weight is offloaded by accelerate; convert before cpu_offload or "
+    ):
+        convert(model)
+    model, x = nn.Sequential(nn.LayerNorm(8)), torch.randn(3, 8)
+    convert(model)
+    expected = model(x)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert type(model[0]) is layers.LayerNorm
+    assert torch.equal(model(x), expected)
+
+
 def test_sharded_parameters_are_refused(tmp_path):
     from torch import distributed
     from torch.distributed.fsdp import fully_shard

@@ -7,6 +7,7 @@ the class, with the parameters, hooks and mode that the object then has.
 
 from __future__ import annotations
 
+from functools import wraps
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from normkit import functional, layers
 from normkit.errors import UseError
+from normkit.ops import calls
 from normkit.spec import NormSpec
 
 _EXACT: dict[type[nn.Module], type[nn.Module]] = {nn.LayerNorm: layers.LayerNorm, nn.RMSNorm: layers.RMSNorm}
@@ -59,7 +61,7 @@ class ConvertedNorm(nn.Module):
         if len(inputs) + len(named) != 1 or (named and formula.input not in named):
             return super().forward(*inputs, **named)
         x = inputs[0] if inputs else named[formula.input]
-        if formula.own_under_autocast and torch.is_autocast_enabled(x.device.type):
+        if calls.is_written_down(x) or (formula.own_under_autocast and torch.is_autocast_enabled(x.device.type)):
             return super().forward(x)
         y = functional.normalize(x, formula.spec, *formula.parameters_of(self))
         return y.contiguous() if formula.keeps_layout and x.is_contiguous() else y
@@ -91,7 +93,10 @@ def _combined(original: type[nn.Module], formula: Formula) -> type[nn.Module]:
     key = original, formula
     if key not in _classes:
         # Code that looks for "RMSNorm" in the name of a class, or for the class itself, still finds it.
-        members = {"_formula": formula, "__doc__": original.__doc__}
+        # Whoever asks for the source or the arguments of forward, as `torch.jit.script` and `torch.fx` do, gets those of
+        # the class's own.
+        forward = wraps(original.forward)(lambda self, *inputs, **named: ConvertedNorm.forward(self, *inputs, **named))
+        members = {"_formula": formula, "__doc__": original.__doc__, "forward": forward}
         _classes[key] = type(f"Normkit{original.__name__}", (ConvertedNorm, original), members)
     return _classes[key]
 

@@ -34,7 +34,7 @@ def convert(model: nn.Module, inputs: object = None, *, progress: Progress | Non
     for others to a class derived from their own. So parameters, state dict, hooks, ties, dtype, device and mode are as
     before, `isinstance` holds, and `revert` needs no copy of anything. But for torch's classes, what a norm computes is
     settled now: a later change of its `variance_epsilon` is not seen. A call with more than the one tensor goes to the
-    norm's own forward. Convert before `fully_shard`; a compiled model compiles anew on its next call. Where this
+    norm's own forward, and so do `torch.jit` and `torch.fx`. Convert before `fully_shard` and before accelerate's hooks; a compiled model compiles anew on its next call. Where this
     raises, the model is as it was.
 
     Args:
@@ -50,7 +50,7 @@ def convert(model: nn.Module, inputs: object = None, *, progress: Progress | Non
     Raises:
         KindError: If model is no module.
         ModelError: If it has no weights yet (meta device), or does not run on the inputs.
-        UseError: If its parameters are sharded already.
+        UseError: If its parameters are sharded or offloaded already.
 
     Example:
         >>> import normkit as nk
@@ -97,7 +97,11 @@ def _check_kind(name: str, model: nn.Module) -> None:
 
 def _check(model: nn.Module) -> None:
     _check_kind("convert", model)
+    # accelerate's mark. The values of what it offloads are there during a call only.
+    is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
     for path, parameter in model.named_parameters():
+        if parameter.is_meta and is_offloaded:
+            raise UseError(f"convert: {path} is offloaded by accelerate; convert before cpu_offload or dispatch_model")
         if parameter.is_meta:
             raise ModelError(f"convert: {path} is on the meta device and has no values; load the weights first")
         if _is_sharded(parameter):

@@ -11,7 +11,7 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
@@ -53,10 +53,18 @@ def _operators(x: Tensor) -> Any:
     return _on_cpu if x.is_cpu else _on_gpu()
 
 
+def is_written_down(x: Tensor) -> bool:
+    """Whether `torch.jit.trace` or `torch.fx` records what is done with x, to be done without normkit."""
+    return torch.jit.is_tracing() or isinstance(x, fx.Proxy)
+
+
 def _is_transformed() -> bool:
-    """Whether torch.func, forward-mode differentiation or an export looks at the calls."""
+    """Whether torch.func, forward-mode differentiation, an export or `torch.jit.trace` looks at the calls."""
     return (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting()
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.compiler.is_exporting()
+        or torch.jit.is_tracing()
     )
 
 
@@ -106,6 +114,7 @@ def is_plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
         and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
     )
 
 
