@@ -1,8 +1,8 @@
 """Normalization as functions: arguments checked once, here, then computed.
 
 `layer_norm` and `rms_norm` have the signatures of `torch.nn.functional`; `normalize` takes any spec. Each has a form
-that first adds its input to a residual stream, in one pass. `torch.jit.trace` and `torch.fx` see torch's own functions in
-place of the first two.
+that first adds its input to a residual stream, in one pass. `torch.jit.trace` and `torch.fx` see torch's own functions
+in place of the first two.
 """
 
 from __future__ import annotations

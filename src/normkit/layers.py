@@ -17,7 +17,8 @@ class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm`, computed by normkit: same arguments, same state dict.
 
     y = weight * (x - mean(x)) / sqrt(var(x) + eps) + bias over the trailing `normalized_shape`. Nested tensors, which
-    `nn.TransformerEncoder` makes of padded batches, go to torch. `torch.jit` and `torch.fx` write down torch's function.
+    `nn.TransformerEncoder` makes of padded batches, go to torch. `torch.jit` and `torch.fx` write down torch's
+    function.
 
     Example:
         >>> layer = LayerNorm(4)
