@@ -38,11 +38,19 @@ def test_the_table_groups_what_is_alike_and_tells_the_worst():
         f"  1 x  Rms  {specs.LLAMA}  plain torch: rows of clay",
         "verified: float32 within 2.5 units of rounding; bfloat16 99.999 % bit-equal; "
         "gradients as near to float64 as before, or within the contract",
+        "in 16 bits the few other bits spread through the layers behind them, as those of another rounding do: "
+        "SmolLM2-135M in bfloat16 kept its top token at 502 of 512 places, and was as near to float32 as before "
+        "(KL 0.0012 nats both times)",
         "left alone:",
         "  d and 1 more  Bn   batch",
         "  (the model)   Net  gated",
     ]
     assert report.counts == {"swapped": 3, "slow": 1, "left_alone": 3}
+
+
+def test_where_all_bits_are_equal_nothing_drifts():
+    checks = Check(setting="float32", units=1.5), Check(setting="bfloat16", equal=1.0)
+    assert "spread" not in str(ConversionReport(swapped=(swapped("a", *checks),), left_alone=()))
 
 
 def test_a_report_of_nothing():

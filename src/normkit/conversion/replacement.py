@@ -93,7 +93,7 @@ def _combined(original: type[nn.Module], formula: Formula) -> type[nn.Module]:
     key = original, formula
     if key not in _classes:
         # Code that looks for "RMSNorm" in the name of a class, or for the class itself, still finds it.
-        # `torch.jit.script` and `torch.fx` ask for the source and the arguments of forward: they get those of the class.
+        # `torch.jit.script` and `torch.fx` ask for source and arguments of forward: they get those of the class.
         forward = wraps(original.forward)(lambda self, *inputs, **named: ConvertedNorm.forward(self, *inputs, **named))
         members = {"_formula": formula, "__doc__": original.__doc__, "forward": forward}
         _classes[key] = type(f"Normkit{original.__name__}", (ConvertedNorm, original), members)

