@@ -34,8 +34,8 @@ def convert(model: nn.Module, inputs: object = None, *, progress: Progress | Non
     for others to a class derived from their own. So parameters, state dict, hooks, ties, dtype, device and mode are as
     before, `isinstance` holds, and `revert` needs no copy of anything. But for torch's classes, what a norm computes is
     settled now: a later change of its `variance_epsilon` is not seen. A call with more than the one tensor goes to the
-    norm's own forward, and so do `torch.jit` and `torch.fx`. Convert before `fully_shard` and before accelerate's hooks;
-    a compiled model compiles anew on its next call. Where this raises, the model is as it was.
+    norm's own forward, and so do `torch.jit` and `torch.fx`. Convert before `fully_shard` and accelerate's hooks; a
+    compiled model compiles anew on its next call. Where this raises, the model is as it was.
 
     Args:
         model: Any module.
