@@ -28,7 +28,7 @@ from normkit.checkpoint.plan import (
     VectorEdit,
 )
 from normkit.checkpoint.source import NAME, CheckpointSource
-from normkit.checkpoint.staging import Staging
+from normkit.checkpoint.staging import JOURNAL, Staging
 from normkit.checkpoint.writing import Written, write_shards
 
 INDEX = "model.safetensors.index.json"
@@ -154,6 +154,8 @@ def killed(source: Path, destination: Path, jobs: int, seed: int) -> tuple[int, 
             os.kill(process, signal.SIGKILL)
             kills += os.WIFSIGNALED(os.waitpid(process, 0)[1])
         if destination.exists():
+            # Whole; the journal goes last.
+            (destination / JOURNAL).unlink(missing_ok=True)
             return kills, 0
     kept = len(list(staging.glob("*.safetensors")))
     fold(source, destination, resume=True, jobs=jobs)

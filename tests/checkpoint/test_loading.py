@@ -332,11 +332,29 @@ def test_a_configuration_cannot_choose_kernels_or_other_files(gpt2: Path, edit: 
         fusion_config={"patch_embeddings": True},
     )
     loaded = load_model(str(gpt2))
-    assert loaded.notes == ()
+    assert loaded.notes == (
+        "config.json has transformers load 'adapter_model.bin': model.safetensors is read in its place",
+    )
     assert loaded.model.config._attn_implementation in ("sdpa", "eager")
 
 
 def test_a_pickle_beside_safetensors_is_not_read(gpt2: Path) -> None:
     (gpt2 / "pytorch_model.bin").write_bytes(b"not even a pickle")
     (gpt2 / ".metadata").write_bytes(b"nor this")
+    assert load_model(str(gpt2)).notes == ()
+
+
+def test_what_transformers_would_load_instead_is_said(gpt2: Path, edit) -> None:
+    edit(gpt2 / "config.json", transformers_weights="x" * 10**5)
+    (gpt2 / "adapter_config.json").write_text("{}")
+    first, second = load_model(str(gpt2)).notes
+    assert first.startswith("config.json has transformers load 'xxx")
+    assert first.endswith("...: model.safetensors is read in its place")
+    assert len(first) < 200
+    assert second == "the adapter of adapter_config.json is not applied"
+
+
+def test_infinity_as_transformers_4_wrote_it_is_read(gpt2: Path, edit) -> None:
+    edit(gpt2 / "config.json", time_step_limit=[0.0, float("inf")])
+    assert "Infinity" in (gpt2 / "config.json").read_text()
     assert load_model(str(gpt2)).notes == ()

@@ -179,6 +179,18 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, who
         assert not partial(tmp_path / seed).exists()
 
 
+def test_killed_just_before_its_end_it_can_be_resumed(source, whole, tmp_path, monkeypatch):
+    def killed(_path, _target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fold(source, tmp_path / "out")
+    monkeypatch.undo()
+    fold(source, tmp_path / "out", resume=True)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
 def test_finished_files_are_not_made_again(source, whole, tmp_path, monkeypatch):
     def stop(_name, done, total):
         if done > total / 2:

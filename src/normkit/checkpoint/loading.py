@@ -19,8 +19,9 @@ from normkit.checkpoint import hub, swaps
 from normkit.checkpoint.configuration import CONFIG, first_line, read_config
 from normkit.checkpoint.fitting import Fit, fit
 from normkit.checkpoint.silence import silence
-from normkit.checkpoint.weights import INDEX, WEIGHTS, listed, read_weights, weight_files
+from normkit.checkpoint.weights import ADAPTER, INDEX, WEIGHTS, listed, read_weights, weight_files
 from normkit.errors import InputError, KindError, ModelError
+from normkit.files import quoted
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -193,6 +194,10 @@ def _built(
         raise ModelError(f"no weight in {folder} fits {name}; {CONFIG} belongs to another model")
     swaps.replay(model, norms, folder / CONFIG)
     notes = []
+    if weights := values.get("transformers_weights"):
+        notes.append(f"{CONFIG} has transformers load {quoted(weights)}: {files[0].name} is read in its place")
+    if (folder / ADAPTER).is_file():
+        notes.append(f"the adapter of {ADAPTER} is not applied")
     if name != found.asked:
         notes.append(f"the head of {found.asked} has no weights: {name} is loaded without it")
     if found.missing:

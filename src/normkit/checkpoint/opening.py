@@ -75,7 +75,8 @@ def open_checkpoint(folder: Path) -> Opened:
     """
     if not folder.is_dir():
         raise ModelError(f"expected the folder of a model, got {folder}; fetch it first, then give its folder")
-    states = file_states(folder)
+    # Without a configuration it may be any folder, and a large one.
+    states = file_states(folder) if (folder / CONFIG).is_file() else {}
     config = read_config(folder)
     _require_plain(folder, config)
     family = catalogue.family(config["model_type"])

@@ -168,7 +168,7 @@ def _on_untying(graph: Graph) -> list[str]:
     if tie is None or not tie.ignored_by:
         return []
     return [
-        f"{' and '.join(tie.ignored_by)} read no {tie.head}.weight of a {graph.family.model_type} model: the "
+        f"{tie.head}.weight of a {graph.family.model_type} model is not read by {' and '.join(tie.ignored_by)}: the "
         "embeddings are taken for the head, or the folder is refused; for use there fold without untying"
     ]
 

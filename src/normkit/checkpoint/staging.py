@@ -187,7 +187,6 @@ class Staging:
             if self._journal is not None:
                 self._journal.close()
                 self._journal = None
-            (self.folder / JOURNAL).unlink(missing_ok=True)
             for inner in (path for path in self.folder.rglob("*") if path.is_dir()):
                 _to_disk(inner)
             _to_disk(self.folder)
@@ -197,6 +196,8 @@ class Staging:
                 raise FileExistsError(errno.EEXIST, "it exists by now")
             self.folder.rename(self.destination)
             _to_disk(self.destination.parent)
+            # Last: a folder without it would not be known for a fold that can be finished.
+            (self.destination / JOURNAL).unlink(missing_ok=True)
         self.close()
         return self.destination
 
