@@ -27,7 +27,7 @@ DTYPE_KEYS = ("dtype", "torch_dtype")
 
 ROUNDING = (
     "each product is rounded once to 16 bits, as the weights are: on SmolLM2-135M this moved logits by 0.37 of 50 (KL "
-    "4e-5, the same first token at 99.7 % of places; with the head untied 0.46, 2e-4 and 99.2 %); float32 avoids it"
+    "4e-5, the same first token at 99.7 % of places), on Gemma 3 270M by 5.7 of 64 (4e-4, 99.2 %); float32 avoids it"
 )
 """What folding gains into 16-bit matrices costs."""
 
