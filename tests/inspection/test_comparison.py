@@ -16,6 +16,7 @@ from normkit.errors import InputError, ModelError
 from normkit.files import json_text
 from normkit.inspection.comparison import compare
 from normkit.inspection.differences import Comparison
+from normkit.report.comparison import describe_comparison
 
 MIDDLE = "transformer.h.3.ln_2"
 NORMS = 13
@@ -266,6 +267,64 @@ def test_a_reference_that_fails(port: nn.Module, stock: nn.Module, batch: dict[s
     assert found.divergence.not_run == "short cannot be run on what the model runs on (too long)"
     with pytest.raises(ModelError, match=r"Broken cannot be run on what the model runs on \(no\)"):
         compare(port, Broken(stock), batch)
+
+
+class Small(nn.Module):
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.norms = nn.ModuleDict({name: nn.LayerNorm(8) for name in names or ("first", "second")})
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, generator=generator)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x: Tensor = self.embedding(idx)
+        for norm in self.norms.values():
+            x = norm(x.sin())
+        return x
+
+
+class Stock(Small):
+    """The same, called as transformers does."""
+
+    def forward(self, input_ids: Tensor, **_: Tensor) -> Tensor:
+        return super().forward(input_ids)
+
+
+IDS = torch.arange(10)[None]
+
+
+@pytest.mark.parametrize(
+    "given", [IDS, (IDS,), [IDS], {"idx": IDS}, {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}], ids=str
+)
+def test_arguments_may_have_other_names_in_the_port(given: Any) -> None:
+    for port, reference in ((Small(), Stock()), (Stock(), Small())):
+        found = compare(port, reference, given)
+        assert (len(found.pairs), found.differs, found.divergence.not_run) == (2, False, "")
+
+
+def test_arguments_that_the_port_does_not_take_are_one_line() -> None:
+    given = {"input_ids": IDS, "attention_mask": (IDS > 3).long()}
+    with pytest.raises(InputError, match=r"Small.forward\(idx\) takes no attention_mask; give batches with"):
+        compare(Small(), Stock(), given)
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b")])
+def test_gains_swapped_between_two_norms(names: tuple[str, ...]) -> None:
+    port, stock = Small(*names), Small()
+    one, other = port.norms.values()
+    one.weight, other.weight = other.weight, one.weight
+    found = compare(port, stock, IDS)
+    first, second = (f"norms.{name}" for name in names or ("first", "second"))
+    swapped = [
+        (pair.entry.path, change.role, change.swapped_with) for pair in found.pairs for change in pair.parameters
+    ]
+    assert swapped == [(first, "weight", second), (second, "weight", first)]
+    assert found.unmatched == ()
+    assert f"swapped between {first} and {second}" in [fact.value for fact in describe_comparison(found).facts]
+    one.weight = nn.Parameter(one.weight + 1)
+    assert all(change.swapped_with is None for pair in compare(port, stock, IDS).pairs for change in pair.parameters)
 
 
 def test_no_batch_and_no_such_site(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:

@@ -76,6 +76,12 @@ def test_a_changed_parameter_between_two_that_agree_still_finds_its_pair() -> No
     assert pairs(here, there) == [("x.0", "y.0", "order"), ("x.1", "y.1", "order"), ("x.2", "y.2", "order")]
 
 
+def test_exchanged_parameters_leave_no_norm_alone() -> None:
+    here = book(*(entry(f"x.{index}", digest=digest) for index, digest in enumerate("acbd")))
+    there = book(*(entry(f"y.{index}", digest=digest) for index, digest in enumerate("abcd")))
+    assert pairs(here, there) == [(f"x.{index}", f"y.{index}", "order") for index in range(4)]
+
+
 def test_empty_books() -> None:
     assert match(book(), book(entry("a"))) == match(book(entry("a")), book()) == ()
 

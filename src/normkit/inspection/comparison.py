@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from inspect import signature
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +18,24 @@ from normkit.identification.book import PassportBook
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.specimen import first_line
 from normkit.identification.tracing import first_output, trace
-from normkit.inspection.contrasts import Survey, contrast, unmatched
+from normkit.inspection.contrasts import Survey, contrast, unmatched, with_swaps
 from normkit.inspection.differences import Comparison
 from normkit.inspection.divergence import Divergence, Place, Snapshot, diverged
 from normkit.inspection.effects import EffectGauge, sampled
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.pairing import match
-from normkit.inspection.running import Batch, evaluating, runner, shortened, token_mask, vocabulary
+from normkit.inspection.running import (
+    Batch,
+    arguments,
+    batches_of,
+    evaluating,
+    name_of_ids,
+    runner,
+    shortened,
+    token_ids,
+    token_mask,
+    vocabulary,
+)
 from normkit.inspection.sampling import RowPicker
 
 Progress = Callable[[str, int, int], None]
@@ -31,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 def compare(
     model: nn.Module,
     reference: nn.Module | PassportBook,
-    batches: Batch | Iterable[Batch],
+    batches: Any,
     *,
     name: str = "",
     reference_name: str = "",
@@ -49,7 +62,7 @@ def compare(
     Args:
         model: The model, on any device.
         reference: What it should compute: another model, or the passports of one.
-        batches: Keyword arguments for `model(**batch)`, as for `inspect`.
+        batches: As for `inspect`. Token ids are given to each of the two as it names its first argument.
         name: What to call the model.
         reference_name: What to call the reference; that of its passports by default.
         source: What the batches are, in a few words.
@@ -57,7 +70,7 @@ def compare(
         progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
 
     Raises:
-        InputError: If there is no batch, or `site` matches no norm of the model.
+        InputError: If there is no batch, `site` matches no norm of the model, or the model takes no such arguments.
         ModelError: If the reference cannot be run at all.
 
     Example:
@@ -66,7 +79,7 @@ def compare(
         >>> compare(port, stock, {"input": torch.randn(2, 4)}).changed[0].changes[0].given
         {'eps': 1e-06, 'eps_placement': 'inside'}
     """
-    stream = iter([batches] if isinstance(batches, Mapping) else batches)
+    stream = (arguments(model, batch) for batch in batches_of(batches))
     first = next(stream, None)
     if first is None:
         raise InputError("a comparison needs at least one batch, got none")
@@ -83,7 +96,7 @@ def compare(
         else:
             book = replace(reference, model=reference_name or reference.model)
         matches = match(here.book, book)
-        contrasts = [contrast(each, here, there) for each in matches]
+        contrasts = with_swaps([contrast(each, here, there) for each in matches], here, there)
         gauges = {each.pair.entry.path: gauge for each in contrasts if (gauge := each.gauge())}
         places = [] if there is None else [each.place() for each in contrasts if each.is_comparable]
         snapshot, outputs = _snapshot(places, first, of_reference=False), None
@@ -128,8 +141,33 @@ class _Watcher(Listener):
             self._snapshot.after_site(site, y)
 
 
+def _fitted(model: nn.Module, batch: Batch) -> Batch:
+    """The batch as the model takes it: token ids go first where it has another name for them.
+
+    Raises:
+        InputError: If it takes no argument of some other name.
+    """
+    parameters = [*signature(model.forward).parameters.values()]
+    names, ids = [each.name for each in parameters], name_of_ids(batch)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    is_named = ids is None or ids in names or 0 in batch
+    if is_named or not parameters or parameters[0].kind is not parameters[0].POSITIONAL_OR_KEYWORD:
+        fitted, rest = dict(batch), {} if takes_any else batch
+    else:
+        fitted = {0: batch[ids], **{key: value for key, value in batch.items() if key != ids}}
+        rest = {key: value for key, value in fitted.items() if key and not takes_any}
+    strange = [key for key in rest if isinstance(key, str) and key not in names]
+    # A mask that masks nothing need not be said.
+    if needed := [key for key in strange if not (key == "attention_mask" and token_mask(batch) is None)]:
+        raise InputError(
+            f"{type(model).__name__}.forward({', '.join(names)}) takes no {', '.join(needed)}; "
+            "give batches with the arguments of both models, or token ids alone"
+        )
+    return {key: value for key, value in fitted.items() if key not in strange}
+
+
 def _surveyed(model: nn.Module, batch: Batch, name: str) -> Survey:
-    called = trace(model, runner(model, shortened(batch)))
+    called = trace(model, runner(model, _fitted(model, shortened(batch))))
     sites, left_out = find_sites(model, called)
     book = PassportBook.of(name or type(model).__name__, sites, left_out)
     return Survey(model=model, trace=called, sites={site.path: site for site in sites}, book=book)
@@ -138,7 +176,8 @@ def _surveyed(model: nn.Module, batch: Batch, name: str) -> Survey:
 def _surveyed_reference(model: nn.Module, batch: Batch, name: str) -> Survey:
     """As above, on token ids that the model has, whichever they are."""
     size = vocabulary(model)
-    known = {key: value.remainder(size) if size and _is_ids(key) else value for key, value in batch.items()}
+    ids = name_of_ids(batch)
+    known = {key: value.remainder(size) if size and key == ids else value for key, value in batch.items()}
     try:
         return _surveyed(model, known, name)
     except NormkitError:
@@ -159,7 +198,7 @@ def _run(survey: Survey, batch: Batch, picker: RowPicker, listener: Listener) ->
     """Run a model on a batch; returns rows of its first output."""
     parents = {call.parent for call in survey.trace.functions}
     with observed(survey.model, tuple(survey.sites.values()), (), parents, listener):
-        output = runner(survey.model, batch)()
+        output = runner(survey.model, _fitted(survey.model, batch))()
     y = first_output(tuple(output.values()) if isinstance(output, Mapping) else output)
     return None if y is None or y.dim() < 2 else sampled(y, 1, picker)
 
@@ -178,7 +217,8 @@ def _diverged(
     if not places and (here.sites or there.sites):
         return Divergence(not_run="no norm of the one has as many features as a norm of the other")
     size = vocabulary(there.model)
-    highest = max((int(value.max()) for key, value in batch.items() if _is_ids(key)), default=0)
+    ids = token_ids(batch)
+    highest = 0 if ids is None else int(ids.max())
     if size is not None and highest >= size:
         return Divergence(not_run=f"{there.book.model} embeds {size:,} tokens, and the text has token {highest:,}")
     other = _snapshot(places, batch, of_reference=True)
@@ -189,10 +229,6 @@ def _diverged(
     pair = None if outputs is None or rows is None or outputs.shape != rows.shape else (outputs, rows)
     dtypes = {each.dtype for survey in (here, there) for each in survey.model.parameters() if each.is_floating_point()}
     return diverged(places, snapshot, other, pair, sorted(dtypes, key=str) or [torch.float32])
-
-
-def _is_ids(name: str) -> bool:
-    return name.endswith("input_ids")
 
 
 def _is_wanted(pattern: str | None, *paths: str) -> bool:

@@ -105,6 +105,37 @@ def contrast(each: Match, here: Survey, there: Survey | None) -> Contrast:
     return Contrast(pair=pair, formulas=formulas)
 
 
+def with_swaps(contrasts: Sequence[Contrast], here: Survey, there: Survey | None) -> list[Contrast]:
+    """The same, with the parameters named that two norms of the model have exchanged."""
+    exchanged: dict[tuple[str, str], str] = {}
+    for role in ("weight", "bias"):
+        values = {}
+        for each in contrasts:
+            if any(change.role == role for change in each.pair.parameters):
+                values[each.pair.entry.path] = _values(each.pair, role, here, there)
+        for path, (given, expected) in values.items():
+            others = (other for other, pair in values.items() if other != path and pair == (expected, given))
+            if (other := next(others, None)) is not None:
+                exchanged[path, role] = other
+    found = []
+    for each in contrasts:
+        path = each.pair.entry.path
+        changed = [replace(one, swapped_with=exchanged.get((path, one.role))) for one in each.pair.parameters]
+        found.append(replace(each, pair=replace(each.pair, parameters=tuple(changed))))
+    return found
+
+
+def _values(pair: Pair, role: str, here: Survey, there: Survey | None) -> tuple[object, object]:
+    """What tells a parameter of the model's norm and of the reference's from others."""
+    if there is None:
+        digest, expected = ((entry.passport.parameters[role] or {}) for entry in (pair.entry, pair.reference))
+        return digest.get("sha256"), expected.get("sha256")
+    site, other = here.sites[pair.entry.path], there.sites[pair.reference.path]
+    parts = (site.gain, other.gain) if role == "weight" else (site.bias, other.bias)
+    mine, theirs = (None if part is None else part.numpy().tobytes() for part in parts)
+    return mine, theirs
+
+
 def _parameter_changes(each: Match, site: NormSite, other: NormSite | None) -> tuple[ParameterChange, ...]:
     found = []
     for role, mine in (("weight", site.gain), ("bias", site.bias)):

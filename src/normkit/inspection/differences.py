@@ -25,10 +25,12 @@ class ParameterChange:
         role: "weight" or "bias".
         difference: Largest difference of what acts (the offset included) over the largest magnitude in the
             reference; None where the reference is a file, which holds only digests.
+        swapped_with: Path of the model's norm that has this one's of the reference, and the other way round; or None.
     """
 
     role: str
     difference: float | None
+    swapped_with: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,7 +53,8 @@ def match(model: PassportBook, reference: PassportBook) -> tuple[Match, ...]:
     """Pair the norms of a model with those of its reference, in the model's forward order.
 
     By path first. What is left is paired in forward order on both sides: as many norms of one size as can be, and
-    rather those whose parameters are the same to the bit.
+    rather those whose parameters are the same to the bit. Where all parameters are there, in another order, they were
+    exchanged between norms, and the norms are paired in turn.
     """
     there = {entry.path: entry for entry in reference.entries}
     matches = {
@@ -62,7 +64,8 @@ def match(model: PassportBook, reference: PassportBook) -> tuple[Match, ...]:
     }
     rest = [entry for entry in model.entries if entry.path not in matches]
     rest_there = [entry for entry in reference.entries if entry.path not in matches]
-    for entry, other in _aligned(rest, rest_there):
+    aligned = zip(rest, rest_there, strict=True) if _is_permuted(rest, rest_there) else _aligned(rest, rest_there)
+    for entry, other in aligned:
         matches[entry.path] = Match(entry=entry, reference=other, matched_by="order")
     return tuple(matches[entry.path] for entry in model.entries if entry.path in matches)
 
@@ -135,6 +138,14 @@ def _likeness(entry: Entry, other: Entry) -> int:
     if entry.features != other.features:
         return 0
     return 3 if digests(entry) == digests(other) else 1
+
+
+def _is_permuted(model: Sequence[Entry], reference: Sequence[Entry]) -> bool:
+    """The norms have the same sizes in turn, and all parameters of the ones are those of the others to the bit."""
+    if [entry.features for entry in model] != [entry.features for entry in reference]:
+        return False
+    held, held_there = (Counter(each for entry in entries for each in digests(entry)) for entries in (model, reference))
+    return held == held_there
 
 
 def _aligned(model: Sequence[Entry], reference: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:

@@ -231,4 +231,7 @@ def _parameter_facts(found: Comparison) -> list[Fact]:
         by = f" by up to {significant(max(sizes))} of the largest," if sizes else " (their digests do)"
         at = shortened([pair.entry.path for pair, _ in changes])
         facts.append(Fact(label=role, value=f"differs{by} at {counted(len(changes), 'norm')}: {at}"))
+        swapped = {frozenset((pair.entry.path, change.swapped_with)) for pair, change in changes if change.swapped_with}
+        pairs = sorted(" and ".join(sorted(paths)) for paths in swapped)
+        facts += [Fact(label="", value=f"swapped between {both}") for both in pairs]
     return facts
