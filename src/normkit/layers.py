@@ -28,7 +28,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize `input` of shape (..., *normalized_shape)."""
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             if isinstance(input, Tensor) and input.is_nested:
                 return super().forward(input)
             return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -48,7 +48,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x` of shape (..., *normalized_shape)."""
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 

@@ -8,6 +8,7 @@ stands between the caller and the kernel takes longer than the kernel.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from normkit.ops.plans import Plan
 
 # Why the kernels are not there, or None. Here, once: torch.compile cannot trace the loading of a library.
 _kernels_missing = cpu.load()
+_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
 class _Operators(NamedTuple):
@@ -55,7 +57,7 @@ def _operators(x: Tensor) -> Any:
 
 def is_written_down(x: Tensor) -> bool:
     """Whether `torch.jit.trace` or `torch.fx` records what is done with x, to be done without normkit."""
-    return torch.jit.is_tracing() or isinstance(x, fx.Proxy)
+    return _is_tracing() or isinstance(x, fx.Proxy)
 
 
 def _is_transformed() -> bool:
@@ -64,7 +66,7 @@ def _is_transformed() -> bool:
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch.compiler.is_exporting()
-        or torch.jit.is_tracing()
+        or _is_tracing()
     )
 
 
@@ -114,7 +116,7 @@ def is_plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not _is_tracing()
     )
 
 

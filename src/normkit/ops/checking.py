@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     """What a kernel is compiled for, so what is checked once.
 
     Attributes:
-        index: The GPU; None for the CPU, where Triton's interpreter runs.
+        gpu: Its index; None for the CPU, where Triton's interpreter runs.
         conventions: As the operators take them.
         eps: Likewise.
         weight_offset: Likewise.
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
         has_gradient: Backward is checked too.
     """
 
-    index: int | None
+    gpu: int | None
     conventions: int
     eps: float
     weight_offset: float
@@ -66,7 +66,7 @@ def _dtype(tensor: Tensor | None) -> torch.dtype | None:
 
 
 def _passes(
-    index: int | None,
+    gpu: int | None,
     conventions: int,
     eps: float,
     weight_offset: float,
@@ -75,11 +75,11 @@ def _passes(
     has_gradient: bool,
 ) -> bool:
     """The same, of plain values: with these a compiler calls it while it traces."""
-    kind = Kind(index, conventions, eps, weight_offset, sizes, dtypes, has_gradient)
+    kind = Kind(gpu, conventions, eps, weight_offset, sizes, dtypes, has_gradient)
     if kind in _passed:
         return True
     # While a CUDA graph is captured nothing can be read back; such a kind is left for the next call.
-    if index in _failed or (index is not None and torch.cuda.is_current_stream_capturing()):
+    if gpu in _failed or (gpu is not None and torch.cuda.is_current_stream_capturing()):
         return False
     _, _, weight_dtype, bias_dtype = dtypes
     spec = spec_of(
@@ -93,10 +93,10 @@ def _passes(
     if wrong is None:
         _passed.add(kind)
         return True
-    _failed.add(index)
-    _passed.difference_update([earlier for earlier in _passed if earlier.index == index])
+    _failed.add(gpu)
+    _passed.difference_update([earlier for earlier in _passed if earlier.gpu == gpu])
     warnings.warn(
-        f"the Triton kernels failed their self-check on GPU {index} ({spec}, rows of {sizes}, {dtypes[0]}): {wrong}; "
+        f"the Triton kernels failed their self-check on GPU {gpu} ({spec}, rows of {sizes}, {dtypes[0]}): {wrong}; "
         "norms on this GPU take plain torch from here on",
         RuntimeWarning,
         stacklevel=2,
@@ -111,7 +111,7 @@ _passes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
     """What the kernels compute of a few rows and the reference does not."""
     numbers = torch.Generator().manual_seed(0)
-    device = torch.device("cpu" if kind.index is None else f"cuda:{kind.index}")
+    device = torch.device("cpu" if kind.gpu is None else f"cuda:{kind.gpu}")
 
     def drawn(*sizes: int, dtype: torch.dtype | None, around: float = 0.0, spread: float = 1.0) -> Tensor | None:
         if dtype is None:
