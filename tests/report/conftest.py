@@ -186,7 +186,8 @@ def walk(path, spec=specs.TORCH_LAYER_NORM, token=" the"):
                  values=tuple(0.83 * value + 0.02 for value in scaled)),
     ]  # fmt: skip
     return Walk(path=path, spec=spec, token=token, position=17, features=64, steps=tuple(steps),
-                ellipsoid_depth=1.2e-5, plane_defect=3.1e-9, module_error=2.4e-7)  # fmt: skip
+                ellipsoid_depth=1.2e-5, plane_defect=3.1e-9, module_error=2.4e-7, relative_error=1.3e-7,
+                rounding=2.0**-24)  # fmt: skip
 
 
 def checks(*found):

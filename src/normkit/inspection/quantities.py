@@ -150,6 +150,9 @@ class Walk:
             the norm centres only above the fraction bar or only below it.
         plane_defect: |sum((y - b) / g)| / n: 0 in the ellipsoid's hyperplane; None where the norm does not centre.
         module_error: Largest difference between the last step and what the module itself returned.
+        relative_error: That over the largest magnitude of the last step; NaN where that is 0.
+        rounding: What one rounding in the coarsest type of the call changes, of the number that is rounded: half the
+            machine epsilon. A norm in 16 bits rounds two or three times on its way.
     """
 
     path: str
@@ -161,6 +164,8 @@ class Walk:
     ellipsoid_depth: float | None
     plane_defect: float | None
     module_error: float
+    relative_error: float = math.nan
+    rounding: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,8 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
     radius = sphere_radius(spec, n) if has_sphere else math.nan
     scaled = next(step for step in taken.steps if step.name == "scaled")
     inside = 1.0 - float(scaled.norm) / radius
+    error = float((y.detach().to("cpu", torch.float64) - taken.output).abs().max())
+    largest = float(taken.output.abs().max())
     pulled = pulled_back(taken.output, scaled.value, gain, bias)
     return Walk(
         path=site.path,
@@ -56,7 +58,9 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
         steps=tuple(_in_words(step, order, spec, gain, bias, inside) for order, step in enumerate(taken.steps)),
         ellipsoid_depth=1.0 - float(pulled.norm()) / radius if has_sphere else None,
         plane_defect=abs(float(pulled.sum())) / n if spec.centre_numerator else None,
-        module_error=float((y.detach().to("cpu", torch.float64) - taken.output).abs().max()),
+        module_error=error,
+        relative_error=error / largest if largest else math.nan,
+        rounding=max(torch.finfo(x.dtype).eps, torch.finfo(y.dtype).eps) / 2,
     )
 
 

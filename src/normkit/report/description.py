@@ -74,7 +74,11 @@ def describe_walk(walk: Walk) -> Passage:
         facts.append(Fact(label="depth below the ellipsoid's surface", value=depth))
     if walk.plane_defect is not None:
         facts.append(Fact(label="distance from its hyperplane", value=significant(walk.plane_defect)))
-    facts.append(Fact(label="difference from the module's own output", value=significant(walk.module_error)))
+    if math.isfinite(walk.relative_error):
+        difference = (
+            f"{significant(walk.relative_error)} of the largest entry; one rounding is {significant(walk.rounding)}"
+        )
+        facts.append(Fact(label="difference from the module's own output", value=difference))
     formula = Formula(name=formula_name(walk.spec), text=str(walk.spec), spec=walk.spec, norms="")
     entries = [value for step in walk.steps for value in step.values if math.isfinite(value)]
     passage = Passage(

@@ -126,3 +126,15 @@ def test_a_norm_that_makes_nan_itself(models, inspected):
     assert (cause.rule, found.rule) == ("A10", "E3")
     assert found.sites[0] == "blocks.0.norm_1"
     assert "so the norm itself makes them" in found.evidence[0]
+
+
+def test_the_headroom_above_a_massive_activation_is_a_note(models, inspected, facts_of):
+    """SmolLM2 in float16: one element of 25,000 beside a median rms of 6, 1.4 bits below overflow on any text."""
+    model = models.tiny("GPT2").half()
+    facts = facts_of(inspected(model), model)
+    severities = []
+    for rms, bits in ((6.0, 1.4), (600.0, 1.4), (6.0, 0.4)):
+        rows = replace(facts.sites[2].input, absmax=65504 / 2**bits, rms_quantiles=(rms, rms, rms))
+        sites = (*facts.sites[:2], replace(facts.sites[2], input=rows, headroom_bits=bits), *facts.sites[3:])
+        severities.append(RANGE.check(replace(facts, sites=sites)).severity)
+    assert severities == ["note", "warning", "error"]

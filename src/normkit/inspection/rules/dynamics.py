@@ -94,7 +94,7 @@ def _massive_activations(facts: Facts) -> Outcome:
     """Single elements far above the rest: where they are born, who carries them, and where they go."""
     if not facts.blocks:
         return NotChecked("no repeated blocks were found")
-    massive = [block for block in facts.blocks if _is_massive(block.stream_out)]
+    massive = [block for block in facts.blocks if is_massive(block.stream_out)]
     if not massive:
         return None
     born, last = massive[0], massive[-1]
@@ -121,7 +121,8 @@ def _massive_activations(facts: Facts) -> Outcome:
     )
 
 
-def _is_massive(stream: RowStatistics) -> bool:
+def is_massive(stream: RowStatistics) -> bool:
+    """Its largest element is a massive activation."""
     return stream.absmax > _MASSIVE * stream.rms_median > 0
 
 
@@ -130,7 +131,7 @@ def _ratio(stream: RowStatistics) -> float:
 
 
 def _birth(block: Block) -> str:
-    if _is_massive(block.stream_in):
+    if is_massive(block.stream_in):
         return f"{block.path}: it comes in with {block.stream_in.absmax:.4g}: it is born before the blocks"
     return f"{block.path}: born here: {_largest(block)} leaves it, at most {block.stream_in.absmax:.4g} enters"
 

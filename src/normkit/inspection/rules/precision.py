@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.dynamics import is_massive
 from normkit.inspection.rules.meant import is_open, undecided
 from normkit.inspection.rules.rule import WRONG_NORMS, Facts, Hit, Outcome, Rule, counted, shortened
 from normkit.inspection.training import Origin
@@ -64,18 +65,26 @@ def _out_of_range(facts: Facts) -> Outcome:
     if not near:
         return None
     least = min(site.headroom_bits for site in near)
+    # Massive activations are about as large on any text: what is left above them stays.
+    by_chance = any(not _is_of_massive(site) for site in near)
     return Hit(
-        severity="error" if least < _NO_HEADROOM else "warning",
+        severity="error" if least < _NO_HEADROOM else "warning" if by_chance else "note",
         sites=tuple(site.path for site in near),
         measured=f"{least:.2f} bits left below overflow at the fullest of {counted(len(near), 'norm')}",
         evidence=shortened(
             [
                 f"{site.path}: largest magnitude {max(site.input.absmax, site.output.absmax):.4g} in {site.dtype}"
                 f"{_below_overflow(site.headroom_bits)}"
+                + (", a massive activation: about as large on any text" if _is_of_massive(site) else "")
                 for site in sorted(near, key=lambda site: site.headroom_bits)
             ]
         ),
     )
+
+
+def _is_of_massive(site: Site) -> bool:
+    """The largest element that enters or leaves is a massive activation."""
+    return is_massive(max(site.input, site.output, key=lambda rows: rows.absmax))
 
 
 def _where_it_began(facts: Facts) -> Origin | None:
@@ -140,8 +149,8 @@ RULES = (
         title="Numbers near or past the end of their type",
         severity="error",
         threshold=(
-            f"any NaN or infinity (error); 16-bit activations less than {_LITTLE_HEADROOM:g} bits (warning) or "
-            f"{_NO_HEADROOM:g} bits (error) below overflow"
+            f"any NaN or infinity (error); 16-bit activations less than {_LITTLE_HEADROOM:g} bits (warning; massive "
+            f"activations a note) or {_NO_HEADROOM:g} bits (error) below overflow"
         ),
         source="huggingface/transformers#5651, #9295 and #14189",
         why=(
