@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from normkit import reference
+from normkit.checkpoint import swaps
 from normkit.errors import ModelError
 from normkit.identification.behaviour import examine
 from normkit.inspection.patches import is_as_written, stands_for
@@ -121,11 +122,16 @@ def _stock_classes(model: Any) -> Iterator[Any]:
 
 
 def _built(stock_class: Any, config: Any) -> nn.Module | None:
-    """The class built from a copy of the config on the meta device, or None where it cannot be."""
+    """The class built from a copy of the config on the meta device, or None where it cannot be.
+
+    With the norms that folding has recorded there: a LayerNorm that became an RMSNorm is meant to be one.
+    """
     try:
         with torch.device("meta"):
             built: Any = stock_class(copy.deepcopy(config))
             built.tie_weights()
+            record = {swaps.KEY: vars(config)[swaps.KEY]} if swaps.KEY in vars(config) else {}
+            swaps.replay(built, swaps.recorded(record, "the config"), "the config")
             model: nn.Module = built.eval()
             return model
     # Any third-party constructor runs here; a model that cannot be rebuilt has no known intent.
