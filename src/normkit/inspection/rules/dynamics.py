@@ -29,7 +29,7 @@ _FELT = 0.5
 _FEWEST_STEPS = 4
 # Behind a norm a branch adds the same at any scale of the stream; without one it adds in proportion.
 _FREE_BRANCH, _FREE_GROWTH, _NORMED_GROWTH = 0.5, 0.1, 0.6
-_MASSIVE, _STANDS_OUT = 1e3, 10.0
+_MASSIVE, _STANDS_OUT, _TAKEN_AWAY = 1e3, 10.0, 0.25
 
 
 def _logits_explode(facts: Facts) -> Outcome:
@@ -97,17 +97,19 @@ def _massive_activations(facts: Facts) -> Outcome:
     massive = [block for block in facts.blocks if is_massive(block.stream_out)]
     if not massive:
         return None
-    born, last = massive[0], massive[-1]
-    gone = next((block for block in facts.blocks if block.index == last.index + 1), None)
-    fullest = max(massive, key=lambda block: block.stream_out.absmax)
-    lines = [_birth(born), f"{fullest.path}: {_largest(fullest)} leaves it, where it is largest{_carriers(fullest)}"]
+    born, fullest = massive[0], max(massive, key=lambda block: block.stream_out.absmax)
+    # The threshold alone may be crossed because the other rows have grown.
+    smaller = (block for block in facts.blocks if block.stream_out.absmax < _TAKEN_AWAY * fullest.stream_out.absmax)
+    gone = next((block for block in smaller if block.index > fullest.index), None)
+    lines = [_birth(born)]
+    if fullest is not born:
+        lines.append(f"{fullest.path}: {_largest(fullest)} leaves it, where it is largest")
+    lines.append(_carriers(fullest))
+    last = facts.blocks[-1]
     if gone is None:
-        lines.append(f"{last.path}: it is the last block, and hands it on to the final norm")
+        lines.append(f"{last.path}: the last block hands it on, with {last.stream_out.absmax:.4g}")
     else:
-        lines.append(
-            f"{gone.path}: it goes here; what leaves is at most {gone.stream_out.absmax:.4g}, "
-            f"{gone.stream_out.absmax / gone.stream_out.rms_median:.3g} times the median row's rms"
-        )
+        lines.append(f"{gone.path}: it goes here; what leaves is at most {gone.stream_out.absmax:.4g}")
     if fullest.peak is not None and fullest.peak.position == 0:
         lines.append("it sits on the first token of its text, which heads attend to that look for nothing: a sink")
     return Hit(
@@ -148,7 +150,10 @@ def _carriers(block: Block) -> str:
     stream = block.stream_out
     lowest = math.ceil(8 * math.log2(_STANDS_OUT * stream.rms_median))
     rows = sum(count for place, count in stream.histogram if place >= lowest)
-    return f"; {rows} of {counted(stream.rows, 'row')} are over {_STANDS_OUT:g} times as long as the median one"
+    return (
+        f"{block.path}: {rows} of {counted(stream.rows, 'row')} {'is' if rows == 1 else 'are'} over {_STANDS_OUT:g} "
+        "times as long as the median one"
+    )
 
 
 def _growing_run(blocks: Sequence[Block]) -> Sequence[Block]:
