@@ -119,12 +119,14 @@ def test_a_file_comes_back_as_it_was_written(inferred: Baseline, tmp_path: Path)
     assert baseline.declared(rich) == (rich, None)
 
 
-def test_a_file_without_factors_is_read(inferred: Baseline, tmp_path: Path) -> None:
+def test_an_older_file_without_factors_and_values_is_read(inferred: Baseline, tmp_path: Path) -> None:
     document = inferred.to_json()
     for norm in document["norms"].values():
-        del norm["factor"]
+        for name in ("factor", "gain", "bias"):
+            del norm[name]
     (tmp_path / "intent.json").write_text(json.dumps(document))
-    assert baseline.read(tmp_path / "intent.json") == inferred
+    norms = {path: replace(norm, gain=None, bias=None) for path, norm in inferred.norms.items()}
+    assert baseline.read(tmp_path / "intent.json") == replace(inferred, norms=norms)
 
 
 def test_the_baseline_of_another_model_is_refused(inferred: Baseline) -> None:
@@ -180,6 +182,9 @@ def put(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
             put("norms", "norm", "factor", value="one"),
             "\"factor\" of norm must be a finite number other than 0, got 'one'",
         ),
+        (put("norms", "norm", "gain", value=[1.0]), r'"gain" of norm must be an object or null, got \[1.0\]'),
+        (put("norms", "norm", "gain", "median", value="1"), '"median" of the gain of norm must be a finite number'),
+        (put("norms", "norm", "bias", "digest", value=7), '"digest" of the bias of norm must be a text, got 7'),
         (put("norms", "norm", "role", value="prae"), '"role" of norm must be one of pre, post'),
         (put("norms", "norm", "spec", "eps_placement", value="below"), '"spec" of norm: '),
         (put("norms", "norm", "spec", "eps", value="small"), '"spec" of norm: '),

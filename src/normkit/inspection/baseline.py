@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from normkit import files
 from normkit.errors import InputError, SpecError
-from normkit.inspection.result import Block, Inspection, Placement, Role, Site
+from normkit.inspection.result import Block, Inspection, Placement, Role, Site, Spectrum
 from normkit.spec import NormSpec
 
 if TYPE_CHECKING:
@@ -24,6 +24,44 @@ if TYPE_CHECKING:
 _SCHEMA = 1
 _CONTENT = "normkit intent"
 _HOW = "`normkit inspect MODEL --intent FILE` writes such a file where there is none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """The numbers of one gain or bias as they act, told apart without being kept.
+
+    Attributes:
+        size: How many there are.
+        minimum: The smallest.
+        median: The middle one.
+        maximum: The largest.
+        negative: Share of entries below 0.
+        digest: As in `Spectrum`.
+        members: As in `Spectrum`.
+    """
+
+    size: int
+    minimum: float
+    median: float
+    maximum: float
+    negative: float
+    digest: str
+    members: str
+
+    @classmethod
+    def of(cls, spectrum: Spectrum | None) -> Values | None:
+        """Those of a parameter; None where there is none, or entries that are no number."""
+        if spectrum is None or spectrum.nonfinite or not spectrum.digest:
+            return None
+        return cls(
+            size=spectrum.size,
+            minimum=spectrum.quantiles[0],
+            median=spectrum.quantiles[3],
+            maximum=spectrum.quantiles[-1],
+            negative=spectrum.negative,
+            digest=spectrum.digest,
+            members=spectrum.members,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +76,8 @@ class DeclaredNorm:
         dtype: Of what enters, as in "float32".
         output_dtype: Of what leaves.
         factor: What its output is multiplied by beside the gain, as in `Site`.
+        gain: Its numbers; None where they are not known.
+        bias: Likewise.
     """
 
     spec: NormSpec
@@ -47,6 +87,8 @@ class DeclaredNorm:
     dtype: str
     output_dtype: str
     factor: float = 1.0
+    gain: Values | None = None
+    bias: Values | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +222,8 @@ def _declared(site: Site, intent: Intent | None) -> DeclaredNorm:
         dtype=site.dtype,
         output_dtype=site.output_dtype,
         factor=factor,
+        gain=Values.of(site.gain),
+        bias=Values.of(site.bias),
     )
 
 
@@ -194,7 +238,12 @@ class _DamageError(Exception):
 
 def _plain(norm: DeclaredNorm) -> dict[str, Any]:
     shallow = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
-    return {**shallow, "spec": norm.spec.to_json()}
+    values = {name: None if part is None else dataclasses.asdict(part) for name, part in _parts(norm)}
+    return {**shallow, "spec": norm.spec.to_json(), **values}
+
+
+def _parts(norm: DeclaredNorm) -> tuple[tuple[str, Values | None], ...]:
+    return ("gain", norm.gain), ("bias", norm.bias)
 
 
 def _baseline(values: Mapping[str, Any], source: str) -> Baseline:
@@ -229,9 +278,28 @@ def _norm(path: str, values: Any) -> DeclaredNorm:
         if given[name] < 1:
             raise _DamageError(f'"{name}" of {path} must be at least 1, got {given[name]}')
     try:
-        return DeclaredNorm(**{**given, "spec": NormSpec.from_json(given["spec"]), "factor": float(factor)})
+        parts = {name: _values(path, name, values.get(name)) for name in ("gain", "bias")}
+        return DeclaredNorm(
+            **{**given, "spec": NormSpec.from_json(given["spec"]), "factor": float(factor), **parts},
+        )
     except (SpecError, TypeError) as error:
         raise _DamageError(f'"spec" of {path}: {error}') from None
+
+
+def _values(path: str, name: str, values: Any) -> Values | None:
+    """Those of a gain or bias; None where the file is older than they are, or the norm has none."""
+    if values is None:
+        return None
+    if not isinstance(values, dict):
+        raise _DamageError(f'"{name}" of {path} must be an object or null, got {values!r}')
+    fields = {field.name: field.type for field in dataclasses.fields(Values)}
+    for key, kind in fields.items():
+        value = values.get(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not (isinstance(value, str) if kind == "str" else is_number):
+            words = "a text" if kind == "str" else "a finite number"
+            raise _DamageError(f'"{key}" of the {name} of {path} must be {words}, got {value!r}')
+    return Values(**{key: values[key] for key in fields})
 
 
 def _entry(values: Mapping[str, Any], name: str, kind: type, path: str = "") -> Any:

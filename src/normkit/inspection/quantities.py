@@ -98,6 +98,8 @@ class Spectrum:
         at_initialisation: Every entry is exactly 1 (gain) or 0 (bias).
         nonfinite: Entries that are NaN or infinite.
         outliers: Pairs (index, value) of entries far from the median (more than 6 robust standard deviations).
+        digest: Of the entries in float32, in their order: two that agree are the same numbers; "" where not taken.
+        members: The same of their magnitudes by size: it stays where entries change places or signs.
     """
 
     size: int
@@ -107,6 +109,8 @@ class Spectrum:
     at_initialisation: bool
     nonfinite: int
     outliers: tuple[tuple[int, float], ...]
+    digest: str = ""
+    members: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

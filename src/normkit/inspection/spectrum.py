@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 
@@ -46,7 +47,14 @@ def spectrum(values: Tensor, neutral: float) -> Spectrum:
         at_initialisation=bool((entries == neutral).all()),
         nonfinite=entries.numel() - known.numel(),
         outliers=tuple((index, float(entries[index])) for index in outlier_indices(entries).tolist()),
+        digest=_digest(entries),
+        members=_digest(entries.abs().sort().values),
     )
+
+
+def _digest(entries: Tensor) -> str:
+    # Adding 0 makes -0 into 0.
+    return hashlib.sha256((entries.float() + 0.0).numpy().tobytes()).hexdigest()[:16]
 
 
 def recurring_outliers(spectra: Mapping[str, Spectrum]) -> tuple[tuple[int, tuple[str, ...]], ...]:

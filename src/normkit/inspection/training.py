@@ -208,6 +208,17 @@ class Training:
     first_change: tuple[str, ...] = ()
     confirm: str = ""
 
+    @property
+    def has_skipped(self) -> bool:
+        """Gradients that were NaN or infinite reached no weight, as where a loss scaler skips its first steps.
+
+        An optimizer that had taken such a step would have left NaN in the weights, and so in the loss and in later
+        gradients.
+        """
+        forward = any(not math.isfinite(value) or value != 0 for one in self.of("non-finite") for value in one.values)
+        losses = all(math.isfinite(value) for series in self.of("loss") for value in series.values)
+        return not forward and losses and all(math.isfinite(series.last) for series in self.of("gradient norm"))
+
     def of(self, quantity: Quantity) -> tuple[Series, ...]:
         """The series of one quantity, in the model's order."""
         return tuple(series for series in self.series if series.quantity == quantity)

@@ -13,7 +13,7 @@ from faulty_norms import Gain, LlamaWithEps, MultiplyThenCast, SixteenBitStatist
 from normkit.inspection import baseline
 from normkit.inspection.rules.backend import RULES
 
-CASTS, FORMULA, DTYPE = RULES
+CASTS, FORMULA, DTYPE, PATCHED = RULES
 PATH = "model.layers.1.input_layernorm"
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from normkit.inspection.rules.descent import RULES
+from normkit.inspection.rules.precision import RULES as PRECISION
 from normkit.inspection.rules.rule import NO_RUN, NO_TRAINING, NotChecked
+from normkit.watching.onset import origin
 from watched_runs import VOCABULARY, Tiny, calm, facts, parameter, raised, series, trained, training
 
 SPIKES, RISING, EPS, UPDATES = RULES
+RANGE = next(rule for rule in PRECISION if rule.id == "E3")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -68,10 +72,14 @@ def test_a_loss_that_is_not_finite():
 
 
 def test_skipped_steps_of_a_loss_scaler_are_a_note():
-    skipped = training(calm("loss"), raised(calm("gradient norm"), at_0=math.inf, at_30=math.nan))
-    assert SPIKES.check(facts(skipped)).severity == "note"
-    lasting = training(calm("loss"), raised(calm("gradient norm"), at_59=math.nan))
-    assert SPIKES.check(facts(lasting)).severity == "error"
+    def verdicts(**changes):
+        run = training(calm("loss"), raised(calm("gradient norm"), **changes))
+        run = replace(run, origin=origin(run))
+        return [rule.check(facts(run)).severity for rule in (SPIKES, RANGE)]
+
+    assert verdicts(at_0=math.inf, at_30=math.nan) == ["note", "note"]
+    assert verdicts(**{f"at_{step}": math.inf for step in range(8)}) == ["note", "note"]
+    assert verdicts(at_59=math.nan) == ["error", "error"]
 
 
 def late(rise=2.0, slow=0.25, loss=1.0, steps=160):

@@ -246,6 +246,35 @@ def test_a_gain_that_is_made_in_another_way_is_another_rules(models, inspected, 
     assert "its gain is no such" in found.evidence[0]
 
 
+def shaped_as_trained(models, shift=0.0, only=""):
+    """Gains as Gemma 3 has them: of any size, log-normal from norm to norm, their small entries near 0."""
+    model = models.tiny("Gemma3Text", layers=4, head_dim=16)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for index, (path, module) in enumerate(model.named_modules()):
+            if type(module).__name__ == "Gemma3RMSNorm":
+                rows = torch.rand(module.weight.shape, generator=generator) + 0.02
+                module.weight.copy_(rows * (1.5 + 3 * (index % 5)) - 1)
+                if only in path:
+                    module.weight.add_(shift)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("shift", "only", "rule", "sites"),
+    [(1.0, "", "B2", 25), (-1.0, "", "B1", 25), (1.0, "self_attn", "B2", 8), (-1.0, "self_attn", "B1", 8)],
+)
+def test_trained_1_plus_weights_that_lie_1_off(models, inspected, shift, only, rule, sites):
+    found = {found.rule: found for found in inspected(shaped_as_trained(models, shift, only)).findings}[rule]
+    assert found.severity == "error"
+    assert len(found.sites) == sites
+    assert all(only in path for path in found.sites)
+
+
+def test_trained_1_plus_weights_of_any_size_are_clean(models, inspected):
+    assert not {"B1", "B2"} & {found.rule for found in inspected(shaped_as_trained(models)).findings}
+
+
 @pytest.mark.slow
 def test_in_16_bit_a_gain_can_stay_at_1(models, inspected, finding):
     trained = models.train(models.tiny("Llama")).bfloat16()

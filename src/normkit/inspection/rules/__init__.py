@@ -8,6 +8,7 @@ formula.py      A: eps and variance
 epsilon.py      A: eps as a clamp or none, of the dtype, lost in 16 bits, under a rescale
 arithmetic.py   A: homogeneity, cancellation, degenerate rows
 gain.py         B: gain and bias
+values.py       B: the numbers of gains and biases
 parameters.py   B: start, decay, training and gradient of gains and biases
 axes.py         C: axes, heads
 coupling.py     C: time, batch, padding, ranks
@@ -49,6 +50,7 @@ from normkit.inspection.rules import (
     precision,
     replicas,
     start,
+    values,
     wiring,
 )
 from normkit.inspection.rules.rule import SEVERITIES, Facts, Hit, NotChecked, Rule, counted
@@ -62,7 +64,7 @@ def _place(rule: Rule) -> tuple[str, int]:
 
 
 _GROUPS = (
-    *(meant, formula, epsilon, arithmetic, gain, parameters, axes, coupling, placing, wiring),
+    *(meant, formula, epsilon, arithmetic, gain, values, parameters, axes, coupling, placing, wiring),
     *(precision, backend, replicas),
     *(dynamics, depth, descent, lengths, start),
 )

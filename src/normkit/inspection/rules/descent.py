@@ -67,8 +67,7 @@ def _not_finite(training: Training) -> Hit | None:
         for name, steps in (("loss", loss), ("gradient norm", norm))
         if steps is not None
     ]
-    # An optimizer that had taken such a step would have left NaN in the weights.
-    skipped = loss is None and all(math.isfinite(series.last) for series in training.of("gradient norm"))
+    skipped = training.has_skipped
     return Hit(
         severity="note" if skipped else "error",
         sites=(),

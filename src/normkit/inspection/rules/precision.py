@@ -41,6 +41,15 @@ def _out_of_range(facts: Facts) -> Outcome:
     broken = [site for site in facts.sites if _nonfinite(site)]
     streams = [block for block in facts.blocks if block.stream_in.nonfinite or block.stream_out.nonfinite]
     if (began := _where_it_began(facts)) is not None:
+        if began.kind.endswith("backward pass") and facts.training is not None and facts.training.has_skipped:
+            # One verdict with that of the spikes: the weights never saw these steps.
+            where = began.path or "the gradient norm"
+            return Hit(
+                severity="note",
+                sites=(),
+                measured=f"NaN or infinity in the gradients of step {began.step}, which was skipped",
+                evidence=(f"{where}: {began.detail}; later losses and gradients are finite",),
+            )
         after = [*(site.path for site in broken), *(block.path for block in streams)]
         return Hit(
             severity="error",

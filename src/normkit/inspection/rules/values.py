@@ -1,0 +1,161 @@
+"""Group B: the values of gains and biases, against those of an intent file, and against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from normkit.inspection.baseline import Values
+from normkit.inspection.result import Site
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import Facts, NotChecked, Outcome, Rule, counted, percent
+
+# Of numbers that were rounded to 16 bits and once more.
+_ROUNDED, _EXACT = 2.0**-7, 1e-5
+_HALF = {"float16", "bfloat16"}
+# Two gains of fewer entries may agree by chance, as where nothing has trained them.
+_TELLING_SIZE = 16
+# A later checkpoint moves nearly all gains; a damaged file some of them.
+_MOST = 0.5
+
+
+def _other_values(facts: Facts) -> Outcome:
+    """Gains that are not those that were declared; without a declaration, gains that two norms have in common."""
+    if facts.training is not None:
+        return NotChecked("gains and biases are to change in a training run")
+    if facts.baseline is None or not any(norm.gain or norm.bias for norm in facts.baseline.norms.values()):
+        name = "MODEL" if facts.model.name == facts.model.class_name else facts.model.name
+        command = f"normkit identify {name} --against REFERENCE"
+        return _copies(facts) or NotChecked(f"no reference for the values of gains: {command} compares them")
+    cases, moved, held = [], [], 0
+    for name in ("gain", "bias"):
+        now = {site.path: values for site in facts.sites if (values := Values.of(getattr(site, name))) is not None}
+        meant = {path: getattr(norm, name) for path, norm in facts.baseline.norms.items() if getattr(norm, name)}
+        for site in facts.sites:
+            declared = facts.baseline.norms.get(site.path)
+            if declared is None or not {site.path} <= now.keys() & meant.keys():
+                continue
+            # What is added to the weight is another rule's.
+            if name == "gain" and site.spec.weight_offset != declared.spec.weight_offset:
+                continue
+            held += 1
+            # What was rounded to 16 bits on one side agrees to a rounding only.
+            tolerance = _ROUNDED if site.dtype != declared.dtype and {site.dtype, declared.dtype} & _HALF else _EXACT
+            mine, wanted = now[site.path], meant[site.path]
+            if mine.digest == wanted.digest or (tolerance == _ROUNDED and _agree(mine, wanted, tolerance)):
+                continue
+            told = _elsewhere(site.path, now, meant) or _pattern(mine, wanted, tolerance)
+            line = f"{site.path}: its {name} {told or _in_numbers(mine, wanted)}"
+            (cases if told else moved).append(Case(site.path, "error", 1.0, line))
+    if not cases and len(moved) >= _MOST * held:
+        cases = [dataclasses.replace(case, severity="note") for case in moved]
+        words = f"{len(cases)} of {counted(held, 'parameter')} of norms have moved, as in a later checkpoint"
+        return hit(cases, words, "parameter")
+    cases += moved
+    words = f"{counted(len(cases), 'parameter')} of norms with other values than {facts.baseline.source or 'declared'}"
+    return hit(cases, words, "parameter")
+
+
+def _agree(now: Values, meant: Values, tolerance: float) -> bool:
+    return _is_mapped(now, meant, tolerance, lambda value: value)
+
+
+def _is_mapped(now: Values, meant: Values, tolerance: float, mapping: Callable[[float], float]) -> bool:
+    """The smallest, the middle and the largest are those that are meant, mapped."""
+    wanted = sorted(mapping(value) for value in (meant.minimum, meant.median, meant.maximum))
+    scale = max(map(abs, wanted))
+    pairs = zip((now.minimum, now.median, now.maximum), wanted, strict=True)
+    return all(abs(value - other) <= tolerance * scale for value, other in pairs)
+
+
+def _elsewhere(path: str, now: Mapping[str, Values], meant: Mapping[str, Values]) -> str | None:
+    """In words, of what other norm these numbers are declared to be; None where of none."""
+    for other, values in meant.items():
+        if other != path and values.digest == now[path].digest:
+            swapped = other in now and now[other].digest == meant[path].digest
+            return f"is the one of {other}" + (", which has this one's: the two are swapped" if swapped else "")
+    return None
+
+
+def _pattern(now: Values, meant: Values, tolerance: float) -> str | None:
+    """What happened to the numbers, in words; None where they are simply others."""
+    if now.members == meant.members:
+        if _agree(now, meant, tolerance) and now.negative == meant.negative:
+            return "has its entries in another order"
+        mirrored = _is_mapped(now, meant, tolerance, lambda value: -value)
+        return "has the opposite sign" if mirrored else "has entries of another sign or in another order"
+    if not meant.median or meant.minimum == meant.maximum:
+        return None
+    ratio, shift = now.median / meant.median, now.median - meant.median
+    if _is_mapped(now, meant, tolerance, lambda value: value * ratio) and abs(ratio - 1) > tolerance:
+        return f"is {ratio:.4g} times the one that is meant"
+    if _is_mapped(now, meant, tolerance, lambda value: value + shift) and not _agree(now, meant, tolerance):
+        return f"is the one that is meant {'plus' if shift > 0 else 'less'} {abs(shift):.4g}"
+    return None
+
+
+def _in_numbers(now: Values, meant: Values) -> str:
+    was, wanted = (
+        f"{each.minimum:.4g} to {each.maximum:.4g}, median {each.median:.4g}, {percent(each.negative)} negative"
+        for each in (now, meant)
+    )
+    return f"is {was}; meant is {wanted}" + (" (some entries differ)" if was == wanted else "")
+
+
+def _copies(facts: Facts) -> Outcome:
+    """Trained gains that are the same numbers at two norms which share no parameter."""
+    holders: Mapping[str, list[Site]] = defaultdict(list)
+    for site in facts.sites:
+        if site.gain is not None and site.gain.size >= _TELLING_SIZE and _is_varied(site):
+            holders[site.gain.digest].append(site)
+    cases = [
+        Case(site.path, "error", 0.0, f"{site.path}: all of its {site.gain.size} gains are those of {first.path}")
+        for first, *others in holders.values()
+        for site in others
+        if site.gain is not None and not _are_one(first, site, facts)
+    ]
+    first = [Case(holder[0].path, "error", 0.0, "") for holder in holders.values() if len(holder) > 1]
+    found = hit(cases, f"{counted(len(cases), 'norm')} with the very gain of another norm")
+    if found is None:
+        return None
+    named = {*found.sites, *(case.path for case in first)}
+    return dataclasses.replace(found, sites=tuple(site.path for site in facts.sites if site.path in named))
+
+
+def _is_varied(site: Site) -> bool:
+    gain = site.gain
+    return gain is not None and bool(gain.digest) and gain.quantiles[1] != gain.quantiles[5]
+
+
+def _are_one(one: Site, other: Site, facts: Facts) -> bool:
+    """They have one parameter, by design or not: that is another rule's."""
+    shared = facts.shared.get(one.path)
+    return facts.is_tied_in_stock(one.path, other.path) or (shared is not None and other.path in shared.twins)
+
+
+RULES = (
+    Rule(
+        id="B14",
+        title="Gains are not the ones that are meant",
+        severity="error",
+        threshold=(
+            "other numbers than in the intent file: those of another norm, in another order, of another sign, a "
+            "multiple, shifted, or others at less than half of the norms (error), at more of them (note); without a "
+            "file the same numbers, bit for bit, at two norms that share no parameter (error)"
+        ),
+        source="huggingface/transformers#35615; unslothai/unsloth#219 (gains changed by a conversion)",
+        why=(
+            "A converter that swaps two names, permutes the heads or scales a tensor leaves shapes, formula and "
+            "loading intact. Only the numbers tell, and only beside those of a copy that is known to be right."
+        ),
+        remedy=(
+            "load or convert the named tensors anew, and compare them with the source's",
+            "if the weights are those of a later checkpoint, have the intent file written anew",
+        ),
+        confirm="compare the parameter in the model with the tensor in the checkpoint's file",
+        check=_other_values,
+        follows=("B6", "B10"),
+    ),
+)
+"""The rules of this group, in order."""

@@ -1,0 +1,148 @@
+"""The values of gains: held against an intent file, and against each other where there is none."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from normkit.inspection import baseline
+
+LATER, EARLIER = "transformer.h.1.ln_1", "transformer.h.0.ln_2"
+
+
+def weight(model, path):
+    return model.get_submodule(path).weight.data
+
+
+@pytest.fixture(scope="module")
+def trained():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "n_embd": 64, "n_layer": 3, "n_head": 4}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+@pytest.fixture
+def model(trained):
+    return copy.deepcopy(trained)
+
+
+@pytest.fixture
+def declared(model, inspected):
+    return baseline.infer(inspected(model), source="intent.json")
+
+
+def of(inspection):
+    return next((found for found in inspection.findings if found.rule == "B14"), None)
+
+
+def test_the_same_model_is_clean(model, inspected, declared, status):
+    assert status(inspected(model, intent=declared), "B14") == "clean"
+
+
+def permuted(model):
+    weight(model, LATER).copy_(weight(model, LATER).flip(0))
+
+
+def doubled(model):
+    weight(model, LATER).mul_(2)
+
+
+def mirrored(model):
+    weight(model, LATER).neg_()
+
+
+def shifted(model):
+    weight(model, LATER).add_(1)
+
+
+def copied(model):
+    weight(model, LATER).copy_(weight(model, EARLIER))
+
+
+def another(model):
+    weight(model, LATER)[3] += 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (permuted, "its gain has its entries in another order"),
+        (doubled, "its gain is 2 times the one that is meant"),
+        (mirrored, "its gain has the opposite sign"),
+        (shifted, "its gain is the one that is meant plus 1"),
+        (copied, f"its gain is the one of {EARLIER}"),
+        (another, "(some entries differ)"),
+    ],
+)
+def test_a_gain_that_was_changed_is_named_with_what_happened(model, inspected, declared, change, words):
+    change(model)
+    found = of(inspected(model, intent=declared))
+    assert (found.severity, found.sites) == ("error", (LATER,))
+    assert found.measured == "1 parameter of norms with other values than intent.json"
+    assert found.evidence[0].startswith(f"{LATER}: its gain")
+    assert words in found.evidence[0]
+
+
+def test_two_gains_that_were_swapped(model, inspected, declared):
+    one, other = weight(model, EARLIER), weight(model, LATER)
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)
+    found = of(inspected(model, intent=declared))
+    assert (found.severity, found.sites) == ("error", (EARLIER, LATER))
+    assert found.evidence[0] == (
+        f"{EARLIER}: its gain is the one of {LATER}, which has this one's: the two are swapped"
+    )
+
+
+def test_a_bias_counts_too(model, inspected, declared):
+    model.get_submodule(LATER).bias.data.mul_(3)
+    found = of(inspected(model, intent=declared))
+    assert "its bias is 3 times the one that is meant" in found.evidence[0]
+
+
+def test_a_later_checkpoint_is_a_note(model, inspected, declared):
+    torch.manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.weight.data += 0.01 * torch.randn(64)
+            module.bias.data += 0.01 * torch.randn(64)
+    found = of(inspected(model, intent=declared))
+    assert found.severity == "note"
+    assert found.measured == "14 of 14 parameters of norms have moved, as in a later checkpoint"
+
+
+def test_rounding_to_16_bits_is_no_change(model, inspected, declared):
+    assert of(inspected(model.bfloat16(), intent=declared)) is None
+
+
+def test_without_a_reference_the_command_is_given(model, inspected):
+    check = next(check for check in inspected(model).checks if check.rule == "B14")
+    assert check.status == "not checked"
+    assert check.reason == (
+        "no reference for the values of gains: normkit identify MODEL --against REFERENCE compares them"
+    )
+
+
+def test_without_a_reference_a_gain_that_two_norms_have_is_named(model, inspected, finding):
+    copied(model)
+    found = finding(inspected(model), "B14")
+    assert found.sites == (EARLIER, LATER)
+    assert found.evidence == (f"{LATER}: all of its 64 gains are those of {EARLIER}",)
+
+
+def test_gains_that_are_one_parameter_are_another_rules(models, inspected):
+    plain = models.train(models.plain())
+    plain.blocks[1].norm_2.weight = plain.blocks[1].norm_1.weight
+    assert of(inspected(plain)) is None
+    # Fresh gains are all alike.
+    assert of(inspected(models.plain())) is None
