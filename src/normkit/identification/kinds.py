@@ -85,19 +85,19 @@ def _unusual(specimen: Specimen, shape: tuple[int, ...], generator: torch.Genera
 def _partial_statistics(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:
     """Reading "partial statistics" of a norm whose divisor leaves features out: the share of those tried that count."""
     n = shape[-1]
-    tried = torch.linspace(0, n - 1, min(n, _FEATURES_TRIED)).round().long().unique()
+    tried = sorted({round(place * (n - 1) / _FEATURES_TRIED) for place in range(_FEATURES_TRIED + 1)})
     counts = []
     with drawn(specimen, generator):
         x = torch.randn(tuple(shape), generator=generator).to(specimen.device, specimen.dtype)
         y = specimen(x)
-        for feature in tried.tolist():
+        for feature in tried:
             grown, others = x.clone(), torch.arange(n) != feature
             grown[..., feature] = n * x.abs().amax(-1)
             moved = (specimen(grown) - y)[..., others].abs().amax() / y[..., others].abs().amax()
             counts.append(bool(moved > _MOVED))
     if all(counts) or not any(counts):
         return {}
-    left_out = [feature for feature, known in zip(tried.tolist(), counts, strict=True) if not known]
+    left_out = [feature for feature, known in zip(tried, counts, strict=True) if not known]
     line = (
         f"its statistics leave features out: {len(left_out)} of {len(tried)} that were tried, such as {left_out[0]}, "
     )

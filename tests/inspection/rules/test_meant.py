@@ -157,7 +157,7 @@ class Half(Gain):
         (Std, "A11", "it keeps the mean and divides by a standard deviation"),
         (Unscaled, "A12", "a normalized row has length 1, the config says 8 (n = 64): the output is 0.125 times"),
         (Unweighted, "B11", "no gain acts on its output"),
-        (Half, "E5", "its statistics leave features out: 8 of 16 that were tried"),
+        (Half, "E5", "its statistics leave features out: 9 of 17 that were tried"),
     ],
 )
 def test_another_formula_is_named_where_it_is(models, inspected, norm, rule, words):

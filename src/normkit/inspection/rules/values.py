@@ -28,7 +28,9 @@ def _other_values(facts: Facts) -> Outcome:
         name = "MODEL" if facts.model.name == facts.model.class_name else facts.model.name
         command = f"normkit identify {name} --against REFERENCE"
         return _copies(facts) or NotChecked(f"no reference for the values of gains: {command} compares them")
-    cases, moved, held = [], [], 0
+    cases: list[Case] = []
+    moved: list[Case] = []
+    held = 0
     for name in ("gain", "bias"):
         now = {site.path: values for site in facts.sites if (values := Values.of(getattr(site, name))) is not None}
         meant = {path: getattr(norm, name) for path, norm in facts.baseline.norms.items() if getattr(norm, name)}
