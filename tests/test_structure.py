@@ -61,6 +61,7 @@ EXTRA_TESTS = {
     "models/test_mutations.py": "readers and writers of every family's file, dropped one by one",
     "conversion/test_models.py": "whole models of transformers and PyTorch",
     "testing/test_page.py": "docs/testing.md",
+    "cli/test_markdown.py": "normkit inspect --format markdown",
     "explorer/test_bad_input.py": "hostile and degenerate points in a browser",
     "identification/test_faults.py": "tests/faulty_norms.py",
     "test_helpers.py": "tests/helpers.py",

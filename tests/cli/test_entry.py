@@ -37,6 +37,7 @@ def test_help_lists_the_verbs_in_their_groups() -> None:
     shown = CliRunner().invoke(verbs, ["--help"], prog_name="normkit")
     assert shown.exit_code == 0
     assert "See:\n  inspect  " in shown.output
+    assert "\n  rule     " in shown.output
     assert "\n  explore  " in shown.output
     assert "\n  study    " in shown.output
     assert "\n  figures  " in shown.output
@@ -50,6 +51,7 @@ def test_help_lists_the_verbs_in_their_groups() -> None:
     [
         ["-h"],
         ["inspect", "-h"],
+        ["rule", "-h"],
         ["identify", "-h"],
         ["explore", "-h"],
         ["study", "-h"],
@@ -69,6 +71,7 @@ def test_every_verb_has_help_that_fits_a_terminal(arguments: list[str]) -> None:
     [
         ["--help"],
         ["inspect", "--help"],
+        ["rule", "--help"],
         ["identify", "--help"],
         ["explore", "--help"],
         ["study", "--help"],

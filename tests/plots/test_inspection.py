@@ -91,6 +91,22 @@ def test_recurring_outliers_are_marked_at_their_value(healthy):
     assert drawing.description.endswith("Outliers recur at feature 11.")
 
 
+def test_gains_over_decades_of_either_sign_stand_on_a_log_axis_around_zero(healthy):
+    # Seen on Gemma 3: entries from -132 to 1,660 on a linear axis hid the medians near 1 of blocks 0 to 9.
+    def with_gain(quantiles):
+        sites = [dataclasses.replace(s, gain=dataclasses.replace(s.gain, outliers=())) for s in healthy.sites]
+        sites[3] = dataclasses.replace(sites[3], gain=dataclasses.replace(sites[3].gain, quantiles=quantiles))
+        return axes_of(gain_spectrum(dataclasses.replace(healthy, sites=tuple(sites), recurring_outliers=())))
+
+    ax = with_gain((-132.0, 0.2, 1.0, 337.0, 500.0, 600.0, 1660.0))
+    assert ax.get_yscale() == "symlog"
+    assert {0.0, 1.0, 100.0, -100.0} <= set(ax.get_yticks())
+    bottom, top = ax.transData.transform([(0, 0.5), (0, 1.5)])[:, 1]
+    assert top - bottom > 0.03 * ax.bbox.height
+    assert with_gain((0.2, 0.5, 0.9, 1.0, 1.1, 1.5, 1660.0)).get_yscale() == "log"
+    assert with_gain((-1.0, 0.5, 0.9, 1.0, 1.1, 1.5, 2.0)).get_yscale() == "linear"
+
+
 def test_a_norm_without_gain_leaves_a_gap(healthy):
     sites = (dataclasses.replace(healthy.sites[0], gain=None), *healthy.sites[1:])
     assert gain_spectrum(dataclasses.replace(healthy, sites=sites)).svg()

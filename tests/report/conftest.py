@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import imagined_peri
 from normkit import specs
 from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import (
@@ -338,6 +339,11 @@ def twelve():
 @pytest.fixture
 def long():
     return model("a model of a hundred layers", 100)
+
+
+@pytest.fixture(scope="session")
+def peri():
+    return imagined_peri.renamed(model("peri", 18, spec=specs.GEMMA))
 
 
 @pytest.fixture

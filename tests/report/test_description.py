@@ -7,15 +7,38 @@ from normkit.report.description import describe, describe_walk
 
 def test_a_healthy_model_is_said_to_be_so_and_what_was_not_checked_is_counted(healthy):
     verdict = describe(healthy).verdict
-    assert (verdict.tone, verdict.headline) == ("good", "Healthy")
-    assert verdict.detail == "Nothing wrong was found in 13 norms: 8 checks clean, 1 not checked."
+    assert (verdict.tone, verdict.headline) == ("good", "No fault found")
+    assert verdict.detail == "13 norms looked at: 8 checks clean, 1 not checked."
 
 
-def test_findings_are_counted_by_severity_worst_first(faulty):
+def test_what_needs_a_training_run_and_what_does_not_apply_is_told_apart(healthy):
+    needs = {"needs_run": True, "status": "not checked", "reason": "it takes a run"}
+    changes = {"F1": needs, "D1": needs, "D3": {"status": "not applicable", "reason": "no blocks"}}
+    checks = tuple(dataclasses.replace(check, **changes.get(check.rule, {})) for check in healthy.checks)
+    report = describe(dataclasses.replace(healthy, checks=checks))
+    tally = "5 checks clean, 2 need a training run, 1 not checked, 1 not applicable."
+    assert report.verdict.detail == f"13 norms looked at: {tally}"
+    assert [(outcome.label, [check.rule for check in outcome.checks]) for outcome in report.outcomes[1:]] == [
+        ("need a training run", ["D1", "F1"]), ("not checked", ["E2"]), ("not applicable", ["D3"]),
+    ]  # fmt: skip
+
+
+def test_the_first_line_is_the_fault(faulty):
     verdict = describe(faulty).verdict
-    assert (verdict.tone, verdict.headline) == ("error", "1 error, 1 warning")
+    assert (verdict.tone, verdict.headline) == ("error", "eps is not the config's, and 1 more fault")
+    assert verdict.detail == "1 error, 1 warning; 6 checks clean, 1 not checked."
+    alone = describe(dataclasses.replace(faulty, findings=faulty.findings[1:])).verdict
+    assert (alone.tone, alone.headline) == ("warning", "attention logits above 100")
+
+
+def test_notes_are_no_faults(faulty):
     notes = tuple(dataclasses.replace(finding, severity="note") for finding in faulty.findings)
-    assert describe(dataclasses.replace(faulty, findings=notes)).verdict.headline == "2 notes"
+    verdict = describe(dataclasses.replace(faulty, findings=notes)).verdict
+    assert (verdict.tone, verdict.headline) == ("good", "No fault found; 2 things to know")
+
+
+def test_places_of_a_finding_are_grouped_by_block(faulty):
+    assert describe(faulty).findings[0].sites == ("transformer.h.{0-1}.ln_1", "transformer.h.0.ln_2")
 
 
 def test_a_model_without_norms_is_not_called_healthy(empty):
@@ -26,24 +49,27 @@ def test_a_model_without_norms_is_not_called_healthy(empty):
     assert report.sites.empty == "This model has no normalization layer that a spec describes."
 
 
-def test_a_glance_tells_the_extremes(healthy):
-    facts = {fact.label: fact.value for fact in describe(healthy).glance}
-    assert facts == {
-        "norms": "13 LayerNorm, eps 1e-5",
-        "blocks": "6 pre-norm; final norm transformer.ln_f",
-        "input rows": "median rms 0.120 to 0.579; 0.30 to 2.0 % of their energy along all-ones",
-        "eps": "shortens median rows by up to 0.035 %, no row by over 1 %",
-        "attention": "logits reach 6.05, bound 11.5",
-        "geometry": "median rows turn 8.0 to 20.0°; lengths differ 1.80 to 3.00-fold in, 1.15 out",
-        "images": "2.40 to 3.00 times as long as thick",
-        "keys": "62.5 to 100 % of 16 sampled in each of 24 heads can be selected",
-        "gain outliers": "feature 11 at 4 norms",
-    }
+def test_a_glance_is_five_facts_with_the_loss_first(healthy):
+    model = dataclasses.replace(healthy.model, loss=3.2055)
+    facts = [(fact.label, fact.value) for fact in describe(dataclasses.replace(healthy, model=model)).glance]
+    assert facts == [
+        ("loss", "3.205 nats per token on this text, perplexity 24.7"),
+        ("norms", "13 LayerNorm, eps 1e-5"),
+        ("blocks", "6 pre-norm; final norm transformer.ln_f"),
+        ("input rows", "median rms 0.120 to 0.579; eps shortens median rows by up to 0.035 %"),
+        ("attention", "logits reach 6.05, bound 11.5"),
+    ]
+    assert [fact.label for fact in describe(healthy).glance] == ["norms", "blocks", "input rows", "attention"]
 
 
-def test_rows_that_eps_shortens_are_told(faulty):
-    facts = {fact.label: fact.value for fact in describe(faulty).glance}
-    assert facts["eps"] == "shortens median rows by up to 3.3 %, up to 40.0 % of rows by over 1 %"
+def test_a_loss_far_above_any_perplexity_is_told(healthy):
+    model = dataclasses.replace(healthy.model, loss=5000.0)
+    said = describe(dataclasses.replace(healthy, model=model)).fact("loss")
+    assert said == "5000.000 nats per token on this text"
+
+
+def test_what_is_centred_oddly_is_told_at_a_glance(gauged):
+    assert describe(gauged).glance[0].label == "centred oddly"
 
 
 def test_a_missing_final_norm_and_mixed_placements_are_told(healthy):
@@ -94,8 +120,7 @@ def test_the_walk_tells_its_defects(healthy):
         "3.1e-9",
         "1.3e-7 of the largest entry; one rounding is 5.96e-8",
     ]
-    # The largest and the smallest raw entry, centred and scaled: (1.21 - 0.0212) * 1.523, (-1.02 - 0.0212) * 1.523.
-    assert (passage.lowest, passage.highest) == pytest.approx((-1.5857, 1.8105), abs=1e-4)
+    assert [stage.span for stage in passage.stages[:2]] == ["-1.02 to 1.21", "-1.04 to 1.19"]
     uncentred = dataclasses.replace(healthy.walk, plane_defect=None)
     assert len(describe(dataclasses.replace(healthy, walk=uncentred)).passage.facts) == 2
     one_sided = dataclasses.replace(uncentred, ellipsoid_depth=None)
@@ -105,4 +130,12 @@ def test_the_walk_tells_its_defects(healthy):
 def test_a_walk_without_finite_entries_is_told(healthy):
     steps = tuple(dataclasses.replace(step, values=(float("nan"),)) for step in healthy.walk.steps)
     passage = describe(dataclasses.replace(healthy, walk=dataclasses.replace(healthy.walk, steps=steps))).passage
-    assert (passage.lowest, passage.highest) == (-1.0, 1.0)
+    assert [stage.span for stage in passage.stages] == ["none"] * 4
+
+
+def test_a_slope_of_minus_nothing_is_0(healthy):
+    blocks = tuple(dataclasses.replace(block, branch_slope=-0.001) for block in healthy.blocks)
+    table = describe(dataclasses.replace(healthy, blocks=blocks)).blocks.only("path", "output", "branch", "in")
+    assert [tuple(cell.text for cell in row) for row in table.groups] == [
+        ("transformer.h.{0-5}", "1.00", "0.00", "0.120 to 0.503"),
+    ]  # fmt: skip

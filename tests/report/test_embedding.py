@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from html.parser import HTMLParser
 
 import pytest
 
-from normkit.report.embedding import frame, script_json
+from normkit.report.embedding import frame, packed_json, script_json
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>&amp;\u2028\"'"
 
@@ -20,9 +22,18 @@ def test_no_character_can_end_the_script() -> None:
     assert json.loads(text) == content
 
 
+def test_packed_it_is_base64_that_repeats() -> None:
+    content = {HOSTILE: [HOSTILE, 1.5, None, "\ud800", "ä"] * 50}
+    text = packed_json(content)
+    assert json.loads(gzip.decompress(base64.b64decode(text, validate=True))) == content
+    assert text == packed_json(content)
+    assert len(text) < len(script_json(content)) / 5
+
+
 def test_what_is_no_json_is_refused() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        script_json([float("nan")])
+    for kind in (script_json, packed_json):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            kind([float("nan")])
 
 
 class Tags(HTMLParser):

@@ -4,11 +4,12 @@ import math
 import pytest
 
 from normkit import specs
-from normkit.report.geometry import folded_geometry_table, geometry_facts, geometry_table, selection_table
+from normkit.report.geometry import geometry_facts, geometry_table, selection_table
 
 
-def words(table, row=0):
-    return dict(zip((column.key for column in table.columns), (cell.text for cell in table.rows[row]), strict=True))
+def words(table, row=0, *, grouped=False):
+    cells = (table.groups if grouped else table.rows)[row]
+    return dict(zip((column.key for column in table.columns), (cell.text for cell in cells), strict=True))
 
 
 def reshaped(inspection, place, **changes):
@@ -28,7 +29,6 @@ def test_one_row_a_norm(healthy):
     assert [row[0].text for row in table.rows] == [site.path for site in healthy.sites]
     assert words(table) == {
         "path": "transformer.h.0.ln_1",
-        "ones": "2.0 %",
         "turn": "8.0°",
         "band": "6.4 to 12.0°",
         "centring": "1.4°",
@@ -51,9 +51,9 @@ def test_every_number_can_be_sorted_by(healthy):
 
 
 def test_norms_of_a_stretch_share_a_row(long):
-    table = folded_geometry_table(long)
-    assert len(table.rows) == 3
-    first = words(table)
+    table = geometry_table(long)
+    assert len(table.groups) == 3
+    first = words(table, grouped=True)
     assert first["path"] == "transformer.h.{0-99}.ln_1"
     assert first["turn"] == "8.0 to 26.0°"
     assert first["in"] == "1.80 to 3.60"
@@ -62,18 +62,19 @@ def test_norms_of_a_stretch_share_a_row(long):
 
 
 def test_dimensions_and_dead_gains_that_differ_are_a_range(long):
-    table = folded_geometry_table(reshaped(long, 4, dimension=30, vanishing_gains=1200))
-    assert (words(table)["dimension"], words(table)["dead"]) == ("30 to 62", "0 to 1,200")
+    first = words(geometry_table(reshaped(long, 4, dimension=30, vanishing_gains=1200)), grouped=True)
+    assert (first["dimension"], first["dead"]) == ("30 to 62", "0 to 1,200")
 
 
 def test_a_norm_without_a_sample_has_no_row(healthy):
     bare = dataclasses.replace(healthy.sites[0], geometry=None)
     less = dataclasses.replace(healthy, sites=(bare, *healthy.sites[1:]))
     assert len(geometry_table(less).rows) == 12
-    # Of the stretch that it shares a row with, the others tell.
-    assert words(folded_geometry_table(less))["turn"] == "10.0 to 18.0°"
+    # Of the blocks that it would share a row with, the others tell.
+    row = next(row for row in geometry_table(less).groups if row[0].text == "transformer.h.{1-5}.ln_1")
+    assert row[1].text == "10.0 to 18.0°"
     none = dataclasses.replace(healthy, sites=(bare,))
-    assert geometry_table(none).rows == folded_geometry_table(none).rows == ()
+    assert geometry_table(none).rows == geometry_table(none).groups == ()
 
 
 def test_a_norm_without_an_image_says_none(healthy):
@@ -92,14 +93,14 @@ def test_a_norm_that_does_not_centre_turns_nothing_by_it(twelve):
 
 def test_every_number_heading_that_a_newcomer_may_not_know_is_explained(healthy):
     legend = geometry_table(healthy).legend
-    for heading in ("along 1", "turns by", "lengths in", "dim", "semi-axes", "ratio", "dead gains"):
+    for heading in ("turns by", "lengths in", "dim", "semi-axes", "ratio", "dead gains"):
         assert f"{heading}: " in legend
-    keys = selection_table(healthy.selections).legend
+    keys = selection_table(healthy).legend
     assert "some query prefers them to all others" in keys
 
 
 def test_keys_before_and_after_the_projection(healthy):
-    table = selection_table(healthy.selections)
+    table = selection_table(healthy)
     assert words(table, 1) == {
         "path": "transformer.h.1.attn",
         "keys": "16 of 128",
@@ -113,13 +114,13 @@ def test_keys_before_and_after_the_projection(healthy):
 def test_what_was_not_tried_is_told(healthy):
     few = dataclasses.replace(healthy.selections[1], before=None, key_heads=32)
     none = dataclasses.replace(few, heads=())
-    table = selection_table([few, none])
+    table = selection_table(dataclasses.replace(healthy, selections=(few, none)))
     assert words(table)["before"] == "not seen"
     assert words(table)["heads"] == "4 of 32"
     assert words(table, 1)["heads"] == "0 of 32"
-    assert words(table, 1)["after"] == words(table, 1)["lowest"] == "NaN"
+    assert (words(table, 1)["after"], words(table, 1)["lowest"]) == ("NaN", "none")
     assert math.isnan(table.rows[1][4].value)
-    assert "scaled_dot_product_attention" in selection_table(()).empty
+    assert "scaled_dot_product_attention" in selection_table(dataclasses.replace(healthy, selections=())).empty
 
 
 def test_a_glance_leaves_out_what_was_not_measured(healthy, empty):

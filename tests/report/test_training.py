@@ -87,8 +87,10 @@ def test_the_verdict_of_all_is_not_healthy_where_the_run_is_not(healthy, faulty,
     report = describe(watched(healthy, imagined_runs.spike))
     assert (report.verdict.tone, report.verdict.headline) == ("warning", "Loss spike at step 412")
     assert report.verdict.detail == "No finding: 8 checks clean, 1 not checked."
-    assert describe(watched(healthy, imagined_runs.calm)).verdict.headline == "Healthy"
-    assert describe(watched(faulty, imagined_runs.spike)).verdict.headline == "1 error, 1 warning"
+    assert describe(watched(healthy, imagined_runs.calm)).verdict.headline == "No fault found"
+    assert (
+        describe(watched(faulty, imagined_runs.spike)).verdict.headline == "eps is not the config's, and 1 more fault"
+    )
     assert describe(watched(healthy, imagined_runs.bare)).verdict.headline == "No step was seen"
     assert describe(watched(empty, imagined_runs.calm)).verdict.headline == "No norms"
 

@@ -22,6 +22,7 @@ from normkit.cli.texts import Batches, from_text
 from normkit.demo import faults
 from normkit.files import json_text
 from normkit.report import text
+from normkit.report.description import describe
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +120,7 @@ def _print_verdicts(console: Console, inspections: list[Inspection]) -> None:
 def _print_faults(console: Console, healthy: Inspection, faulty: list[Inspection]) -> None:
     known = {finding.rule for finding in healthy.findings}
     for (title, words, _), inspection in zip(_FAULTS, faulty, strict=True):
-        new = (finding for finding in inspection.findings if finding.rule not in known)
+        new = (finding for finding in describe(inspection).findings if finding.rule not in known)
         _introduce(console, title, words, *map(text.finding, new))
 
 

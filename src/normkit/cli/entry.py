@@ -21,13 +21,14 @@ from normkit.cli.figures import make_figures
 from normkit.cli.folding import fold_checkpoint
 from normkit.cli.identification import identify_norms
 from normkit.cli.inspection import inspect_model
+from normkit.cli.rules import explain_rule
 from normkit.cli.study import run_studies
 from normkit.cli.terminal import one_line
 from normkit.cli.verification import verify_fold
 from normkit.errors import NormkitError
 
 _GROUPS = {
-    "See": ("inspect", "explore", "study", "figures"),
+    "See": ("inspect", "rule", "explore", "study", "figures"),
     "Check": ("identify", "verify"),
     "Change": ("fold",),
     "This machine": ("env", "bench"),
@@ -94,6 +95,7 @@ def verbs() -> None:
 
 
 verbs.add_command(inspect_model)
+verbs.add_command(explain_rule)
 verbs.add_command(explore_norms)
 verbs.add_command(run_studies)
 verbs.add_command(make_figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,14 @@ _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
     help="What the model is meant to be, to hold it to; written if it is not there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "json"]),
+    default="text",
+    show_default=True,
+    help="Of what is printed; markdown is made for an issue.",
+)
 @source_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
 @click.pass_context
@@ -62,6 +71,7 @@ def inspect_model(
     fail_on: str,
     intent: Path | None,
     as_json: bool,
+    form: str,
     revision: str | None,
     local_files_only: bool,
     quiet: bool,
@@ -72,7 +82,8 @@ def inspect_model(
     are read, and no code that comes with a model is run. Without MODEL, the two small models that ship show
     what a norm does, and what a report says when one is wrong.
     """
-    shown = shows_progress(quiet=quiet or as_json)
+    form = "json" if as_json else form
+    shown = shows_progress(quiet=quiet or form == "json")
     if model is None:
         refuse_options_but(ctx, _WITHOUT_MODEL)
         from normkit.cli.demonstration import run
@@ -111,24 +122,43 @@ def inspect_model(
             inspection = joined(inspection, step)
     if unwritten is not None and not quiet:
         note(_written(inspection, unwritten))
-    _print(inspection, as_json=as_json)
+    _print(inspection, form, _origin(ctx))
     if folder is not None:
         page = write_report(inspection, folder)
-        if not as_json:
+        if form == "text":
             results().print(f"\nreport: {page}", soft_wrap=True)
     if _fails(inspection, fail_on):
         ctx.exit(1)
 
 
-def _print(inspection: Inspection, *, as_json: bool) -> None:
-    if as_json:
+def _print(inspection: Inspection, form: str, origin: str) -> None:
+    if form == "json":
         from normkit.files import json_text
 
         click.echo(json_text(inspection.to_json()), nl=False)
-        return
-    from normkit.report import text
+    elif form == "markdown":
+        from normkit.report.markdown import markdown
 
-    results().print(text.summary(inspection))
+        click.echo(markdown(inspection, origin), nl=False)
+    else:
+        from normkit.report import text
+
+        results().print(text.summary(inspection))
+
+
+def _origin(ctx: click.Context) -> str:
+    """The command as it was typed, and the versions that count."""
+    from importlib.metadata import version
+
+    words = [ctx.command_path]
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            value = ctx.params[name]
+            option = [] if isinstance(parameter, click.Argument) else [parameter.opts[-1]]
+            words += option if value is True else [*option, str(value)]
+    packages = ", ".join(f"{package} {version(package)}" for package in ("normkit", "torch", "transformers"))
+    return f"{words[0]} {shlex.join(words[1:])} ({packages})"
 
 
 def _written(inspection: Inspection, path: Path) -> str:

@@ -17,8 +17,8 @@ from normkit.inspection.result import Walk, WalkStep
 from normkit.spec import NormSpec
 
 _VALUES = 8
-# A shortfall of the norm below this is float64 arithmetic, not eps.
-_NOTHING = 1e-12
+# A shortfall of the norm below this no float32 tensor can hold: not worth a word.
+_NOTHING = 2.0**-24
 
 
 def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> Walk:

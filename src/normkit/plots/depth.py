@@ -77,6 +77,30 @@ def log_axis(ax: Axes, values: Iterable[float]) -> None:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
 
 
+def symlog_axis(ax: Axes, values: Iterable[float], smallest: float) -> None:
+    """A vertical axis that is logarithmic on both sides of zero and linear between, its ticks as plain numbers.
+
+    Args:
+        ax: Where to draw.
+        values: All that is drawn.
+        smallest: A magnitude that is to be told from zero; the axis is linear below the power of ten under it, and
+            below a ten-thousandth of the largest magnitude.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite), max(finite)
+    largest = math.ceil(math.log10(max(-low, high)))
+    linear = max(math.floor(math.log10(smallest)), largest - 4)
+    ax.set_yscale("symlog", linthresh=10.0**linear, linscale=0.5)
+    step = 1 if largest - linear < 4 else 2
+    decades = [10.0**power for power in range(largest, linear - 1, -step)]
+    ticks = [*(-tick for tick in decades if tick <= -low), 0.0, *(tick for tick in decades if tick <= high)]
+    ax.yaxis.set_major_locator(FixedLocator(ticks))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+
+
 def positive(values: Iterable[float]) -> list[float]:
     """The values with a gap where a log axis has no place for one."""
     return [value if 0 < value < math.inf else math.nan for value in values]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from normkit.errors import InputError
 from normkit.inspection.result import Inspection, Site
 from normkit.plots import theme
-from normkit.plots.depth import figure_of, legend, log_axis, marker_size, site_axis
+from normkit.plots.depth import figure_of, legend, log_axis, marker_size, site_axis, symlog_axis
 from normkit.plots.drawing import Drawing
 from normkit.plots.numerals import spread
 from normkit.plots.theme import colour
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Past this many norms single strips are narrower than the gaps between them: bands stand in.
 _MOST_STRIPS = 60
+# A linear axis shows no more than this between the largest and the smallest.
+_DECADES = 30
 _GAP = (math.nan,) * 7
 
 
@@ -41,8 +43,11 @@ def gain_spectrum(inspection: Inspection, ax: Axes | None = None) -> Drawing:
         _strips(ax, quantiles)
         for (feature, _), marker in zip(inspection.recurring_outliers, "ovs", strict=False):
             _recurring(ax, sites, feature, marker)
-        if min(lows) > 0 and max(highs) > 30 * min(lows):
+        smallest = min((abs(median) for median in medians if median), default=math.inf)
+        if min(lows) > 0 and max(highs) > _DECADES * min(lows):
             log_axis(ax, [*lows, *highs])
+        elif max(abs(value) for value in (*lows, *highs)) > _DECADES * smallest:
+            symlog_axis(ax, [*lows, *highs], smallest)
         ax.set_ylabel("effective gain")
         site_axis(ax, sites)
         legend(ax)

@@ -68,6 +68,17 @@ def percent_spread(shares: Iterable[float]) -> str:
     return f"{low.removesuffix(' %')}{to}{high}" if to else low
 
 
+def degree_spread(angles: Iterable[float]) -> str:
+    """The same for angles, to a tenth of a degree.
+
+    Example:
+        >>> degree_spread([88.15, 90.0]), degree_spread([7.02])
+        ('88.2 to 90.0°', '7.0°')
+    """
+    low, to, high = _span(angles, _tenths).partition(" to ")
+    return f"{low.removesuffix('°')}{to}{high}" if to else low
+
+
 def degrees(angle: float) -> str:
     """An angle to a hundredth of a degree.
 
@@ -86,6 +97,10 @@ def counted(number: int, noun: str) -> str:
         ('1 norm', '1,300 rows')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _tenths(angle: float) -> str:
+    return f"{angle:.1f}°" if math.isfinite(angle) else significant(angle)
 
 
 def _span(values: Iterable[float], word: Callable[[float], str]) -> str:

@@ -8,7 +8,6 @@ in a page each colour becomes a CSS variable, so that one drawing serves both sc
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +15,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from normkit.errors import InputError
+from normkit.plots.element import element
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +93,6 @@ _COLOURED = {
     "line": ("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"),
     "paper": ("axes.facecolor", "figure.facecolor"),
 }
-_LONG = re.compile(r"-?\d+\.\d{3,}")
 
 # Around a figure that is a file of its own: inches; points that a character of caption and title takes on average.
 _MARGIN, _CHARACTER, _LETTER = 0.2, 4.9, 8.0
@@ -205,20 +204,4 @@ def svg(figure: Figure, prefix: str, chosen: Scheme = "light") -> str:
     buffer = io.StringIO()
     with style(chosen):
         figure.savefig(buffer, format="svg", transparent=True, metadata=dict(_NO_METADATA["svg"]))
-    return _for_a_page(buffer.getvalue(), prefix, _PALETTES[chosen])
-
-
-def _for_a_page(text: str, prefix: str, palette: Mapping[str, str]) -> str:
-    text = text[text.index("<svg") :]
-    text = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text)
-    # The page's own font stands in; Matplotlib measured with DejaVu Sans, which is wider than most.
-    text = re.sub(r" font-family: [^;\"]*;?", "", text)
-    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
-    for name, code in palette.items():
-        text = text.replace(code, f"var(--{name})")
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', text)
-    text = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
-    # Places on paper to a hundredth of a point; numbers between the tags are what a reader reads.
-    text = re.sub(r"<[^>]+>", lambda tag: _LONG.sub(lambda number: f"{float(number[0]):.2f}", tag[0]), text)
-    return re.sub(r"\n\s*", "\n", text).strip()
+    return element(buffer.getvalue(), prefix, _PALETTES[chosen])

@@ -10,19 +10,24 @@ from markupsafe import Markup
 _WIDTH, _HEIGHT, _GAP = 160.0, 96.0, 5.0
 
 
-def bars(values: Sequence[float], mean: float, lowest: float, highest: float) -> Markup:
+def bars(values: Sequence[float], mean: float) -> Markup:
     """An SVG element: bars up and down from zero over a band from -1 to 1, the mean as a dashed line.
 
+    The largest bar takes the whole height, so that each drawing stands on a scale of its own.
+
     Args:
-        values: The entries, from `lowest` to `highest`; those that are not finite are left out.
-        mean: Where the dashed line stands.
-        lowest: What the lower edge stands for, at most -1.
-        highest: What the upper edge stands for, at least 1.
+        values: The entries; those that are not finite are left out.
+        mean: Where the dashed line stands, if that is within the bars.
     """
+    finite = [value for value in values if math.isfinite(value)]
+    lowest, highest = min([0.0, *finite]), max([0.0, *finite])
+    if lowest == highest:
+        lowest, highest = -1.0, 1.0
     step = _WIDTH / max(1, len(values))
     scale = _HEIGHT / (highest - lowest)
     zero = highest * scale
-    shapes = [f'<rect class="band" y="{zero - scale:.1f}" width="{_WIDTH:g}" height="{2 * scale:.1f}"/>']
+    top, bottom = max(0.0, zero - scale), min(_HEIGHT, zero + scale)
+    shapes = [f'<rect class="band" y="{top:.1f}" width="{_WIDTH:g}" height="{bottom - top:.1f}"/>']
     for place, value in enumerate(values):
         if math.isfinite(value):
             x, y = place * step + _GAP / 2, zero - max(0.0, value * scale)

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
-from normkit.inspection.result import Attention, Block, Inspection, Walk, WalkStep
-from normkit.plots.numerals import counted, degrees, percent, percent_spread, significant, spread
+from normkit.inspection.result import Block, Check, Inspection, Walk, WalkStep
+from normkit.plots.numerals import counted, degrees, percent, significant, spread
 from normkit.report.foldedness import FOLDING_METHOD, describe_foldedness, foldedness_facts
-from normkit.report.geometry import folded_geometry_table, geometry_facts, geometry_table, selection_table
-from normkit.report.parts import Cell, Column, Fact, Formula, Passage, Report, Run, Stage, Table, Verdict
-from normkit.report.sites import folded_table, formulas, site_table
+from normkit.report.geometry import geometry_facts, geometry_table, selection_table
+from normkit.report.grouping import grouped, grouped_paths
+from normkit.report.parts import (
+    NEEDS_RUN,
+    Cell,
+    Column,
+    Fact,
+    Formula,
+    Outcome,
+    Passage,
+    Report,
+    Run,
+    Stage,
+    Table,
+    Verdict,
+)
+from normkit.report.sites import formulas, site_table
 from normkit.report.training import RUN_METHOD, describe_training
 from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable, shortened
 
+_MOST_FACTS = 5
 _METHOD = (
     "Every norm was found by what it does, not by its name: its formula, eps and casts were recovered by calling a "
     "copy of it on chosen inputs.",
@@ -41,6 +58,8 @@ def describe(inspection: Inspection) -> Report:
     padding = f", {counted(model.padding, 'padding token')} left out" if model.padding else ""
     found = inspection.worst in ("error", "warning")
     run = describe_training(inspection.training, found=found) if inspection.training else None
+    distance, shapes, outliers = describe_foldedness(inspection), geometry_facts(inspection), _outliers(inspection)
+    blocks = [block.path for block in inspection.blocks]
     report = Report(
         title=model.name or model.class_name,
         subtitle=f"{model.class_name}{kind}, {size}{width}",
@@ -48,18 +67,18 @@ def describe(inspection: Inspection) -> Report:
         verdict=_verdict(inspection, run),
         run=run,
         glance=_glance(inspection),
-        findings=inspection.findings,
+        findings=tuple(replace(each, sites=grouped_paths(each.sites, blocks)) for each in inspection.findings),
         passage=describe_walk(inspection.walk) if inspection.walk else None,
         sites=site_table(inspection),
-        folded=folded_table(inspection),
         formulas=formulas(inspection.sites),
         geometry=geometry_table(inspection),
-        folded_geometry=folded_geometry_table(inspection),
-        selections=selection_table(inspection.selections),
+        selections=selection_table(inspection),
         blocks=_block_table(inspection.blocks),
-        attention=_attention_table(inspection.attentions),
-        distance=describe_foldedness(inspection),
-        checks=inspection.checks,
+        attention=_attention_table(inspection),
+        distance=distance,
+        outcomes=_outcomes(inspection.checks),
+        outliers=outliers,
+        shapes=shapes,
         unrecognised=tuple(Fact(label=path, value=reason) for path, reason in inspection.unrecognised),
         method=_METHOD + (FOLDING_METHOD if inspection.foldedness else ()) + (RUN_METHOD if run else ()),
     )
@@ -80,42 +99,43 @@ def describe_walk(walk: Walk) -> Passage:
         )
         facts.append(Fact(label="difference from the module's own output", value=difference))
     formula = Formula(name=formula_name(walk.spec), text=str(walk.spec), spec=walk.spec, norms="")
-    entries = [value for step in walk.steps for value in step.values if math.isfinite(value)]
     passage = Passage(
         title=f"token {walk.position}, “{walk.token}”, at {walk.path}, n = {walk.features:,}",
         formula=formula,
         stages=tuple(_stage(step) for step in walk.steps),
-        lowest=min([-1.0, *entries]),
-        highest=max([1.0, *entries]),
         facts=tuple(facts),
     )
     return printable(passage)
 
 
 def _verdict(inspection: Inspection, run: Run | None) -> Verdict:
-    checks = Counter(check.status for check in inspection.checks)
-    idle = f", {checks['not applicable']} not applicable" if checks["not applicable"] else ""
-    tally = f"{counted(checks['clean'], 'check')} clean, {checks['not checked']} not checked{idle}."
-    if inspection.worst:
-        counts = Counter(finding.severity for finding in inspection.findings)
-        headline = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES if counts[severity])
-        return Verdict(tone=inspection.worst, headline=headline, detail=tally)
+    tally = f"{', '.join(outcome.said for outcome in _outcomes(inspection.checks) if outcome.label != 'finding')}."
+    counts = Counter(finding.severity for finding in inspection.findings)
+    if faults := counts["error"] + counts["warning"]:
+        more = f", and {counted(faults - 1, 'more fault')}" if faults > 1 else ""
+        severities = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES if counts[severity])
+        headline = f"{inspection.findings[0].title}{more}"
+        return Verdict(tone=inspection.findings[0].severity, headline=headline, detail=f"{severities}; {tally}")
     if run is not None and run.verdict.tone != "good":
-        return Verdict(tone=run.verdict.tone, headline=run.verdict.headline, detail=f"No finding: {tally}")
+        found = f"{counted(counts['note'], 'note')}; " if counts["note"] else "No finding: "
+        return Verdict(tone=run.verdict.tone, headline=run.verdict.headline, detail=f"{found}{tally}")
     if not inspection.sites:
         detail = f"This model has no normalization layer that a spec describes. {tally}"
         return Verdict(tone="neutral", headline="No norms", detail=detail)
-    detail = f"Nothing wrong was found in {counted(len(inspection.sites), 'norm')}: {tally}"
-    return Verdict(tone="good", headline="Healthy", detail=detail)
+    notes = f"; {counted(counts['note'], 'thing')} to know" if counts["note"] else ""
+    detail = f"{counted(len(inspection.sites), 'norm')} looked at: {tally}"
+    return Verdict(tone="good", headline=f"No fault found{notes}", detail=detail)
 
 
 def _glance(inspection: Inspection) -> tuple[Fact, ...]:
-    """The model's norms in a few lines; what is not there is left out."""
-    sites, facts = inspection.sites, []
+    """What to know of the model first, in five facts at most; what is not there is left out."""
+    sites, model, facts = inspection.sites, inspection.model, []
+    if math.isfinite(model.loss):
+        facts.append(Fact(label="loss", value=_loss(model.loss)))
+    facts += [fact for fact in foldedness_facts(inspection) if fact.label == "centred oddly"]
     if sites:
         names = Counter(formula_name(site.spec) for site in sites)
-        parts = [f"{count} {name}" for name, count in names.most_common()]
-        facts.append(Fact(label="norms", value="; ".join(parts)))
+        facts.append(Fact(label="norms", value="; ".join(f"{count} {name}" for name, count in names.most_common())))
     if inspection.blocks:
         placements = Counter(PLACEMENTS[block.placement] for block in inspection.blocks)
         parts = [f"{count} {name}" for name, count in placements.most_common()]
@@ -126,22 +146,32 @@ def _glance(inspection: Inspection) -> tuple[Fact, ...]:
         facts.append(Fact(label="blocks", value="; ".join(parts)))
     if sites:
         rms = spread(site.input.rms_median for site in sites)
-        ones = percent_spread(site.input.mean_energy for site in sites)
-        facts.append(Fact(label="input rows", value=f"median rms {rms}; {ones} of their energy along all-ones"))
         cut = percent(max(1 - site.attenuation.median for site in sites))
-        share = max(site.attenuation.share_below_99 for site in sites)
-        many = f"up to {percent(share)} of rows" if share else "no row"
-        facts.append(Fact(label="eps", value=f"shortens median rows by up to {cut}, {many} by over 1 %"))
+        facts.append(Fact(label="input rows", value=f"median rms {rms}; eps shortens median rows by up to {cut}"))
     if inspection.attentions:
         bound = max(attention.bound for attention in inspection.attentions)
         sampled = max(attention.sampled_max for attention in inspection.attentions)
         facts.append(Fact(label="attention", value=f"logits reach {significant(sampled)}, bound {significant(bound)}"))
-    facts += geometry_facts(inspection)
-    facts += foldedness_facts(inspection)
-    if inspection.recurring_outliers:
-        indices = [f"feature {index} at {counted(len(p), 'norm')}" for index, p in inspection.recurring_outliers]
-        facts.append(Fact(label="gain outliers", value=shortened(indices)))
-    return tuple(facts)
+    return tuple(facts[:_MOST_FACTS])
+
+
+def _loss(loss: float) -> str:
+    # Above what chance gives with any vocabulary a perplexity is only another long number.
+    perplexity = f", perplexity {significant(math.exp(loss))}" if loss < 20 else ""
+    return f"{loss:.3f} nats per token on this text{perplexity}"
+
+
+def _outliers(inspection: Inspection) -> tuple[Fact, ...]:
+    indices = [f"feature {index} at {counted(len(p), 'norm')}" for index, p in inspection.recurring_outliers]
+    return (Fact(label="gain outliers", value=shortened(indices)),) if indices else ()
+
+
+def _outcomes(checks: Sequence[Check]) -> tuple[Outcome, ...]:
+    """What became of the rules, in the order in which a reader asks."""
+    groups: dict[str, list[Check]] = {"finding": [], "clean": [], NEEDS_RUN: [], "not checked": []}
+    for check in checks:
+        groups.setdefault(NEEDS_RUN if check.needs_run else check.status, []).append(check)
+    return tuple(Outcome(label=label, checks=tuple(members)) for label, members in groups.items() if members)
 
 
 def _stage(step: WalkStep) -> Stage:
@@ -159,64 +189,72 @@ def _stage(step: WalkStep) -> Stage:
         holds=step.holds,
         values=step.values,
         mean=step.mean,
+        span=spread(value for value in step.values if math.isfinite(value)),
     )
+
+
+def _slopes(values: Sequence[float]) -> str:
+    """Two digits are all that a slope tells; a rounded -0 is 0."""
+    low, high = (f"{round(value, 2) + 0.0:.2f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+_BLOCK_COLUMNS = (
+    Column(key="path", heading="block"),
+    Column(key="placement", heading="placement"),
+    Column(
+        key="output",
+        heading="output slope",
+        numeric=True,
+        meaning="1 where the residual stream passes through, 0 where the block normalizes it",
+        words=_slopes,
+    ),
+    Column(
+        key="branch",
+        heading="branch slope",
+        numeric=True,
+        meaning="0 where the branch reads normalized rows, 1 where it does not",
+        words=_slopes,
+    ),
+    Column(key="in", heading="rms in", numeric=True, meaning="of the median row of the residual stream", words=spread),
+    Column(key="out", heading="rms out", numeric=True, words=spread),
+)
+_ATTENTION_COLUMNS = (
+    Column(key="path", heading="attention call"),
+    Column(key="heads", heading="heads"),
+    Column(
+        key="bound",
+        heading="bound",
+        numeric=True,
+        meaning="no logit before softmax is larger in magnitude",
+        words=spread,
+    ),
+    Column(key="sampled", heading="largest sampled", numeric=True, meaning="magnitude of an exact logit", words=spread),
+    Column(key="entropy", heading="entropy", numeric=True, meaning="of the sampled rows, in nats", words=spread),
+    Column(key="sharpest", heading="sharpest head", numeric=True, words=spread),
+    Column(
+        key="uniform", heading="uniform", numeric=True, meaning="the entropy of attention spread evenly", words=spread
+    ),
+)
 
 
 def _block_table(blocks: tuple[Block, ...]) -> Table:
-    columns = (
-        Column(key="path", heading="block"),
-        Column(key="placement", heading="placement"),
-        Column(
-            key="output",
-            heading="output slope",
-            numeric=True,
-            meaning="1 where the residual stream passes through, 0 where the block normalizes it",
-        ),
-        Column(
-            key="branch",
-            heading="branch slope",
-            numeric=True,
-            meaning="0 where the branch reads normalized rows, 1 where it does not",
-        ),
-        Column(key="in", heading="rms in", numeric=True, meaning="of the median row of the residual stream"),
-        Column(key="out", heading="rms out", numeric=True),
-    )
-    rows = tuple(
-        (
-            Cell(text=block.path),
-            Cell(text=PLACEMENTS[block.placement]),
-            Cell(text=f"{block.output_slope:.2f}", value=block.output_slope),
-            Cell(text=f"{block.branch_slope:.2f}", value=block.branch_slope),
-            Cell(text=significant(block.stream_in.rms_median), value=block.stream_in.rms_median),
-            Cell(text=significant(block.stream_out.rms_median), value=block.stream_out.rms_median),
-        )
-        for block in blocks
-    )
+    rows = []
+    for block in blocks:
+        numbers = (block.output_slope, block.branch_slope, block.stream_in.rms_median, block.stream_out.rms_median)
+        cells = [column.cell([number]) for column, number in zip(_BLOCK_COLUMNS[2:], numbers, strict=True)]
+        rows.append((Cell(text=block.path), Cell(text=PLACEMENTS[block.placement]), *cells))
     empty = "No repeated block was found, so placement was not judged."
-    return Table(title="Blocks and placement", columns=columns, rows=rows, empty=empty)
+    table = Table(title="Blocks and placement", columns=_BLOCK_COLUMNS, rows=tuple(rows), empty=empty)
+    return grouped(table, [block.path for block in blocks])
 
 
-def _attention_table(attentions: tuple[Attention, ...]) -> Table:
-    columns = (
-        Column(key="path", heading="attention call"),
-        Column(key="heads", heading="heads", numeric=True),
-        Column(key="bound", heading="bound", numeric=True, meaning="no logit before softmax is larger in magnitude"),
-        Column(key="sampled", heading="largest sampled", numeric=True, meaning="magnitude of an exact logit"),
-        Column(key="entropy", heading="entropy", numeric=True, meaning="of the sampled rows, in nats"),
-        Column(key="sharpest", heading="sharpest head", numeric=True),
-        Column(key="uniform", heading="uniform", numeric=True, meaning="the entropy of attention spread evenly"),
-    )
-    rows = tuple(
-        (
-            Cell(text=attention.path),
-            Cell(text=str(attention.heads), value=attention.heads),
-            Cell(text=significant(attention.bound), value=attention.bound),
-            Cell(text=significant(attention.sampled_max), value=attention.sampled_max),
-            Cell(text=significant(attention.entropy), value=attention.entropy),
-            Cell(text=significant(attention.entropy_min), value=attention.entropy_min),
-            Cell(text=significant(attention.uniform_entropy), value=attention.uniform_entropy),
-        )
-        for attention in attentions
-    )
+def _attention_table(inspection: Inspection) -> Table:
+    rows = []
+    for call in inspection.attentions:
+        numbers = (call.bound, call.sampled_max, call.entropy, call.entropy_min, call.uniform_entropy)
+        cells = [column.cell([number]) for column, number in zip(_ATTENTION_COLUMNS[2:], numbers, strict=True)]
+        rows.append((Cell(text=call.path), Cell(text=str(call.heads)), *cells))
     empty = "No attention call was seen."
-    return Table(title="Attention", columns=columns, rows=rows, empty=empty)
+    table = Table(title="Attention", columns=_ATTENTION_COLUMNS, rows=tuple(rows), empty=empty)
+    return grouped(table, [block.path for block in inspection.blocks])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
 import json
 from typing import Any
@@ -13,6 +15,12 @@ def script_json(content: Any) -> Markup:
     """JSON that can stand in a script element: no character of it can end one, and NaN is refused."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def packed_json(content: Any) -> str:
+    """JSON compressed by gzip, in base64: the same bytes for the same content, with no character that markup knows."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def frame(page: str, title: str, *, height: int, sandbox: str = "allow-scripts") -> str:

@@ -24,6 +24,9 @@ from normkit.report.wording import printable
 _HERE = Path(__file__).parent
 _FRAME_HEIGHT = 760
 
+# How the names of figures begin -> the section that they stand in.
+_SECTIONS = {"run": "run", "attention": "attention", "ellipsoid": "geometry", "": "depth"}
+
 
 def render(inspection: Inspection) -> str:
     """The page as text.
@@ -42,13 +45,13 @@ def render(inspection: Inspection) -> str:
         .get_template("page.html")
         .render(
             report=describe(inspection),
-            figures=figures,
+            figures={about: [figure for figure in figures if _about(figure) == about] for about in _SECTIONS.values()},
             missing=missing,
             colours={"light": theme.LIGHT, "dark": theme.DARK},
             style=Markup(style_sheet()),
             script=Markup(script),
             script_hash=_hash(script),
-            document=embedding.script_json(inspection.to_json()),
+            document=embedding.packed_json(inspection.to_json()),
         )
     )
 
@@ -85,6 +88,10 @@ def environment() -> Environment:
     templates.globals.update(mathml=mathml, bars=bars, svg=_inline)
     templates.filters["breakable"] = _breakable
     return templates
+
+
+def _about(figure: Drawing) -> str:
+    return next(section for start, section in _SECTIONS.items() if figure.name.startswith(start))
 
 
 def _breakable(path: str) -> Markup:

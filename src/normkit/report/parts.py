@@ -5,6 +5,7 @@ Strings are ready to print (no control characters) but not escaped for any marku
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,9 @@ from normkit.inspection.result import Check, Finding, Severity
 from normkit.spec import NormSpec
 
 Tone = Severity | Literal["good", "neutral"]
+
+NEEDS_RUN = "need a training run"
+"""The label of rules that only a training run or a training step can tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +55,19 @@ class Column:
         heading: A word or three.
         numeric: Cells are numbers, to be aligned right and sorted by value.
         meaning: A line for the legend; may be empty.
+        words: Of one or more numbers, the text of the cell that holds them; None where cells hold no numbers.
     """
 
     key: str
     heading: str
     numeric: bool = False
     meaning: str = ""
+    words: Callable[[Sequence[float]], str] | None = None
+
+    def cell(self, values: Sequence[float]) -> Cell:
+        """A cell of this column that holds these numbers; "none" without one."""
+        text = self.words(values) if self.words and values else "none"
+        return Cell(text=text, value=values[0] if values else None, values=tuple(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +77,12 @@ class Cell:
     Attributes:
         text: As it is read.
         value: What it is sorted by, where that is a number.
+        values: The numbers that it says, for a row that says those of several.
     """
 
     text: str
     value: float | None = None
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +94,14 @@ class Table:
         columns: From left to right.
         rows: One tuple of cells a row, as many as there are columns; the first cell names the row.
         empty: What to say when there are no rows.
+        groups: The rows again, those that say the same of several blocks as one; empty where that is none fewer.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     empty: str
+    groups: tuple[tuple[Cell, ...], ...] = ()
 
     @property
     def legend(self) -> str:
@@ -101,6 +116,7 @@ class Table:
             columns=tuple(self.columns[place] for place in places),
             rows=tuple(tuple(row[place] for place in places) for row in self.rows),
             empty=self.empty,
+            groups=tuple(tuple(row[place] for place in places) for row in self.groups),
         )
 
 
@@ -113,12 +129,14 @@ class Formula:
         text: On one line.
         spec: The conventions themselves.
         norms: How many norms compute it, in words.
+        classes: The classes of these norms, in words.
     """
 
     name: str
     text: str
     spec: NormSpec
     norms: str
+    classes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +150,7 @@ class Stage:
         holds: What is true from here on; may be empty.
         values: The first entries, for drawing.
         mean: Of all entries, for drawing.
+        span: The smallest and the largest of the first entries, in words.
     """
 
     name: str
@@ -140,6 +159,7 @@ class Stage:
     holds: str
     values: tuple[float, ...]
     mean: float
+    span: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +170,12 @@ class Passage:
         title: Which token, at which norm.
         formula: What the norm computes.
         stages: From raw to the last.
-        lowest: The smallest of -1 and the entries of all stages, for drawing.
-        highest: The largest of 1 and the entries of all stages, for drawing.
         facts: What holds at the end, each with its measured defect.
     """
 
     title: str
     formula: Formula
     stages: tuple[Stage, ...]
-    lowest: float
-    highest: float
     facts: tuple[Fact, ...]
 
 
@@ -244,6 +260,40 @@ class Distance:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The rules of which the same became.
+
+    Attributes:
+        label: What became of them: the checks' status, or that they need a training run.
+        checks: In the rules' order.
+    """
+
+    label: str
+    checks: tuple[Check, ...]
+
+    @property
+    def said(self) -> str:
+        """How many there are, as in "12 checks clean"."""
+        number = len(self.checks)
+        one = number == 1
+        match self.label:
+            case "clean":
+                return f"{number} check{'' if one else 's'} clean"
+            case "finding":
+                return f"{number} finding{'' if one else 's'}"
+            case _ if self.label == NEEDS_RUN:
+                return f"{number} need{'s' if one else ''} a training run"
+            case _:
+                return f"{number} {self.label}"
+
+    @property
+    def reasons(self) -> tuple[tuple[str, tuple[Check, ...]], ...]:
+        """Each reason once, with the checks that have it."""
+        texts = dict.fromkeys(check.reason for check in self.checks)
+        return tuple((text, tuple(check for check in self.checks if check.reason == text)) for text in texts)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that is said about one inspection.
 
@@ -253,19 +303,19 @@ class Report:
         source: What was run through it.
         verdict: The answer.
         run: The training run that was watched, or None.
-        glance: The model's norms in a few lines.
-        findings: Worst first.
+        glance: What to know of the model: five facts at most.
+        findings: Worst first, their places grouped by block.
         passage: One token's way, or None.
         sites: One row a norm.
-        folded: The same with alike neighbours in one row, for long models.
         formulas: Each formula once.
         geometry: One row a norm of which rows were sampled.
-        folded_geometry: The same with alike neighbours in one row.
         selections: One row an attention call whose keys were tried.
         blocks: One row a block.
         attention: One row an attention call.
         distance: From folded and centred, or None where nobody asked.
-        checks: One a rule.
+        outcomes: The rules, by what became of them.
+        outliers: Gain outliers that recur.
+        shapes: What the norms do to vectors, in a line each.
         unrecognised: What behaves like a norm but could not be identified.
         method: What was measured and how, and what was not.
     """
@@ -279,14 +329,18 @@ class Report:
     findings: tuple[Finding, ...]
     passage: Passage | None
     sites: Table
-    folded: Table
     formulas: tuple[Formula, ...]
     geometry: Table
-    folded_geometry: Table
     selections: Table
     blocks: Table
     attention: Table
     distance: Distance | None
-    checks: tuple[Check, ...]
+    outcomes: tuple[Outcome, ...]
+    outliers: tuple[Fact, ...]
+    shapes: tuple[Fact, ...]
     unrecognised: tuple[Fact, ...]
     method: tuple[str, ...]
+
+    def fact(self, label: str) -> str:
+        """What a fact at a glance says; "" where it is not there."""
+        return next((fact.value for fact in self.glance if fact.label == label), "")

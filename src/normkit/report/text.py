@@ -1,65 +1,82 @@
-"""A report for a terminal: rich renderables that fit 100 columns and say everything without colour."""
+"""A report for a terminal: rich renderables that say everything without colour, and every number at any width."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from normkit.inspection.result import Check, Finding, Inspection, Walk
+from normkit.inspection.result import Finding, Inspection, Walk
 from normkit.report.description import describe, describe_walk
 from normkit.report.grids import lines, marked
-from normkit.report.parts import Fact, Formula, Reply, Run, Table, Verdict
-from normkit.report.wording import shortened, tail
+from normkit.report.parts import Fact, Formula, Outcome, Reply, Run, Stage, Table, Verdict
+from normkit.report.wording import fitting, shortened
 
-WIDTH = 100
-"""Columns that tables are laid out for."""
-
-# Past this many norms the summary folds alike neighbours; past as many rows it stops.
+# Past this many norms the summary groups alike neighbours; past as many rows it stops.
 _MOST_ROWS = 16
+# Columns of a terminal from which on there is room for words beside numbers.
+_WIDE = 76
+# Columns that names of norms should have before numbers are set over two lines, and the least that they get.
+_NAME, _LEAST_NAME = 20, 12
+_IN_TABLE = {"norms", "input rows"}
 
 
 def summary(inspection: Inspection) -> RenderableType:
-    """The verdict, the findings, the norms and the checks, on one screen for a small model."""
+    """The verdict, what to know, the findings, the norms and the checks, on one screen for a small model."""
     report = describe(inspection)
     head = Text.assemble((report.title, "bold"), "  ", report.subtitle, "\n", (report.source, "dim"))
     parts: list[RenderableType] = [head, "", _verdict(report.verdict)]
     if report.run:
         parts += [_run(report.run, report.verdict), ""] if report.findings else [_run(report.run, report.verdict)]
-    parts += map(finding, report.findings)
-    # The table says the rest of what stands at a glance; what is wrong needs the room of what is merely so. With a run
-    # the table stands in the page only.
-    left_out = set() if report.run else {"norms", "input rows", "eps"}
-    left_out |= {"geometry", "images", "keys", "folding"} if report.findings or report.run else set()
-    glance = [fact for fact in report.glance if fact.label not in left_out]
-    if report.run:
-        glance += [fact for fact in report.run.facts if fact.label != "optimizer"]
-    if glance:
-        parts += ["", lines(glance)]
+        facts = [*report.glance, *(fact for fact in report.run.facts if fact.label != "optimizer")]
+        parts += [*map(finding, report.findings), "", lines(facts)]
+    else:
+        # The table says the rest of what stands at a glance.
+        parts.append(lines(fact for fact in report.glance if fact.label not in _IN_TABLE))
+        parts += ["", *map(finding, report.findings)] if report.findings else []
     if report.sites.rows and not report.run:
-        table = report.sites if len(report.sites.rows) <= _MOST_ROWS else report.folded
-        parts += ["", _norms(table, report.formulas)]
+        parts += ["", Norms(report.sites, report.formulas)]
     if report.unrecognised:
         parts += ["", Text("not identified", "bold"), lines(report.unrecognised)]
-    return Group(*parts, "", _checks(report.checks))
+    return Group(*parts, "", _checks(report.outcomes))
 
 
 def walk_table(walk: Walk) -> RenderableType:
     """One token's vector, stage by stage: its mean, length and angle, and what is true from there on."""
     passage = describe_walk(walk)
-    grid = _ruled()
-    grid.add_column("stage", no_wrap=True)
-    for fact in passage.stages[0].facts:
-        grid.add_column(fact.label, justify="right", no_wrap=True)
-    grid.add_column("what is true now")
-    for stage in passage.stages:
-        holds = stage.holds or stage.does
-        grid.add_row(Text(stage.name), *(Text(fact.value) for fact in stage.facts), Text(holds))
-    return Group(Text(passage.title, "bold"), Text(passage.formula.text), "", grid, lines(passage.facts))
+    head = (Text(passage.title, "bold"), Text(passage.formula.text), "")
+    return Group(*head, Stages(passage.stages), lines(passage.facts))
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a token as a table; what is true stands below it where there is no room beside the numbers."""
+
+    stages: tuple[Stage, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay it out for a width."""
+        beside = options.max_width >= _WIDE
+        grid = _ruled()
+        grid.add_column("stage", no_wrap=True)
+        for fact in self.stages[0].facts:
+            heading = fact.label if beside else fact.label.replace(" ", "\n", 1)
+            grid.add_column(heading, justify="right", no_wrap=True)
+        if beside:
+            grid.add_column("what is true now")
+        truths = [Fact(label=stage.name, value=stage.holds or stage.does) for stage in self.stages]
+        for stage, truth in zip(self.stages, truths, strict=True):
+            numbers = [Text(fact.value) for fact in stage.facts]
+            grid.add_row(Text(stage.name), *numbers, *([Text(truth.value)] if beside else []))
+        yield grid
+        if not beside:
+            yield lines(truths)
 
 
 def side_by_side(inspections: Sequence[Inspection]) -> RenderableType:
@@ -76,7 +93,7 @@ def side_by_side(inspections: Sequence[Inspection]) -> RenderableType:
 
 
 def finding(found: Finding) -> RenderableType:
-    """The finding with its most telling evidence; the rest of it and the threshold stand in the page."""
+    """A finding of a report with its most telling evidence; the rest of it and the threshold stand in the page."""
     steps = found.remedy if len(found.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(found.remedy, 1)]
     facts = (
         Fact(label="measured", value=found.measured),
@@ -85,8 +102,7 @@ def finding(found: Finding) -> RenderableType:
         Fact(label="do", value="\n".join(steps)),
         Fact(label="confirm", value=found.confirm),
     )
-    places = found.sites[0] if len(found.sites) == 1 else f"{len(found.sites)} places"
-    where = f"  at {places}" if found.sites else ""
+    where = f"  at {shortened(found.sites, 1)}" if found.sites else ""
     head = marked(found.severity, found.severity)
     title = Text.assemble(head, f"  {found.rule}  ", (found.title, "bold"), where)
     return Group(title, Padding(lines(fact for fact in facts if fact.value), (0, 0, 0, 2)))
@@ -130,39 +146,68 @@ def _replies(replies: Sequence[Reply]) -> RenderableType:
     return grid
 
 
-def _norms(table: Table, formulas: Sequence[Formula]) -> RenderableType:
-    keys = ("path", "formula", "role", "rms", "ones", "eps", "gain")
-    shown = table.only(*(key for key in keys if key != "formula" or len(formulas) > 1))
-    parts = [_grid(shown)]
-    if len(shown.rows) > _MOST_ROWS:
-        parts.append(Text(f"and {len(shown.rows) - _MOST_ROWS} rows more", "dim"))
-    parts.append(Text(shown.legend, "dim"))
-    parts += [Text(f"{formula.norms} {formula.name}: {formula.text}") for formula in formulas]
-    return Group(*parts)
+@dataclass(frozen=True)
+class Norms:
+    """The table of norms with what it takes to read it: every number is there at any width, names are shortened."""
+
+    table: Table
+    formulas: tuple[Formula, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay it out for a width: numbers in one line each if names keep enough room, else over two."""
+        keys = ["path", "formula", "role", "rms", "ones", "eps", "gain"]
+        if len(self.formulas) < 2:
+            keys.remove("formula")
+        if options.max_width < _WIDE:
+            keys.remove("role")
+        table = self.table.only(*keys)
+        rows = table.rows if len(table.rows) <= _MOST_ROWS else table.groups or table.rows
+        shown = rows[:_MOST_ROWS]
+        names = [row[0].text for row in shown]
+        cells = [[cell.text for cell in row[1:]] for row in shown]
+        headings = [column.heading for column in table.columns[1:]]
+        room = _room(options.max_width, headings, cells)
+        if room < min(_NAME, max(map(len, names))):
+            cells = [[_over_lines(text) for text in row] for row in cells]
+            widths = [
+                max(len(line) for text in column for line in text.split("\n")) for column in zip(*cells, strict=True)
+            ]
+            headings = [
+                "\n".join(wrap(heading, max(width, 7))) for heading, width in zip(headings, widths, strict=True)
+            ]
+            room = max(_room(options.max_width, headings, cells), _LEAST_NAME)
+        grid = _ruled()
+        grid.add_column(table.columns[0].heading, overflow="fold")
+        for column, heading in zip(table.columns[1:], headings, strict=True):
+            grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
+        for name, row in zip(fitting(names, room), cells, strict=True):
+            grid.add_row(Text(name), *map(Text, row))
+        yield grid
+        if len(rows) > len(shown):
+            yield Text(f"and {len(rows) - len(shown)} rows more", "dim")
+        yield Text(table.legend, "dim")
+        yield from (Text(f"{formula.norms} {formula.name}: {formula.text}") for formula in self.formulas)
 
 
-def _grid(table: Table) -> RenderableType:
-    rows = table.rows[:_MOST_ROWS]
-    # Two columns of space between columns; the names of rows get what the numbers leave.
-    taken = sum(2 + max(len(text) for text in (column.heading, *(row[place].text for row in rows)))
-                for place, column in enumerate(table.columns) if place)  # fmt: skip
-    grid = _ruled()
-    for column in table.columns:
-        grid.add_column(column.heading, justify="right" if column.numeric else "left", no_wrap=True)
-    for name, *cells in rows:
-        grid.add_row(Text(tail(name.text, max(12, WIDTH - taken))), *(Text(cell.text) for cell in cells))
-    return grid
+def _room(width: int, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """The columns that are left for names, each other column being two more than its longest line."""
+    columns = zip(headings, *cells, strict=True)
+    return width - sum(2 + max(len(line) for text in column for line in text.split("\n")) for column in columns)
 
 
-def _checks(checks: Sequence[Check]) -> RenderableType:
+def _over_lines(text: str) -> str:
+    """A cell in two lines: a range after its "to", words at the comma."""
+    return text.replace(" to ", " to\n").replace("at most ", "at most\n").replace(", ", ",\n")
+
+
+def _checks(outcomes: Sequence[Outcome]) -> RenderableType:
     """The rules by what became of them; those with a finding stand above."""
-    clean = " ".join(check.rule for check in checks if check.status == "clean")
-    parts = [f"clean {clean}" if clean else ""]
-    for status in ("not checked", "not applicable"):
-        reasons: dict[str, list[str]] = {}
-        for check in checks:
-            if check.status == status:
-                reasons.setdefault(check.reason, []).append(check.rule)
-        told = ", ".join(f"{' '.join(rules)} ({reason})" for reason, rules in reasons.items())
-        parts.append(f"{status} {told}" if told else "")
-    return lines([Fact(label="checks", value="; ".join(part for part in parts if part) or "none")])
+    facts = []
+    for outcome in outcomes:
+        said = ", ".join(
+            " ".join(check.rule for check in checks) + (f" ({reason})" if reason else "")
+            for reason, checks in outcome.reasons
+        )
+        if outcome.label != "finding":
+            facts.append(Fact(label=outcome.label, value=said))
+    return lines(facts)

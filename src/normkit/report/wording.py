@@ -62,6 +62,38 @@ def tail(text: str, width: int) -> str:
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
+def fitting(paths: Sequence[str], width: int) -> list[str]:
+    """Paths shortened to a width in their middle, each still unlike the others; whole where that cannot be.
+
+    The outermost parts go first, as they are the same in all; then the middle of the last part, as names of norms
+    differ at both ends; then the number of the block before it.
+
+    Example:
+        >>> fitting(["model.layers.{0-17}.pre_feedforward_layernorm", "model.layers.{0-17}.mlp.norm"], 24)
+        ['…{0-17}.pre_feedfor…norm', '…{0-17}.mlp.norm']
+    """
+    for with_block in (True, False):
+        short = [_cut(path, width, with_block=with_block) for path in paths]
+        if len(set(short)) == len(set(paths)):
+            return short
+    return list(paths)
+
+
+def _cut(path: str, width: int, *, with_block: bool) -> str:
+    if len(path) <= width:
+        return path
+    parts = path.split(".")
+    for first in range(1, len(parts) - 1):
+        rest = ".".join(parts[first:])
+        if len(rest) < width:
+            return f"…{rest}"
+    # The block's number stands before the name where half of the room is left for that.
+    block = f"{parts[-2]}." if with_block and len(parts) > 1 and len(parts[-2]) + 2 <= width // 2 else ""
+    head, last = "…" + block if len(parts) > 1 else "", parts[-1]
+    room = width - len(head) - 1
+    return f"{head}{last}" if len(last) <= room + 1 else f"{head}{last[: room - room // 3]}…{last[-(room // 3) :]}"
+
+
 def printable(part: T) -> T:
     """A part with every string in it made safe: what is not to be seen becomes an escape sequence.
 

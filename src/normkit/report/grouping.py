@@ -1,0 +1,88 @@
+"""Rows that say the same of neighbouring blocks, as one row: "layers.{0-17}.input_layernorm", numbers as ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from normkit.report.parts import Cell, Table
+
+Place = tuple[str, int | None, str]
+"""A path before its block's number, that number, and the path behind it."""
+
+
+def grouped(table: Table, blocks: Iterable[str]) -> Table:
+    """The table with its `groups`: one row for alike rows of several blocks, in the order in which they first appear.
+
+    Rows are alike where their paths differ in the number of the block alone and every cell without numbers reads the
+    same; a cell with numbers then holds those of all of them.
+
+    Args:
+        table: First cells are paths.
+        blocks: Paths of the blocks.
+    """
+    place = _placer(blocks)
+    alike: dict[object, list[tuple[Place, tuple[Cell, ...]]]] = {}
+    for row in table.rows:
+        stem, number, rest = place(row[0].text)
+        words = [cell.text for cell, column in zip(row, table.columns, strict=True) if column.words is None]
+        key = (stem, rest, *words[1:]) if number is not None else row[0].text
+        alike.setdefault(key, []).append(((stem, number, rest), row))
+    rows = []
+    for members in alike.values():
+        (stem, _, rest), first = members[0]
+        numbers = [number for (_, number, _), _ in members if number is not None]
+        name = Cell(text=f"{stem}{_braced(numbers)}{rest}") if numbers else first[0]
+        cells = [
+            first[column]
+            if table.columns[column].words is None
+            else _joined(table, column, [row for _, row in members])
+            for column in range(1, len(first))
+        ]
+        rows.append((name, *cells))
+    return replace(table, groups=tuple(rows) if len(rows) < len(table.rows) else ())
+
+
+def grouped_paths(paths: Sequence[str], blocks: Iterable[str]) -> tuple[str, ...]:
+    """The same of paths alone.
+
+    Example:
+        >>> grouped_paths(["h.0.ln", "h.1.ln", "h.3.ln", "ln_f"], ["h.0", "h.1", "h.2", "h.3"])
+        ('h.{0-1,3}.ln', 'ln_f')
+    """
+    place = _placer(blocks)
+    alike: dict[tuple[str, str], list[int]] = {}
+    for path in paths:
+        stem, number, rest = place(path)
+        alike.setdefault((stem, rest), []).extend([] if number is None else [number])
+    return tuple(f"{stem}{_braced(numbers)}{rest}" for (stem, rest), numbers in alike.items())
+
+
+def _placer(blocks: Iterable[str]) -> Callable[[str], Place]:
+    known = {path for path in blocks if path.rpartition(".")[2].isdigit()}
+
+    def place(path: str) -> Place:
+        ends = [end for end, character in enumerate(path) if character in ".:"]
+        inside = next((path[:end] for end in (len(path), *reversed(ends)) if path[:end] in known), None)
+        if inside is None:
+            return path, None, ""
+        stem, dot, number = inside.rpartition(".")
+        return f"{stem}{dot}", int(number), path[len(inside) :]
+
+    return place
+
+
+def _joined(table: Table, column: int, rows: Sequence[tuple[Cell, ...]]) -> Cell:
+    values = tuple(value for row in rows for value in row[column].values)
+    return table.columns[column].cell(values) if values else rows[0][column]
+
+
+def _braced(numbers: Sequence[int]) -> str:
+    """As in "{0-3,5}"; a single number as it is."""
+    ordered = sorted(set(numbers))
+    if len(ordered) < 2:
+        return "".join(map(str, ordered))
+    starts = [ordered[0], *(b for a, b in pairwise(ordered) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(ordered) if b != a + 1), ordered[-1]]
+    return "{" + ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)) + "}"

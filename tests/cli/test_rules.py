@@ -1,0 +1,50 @@
+"""`normkit rule`."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner, Result
+
+from normkit.cli.entry import verbs
+from normkit.inspection.rules import RULES
+
+
+def rule(*arguments: str) -> Result:
+    return CliRunner().invoke(verbs, ["rule", *arguments], prog_name="normkit")
+
+
+def test_all_rules_with_their_titles() -> None:
+    done = rule()
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [tuple(line.split(maxsplit=1)) for line in done.stdout.splitlines()] == [
+        (rule.id, f"{rule.title}".ljust(len(line.split(maxsplit=1)[1])))
+        for rule, line in zip(RULES, done.stdout.splitlines(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["F2", "f2"])
+def test_one_rule_is_explained(name: str) -> None:
+    done = rule(name)
+    assert (done.exit_code, done.stderr) == (0, "")
+    text = " ".join(done.stdout.split())
+    known = next(rule for rule in RULES if rule.id == "F2")
+    for part in (known.title, known.threshold, known.source, known.why, *known.remedy, known.confirm, *known.follows):
+        assert part in text
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_every_rule_can_be_explained() -> None:
+    for each in RULES:
+        assert rule(each.id).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("F22", "the nearest is F2, "), ("eps is added outside the rot", "the nearest is A2, "), ("zzz", "")],
+)
+def test_an_unknown_rule_is_one_line_with_the_nearest(name: str, nearest: str) -> None:
+    done = rule(name)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"normkit: there is no rule {name}; {nearest}")
+    assert done.stderr.endswith("normkit rule lists them all\n")
+    assert done.stderr.count("\n") == 1
