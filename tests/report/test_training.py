@@ -191,4 +191,4 @@ def test_a_run_on_a_real_model_goes_through_json_with_every_odd_number(tiny):
 
 def test_the_method_tells_how_the_run_was_measured(healthy):
     assert describe(watched(healthy, imagined_runs.calm)).method[-1].startswith("What began it")
-    assert len(describe(healthy).method) + 3 == len(describe(watched(healthy, imagined_runs.calm)).method)
+    assert len(describe(healthy).method) + 4 == len(describe(watched(healthy, imagined_runs.calm)).method)

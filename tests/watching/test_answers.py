@@ -1,4 +1,4 @@
-"""The four questions, what to change first, and how to confirm it."""
+"""The five questions, what to change first, and how to confirm it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from normkit.inspection.result import Attention, Finding
 from normkit.inspection.rules import check
-from normkit.watching.answers import CLIPPING, NORM, RATE, START, answer
+from normkit.watching.answers import CLIPPING, DATA, NORM, RATE, START, answer
 from watched_runs import VOCABULARY, Tiny, block, calm, facts, parameter, raised, rows, series, site, trained, training
 
 UNIFORM = math.log(VOCABULARY)
@@ -48,13 +48,14 @@ def healthy():
         series("loss", [UNIFORM, *calm("loss", steps=59).values]),
         calm("gradient norm"),
         calm("update ratio", "w", steps=12, level=1e-2, every=5),
+        series("batch digest", range(60)),
         parameters=(parameter("w"),),
     )
 
 
-def test_the_four_questions_come_in_order():
+def test_the_five_questions_come_in_order():
     run = told(healthy())
-    assert [each.question for each in run.answers] == [NORM, RATE, CLIPPING, START]
+    assert [each.question for each in run.answers] == [DATA, NORM, RATE, CLIPPING, START]
     assert set(verdicts(run).values()) == {"no"}
     assert (run.origin, run.first_change) == (None, ())
     assert run.confirm == "Nothing is to be changed."
@@ -63,7 +64,9 @@ def test_the_four_questions_come_in_order():
 def test_a_healthy_real_run():
     run = trained(Tiny())
     findings, _ = check(facts(run))
-    assert set(verdicts(told(run, *findings)).values()) == {"no"}
+    found = verdicts(told(run, *findings))
+    # Of its batches nothing was measured.
+    assert (found.pop(DATA), set(found.values())) == ("unknown", {"no"})
 
 
 def test_what_was_not_seen_is_unknown():
@@ -85,12 +88,53 @@ def test_a_wrong_norm():
     run = told(healthy(), found("A1", sites=("a", "b")), found("F1", sites=("attention",)))
     assert verdicts(run)[NORM] == "yes"
     assert detail(run, NORM) == "title of A1: measured A1."
-    assert run.answers[0].places == ("a", "b")
+    assert run.answers[1].places == ("a", "b")
     assert run.first_change[0] == "at a and 1 more: remedy of A1"
     assert run.confirm.endswith("To see it at once: confirm A1.")
 
 
-@pytest.mark.parametrize("rule", ["B7", "E7", "E8", "F3"])
+def test_weight_decay_on_gains_is_a_wrong_norm():
+    assert verdicts(told(healthy(), found("B7", severity="warning")))[NORM] == "yes"
+
+
+def test_a_parameter_that_no_optimizer_changed_is_a_wrong_norm_where_it_is_one():
+    run = told(healthy(), found("F20", sites=("norm",)))
+    assert (verdicts(run)[NORM], run.first_change[0]) == ("yes", "at norm: remedy of F20")
+    assert verdicts(told(healthy(), found("F20", sites=("head.weight",))))[NORM] == "no"
+
+
+@pytest.mark.parametrize("rule", ["F16", "F17", "F18", "F19"])
+def test_data_come_first(rule):
+    run = told(healthy(), found("A1"), found(rule, sites=()))
+    assert verdicts(run)[DATA] == "yes"
+    assert detail(run, DATA) == f"title of {rule}: measured {rule}."
+    assert run.first_change[0] == f"remedy of {rule}"
+    noted = told(healthy(), found(rule, severity="note", sites=()))
+    assert (verdicts(noted)[DATA], noted.first_change) == ("unknown", ())
+
+
+def test_a_loop_that_clips_is_not_told_to():
+    kept = raised(calm("gradient kept", level=0.9), at_50=0.0625)
+    spike = (raised(calm("loss"), at_50=5.0), raised(calm("gradient norm", level=0.8), at_50=16.0), kept)
+    run = told(training(*spike), found("F5"))
+    assert verdicts(run)[CLIPPING] == "no"
+    assert detail(run, CLIPPING) == (
+        "The loop clips already: it cut the gradient in 60 of 60 steps; in step 50 it was 16, 20 times its usual "
+        "0.801, and was cut to 1."
+    )
+    assert not any("clip" in change for change in run.first_change)
+
+
+def test_a_rate_that_rose_is_what_to_change():
+    ratios = series("update ratio", [0.01] * 8 + [0.3] * 4, "w", every=5)
+    rates = series("learning rate", [1e-3] * 40 + [3e-2] * 20)
+    run = told(training(calm("loss"), ratios, rates, parameters=(parameter("w"),)), found("F11"))
+    assert (run.origin.kind, run.origin.step) == ("learning rate", 40)
+    assert detail(run, RATE) == "In step 40 the learning rate rose from 0.001 to 0.03 at once, 30 times."
+    assert run.first_change[0].startswith("see what sets the learning rate in step 40")
+
+
+@pytest.mark.parametrize("rule", ["E7", "E8", "F3"])
 def test_findings_that_are_about_something_else(rule):
     run = told(healthy(), found(rule))
     assert verdicts(run)[NORM] == "no"
@@ -116,7 +160,7 @@ def test_a_rate_that_is_too_high():
     run = told(run, *findings)
     assert verdicts(run)[RATE] == "yes"
     assert "times the limit" in detail(run, RATE)
-    assert run.answers[1].places
+    assert run.answers[2].places
     assert any(change.startswith("lower the learning rate about ") for change in run.first_change)
 
 

@@ -25,6 +25,9 @@ FEWEST = 16
 LIMIT = 6.0
 """Robust standard deviations above its past that are a jump."""
 
+STAYS = 8
+"""A spike of the loss that is still there after so many steps is no spike."""
+
 LEAST_FACTORS: dict[Quantity, float] = {
     "logit bound": 4.0,
     "stream rms": 4.0,
@@ -47,6 +50,8 @@ _SHORT, _SHORT_WEIGHT = 32, 6.0 / 8.0
 _TO_DEVIATION = 1.4826
 # Smallest spread that counts, over the median or in logarithms: rounding alone makes a nearly constant series jump.
 _LEAST_SPREAD = 0.01
+# What was over so many steps before has led to nothing.
+_OVER = 8
 # From here on a value is on its way.
 _ON_ITS_WAY = 3.0
 
@@ -60,6 +65,7 @@ class Jump:
         began: First step of the unbroken way up to it.
         step: First step past the limit.
         peak: Step of its largest value.
+        last: Last step past the limit.
         length: Values in the stretch.
         value: The largest value.
         usual: Median of the last 128 values, of a loss the last 32, before the way up.
@@ -70,6 +76,7 @@ class Jump:
     began: int
     step: int
     peak: int
+    last: int
     length: int
     value: float
     usual: float
@@ -79,6 +86,11 @@ class Jump:
     def factor(self) -> float:
         """The largest value over the usual one."""
         return self.value / self.usual if self.usual else math.inf
+
+    @property
+    def weight(self) -> float:
+        """How much it explains: the logarithm of its factor times the values that it lasts."""
+        return math.log(max(self.factor, 1.0)) * self.length
 
 
 def robust_z(past: Sequence[float], value: float, *, in_logarithms: bool) -> float:
@@ -175,9 +187,16 @@ def movers(training: Training, step: int, within: int = WINDOW // 4) -> tuple[Ju
         (jump.began, list(LEAST_FACTORS).index(series.quantity), -jump.z, place, jump)
         for place, series in enumerate(training.series)
         for jump in jumps(series, since=step - within)
-        if step - within <= jump.began <= step
+        if step - within <= jump.began <= step and jump.last >= step - max(_OVER, _spacing(series, step))
     ]
     return tuple(entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1]))
+
+
+def _spacing(series: Series, step: int) -> int:
+    """Steps between the last two values up to a step."""
+    place = bisect_left(series.steps, step)
+    near = series.steps[max(0, place - 2) : place]
+    return near[-1] - near[0] if len(near) > 1 else 0
 
 
 def _high(series: Series, since: int) -> Iterator[int]:
@@ -211,6 +230,7 @@ def _jump(series: Series, first: int, last: int) -> Jump:
         began=series.steps[began],
         step=series.steps[first],
         peak=series.steps[peak],
+        last=series.steps[last],
         length=last - first + 1,
         value=series.values[peak],
         usual=median(past),

@@ -16,9 +16,11 @@ Measured on the demo models with their own recipe (AdamW, 6e-3): at most 0.025, 
 learning rate, which still trains well, 0.044, 0.092 and 0.021; at thirty times, 0.05 to 0.1, 0.2 and 0.19 to 0.28.
 """
 
-# Beside a parameter that starts at 0, as gains do that are stored without their 1, every step is large: its first
-# ratio is missing, or past this.
-_FROM_NOTHING = 1e3
+FROM_NOTHING = 1e3
+"""Beside a parameter that starts at 0, as gains do that are stored without their 1, every step is large: its first
+ratio is missing, or past this."""
+
+_SHRUNK = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +79,21 @@ def paces(training: Training) -> tuple[Pace, ...]:
     kinds = {parameter.path: parameter.kind for parameter in training.parameters}
     weights: dict[int, dict[str, float]] = defaultdict(dict)
     scales: dict[int, dict[str, float]] = defaultdict(dict)
+    typical: dict[int, float] = {}
+    # Beside a parameter that was set to 0 in the run every step is large too.
+    shrunk = {change.path: change.step for change in training.changes if change.factor < _SHRUNK}
     ratios = [series for series in training.of("update ratio") if series.values]
     first = min((series.steps[0] for series in ratios), default=0)
     for series in ratios:
-        if series.steps[0] > first or not series.values[0] < _FROM_NOTHING:
+        pairs = [pair for pair in zip(series.steps, series.values, strict=True) if math.isfinite(pair[1])]
+        if not series.path:
+            typical |= dict(pairs)
             continue
-        for step, value in zip(series.steps, series.values, strict=True):
-            if not math.isfinite(value):
-                continue
+        if series.steps[0] > first or not series.values[0] < FROM_NOTHING:
+            continue
+        for step, value in pairs:
+            if step >= shrunk.get(series.path, math.inf):
+                break
             if kinds.get(series.path) in ("weight", "output"):
                 weights[step][series.path] = value
             elif kinds.get(series.path) == "gain":
@@ -92,11 +101,11 @@ def paces(training: Training) -> tuple[Pace, ...]:
     return tuple(
         Pace(
             step=step,
-            typical=median(weights[step].values()) if weights[step] else math.nan,
+            typical=typical[step] if step in typical else median(weights[step].values() or [math.nan]),
             fastest=_largest(weights[step]),
             gain=_largest(scales[step]),
         )
-        for step in sorted({*weights, *scales})
+        for step in sorted({*weights, *scales, *typical})
     )
 
 

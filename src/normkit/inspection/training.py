@@ -25,6 +25,18 @@ Quantity = Literal[
     "gain mean",
     "bias rms",
     "non-finite",
+    "learning rate",
+    "gradient kept",
+    "batch digest",
+    "batch distinct",
+    "batch rms",
+    "batch largest",
+    "labels",
+    "labels copied",
+    "labels next",
+    "labels back",
+    "labels then",
+    "label spread",
 ]
 """What a series is of:
 
@@ -33,7 +45,8 @@ loss z                robust standard deviations of a loss above those before it
 gradient norm         of all parameters together, before any clipping that follows `step`
 parameter gradient    norm of one parameter's gradient
 activation gradient   root mean square of the loss's gradient with respect to what leaves a block
-update ratio          rms of one parameter's change in an optimizer step over its own rms, on a fixed sample
+update ratio          rms of one parameter's change in an optimizer step over its own rms, on a fixed sample; at
+                      reports, and where it is past its limit; without a path the median weight's, at every step
 stream rms            median row's rms of what leaves a block
 input rms             median row's rms of what enters a norm
 kurtosis              mean over the rows of what enters a norm of E[(x - mean)^4] / var^2; 3 for Gaussian rows
@@ -43,6 +56,18 @@ logit bound           largest |q| times largest |k| times the softmax scale of a
 gain mean             mean of a norm's effective gain
 bias rms              root mean square of a norm's bias
 non-finite            NaN or infinite elements that entered or left a norm
+learning rate         the largest of all groups, as an optimizer had it in its step
+gradient kept         norm of the gradients that an optimizer got over that of the complete ones; below 1: clipped
+batch digest          a number that another batch hardly shares
+batch distinct        values that differ in a sample of a batch, of 16 elements or more
+batch rms             of what the model is fed, where that is no ids
+batch largest         magnitude of the largest element that the model is fed; NaN or infinite where one is
+labels                labels looked at, a sample of each batch
+labels copied         share of them that are the input at their own place
+labels next           share that are the next input
+labels back           share that are the input before
+labels then           share that are the next input but one
+label spread          largest less smallest label
 """
 
 ParameterKind = Literal["gain", "bias of a norm", "weight", "bias", "embedding", "output"]
@@ -56,9 +81,20 @@ OriginKind = Literal[
     "gradient",
     "stream",
     "loss",
+    "input data",
+    "parameter",
+    "norm",
+    "block",
+    "learning rate",
 ]
 
 Verdict = Literal["yes", "no", "unknown"]
+
+CUT = 0.99
+"""Share of the gradient below which it was clipped: a sample of it is read twice, and may be rounded in between."""
+
+QUIET = ("asked", "a look on the way", "end of the run")
+"""Reasons to write that are no alarm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +169,42 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Change:
+    """A parameter that was another when a step's gradients were complete than the optimizer had left it.
+
+    Attributes:
+        step: The step before whose gradients it was changed.
+        path: The parameter.
+        ratio: rms of the change over its rms before.
+        factor: Its rms after over its rms before.
+    """
+
+    step: int
+    path: str
+    ratio: float
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """A norm or block that ran, or a weight that had a gradient, and no longer does.
+
+    Attributes:
+        kind: "norm", "block" or "gradient".
+        path: The norm, block or parameter.
+        step: The first step without.
+        before: Steps in which it did.
+        since: Steps in which it did not, up to the last that was measured.
+    """
+
+    kind: Literal["norm", "block", "gradient"]
+    path: str
+    step: int
+    before: int
+    since: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Origin:
     """Where and when it began.
 
@@ -151,7 +223,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One of the four questions, answered with numbers.
+    """One of the five questions, answered with numbers.
 
     Attributes:
         question: As it is asked.
@@ -174,7 +246,7 @@ class Training:
         steps: Optimizer steps seen.
         every: Steps between two measurements of all norms.
         reports: Measurements of all norms.
-        reason: Why this was written: "asked", "end of the run", "loss spike", "non-finite values", ...
+        reason: Why this was written: one of `QUIET`, what broke, or the title of the worst error of the rules.
         reason_step: The step at which that was noticed.
         ranks: Processes whose numbers are pooled here.
         observer: What the watch proved of itself at the start, in one line.
@@ -182,10 +254,15 @@ class Training:
         optimizers: One line each: class, learning rate, parameters.
         series: All series, of the whole run or its last part.
         parameters: In the model's order.
+        worst: The worst severity of its findings, or "".
+        tokens: Tokens that the run was trained on, or samples where they are no tokens; 0 where that is not known.
+        changes: Parameters that were changed by something else than an optimizer.
+        stopped: Norms and blocks that no longer run, and weights that no longer have a gradient.
+        skipped: Steps with NaN or infinite gradients that no optimizer took.
         broken: Parameters that held NaN or infinity already when such a value was first seen, in the model's order.
         vocabulary: Entries of the output, where the loss can be compared with the logarithm of that; else 0.
         origin: Where it began, or None where nothing moved.
-        answers: The four questions in order.
+        answers: The five questions in order.
         first_change: What to change first, most likely cure first.
         confirm: How to confirm it.
     """
@@ -202,6 +279,11 @@ class Training:
     series: tuple[Series, ...]
     parameters: tuple[Parameter, ...]
     vocabulary: int
+    worst: str = ""
+    tokens: int = 0
+    changes: tuple[Change, ...] = ()
+    stopped: tuple[Stop, ...] = ()
+    skipped: tuple[int, ...] = ()
     broken: tuple[str, ...] = ()
     origin: Origin | None = None
     answers: tuple[Answer, ...] = ()
@@ -218,6 +300,11 @@ class Training:
         forward = any(not math.isfinite(value) or value != 0 for one in self.of("non-finite") for value in one.values)
         losses = all(math.isfinite(value) for series in self.of("loss") for value in series.values)
         return not forward and losses and all(math.isfinite(series.last) for series in self.of("gradient norm"))
+
+    @property
+    def was_noticed(self) -> bool:
+        """Something broke while the run was watched: `reason` says what, and `reason_step` when that was seen."""
+        return self.reason not in QUIET
 
     def of(self, quantity: Quantity) -> tuple[Series, ...]:
         """The series of one quantity, in the model's order."""

@@ -52,7 +52,7 @@ def largest(series: Iterable[Series]) -> Course:
 def worst_update(training: Training) -> Series | None:
     """The update ratios of one parameter: the origin's, else the highest at the end; biases, which begin at 0, last."""
     biases = {parameter.path for parameter in training.parameters if is_bias(parameter)}
-    series = [each for each in training.of("update ratio") if each.values]
+    series = [each for each in training.of("update ratio") if each.values and each.path]
     if training.origin is not None:
         for each in series:
             if each.path == training.origin.path:

@@ -60,7 +60,8 @@ def run_timeline(inspection: Inspection) -> Drawing:
     steps = [step for _, (steps, _), _ in strands for step in steps]
     spans = [(min(steps), max(steps))]
     if training.origin is not None and spans[0][1] - spans[0][0] > _LONG:
-        began, noticed = training.origin.step, max(training.origin.step, training.reason_step)
+        began = training.origin.step
+        noticed = max(began, training.reason_step) if training.was_noticed else began
         spans.append((max(spans[0][0], began - _NEAR), min(spans[0][1], noticed + _NEAR)))
     with theme.style():
         panels = theme.panels(len(strands), len(spans), 0.7 + 1.45 * len(strands))
@@ -114,7 +115,9 @@ def _marks(ax: Axes, training: Training, first: int, last: int) -> None:
     """Vertical lines where it began and where that was noticed."""
     origin, noticed = training.origin, training.reason_step
     marks: list[tuple[int, str, str, tuple[float, ...]]] = []
-    if origin is not None and origin.step == noticed:
+    if origin is not None and not training.was_noticed:
+        marks = [(origin.step, f"began: step {origin.step:,}", "error", (4, 2))]
+    elif origin is not None and origin.step == noticed:
         marks = [(noticed, f"began and noticed: step {noticed:,}", "error", (4, 2))]
     elif origin is not None:
         marks = [
@@ -144,7 +147,8 @@ def _described(training: Training) -> str:
     if bounds:
         sentences.append(f"The largest logit bound {_from_to(bounds, heights)}.")
     if training.origin is not None:
-        sentences.append(f"It began at step {training.origin.step:,} and was noticed at step {training.reason_step:,}.")
+        noticed = f" and was noticed at step {training.reason_step:,}" if training.was_noticed else ""
+        sentences.append(f"It began at step {training.origin.step:,}{noticed}.")
     return " ".join(sentences)
 
 

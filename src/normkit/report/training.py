@@ -6,18 +6,19 @@ import math
 from dataclasses import replace
 
 from normkit.inspection.history import LIMIT
-from normkit.inspection.training import Answer, Origin, OriginKind, Parameter, Quantity, Training
+from normkit.inspection.training import CUT, Answer, Origin, OriginKind, Parameter, Quantity, Training
 from normkit.plots.course import height, is_bias, largest
-from normkit.plots.numerals import counted, significant
+from normkit.plots.numerals import counted, percent, significant
 from normkit.report.parts import Cell, Column, Fact, Onset, Reply, Run, Table, Tone, Verdict
 
 RUN_METHOD = (
-    "Loss, gradient norm and non-finite numbers were watched at every step of the run; the norms, the stream, the "
-    "gradients by depth and the updates at its reports only.",
+    "Loss, batch, gradients, clipping, learning rate, updates and non-finite numbers were watched at every step of the "
+    "run; the norms, the stream and the gradients by depth at its reports only.",
     "An update ratio is the rms of a parameter's change in one optimizer step over the parameter's own rms, on a fixed "
     "sample of its elements.",
-    "What began it is the number that left its own past first, or was not finite first; a cause that no number shows "
-    "comes before it.",
+    "Labels were read off the gradient of the logits, a sample of each batch; batches were compared by a digest.",
+    "What began it is what was done to the run (its data, its parameters, its learning rate, a norm or block that "
+    "stopped), else the number that left its own past first, or was not finite first.",
 )
 """What was measured of a run, and how."""
 
@@ -38,6 +39,11 @@ _FIRST: dict[OriginKind, str] = {
     "gradient": "the gradient norm",
     "stream": "the residual stream",
     "loss": "the loss",
+    "input data": "the input data",
+    "parameter": "a parameter that no optimizer changed",
+    "norm": "a norm that stopped running",
+    "block": "a block that stopped running",
+    "learning rate": "the learning rate",
 }
 
 _COLUMNS = (
@@ -83,18 +89,21 @@ def _verdict(training: Training, *, found: bool) -> Verdict:
     if origin is None and not training.reports and not training.series:
         detail = f"{counted(training.steps, 'step')} passed; why nothing was measured is told under “not watched”."
         return Verdict(tone="neutral", headline="The run was not measured", detail=detail)
-    if reason not in _QUIET:
+    if training.was_noticed:
         headline = f"{reason[:1].upper()}{reason[1:]} at step {step}"
     else:
         headline = "One step watched" if training.steps == 1 else _QUIET[reason].format(step)
     detail = _seen(training)
-    if origin is None:
-        if found or reason not in _QUIET:
-            return Verdict(tone="neutral", headline=headline, detail=detail)
-        return Verdict(tone="good", headline=headline, detail=f"{detail} Nothing left its usual range.")
-    if origin.step < training.reason_step:
+    is_broken = training.worst == "error" or (origin is not None and "non-finite" in origin.kind)
+    if origin is not None and training.was_noticed and origin.step < training.reason_step:
         detail += f" It began {counted(training.reason_step - origin.step, 'step')} earlier."
-    return Verdict(tone="error" if "non-finite" in origin.kind else "warning", headline=headline, detail=detail)
+    if is_broken:
+        return Verdict(tone="error", headline=headline, detail=detail)
+    if origin is not None:
+        return Verdict(tone="warning", headline=headline, detail=detail)
+    if found or training.was_noticed:
+        return Verdict(tone="neutral", headline=headline, detail=detail)
+    return Verdict(tone="good", headline=headline, detail=f"{detail} Nothing left its usual range.")
 
 
 def _seen(training: Training) -> str:
@@ -143,6 +152,7 @@ def _glance(training: Training) -> tuple[Fact, ...]:
         facts.append(Fact(label=label, value=text))
         if quantity == "loss":
             facts += _loss_z(training)
+    facts += _rates(training)
     updated = [each for each in sorted(training.parameters, key=_badness) if not math.isnan(each.update_ratio)]
     if updated and training.optimizers:
         ratios = [f"{significant(each.update_ratio)} at {each.path}" for each in updated[:2]]
@@ -155,6 +165,27 @@ def _glance(training: Training) -> tuple[Fact, ...]:
         least = min(room, key=lambda each: each.last)
         text = f"{significant(least.last)} bits at step {least.steps[-1]:,}, the least of a norm: {least.path}"
         facts.append(Fact(label="headroom", value=text))
+    return tuple(facts)
+
+
+def _rates(training: Training) -> tuple[Fact, ...]:
+    """The learning rate and the clipping as an optimizer met them."""
+    facts = []
+    steps, values = largest(training.of("learning rate"))
+    known = [pair for pair in zip(values, steps, strict=True) if math.isfinite(pair[0])]
+    if known:
+        (highest, step), (last, end) = max(known), known[-1]
+        text = f"{significant(last)} at step {end:,}"
+        if highest > last:
+            text = f"at most {significant(highest)} at step {step:,}, {text}"
+        facts.append(Fact(label="learning rate", value=text))
+    steps, values = largest(training.of("gradient kept"))
+    cut = [pair for pair in zip(values, steps, strict=True) if pair[0] < CUT]
+    if cut:
+        least, step = min(cut)
+        most = f"most in step {step:,}, to {percent(least)} of the gradient"
+        text = f"in {len(cut):,} of {counted(len(steps), 'step')}, {most}"
+        facts.append(Fact(label="clipped", value=text))
     return tuple(facts)
 
 

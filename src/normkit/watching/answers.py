@@ -1,4 +1,4 @@
-"""The four questions of a broken run, answered with numbers; then what to change first, and how to confirm it."""
+"""The five questions of a broken run, answered with numbers; then what to change first, and how to confirm it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from normkit.inspection.feed import described
 from normkit.inspection.history import FEWEST, WINDOW, jumps
 from normkit.inspection.pace import paces, too_fast
 from normkit.inspection.result import Attention, Block, Finding, Site
 from normkit.inspection.rules.start import start_of
-from normkit.inspection.training import Answer, Origin, Series, Training, Verdict
+from normkit.inspection.training import CUT, Answer, Origin, Series, Training, Verdict
 from normkit.watching.onset import origin
 
+DATA = "Is the input data wrong?"
 NORM = "Is a norm wrong?"
 RATE = "Is the learning rate too high, and where?"
 CLIPPING = "Would clipping have held it, and at which norm?"
@@ -21,11 +23,13 @@ START = "Is the initialisation off?"
 
 # Findings about what a norm computes, its parameters, its place and its type; F9 is about its eps.
 _OF_NORMS = "ABCDE"
+_OF_DATA = ("F16", "F17", "F18", "F19")
 _OF_PROCESSES = ("E8", "E7")
-_NOT_OF_NORMS = (*_OF_PROCESSES, "B5", "B7")
+_DONE_TO_IT = ("F20", "F21", "F22")
 _OF_STARTS = ("F12", "B5")
 # What follows from steps that are too large, and from a start that is off.
 _FOLLOW = ("F1", "F2", "F4", "F5", "F11", *_OF_STARTS)
+_DONE = ("input data", "parameter", "norm", "block")
 _EXPLODED_LOGITS = 1e3
 # Where to clip, in multiples of the usual gradient norm: 99 % of 1632 healthy steps of the demo models are below 2.03.
 _CLIP = 2.0
@@ -38,7 +42,7 @@ def answer(
     blocks: Sequence[Block],
     attentions: Sequence[Attention],
 ) -> Training:
-    """Fill in where it began, the four answers, what to change first and how to confirm it.
+    """Fill in where it began, the five answers, what to change first and how to confirm it.
 
     Args:
         training: The run as it was measured.
@@ -50,8 +54,9 @@ def answer(
     grave = [finding for finding in findings if finding.severity != "note"]
     began = origin(training)
     answers = (
+        _data(findings, training),
         _norm(grave, sites, training),
-        _rate(attentions, training),
+        _rate(attentions, began, training),
         _clipping(began, training),
         _start(grave, blocks, training),
     )
@@ -61,15 +66,32 @@ def answer(
     )
 
 
+def _data(findings: Sequence[Finding], training: Training) -> Answer:
+    wrong = [each for each in findings if each.rule in _OF_DATA]
+    fed = described(training)
+    if grave := [each for each in wrong if each.severity != "note"]:
+        return _answer(DATA, "yes", f"{_told(grave)}.")
+    if not fed:
+        return _answer(DATA, "unknown", "No batch was seen: the model's call is compiled, or takes no tensor.")
+    labels = "" if training.of("labels") else "; labels were not seen"
+    if wrong:
+        return _answer(DATA, "unknown", f"{_told(wrong)}: right only where that is meant{labels}.")
+    return _answer(DATA, "no", f"{fed}{labels}.")
+
+
+def _told(findings: Sequence[Finding]) -> str:
+    """Titles and numbers of the first two."""
+    told = "; ".join(f"{each.title[0].lower()}{each.title[1:]}: {each.measured}" for each in findings[:2])
+    return told + (f"; and {len(findings) - 2} more" if len(findings) > 2 else "")
+
+
 def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training) -> Answer:
     wrong = [each for each in findings if _is_of_norms(each, sites)]
     if wrong:
-        told = "; ".join(f"{each.title[0].lower()}{each.title[1:]}: {each.measured}" for each in wrong[:2])
-        more = f"; and {len(wrong) - 2} more" if len(wrong) > 2 else ""
         return Answer(
             question=NORM,
             verdict="yes",
-            detail=f"{told}{more}.",
+            detail=f"{_told(wrong)}.",
             places=tuple(dict.fromkeys(path for each in wrong for path in each.sites)),
         )
     if not sites:
@@ -87,11 +109,15 @@ def _is_of_norms(finding: Finding, sites: Sequence[Site]) -> bool:
         # NaN that comes in with the input is made elsewhere.
         first = next((site for site in sites if site.path == finding.sites[0]), None)
         return first is not None and not first.input.nonfinite
-    return finding.rule == "F9" or (finding.rule[0] in _OF_NORMS and finding.rule not in _NOT_OF_NORMS)
+    if finding.rule == "F20":
+        return not {site.path for site in sites}.isdisjoint(finding.sites)
+    return finding.rule in ("F9", "F21") or (finding.rule[0] in _OF_NORMS and finding.rule not in _OF_PROCESSES)
 
 
-def _rate(attentions: Sequence[Attention], training: Training) -> Answer:
+def _rate(attentions: Sequence[Attention], began: Origin | None, training: Training) -> Answer:
     seen, fast = paces(training), too_fast(training)
+    if began is not None and began.kind == "learning rate":
+        return _answer(RATE, "yes", f"In step {began.step} {began.detail}.")
     if not seen:
         return _answer(RATE, "unknown", "No optimizer step was measured: give the optimizer to watch.")
     worst = max(seen, key=lambda pace: pace.excess)
@@ -129,6 +155,15 @@ def _clipping(began: Origin | None, training: Training) -> Answer:
         return _calm(norms)
     step, value, usual = rise
     factor, limit = value / usual, _CLIP * usual
+    kept = _kept(training)
+    if cut := {when: share for when, share in kept.items() if share < CUT}:
+        shown = f" to {cut[step] * value:.3g}" if step in cut else ""
+        detail = (
+            f"The loop clips already: it cut the gradient in {len(cut)} of {_counted(len(kept), 'step')}; in step "
+            f"{step} it was {value:.3g}, {factor:.2g} times its usual {usual:.3g}, and was "
+            f"{'cut' + shown if step in cut else 'not cut'}."
+        )
+        return _answer(CLIPPING, "no", detail)
     if factor <= _CLIP:
         detail = (
             f"The gradient norm had not grown: {value:.3g} in step {step}, {factor:.2g} times its usual {usual:.3g}."
@@ -145,6 +180,11 @@ def _clipping(began: Origin | None, training: Training) -> Answer:
         f"have been cut {value / limit:.2g} times."
     )
     return _answer(CLIPPING, "yes", detail)
+
+
+def _kept(training: Training) -> dict[int, float]:
+    """At each step the share of the gradient's norm that an optimizer got."""
+    return {step: share for series in training.of("gradient kept") for step, share in _pairs(series)}
 
 
 def _rise(norms: Series, training: Training) -> tuple[int, float, float] | None:
@@ -209,8 +249,8 @@ def _changes(
     answers: Sequence[Answer],
     training: Training,
 ) -> tuple[str, ...]:
-    """Root causes first: where NaN begins, processes, norms, the start, the rate; then clipping and the batch."""
-    norm, rate, clipping, start = answers
+    """Root causes first: where NaN begins, data, processes, changes, norms, the start, the rate; then clipping."""
+    data, norm, rate, clipping, start = answers
     changes = []
     if began is not None and began.kind.startswith("non-finite"):
         where = f" at {began.path}" if began.path else ""
@@ -219,13 +259,17 @@ def _changes(
             if training.broken
             else f"see what is computed in step {began.step}{where}: the batch, masks, divisions, logarithms"
         )
-    roots = [each for each in findings if each.rule in _OF_PROCESSES]
+    roots = [each for each in findings if each.rule in _OF_DATA]
+    roots += [each for each in findings if each.rule in _OF_PROCESSES]
+    roots += [each for each in findings if each.rule in _DONE_TO_IT]
     roots += [each for each in findings if _is_of_norms(each, sites)]
     roots += [each for each in findings if each.rule in _OF_STARTS]
     changes += [_remedy(each) for each in roots]
-    if rate.verdict == "yes":
+    if began is not None and began.kind == "learning rate":
+        changes.append(f"see what sets the learning rate in step {began.step}: {began.detail}")
+    elif rate.verdict == "yes" and not (began is not None and began.kind in _DONE):
         changes.append(_slower(training))
-    has_cause = "yes" in (rate.verdict, start.verdict) or bool(changes)
+    has_cause = "yes" in (data.verdict, rate.verdict, start.verdict) or bool(changes)
     changes += [
         _remedy(each)
         for each in findings
@@ -233,7 +277,16 @@ def _changes(
     ]
     if clipping.verdict == "yes":
         changes.append(f"clip the gradient norm {clipping.detail.partition(',')[0].lower()}")
-    if began is not None and began.kind in ("loss", "gradient") and "yes" not in (norm.verdict, start.verdict):
+    if (
+        began is not None
+        and began.kind in ("loss", "gradient")
+        and "yes"
+        not in (
+            data.verdict,
+            norm.verdict,
+            start.verdict,
+        )
+    ):
         changes.append(f"look at the batch of step {began.step}, and leave it out if it is not what the others are")
     return tuple(dict.fromkeys(changes))
 

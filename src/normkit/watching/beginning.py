@@ -120,7 +120,7 @@ def _installed(wanted: Wanted, structure: Structure, small: Arguments, unwatched
             # What is sharded cannot be doubled in place.
             invariant=frozenset() if is_distributed_run() else insensitive(wanted.model, small),
         )
-        gauging.install()
+        gauging.install(wanted.given)
         gauging.rehearse(lambda: called(wanted.model, small))
         observer = verify(unwatched.ranks, gauging.tables["rows"].device)
     # Any model's own code runs here too.

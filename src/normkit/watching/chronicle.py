@@ -11,7 +11,9 @@ from torch import Tensor
 from normkit.inspection.gauges import headroom_bits
 from normkit.inspection.history import height, stands_out
 from normkit.inspection.training import Parameter, Quantity, Series
+from normkit.watching.batches import batch_series
 from normkit.watching.gauging import PULSE, Gauging
+from normkit.watching.motions import Motions
 from normkit.watching.parameters import PARAMETER_SUMS, WatchedParameter
 from normkit.watching.readings import Reading
 from normkit.watching.tallies import named
@@ -32,6 +34,9 @@ class Chronicle:
         reason_step: At which step that was noticed.
         place: Path of the first place with NaN or infinity, or "".
         parameters: As the last report has them.
+        tokens: That were seen so far, by this process.
+        motions: What moves from step to step.
+        skipped: Steps whose gradients were not finite and that no optimizer took, the newest thousand.
         broken: Parameters with NaN or infinity when the alarm was raised for such values.
     """
 
@@ -45,7 +50,10 @@ class Chronicle:
         self._firsts: dict[tuple[Quantity, str], tuple[int, float]] = {}
         self._losses: deque[float] = deque(maxlen=128)
         self._overflows = 0
-        self._skipped: deque[int] = deque(maxlen=_KEPT)
+        self.skipped: deque[int] = deque(maxlen=_KEPT)
+        self.tokens, self.motions = 0, Motions()
+        self._undecided: list[tuple[int, int, float]] = []
+        self._last = -1
         self._gradient_steps: dict[str, int] = {}
         self._first_updates: dict[str, float] = {}
 
@@ -64,22 +72,52 @@ class Chronicle:
         pulse = named(values, PULSE)
         place, parameter = round(pulse["bad place"]), round(pulse["bad parameter"])
         self._overflows = self._overflows + 1 if parameter >= 0 else 0
+        self.tokens += round(pulse["tokens"])
+        for quantity, value in batch_series(pulse):
+            self._add(quantity, "", step, value)
         # Of several processes the loss and the gradient's norm are known at the next report.
         if gauging.is_alone and (not math.isnan(pulse["loss"]) or place >= 0 or parameter >= 0):
             self._add("loss", "", step, pulse["loss"])
-        if place < 0 <= parameter and gauging.is_scaled and self._overflows < _SKIPPED:
-            self._skipped.append(step)
+        norm = math.sqrt(pulse["squares"]) if pulse["squares"] >= 0 else math.nan
+        if place < 0 <= parameter and self._overflows < _SKIPPED:
+            if gauging.is_scaled:
+                self.skipped.append(step)
+            else:
+                self._undecided.append((step, parameter, norm))
             return
         if gauging.is_alone:
-            self._add("gradient norm", "", step, math.sqrt(pulse["squares"]) if pulse["squares"] >= 0 else math.nan)
+            self._add("gradient norm", "", step, norm)
         if place >= 0:
             self._add_bad_place(step, place, gauging)
         elif parameter >= 0:
-            path = gauging.parameters[parameter].path
-            self._add("parameter gradient", path, step, math.nan)
-            self._raise("non-finite gradients", step, path)
+            self._add_bad_gradient(step, parameter, gauging)
         elif gauging.is_alone:
             self._judge_loss(step, pulse["loss"])
+
+    def settle(self, gauging: Gauging, *, is_over: bool = False) -> None:
+        """Decide of steps with gradients that are not finite whether an optimizer took them, or left them out.
+
+        Args:
+            gauging: What measures the run.
+            is_over: No optimizer will take what it has not taken.
+        """
+        left = []
+        for step, parameter, norm in self._undecided:
+            has_stepped = gauging.loop.has_stepped(step)
+            if has_stepped is False:
+                self.skipped.append(step)
+            elif has_stepped or is_over or not gauging.loop.can_tell:
+                if gauging.is_alone:
+                    self._add("gradient norm", "", step, norm)
+                self._add_bad_gradient(step, parameter, gauging)
+            else:
+                left.append((step, parameter, norm))
+        self._undecided = left
+
+    def _add_bad_gradient(self, step: int, parameter: int, gauging: Gauging) -> None:
+        path = gauging.parameters[parameter].path
+        self._add("parameter gradient", path, step, math.nan)
+        self._raise("non-finite gradients", step, path)
 
     def _add_bad_place(self, step: int, place: int, gauging: Gauging) -> None:
         path = gauging.plan.sentinels[gauging.plan.forward_order[place]]
@@ -111,10 +149,13 @@ class Chronicle:
         self.reading, self.reports = reading, self.reports + 1
         for quantity, path, value in _measured(reading, gauging):
             self._add(quantity, path, reading.step, value)
-        self._add_steps(reading, gauging)
-        lines = (reading.tables[name].tolist() for name in ("parameters", "updates", "spreads"))
+        self.motions.add_report(reading.step, gauging, reading.tables["rows"], reading.tables["row peaks"])
+        window = len(reading.tables["steps"])
+        self.add_steps(reading.tables, max(0, reading.step - window + 1), reading.step, gauging)
+        updates = reading.tables["updates"][reading.step % window, :, :2]
+        lines = (table.tolist() for table in (reading.tables["parameters"], updates, reading.tables["spreads"]))
         # Where nothing moved, the optimizer has not yet, or a scaler had it leave the step out.
-        has_moved = bool(reading.tables["updates"][:, 0].any())
+        has_moved = bool(updates[:, 0].any())
         self.parameters = tuple(
             self._parameter(gauging, watched, dict(zip(PARAMETER_SUMS, sums, strict=True)), update, spread, has_moved)
             for watched, sums, update, spread in zip(gauging.parameters, *lines, strict=True)
@@ -123,18 +164,32 @@ class Chronicle:
             if not math.isnan(parameter.update_ratio):
                 self._add("update ratio", parameter.path, reading.step, parameter.update_ratio)
 
-    def _add_steps(self, reading: Reading, gauging: Gauging) -> None:
-        """Norms of each parameter's gradient at the steps since the last report; of several processes the loss too."""
-        table = reading.tables["steps"]
-        window = len(table)
-        first = max(0, reading.step - window + 1)
-        for step in range(first, reading.step + 1):
-            line = table[step % window].tolist()
+    def add_steps(self, tables: Mapping[str, Tensor], first: int, last: int, gauging: Gauging) -> None:
+        """Take in the lines of some steps, those left out that were taken in before.
+
+        Args:
+            tables: By name, with one line per step.
+            first: The first step.
+            last: The last one.
+            gauging: What measured them.
+        """
+        window = len(tables["steps"])
+        for step in range(max(first, self._last + 1, last - window + 1), last + 1):
+            line, self._last = tables["steps"][step % window].tolist(), step
+            if not line[0]:
+                continue
+            updates, ran = tables["updates"][step % window], tables["ran"][step % window]
+            for path, ratio in self.motions.add(step, gauging, updates, ran, line[2:]):
+                self._add("update ratio", path, step, ratio)
+            complete, used = tables["loop"][step % window].tolist()
+            if complete > 0 and math.isfinite(used):
+                self._add("gradient kept", "", step, math.sqrt(used / complete))
+            self._add("learning rate", "", step, gauging.loop.rate_of(step))
             # What overflowed only because it was scaled is scaled down and tried again.
-            if not line[0] or step in self._skipped:
+            if step in self.skipped:
                 continue
             if not gauging.is_alone:
-                self._add_common(step, line, float(reading.tables["bad places"][step % window]), gauging)
+                self._add_common(step, line, float(tables["bad places"][step % window]), gauging)
             for index, (parameter, value) in enumerate(zip(gauging.parameters, line[2:], strict=True)):
                 if value or index in gauging.unreduced:
                     self._gradient_steps[parameter.path] = self._gradient_steps.get(parameter.path, 0) + 1

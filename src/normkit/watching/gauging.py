@@ -15,18 +15,20 @@ from normkit.inspection.structure import Structure
 from normkit.watching.gradients import squares
 from normkit.watching.holdings import Holdings
 from normkit.watching.hooks import Failures
+from normkit.watching.inputs import INPUTS, InputGauge
 from normkit.watching.instruments import Instruments, Switch
+from normkit.watching.loop import LOOP, Loop
 from normkit.watching.mailbox import CopyLetter, Mailbox
 from normkit.watching.parameters import PARAMETER_SUMS, WatchedParameter, watched_parameters
 from normkit.watching.ranks import Ranks
 from normkit.watching.surveying import planned
 from normkit.watching.tables import Table, Tables
 from normkit.watching.tallies import TAP_SUMS
-from normkit.watching.updates import UpdateSampler
+from normkit.watching.updates import MOVES, UpdateSampler
 
-PULSE = ("loss", "squares", "bad place", "bad parameter", "seen")
+PULSE = ("loss", "squares", "bad place", "bad parameter", "seen", *INPUTS)
 """What is sent at every step: the loss, the sum of squares of all gradients that this process holds, the first place
-and the first parameter with NaN or infinity (-1: none), and how many places were seen."""
+and the first parameter with NaN or infinity (-1: none), how many places were seen, and what the model was fed."""
 
 _MOST_STEPS = 256
 _ADAM_SAMPLE = 1024
@@ -54,6 +56,7 @@ class Gauging:
         pulses: One letter a step, of `PULSE`.
         reports: One letter a measured step: packed tables of all processes.
         unreduced: Places of the parameters whose gradients are sums that the processes have still to take.
+        loop: What the training loop does with complete gradients.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class Gauging:
             [
                 *self.plan.tables(),
                 Table(name="parameters", shape=(count, len(PARAMETER_SUMS))),
-                Table(name="updates", shape=(count, 2)),
+                Table(name="updates", shape=(self._window, count, len(MOVES))),
                 Table(name="steps", shape=(self._window, 2 + count)),
+                Table(name="loop", shape=(self._window, len(LOOP))),
+                Table(name="ran", shape=(self._window, len(self.plan.sentinels))),
                 Table(name="bad places", shape=(self._window,), keeps_largest=True),
                 self._holdings.table,
             ],
@@ -94,6 +99,9 @@ class Gauging:
         tensors = [parameter.tensor for parameter in self.parameters]
         self._shares = torch.tensor(shares, dtype=self.tables["steps"].dtype, device=self._device)
         self._sampler = UpdateSampler(tensors, self._device)
+        self._inputs = InputGauge(self._device, self.failures)
+        self.loop = Loop(optimizers, self.parameters, self._device, self.failures, self._sampler.stepped)
+        self._step = -1
         self._order = torch.tensor(self.plan.forward_order, dtype=torch.long, device=self._device)
         self._unsent: tuple[int, Tensor] | None = None
         self.unreduced: set[int] = set()
@@ -137,17 +145,33 @@ class Gauging:
         """While this lasts, norms that are split over processes have the parameters of a report."""
         return self._holdings.read(tables["norm values"])
 
-    def install(self) -> None:
-        """Put the hooks into the model."""
-        self._instruments.install()
+    def install(self, given: nn.Module) -> None:
+        """Put the hooks into the model and the optimizers.
 
-    def begin_call(self, kwargs: Mapping[str, Any]) -> None:
-        """Tell the hooks of a call of the model that began before they were there."""
-        self._instruments.begin_call(kwargs)
+        Args:
+            given: The model as the loop calls it.
+        """
+        self._instruments.install()
+        self._inputs.install(given)
+        self.loop.install()
+
+    def begin_call(self, args: Sequence[object], kwargs: Mapping[str, Any], *, is_inner: bool) -> None:
+        """Tell the hooks of a call that began before they were there.
+
+        Args:
+            args: Of the call.
+            kwargs: Of the call.
+            is_inner: It is a call of the model itself, and not of what wraps it.
+        """
+        if is_inner:
+            self._instruments.begin_call(kwargs)
+        self.failures.run("the input", self._inputs.add, None, args, kwargs)
 
     def remove(self) -> None:
         """Take them out; the model is as it was."""
         self._instruments.remove()
+        self._inputs.remove()
+        self.loop.remove()
 
     def take(self, step: int, loss: Tensor | float | None) -> None:
         """Measure a step whose gradients are there; the optimizer has not moved yet.
@@ -156,6 +180,7 @@ class Gauging:
             step: Its number.
             loss: Of the step, or None.
         """
+        self._end_step()
         self.send()
         scale = self._loss_scale()
         unit = None if scale is None else self._units(scale)
@@ -173,15 +198,34 @@ class Gauging:
         line.zero_()
         line[0], line[1] = 1.0, given
         line[2:] = known * self._shares
+        self._begin_step(step, unit)
         if self.switch.on:
             self._measure_parameters(gradients, of_gradients, unit)
             self._holdings.write(self.tables["norm values"])
-            self._sampler.before()
             if scale is not None:
                 self.tables["taps"][:, TAP_SUMS.index("squares")].div_(scale.square())
             self._unsent = (step, self.tables.packed())
+            kept = self.tables["updates"][step % self._window].clone()
             self.tables.clear()
+            # What began between two steps belongs to the later one, which ends with the next.
+            self.tables["updates"][step % self._window] = kept
         self._instruments.sentinel.zero_()
+
+    def _begin_step(self, step: int, unit: Tensor | None) -> None:
+        self.loop.take(step, unit)
+        place, self._step = step % self._window, step
+        line = self.tables["updates"][place]
+        line.zero_()
+        line[:, 2:] = self._sampler.begin() * self._shares[:, None]
+        # A place that holds NaN has run too.
+        self.tables["ran"][place] = (self._instruments.sentinel[:, 1] != 0).to(line.dtype)
+
+    def _end_step(self) -> None:
+        """What the loop did with the gradients of the step before, and how far its optimizers have moved so far."""
+        if self._step >= 0:
+            place = self._step % self._window
+            self.tables["updates"][place, :, :2] = self._sampler.moved() * self._shares[:, None]
+            self.tables["loop"][place] = self.loop.finished()
 
     def _gradient(self, index: int, parameter: Tensor) -> Tensor | None:
         """Of a parameter; none where it is laid out otherwise, such as parts of a sum that an optimizer takes."""
@@ -205,11 +249,17 @@ class Gauging:
         """Send off the report of the last measured step, with how far the optimizer has moved since."""
         if self._unsent is None:
             return
+        self._end_step()
         step, vector = self._unsent
         self._unsent = None
-        moved = self._sampler.after() * self._shares[:, None]
-        self.tables.part(vector, "updates").copy_(moved)
+        for name in ("updates", "loop"):
+            self.tables.part(vector, name)[step % self._window] = self.tables[name][step % self._window]
         self.reports.post(step, self._ranks.gather(step, vector))
+
+    def since_report(self) -> Mapping[str, Tensor]:
+        """The tables of the steps since the last report, of one process alone; the device is waited for."""
+        self._end_step()
+        return {name: self.tables[name].cpu() for name in ("steps", "updates", "loop", "ran", "bad places")}
 
     def _loss_scale(self) -> Tensor | None:
         """What the loss was multiplied by, on the device; None without a scaler."""
@@ -245,7 +295,7 @@ class Gauging:
             # What was seen to hold NaN was seen.
             (sentinel[:, 1] != 0).sum(),
         )
-        return torch.stack([number.to(loss.dtype) for number in numbers])
+        return torch.cat([torch.stack([number.to(loss.dtype) for number in numbers]), self._inputs.take()])
 
     def _measure_parameters(
         self, gradients: Sequence[Tensor | None], of_gradients: Tensor, unit: Tensor | None

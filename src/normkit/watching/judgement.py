@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from normkit.inspection import rules
@@ -30,6 +31,8 @@ class Circumstances:
     remarks: tuple[str, ...]
     optimizers: tuple[str, ...]
     ranks: int
+    noticed: Mapping[str, int]
+    """The step in which each error of a rule was said to be there."""
 
 
 def judged(subject: Subject, gauging: Gauging | None, chronicle: Chronicle, run: Circumstances) -> Inspection:
@@ -57,9 +60,16 @@ def judged(subject: Subject, gauging: Gauging | None, chronicle: Chronicle, run:
         parameters=chronicle.parameters,
         vocabulary=subject.vocabulary,
         broken=chronicle.broken,
+        tokens=chronicle.tokens,
+        changes=tuple(chronicle.motions.changes),
+        stopped=chronicle.motions.stopped,
+        skipped=tuple(chronicle.skipped),
     )
     training = replace(training, origin=origin(training))
-    tokens = max((site.input.rows for site in sites), default=0)
+    seen = max((site.input.rows for site in sites), default=0)
+    # Processes count each their own: of many, those of a measured step times the steps.
+    tokens = training.tokens if run.ranks == 1 and training.tokens else seen * run.steps
+    training = replace(training, tokens=tokens)
     facts = rules.Facts(
         model=model_facts(subject.model, run.name, f"{run.steps} steps of training", tokens, 0, sites, blocks),
         sites=sites,
@@ -77,6 +87,12 @@ def judged(subject: Subject, gauging: Gauging | None, chronicle: Chronicle, run:
         handwritten=() if structure is None else structure.handwritten,
     )
     findings, checks = rules.check(facts)
+    training = replace(training, worst=findings[0].severity if findings else "")
+    if not training.was_noticed and findings and findings[0].severity == "error":
+        step = min(
+            (run.noticed[each.rule] for each in findings if each.rule in run.noticed), default=training.reason_step
+        )
+        training = replace(training, reason=findings[0].title, reason_step=step)
     return Inspection(
         model=facts.model,
         sites=sites,

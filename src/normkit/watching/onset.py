@@ -1,16 +1,25 @@
-"""Where it began: of all that left its past behind, what did so first."""
+"""Where it began: what was done to the run, else of all that left its past behind what did so first."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
-from normkit.inspection.history import Jump, jumps, movers
-from normkit.inspection.pace import too_fast
+from normkit.inspection.feed import grave
+from normkit.inspection.history import STAYS, Jump, jumps, movers
+from normkit.inspection.pace import Pace, paces
+from normkit.inspection.rules.interventions import told
 from normkit.inspection.training import Origin, OriginKind, Quantity, Series, Training
 
 # Exploded in the sense of rule F1: ten times what Megatron-LM and Kimi K2 clip at.
 _EXPLODED_LOGITS = 1e3
+# A learning rate that rises so many times from one step to the next, and what breaks within so many steps of it.
+_RATE_RISE, _AFTER_RISE = 4.0, 32
+# Updates past their limit by less are no reason to look no further.
+_FAR_TOO_FAST = 3.0
+# Of several spikes those count that explain at least half as much as the one that explains most.
+_AS_MUCH = 0.5
 # Within so many steps before it, a way up counts as the cause of a value that is not finite.
 _BEFORE = 32
 
@@ -26,10 +35,13 @@ _KINDS: dict[Quantity, OriginKind] = {
 
 
 def origin(training: Training) -> Origin | None:
-    """The earliest mover over all series.
+    """What began it.
 
-    What counts, in this order: a value that is not finite, or what rose in the 32 steps before it; an update that was
-    too large or an attention that exploded; a jump of the loss or the gradient norm, or what rose before that.
+    What was done to the run counts first, where it came before what broke: data that are wrong, a parameter that no
+    optimizer changed, a norm or block that stopped, a learning rate that rose at once. Then, in this order: a value
+    that is not finite, or what rose in the 32 steps before it; an update that was too large or an attention that
+    exploded; a jump of the loss or the gradient norm, or what rose before that. A blip that was over long before, and
+    explains less than a later jump, began nothing.
 
     Args:
         training: The run, its series in the model's order.
@@ -37,6 +49,15 @@ def origin(training: Training) -> Origin | None:
     Returns:
         Where it began, or None where nothing moved.
     """
+    moved, until = _moved(training)
+    done = [each for each in _done(training) if each.step <= until]
+    if moved is not None and (rise := rate_rise(training, moved.step)) is not None:
+        done.append(rise)
+    return min(done, key=lambda each: each.step, default=moved)
+
+
+def _moved(training: Training) -> tuple[Origin | None, float]:
+    """What left its past first, and the step up to which its cause may have come."""
     broken = _first_not_finite(training)
     slow = _first_excess(training)
     if broken is not None:
@@ -44,17 +65,52 @@ def origin(training: Training) -> Origin | None:
         if slow is not None and slow.step < broken.step:
             causes.append(slow)
         cause = min(causes, key=lambda each: each.step, default=None)
-        return broken if cause is None else _leading_to(cause, broken)
+        return (broken if cause is None else _leading_to(cause, broken)), broken.step
     spikes = [jump for name in ("loss", "gradient norm") for jump in _jumps_of(training, name)]
-    spike = min(spikes, key=lambda jump: jump.step, default=None)
-    if spike is None:
-        return slow
+    most = max((jump.weight for jump in spikes), default=0.0)
+    spike = min((jump for jump in spikes if jump.weight >= _AS_MUCH * most), key=lambda jump: jump.step, default=None)
+    far = max(_worst_stretch(training), key=lambda pace: pace.excess, default=None)
+    is_far = far is not None and far.excess > _FAR_TOO_FAST
+    # A loss that comes back by itself is less than steps that are far too large.
+    if spike is None or (is_far and not any(jump.length >= STAYS for jump in spikes if jump.series.quantity == "loss")):
+        return slow, far.step if far is not None and is_far else math.inf
     first = next(iter(movers(training, spike.step)), spike)
     if slow is not None and slow.step <= first.began:
-        return slow
-    # A batch moves everything at once: then the model as a whole is what moved.
-    same_step = first.began == spike.began
-    return _of_jump(spike if same_step else first)
+        return slow, spike.last
+    # A batch moves everything at once: then the model as a whole is what moved. Of many series one is on its way up by
+    # chance before that.
+    same_step = first.step == spike.step
+    return _of_jump(spike if same_step else first), spike.last
+
+
+def _done(training: Training) -> Iterator[Origin]:
+    """What was done to the run, whatever followed."""
+    for flaw in grave(training):
+        yield Origin(kind="input data", step=flaw.step, path="", detail=flaw.measured)
+    sites = {parameter.path: parameter.site for parameter in training.parameters}
+    largest = sorted(training.changes, key=lambda change: (change.step, not sites.get(change.path), -change.ratio))
+    for change in largest[:1] if training.optimizers else ():
+        path = sites.get(change.path) or change.path
+        yield Origin(kind="parameter", step=change.step, path=path, detail=f"{told(change)}, by no optimizer")
+    for stop in sorted(training.stopped, key=lambda stop: stop.step):
+        if stop.kind != "gradient":
+            detail = f"it ran in {stop.before} measured steps, and in none of the {stop.since} from here on"
+            yield Origin(kind=stop.kind, step=stop.step, path=stop.path, detail=detail)
+
+
+def rate_rise(training: Training, step: int) -> Origin | None:
+    """The largest rise of the learning rate from one step to the next, in the steps before one; None without any."""
+    found = []
+    for series in training.of("learning rate"):
+        pairs = list(_pairs(series))
+        for (_, before), (when, after) in itertools.pairwise(pairs):
+            if before > 0 and after >= _RATE_RISE * before and step - _AFTER_RISE <= when <= step + 1:
+                found.append((after / before, when, before, after))
+    if not found:
+        return None
+    factor, when, before, after = max(found)
+    detail = f"the learning rate rose from {before:.3g} to {after:.3g} at once, {factor:.3g} times"
+    return Origin(kind="learning rate", step=when, path="", detail=detail)
 
 
 def _jumps_of(training: Training, name: str) -> Iterator[Jump]:
@@ -85,7 +141,7 @@ def _first_excess(training: Training) -> Origin | None:
     """An update too large in itself, or an attention that exploded, whatever came before."""
     found = [
         Origin(kind="update", step=pace.step, path=pace.place, detail=f"one step changed {pace}")
-        for pace in too_fast(training)[:1]
+        for pace in _worst_stretch(training)[:1]
     ]
     for series in training.of("logit bound"):
         first = next((pair for pair in _pairs(series) if _EXPLODED_LOGITS < pair[1] < math.inf), None)
@@ -93,6 +149,17 @@ def _first_excess(training: Training) -> Origin | None:
             detail = f"attention logits may reach {first[1]:.4g}, beyond {_EXPLODED_LOGITS:g}"
             found.append(Origin(kind="attention logits", step=first[0], path=series.path, detail=detail))
     return min(found, key=lambda each: each.step, default=None)
+
+
+def _worst_stretch(training: Training) -> list[Pace]:
+    """Of the stretches of steps that were too large without a break, the one with the largest step."""
+    stretches: list[list[Pace]] = [[]]
+    for pace in paces(training):
+        if pace.excess > 1:
+            stretches[-1].append(pace)
+        elif stretches[-1]:
+            stretches.append([])
+    return max(stretches, key=lambda stretch: max((pace.excess for pace in stretch), default=0.0))
 
 
 def _first_not_finite(training: Training) -> Origin | None:

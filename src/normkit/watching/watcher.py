@@ -138,6 +138,7 @@ class Watch:
         self._first_call: RemovableHandle | None = None
         self._step = 0
         self._is_over = False
+        self._now, self._noticed = 0, dict[str, int]()
         self._observer, self._peaks = "", learning_rates(optimizers)
 
     def __enter__(self) -> Watch:
@@ -179,8 +180,8 @@ class Watch:
         self._first_call.remove()
         self._first_call = None
         self._voice.guarded("the beginning", self._begin, Arguments(args=args, kwargs=kwargs))
-        if self._gauging is not None and self._given is self._model:
-            self._gauging.begin_call(kwargs)
+        if self._gauging is not None:
+            self._gauging.begin_call(args, kwargs, is_inner=self._given is self._model)
 
     def _begin(self, arguments: Arguments) -> None:
         """Find the norms and put the hooks in."""
@@ -220,6 +221,7 @@ class Watch:
     def _take(self, gauging: Gauging, loss: Tensor | float | None) -> None:
         # Schedules end at 0: what a report shows is the largest.
         self._peaks = [max(pair) for pair in zip(self._peaks, learning_rates(self._optimizers), strict=False)]
+        self._now = self._step
         gauging.take(self._step, loss)
         if self._step == 0:
             self._remark_unreduced(gauging)
@@ -248,10 +250,12 @@ class Watch:
     def _read_mail(self, patience: float = 0.0) -> None:
         assert self._gauging is not None
         chronicle, broken = self._chronicle, self._chronicle.reason
+        chronicle.settle(self._gauging)
         for step, values in self._gauging.pulses.arrived(patience):
             if step == 0:
                 self._remark_unseen(round(float(values[PULSE.index("seen")])), self._gauging.plan.hooked)
             chronicle.add_pulse(step, values, self._gauging)
+        chronicle.settle(self._gauging, is_over=self._is_over)
         reports = chronicle.reports
         for step, vectors in self._gauging.reports.arrived(patience):
             chronicle.add_report(Reading(step=step, tables=self._gauging.pooled(step, vectors)), self._gauging)
@@ -264,8 +268,18 @@ class Watch:
     def _read_all(self, gauging: Gauging) -> None:
         gauging.send()
         self._read_mail(_PATIENCE)
+        self._read_lines(gauging)
         if missing := len(gauging.reports):
             self._voice.remark(f"{missing} reports had no answer from all processes within {_PATIENCE:g} s", "answers")
+
+    def _read_lines(self, gauging: Gauging) -> None:
+        """Take in the steps since the last report; what processes pool, they pool in reports alone."""
+        chronicle, last = self._chronicle, self._step - 1
+        if not self._is_over and not gauging.loop.has_stepped(last):
+            # An optimizer may yet use the gradients of the newest step.
+            last -= 1
+        if gauging.is_alone and chronicle.reading is not None and last > chronicle.reading.step:
+            chronicle.add_steps(gauging.since_report(), chronicle.reading.step + 1, last, gauging)
 
     def _remark_unseen(self, seen: int, hooked: int) -> None:
         if seen < hooked:
@@ -282,7 +296,8 @@ class Watch:
         inspection = self._inspection(self._chronicle.reason or "a look on the way")
         for found in inspection.findings:
             if found.severity == "error" and self._voice.is_new(found.rule):
-                self._voice.tell(f"step {self._step}: {found.rule} {found.title.lower()}: {found.measured}")
+                self._noticed[found.rule] = self._now
+                self._voice.tell(f"step {self._now}: {found.rule} {found.title.lower()}: {found.measured}")
         if self._chronicle.reason:
             self._voice.write(inspection)
 
@@ -324,6 +339,7 @@ class Watch:
                 remarks=tuple(self._voice.remarks),
                 optimizers=describe_optimizers(self._optimizers, self._peaks),
                 ranks=self._ranks.size,
+                noticed=self._noticed,
             ),
         )
 

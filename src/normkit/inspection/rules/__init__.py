@@ -22,6 +22,8 @@ depth.py        F: idle blocks, gradients over the depth
 descent.py      F: spikes, gradients at the end, the optimizer's eps, updates
 lengths.py      F: inputs too small for eps, weights before a norm
 start.py        F: the initialisation
+data.py         F: what a run is fed
+interventions.py F: parameters changed by no optimizer, norms and blocks that stop
 """
 
 from __future__ import annotations
@@ -37,12 +39,14 @@ from normkit.inspection.rules import (
     axes,
     backend,
     coupling,
+    data,
     depth,
     descent,
     dynamics,
     epsilon,
     formula,
     gain,
+    interventions,
     lengths,
     meant,
     parameters,
@@ -66,7 +70,7 @@ def _place(rule: Rule) -> tuple[str, int]:
 _GROUPS = (
     *(meant, formula, epsilon, arithmetic, gain, values, parameters, axes, coupling, placing, wiring),
     *(precision, backend, replicas),
-    *(dynamics, depth, descent, lengths, start),
+    *(dynamics, depth, descent, lengths, start, data, interventions),
 )
 RULES: tuple[Rule, ...] = tuple(sorted(chain.from_iterable(group.RULES for group in _GROUPS), key=_place))
 """All rules, in the order in which reports list them."""

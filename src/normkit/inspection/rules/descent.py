@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from normkit.inspection.history import LIMIT, Jump, jumps, movers
+from normkit.inspection.history import LIMIT, STAYS, Jump, jumps, movers
 from normkit.inspection.pace import FASTEST_LIMIT, GAIN_LIMIT, TYPICAL_LIMIT, Pace, paces, too_fast
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import (
+    CAUSES,
     NO_RUN,
     NO_TRAINING,
     Facts,
@@ -22,9 +23,7 @@ from normkit.inspection.rules.rule import (
 )
 from normkit.inspection.training import Training
 
-# A spike that is still there after so many steps is no spike.
-_STAYS = 8
-_FAR_TOO_FAST = 3.0
+_FAR_TOO_FAST, _OFTEN = 3.0, 5
 
 _LONG_RUN, _RISES, _FALLS = 128, 1.5, 0.5
 
@@ -41,14 +40,15 @@ def _spikes(facts: Facts) -> Outcome:
         return broken
     found = [jump for name in ("loss", "gradient norm") for series in training.of(name) for jump in jumps(series)]
     if not found:
-        return None
+        return _left_out(training)
     found.sort(key=lambda jump: (jump.step, jump.series.quantity != "loss"))
     earliest = movers(training, found[0].step)
-    first = earliest[0] if earliest else found[0]
+    # What passes its limit in the step of the spike moved with everything else.
+    first = earliest[0] if earliest and earliest[0].step < found[0].step else found[0]
     lines = [_jump_line(jump) for jump in found]
     if first.series.path:
         lines.insert(0, f"first to move: {_jump_line(first)}")
-    stays = any(jump.series.quantity == "loss" and jump.length >= _STAYS for jump in found)
+    stays = any(jump.series.quantity == "loss" and jump.length >= STAYS for jump in found)
     largest = max(found, key=lambda jump: jump.z)
     return Hit(
         severity="error" if stays else "warning",
@@ -74,6 +74,16 @@ def _not_finite(training: Training) -> Hit | None:
         measured=lines[0] + (", and these steps were skipped" if skipped else ""),
         evidence=tuple(lines),
     )
+
+
+def _left_out(training: Training) -> Hit | None:
+    steps = training.skipped
+    if not steps:
+        return None
+    measured = (
+        f"{counted(len(steps), 'step')} with NaN or infinite gradients, first step {steps[0]}, taken by no optimizer"
+    )
+    return Hit(severity="note", sites=(), measured=measured, evidence=(measured,))
 
 
 def _lost(training: Training, name: str) -> list[int] | None:
@@ -170,7 +180,7 @@ def _updates_too_large(facts: Facts) -> Outcome:
         return None
     worst = max(fast, key=lambda pace: pace.excess)
     return Hit(
-        severity="error" if worst.excess > _FAR_TOO_FAST or 1 < len(seen) < 2 * len(fast) else "warning",
+        severity="error" if worst.excess > _FAR_TOO_FAST or _OFTEN <= len(fast) > len(seen) / 2 else "warning",
         sites=tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess)))[:6],
         measured=f"step {worst.step} changed {_furthest(worst)}",
         evidence=(
@@ -194,7 +204,7 @@ RULES = (
         threshold=(
             f"a value above its last 128 by z > {LIMIT:g} (median and MAD; of a loss also its last 32 by z > 8) and by "
             "at least 1.2 times (loss) or 3 times (gradient norm) (warning); a loss that stays there for "
-            f"{_STAYS} steps, or is not finite (error)"
+            f"{STAYS} steps, or is not finite (error)"
         ),
         source=(
             "6 deviations over 128 steps: OLMo-core; updates that double before the loss: marin#1368; "
@@ -207,12 +217,12 @@ RULES = (
         ),
         remedy=(
             "look at what moved first, and at the batch of that step",
-            "clip the gradient at about twice its usual norm",
+            "clip the gradient at about twice its usual norm; where the loop clips already, lower its limit to that",
             "lower the learning rate, or lengthen its warm-up",
         ),
         confirm="run again from a checkpoint before it: the same batch, with the change, and no spike",
         check=_spikes,
-        follows=("B5", "E3", "F1", "F11", "F12"),
+        follows=("B5", "E3", "F1", "F11", "F12", *CAUSES),
         looks_at=("run",),
     ),
     Rule(
@@ -246,7 +256,7 @@ RULES = (
         remedy=("lower the optimizer's eps, to 1e-15 in float32", "look for what makes the gradients so small"),
         confirm="with the lower eps the update ratio of these weights rises to that of the others",
         check=_optimizer_eps,
-        follows=("B5", "F4", "F11", "F12"),
+        follows=("B5", "F4", "F11", "F12", *CAUSES),
         looks_at=("run",),
     ),
     Rule(
@@ -273,7 +283,7 @@ RULES = (
         ),
         confirm="the update ratio at the same steps of a new run is below the threshold",
         check=_updates_too_large,
-        follows=("B5", "F12"),
+        follows=("B5", "F12", *CAUSES),
         looks_at=("run",),
     ),
 )

@@ -29,6 +29,10 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """Worst first."""
 
 
+CAUSES = ("F16", "F17", "F18", "F19", "F20", "F21", "F22")
+"""Rules of what a run was fed and of what was done to it: what it then does follows from that."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """All that was measured on one model: the input of every rule.

@@ -96,7 +96,7 @@ RULES = (
         ),
         confirm="the loss of the first step is log(vocabulary), to some per cent",
         check=_poor_start,
-        follows=("B5",),
+        follows=("B5", "F16", "F17", "F19"),
         looks_at=("run",),
     ),
 )

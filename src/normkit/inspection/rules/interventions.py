@@ -1,0 +1,123 @@
+"""Group F, what befalls a run: parameters changed by no optimizer, norms and blocks that stop."""
+
+from __future__ import annotations
+
+from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.rule import NO_RUN, Facts, NotChecked, Outcome, Rule, counted
+from normkit.inspection.training import Change, Stop
+
+_LARGE = 3.0
+
+
+def _changed(facts: Facts) -> Outcome:
+    """Gains first: one of them changes all that passes its norm."""
+    training = facts.training
+    if training is None:
+        return NO_RUN
+    if not training.optimizers:
+        return NotChecked("nothing is known of an optimizer: give it to nk.watch")
+    kinds = {parameter.path: parameter for parameter in training.parameters}
+    cases = []
+    for change in training.changes:
+        parameter = kinds.get(change.path)
+        is_norm = parameter is not None and parameter.site != ""
+        path = parameter.site if parameter is not None and is_norm else change.path
+        severity = "error" if is_norm or change.ratio >= _LARGE or change.factor == 0 else "warning"
+        cases.append(Case(path, severity, change.ratio + 1e6 * is_norm, f"step {change.step}: {told(change)}"))  # type: ignore[arg-type]
+    if not cases:
+        return None
+    first = max(cases, key=lambda case: case.effect)
+    return hit(sorted(cases, key=lambda case: -case.effect), f"{first.line}, by no optimizer", "parameter")
+
+
+def told(change: Change) -> str:
+    """A change in words."""
+    if change.factor == 0:
+        return f"{change.path} was set to 0"
+    if not 0.8 < change.factor < 1.25:
+        return f"{change.path} became {change.factor:.3g} times as large"
+    return f"{change.path} was replaced: its change is {change.ratio:.3g} times its rms"
+
+
+def _stopped_norms(facts: Facts) -> Outcome:
+    training = facts.training
+    if training is None:
+        return NO_RUN
+    gone = [stop for stop in training.stopped if stop.kind == "norm"]
+    cases = [Case(stop.path, "error", stop.since, _stop_line(stop, "took part")) for stop in gone]
+    return hit(cases, f"{counted(len(cases), 'norm')} no longer normalized; {cases[0].line}" if cases else "")
+
+
+def _stopped_blocks(facts: Facts) -> Outcome:
+    """Blocks that no longer run or write, and weights without a gradient."""
+    training = facts.training
+    if training is None:
+        return NO_RUN
+    cases = []
+    for stop in training.stopped:
+        if stop.kind == "block":
+            cases.append(Case(stop.path, "error", stop.since, _stop_line(stop, "took part")))
+        elif stop.kind == "gradient":
+            cases.append(Case(stop.path, "warning", stop.since, _stop_line(stop, "had a gradient")))
+    return hit(cases, cases[0].line if cases else "", "place")
+
+
+def _stop_line(stop: Stop, did: str) -> str:
+    return (
+        f"{stop.path}: {did} in {counted(stop.before, 'measured step')}, and in none of the {stop.since} from step "
+        f"{stop.step} on"
+    )
+
+
+RULES = (
+    Rule(
+        id="F20",
+        title="Parameters were changed by no optimizer",
+        severity="error",
+        threshold=(
+            "rms of what changed between two steps over the parameter's own above 50 %: of a gain or bias of a norm, "
+            f"one set to 0, or past {_LARGE:g} times (error), of others (warning)"
+        ),
+        source="resets of weights in a run: Sokar et al. 2023, arXiv:2302.12902; a healthy step moves some per cent",
+        why=(
+            "Something beside the optimizer writes to the model: a checkpoint that is loaded, a reset, a clip of "
+            "weights, a bug. The optimizer's moments belong to the old values, as does all that was learnt around them."
+        ),
+        remedy=("find what writes to the parameter before that step, and go back to the weights before it",),
+        confirm="compare the parameter behind one optimizer step and before the next: they are the same to the bit",
+        check=_changed,
+        looks_at=("run",),
+    ),
+    Rule(
+        id="F21",
+        title="A norm stopped running",
+        severity="error",
+        threshold="ran in 8 steps or more and in none of the last 8 or more, or gives out what it is given (error)",
+        source="layers dropped at random come back: Fan et al. 2019, arXiv:1909.11556",
+        why="Without its norm a branch sees the stream at any scale; what was trained behind it does not fit.",
+        remedy=(
+            "find what replaced or bypasses the norm at that step: a patched forward, a condition, an exchanged module",
+        ),
+        confirm="nk.identify(module, shape) on the norm as it is now",
+        check=_stopped_norms,
+        follows=("F20",),
+        looks_at=("run",),
+    ),
+    Rule(
+        id="F22",
+        title="A block or weight stopped taking part",
+        severity="error",
+        threshold=(
+            "a block that ran in 8 steps or more and in none of the last 8 or more, or hands on what it is given "
+            "(error); a weight that had a gradient in so many and then none (warning)"
+        ),
+        source="dormant parts of networks: Sokar et al. 2023, arXiv:2302.12902",
+        why="What no longer writes to the stream, or gets exactly no gradient, is paid for and learns nothing.",
+        remedy=("find what changed at that step: a bypass, a weight of 0, a detached tensor, a frozen parameter",),
+        confirm="the block's output differs from its input, and each of its weights has a gradient",
+        check=_stopped_blocks,
+        follows=("F20", "F21"),
+        looks_at=("run",),
+    ),
+)
+"""The rules of this group, in order."""

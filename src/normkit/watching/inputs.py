@@ -1,0 +1,202 @@
+"""What a model is fed in a step: a digest of its batch, its range, and how its labels follow from it.
+
+Labels are seen whoever computes the loss: the gradient of a cross-entropy with respect to a row of logits is its
+softmax less 1 at the label, so that its lowest entry stands at the label, half of its 1-norm, and its sum is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from normkit.identification.sharding import is_distributed, local
+from normkit.watching.hooks import Failures, Hook
+
+BATCH = ("calls", "ids", "tokens", "sampled", "distinct", "low", "high", "energy", "digest")
+"""Of the batches of one step: calls of the model, and those with whole numbers; tokens that count, or samples where
+they are no tokens; elements of a sample, how many values differ in it, the least and the largest element, the sum of
+squares of that sample, and a number that another sample hardly shares."""
+
+LABELS = ("labels", "copied", "nexts", "next", "backs", "back", "thens", "then", "lowest", "highest")
+"""Of a sample of labels: how many were seen, how many are the input at their place; of how many the next input is known
+and how many are that; the same of the input before, and of the next but one; and the smallest and the largest label."""
+
+INPUTS = (*BATCH, *LABELS)
+_LEAST, _LARGEST = ("low", "lowest"), ("high", "highest")
+
+_SAMPLE, _ROWS = 2048, 32
+_NOT_DATA = ("mask", "label", "target", "position", "type", "cache", "past")
+_MOST_CALLS = 256
+
+
+class InputGauge:
+    """Hooks on the model as the loop calls it.
+
+    Args:
+        device: Where the numbers are.
+        failures: Where a failure is noted.
+    """
+
+    def __init__(self, device: torch.device, failures: Failures) -> None:
+        self._device, self._failures = device, failures
+        self._kind = torch.float32 if device.type == "mps" else torch.float64
+        # Whole numbers of so many bits are exact, and the sum of a few hundred of them.
+        self._digest_bits = 16 if device.type == "mps" else 44
+        ends = [math.inf if name in _LEAST else -math.inf if name in _LARGEST else 0.0 for name in INPUTS]
+        self._empty = torch.tensor(ends, dtype=self._kind, device=device)
+        self._least, self._largest = self._empty == math.inf, self._empty == -math.inf
+        self._handles: list[RemovableHandle] = []
+        self._calls: list[Tensor] = []
+        self._ids: Tensor | None = None
+
+    def install(self, given: nn.Module) -> None:
+        """Put the hooks in."""
+        before, after = Hook(self._failures, "the input", self.add), Hook(self._failures, "the labels", self._output)
+        self._handles.append(given.register_forward_pre_hook(before, with_kwargs=True))
+        self._handles.append(given.register_forward_hook(after))
+
+    def remove(self) -> None:
+        """Take them out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self) -> Tensor:
+        """`INPUTS` of the calls since the last time, which are forgotten."""
+        calls, self._calls, self._ids = self._calls, [], None
+        lines = torch.stack(calls or [self._empty])
+        return torch.where(self._least, lines.amin(0), torch.where(self._largest, lines.amax(0), lines.sum(0)))
+
+    def add(self, _module: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Count the batch of one call of training."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or len(self._calls) >= _MOST_CALLS:
+            return
+        self._ids = None
+        x = _data(args, kwargs)
+        if x is None:
+            return
+        x = local(x.detach())
+        self._ids = None if x.is_floating_point() or x.dim() != 2 else x
+        flat = x.flatten()
+        sample = flat[:: max(1, math.ceil(flat.numel() / _SAMPLE))]
+        ordered = sample.sort().values
+        distinct = (ordered[1:] != ordered[:-1]).sum() + 1
+        # Of the whole: NaN in one element is to be seen. NaN is neither the least nor the largest.
+        low, high = torch.aminmax(flat)
+        squares = sample.to(self._kind).square().sum()
+        line = self._empty.clone()
+        line[0], line[1], line[2], line[3] = 1, not x.is_floating_point(), _tokens(x, kwargs), len(sample)
+        line[4 : len(BATCH)] = self._stacked([distinct, low, high, squares, self._digest(sample)])
+        self._calls.append(line)
+
+    def _stacked(self, numbers: Sequence[Tensor]) -> Tensor:
+        return torch.stack([number.to(self._device, self._kind) for number in numbers])
+
+    def _digest(self, sample: Tensor) -> Tensor:
+        bits = sample.float().view(torch.int32) if sample.is_floating_point() else sample
+        places = torch.arange(1, len(sample) + 1, device=sample.device)
+        mixed = (bits.to(torch.int64) + 1) * (places * 0x9E3779B97F4A7C15 % 2**61 | 1)
+        mixed = (mixed ^ (mixed >> 29)) * 0x2545F4914F6CDD1D
+        return (mixed ^ (mixed >> 32)).sum() & (2**self._digest_bits - 1)
+
+    def _output(self, _module: object, _args: object, output: object) -> None:
+        """Have the gradient of the logits looked at."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        logits = _logits(output)
+        if logits is None or not logits.requires_grad or is_distributed(logits) or logits.shape[-1] < 2:
+            return
+        shape = logits.shape[:-1]
+        rows = math.prod(shape)
+        if not rows:
+            return
+        count = min(_ROWS, rows)
+        flat = torch.arange(count, device=logits.device) * (rows - 1) // max(count - 1, 1)
+        ids = self._ids if self._ids is not None and self._ids.shape == shape else None
+        near = None if ids is None else self._neighbours(ids, flat.to(ids.device))
+        places, left = [], flat
+        for size in reversed(shape):
+            places.append(left % size)
+            left = left // size
+        index = tuple(reversed(places))
+
+        def count_labels(gradient: Tensor) -> None:
+            self._failures.run("the labels", self._add_labels, gradient.detach()[index].float(), near)
+
+        logits.register_hook(count_labels)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _neighbours(ids: Tensor, flat: Tensor) -> Tensor:
+        """The ids at some places, next to them, before them and next but one, -1 beyond an end: (4, places)."""
+        tokens, given = ids.flatten(), flat % ids.shape[1]
+        found = [
+            torch.where(
+                (given + by >= 0) & (given + by < ids.shape[1]), tokens[(flat + by).clamp(0, len(tokens) - 1)], -1
+            )
+            for by in (0, 1, -1, 2)
+        ]
+        return torch.stack(found)
+
+    def _add_labels(self, gradient: Tensor, near: Tensor | None) -> None:
+        if len(self._calls) >= _MOST_CALLS:
+            return
+        least, label = gradient.min(-1)
+        length, total = gradient.abs().sum(-1), gradient.sum(-1)
+        known = (length > 0) & (-least >= 0.4 * length) & (total.abs() <= 0.05 * length)
+        counts = [known.sum(), *(known.new_zeros(()),) * (len(LABELS) - 3)]
+        if near is not None:
+            near = near.to(label.device)
+            has = known & (near >= 0)
+            alike = has & (near == label)
+            counts[1] = alike[0].sum()
+            counts[2:] = [count for kind in (1, 2, 3) for count in (has[kind].sum(), alike[kind].sum())]
+        wide = label.to(self._kind)
+        lowest = torch.where(known, wide, math.inf).amin()
+        highest = torch.where(known, wide, -math.inf).amax()
+        line = self._empty.clone()
+        line[len(BATCH) :] = self._stacked([*counts, lowest, highest])
+        self._calls.append(line)
+
+
+def _data(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor | None:
+    """The first tensor of a call that is data: no mask, no label, no position."""
+    named = [*(("", value) for value in args), *kwargs.items()]
+    return next(
+        (
+            value
+            for name, value in named
+            if isinstance(value, Tensor)
+            and value.dim() > 0
+            and value.numel() > 0
+            and value.dtype != torch.bool
+            and not value.is_complex()
+            and not any(word in name for word in _NOT_DATA)
+        ),
+        None,
+    )
+
+
+def _tokens(x: Tensor, kwargs: Mapping[str, object]) -> Any:
+    """Tokens that count, of ids or of their embeddings; samples, of all else."""
+    if x.dim() == (3 if x.is_floating_point() else 2):
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.shape == x.shape[:2] and not mask.is_floating_point():
+            return (mask != 0).sum()
+        return x.shape[0] * x.shape[1]
+    return x.shape[0]
+
+
+def _logits(output: object) -> Tensor | None:
+    """What a call gives out that may be logits: under that name, else the first with rows."""
+    if isinstance(output, Mapping):
+        named = output.get("logits")
+        return named if isinstance(named, Tensor) and named.dim() > 1 else None
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    return next(
+        (each for each in values if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 1), None
+    )

@@ -1,0 +1,156 @@
+"""What a training loop does with gradients once they are complete: clips them, hands them to an optimizer, or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normkit.identification.sharding import local
+from normkit.watching.gradients import squares
+from normkit.watching.hooks import Failures
+from normkit.watching.parameters import WatchedParameter
+from normkit.watching.surveying import learning_rates
+
+LOOP = ("complete", "used")
+"""Sums of squares of a sample of the gradients: when they were complete, and as an optimizer got them."""
+
+_PARAMETERS, _ELEMENTS = 16, 256
+# An optimizer that runs in the backward pass is one of as many as there are parameters.
+_MOST_OPTIMIZERS = 8
+
+
+class Loop:
+    """Hooks on the steps of optimizers.
+
+    Args:
+        optimizers: They are called by the loop, or by a scaler for it.
+        parameters: All that are watched.
+        device: Where the sums are.
+        failures: Where a failure is noted.
+        stepped: Called after each step of an optimizer.
+
+    Attributes:
+        can_tell: Steps of optimizers are seen.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Sequence[WatchedParameter],
+        device: torch.device,
+        failures: Failures,
+        stepped: Callable[[], None],
+    ) -> None:
+        self._optimizers = [each for each in optimizers if hasattr(each, "register_step_post_hook")]
+        if len(self._optimizers) > _MOST_OPTIMIZERS:
+            self._optimizers = []
+        self._all, self._device, self._failures, self._stepped = tuple(optimizers), device, failures, stepped
+        held = [index for index, each in enumerate(parameters) if each.optimizer is not None]
+        chosen = held[:: max(1, math.ceil(len(held) / _PARAMETERS))]
+        self._parameters = [parameters[index] for index in chosen]
+        self._chosen = torch.tensor(chosen, dtype=torch.long, device=device)
+        self._of = {
+            id(optimizer): [place for place, each in enumerate(self._parameters) if each.optimizer is optimizer]
+            for optimizer in self._optimizers
+        }
+        self._places = {key: torch.tensor(places, device=device) for key, places in self._of.items() if places}
+        self._kind = torch.float32 if device.type == "mps" else torch.float64
+        self._handles: list[Any] = []
+        self.can_tell = bool(self._optimizers)
+        self._complete: Tensor | None = None
+        self._sums: list[Tensor] = []
+        self._steps_taken = 0
+        self._step = -1
+        self._rate = math.nan
+        self._rates: dict[int, float] = {}
+        self._left_out: set[int] = set()
+
+    def install(self) -> None:
+        """Put the hooks in."""
+        for each in self._optimizers:
+            self._handles.append(each.register_step_pre_hook(self._before))
+            self._handles.append(each.register_step_post_hook(self._after))
+
+    def remove(self) -> None:
+        """Take them out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self, step: int, unit: Tensor | None) -> None:
+        """The gradients of a step are complete.
+
+        Args:
+            step: Its number.
+            unit: What each parameter's gradient is a multiple of, or None.
+        """
+        if self._step >= 0:
+            self._rates[self._step] = self._rate
+            if not self._steps_taken and self._optimizers:
+                self._left_out.add(self._step)
+        self._sums, self._steps_taken, self._step = [], 0, step
+        # Loops set the rate of a step before it; what an optimizer had in its step replaces this.
+        self._rate = max(learning_rates(self._all), default=math.nan)
+        found = squares(self._samples(self._parameters), self._device)
+        self._complete = found if unit is None else torch.where(found < 0, found, found / unit[self._chosen].square())
+
+    def finished(self) -> Tensor:
+        """`LOOP` of the step under way; zeros while no optimizer was seen to use its gradients."""
+        if not self._sums:
+            return torch.zeros(len(LOOP), dtype=self._kind, device=self._device)
+        return torch.stack(self._sums).sum(0)
+
+    def rate_of(self, step: int) -> float:
+        """The largest learning rate that a step was taken with; NaN where that is not known."""
+        return self._rate if step == self._step else self._rates.pop(step, math.nan)
+
+    def has_stepped(self, step: int) -> bool | None:
+        """Whether an optimizer took this step; None where that is not known, or not yet."""
+        if not self._optimizers or step > self._step:
+            return None
+        if step == self._step:
+            return True if self._steps_taken else None
+        return step not in self._left_out
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._failures.run("the loop", self._compare, optimizer)
+
+    def _compare(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._complete is None:
+            # Where the backward pass runs within the optimizer's step, the gradients are not there yet.
+            return
+        places = self._places.get(id(optimizer))
+        if places is not None:
+            used = squares(self._samples([self._parameters[place] for place in self._of[id(optimizer)]]), self._device)
+            complete = self._complete[places]
+            known = (used >= 0) & (complete >= 0)
+            self._sums.append(torch.stack([torch.where(known, values, 0.0).sum() for values in (complete, used)]))
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._failures.run("the loop", self._count, optimizer)
+
+    def _count(self, optimizer: torch.optim.Optimizer) -> None:
+        rates = learning_rates((optimizer,))
+        self._rate = max(rates if not self._steps_taken else (self._rate, *rates), default=math.nan)
+        self._steps_taken += 1
+        if self._steps_taken >= len(self._optimizers):
+            self._complete = None
+        self._stepped()
+
+    @staticmethod
+    def _samples(parameters: Sequence[WatchedParameter]) -> list[Tensor | None]:
+        samples: list[Tensor | None] = []
+        for each in parameters:
+            gradient = each.tensor.grad
+            if gradient is None or gradient.layout is not torch.strided:
+                samples.append(None)
+                continue
+            flat = local(gradient).detach().flatten()
+            samples.append(flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))])
+        return samples

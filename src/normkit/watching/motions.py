@@ -1,0 +1,161 @@
+"""What moves from step to step, and what no longer does: updates, changes from outside, norms and blocks that stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from torch import Tensor
+
+from normkit.inspection.pace import FASTEST_LIMIT, FROM_NOTHING, GAIN_LIMIT, TYPICAL_LIMIT
+from normkit.inspection.training import Change, Stop
+from normkit.watching.gauging import Gauging
+from normkit.watching.tallies import ROW_PEAKS, ROW_SUMS
+from normkit.watching.updates import MOVES
+
+# A step of an optimizer at thirty times a healthy learning rate changes a gain by 0.28 of its length.
+_CHANGED = 0.5
+_MOST_CHANGES, _MOST_A_STEP = 256, 4
+# Layers that are dropped at random miss some steps, not so many in a row.
+_STEPS, _MOSTLY = 8, 0.9
+# The same rows, counted twice.
+_SAME_ROWS = 1e-9
+
+
+@dataclass
+class _Presence:
+    """How often something was there, and since when it is not."""
+
+    kind: Literal["norm", "block", "gradient"]
+    path: str
+    before: int = 0
+    missed: int = 0
+    since: int = 0
+    step: int = -1
+
+    def add(self, step: int, *, is_there: bool) -> None:
+        if is_there:
+            self.before, self.missed, self.since = self.before + 1, self.missed + self.since, 0
+        else:
+            self.step = step if not self.since else self.step
+            self.since += 1
+
+    @property
+    def has_stopped(self) -> bool:
+        return min(self.before, self.since) >= _STEPS and self.before >= _MOSTLY * (self.before + self.missed)
+
+
+class Motions:
+    """What moves in a run.
+
+    Attributes:
+        changes: Parameters that were changed by something else than an optimizer.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self._from_nothing: set[int] | None = None
+        self._presences: list[_Presence] = []
+        self._gradients: dict[int, _Presence] = {}
+        self._reported: dict[str, _Presence] = {}
+
+    @property
+    def stopped(self) -> tuple[Stop, ...]:
+        """What no longer runs or has a gradient; of a block that no longer runs not what is in it."""
+        gone = [each for each in (*self._presences, *self._gradients.values()) if each.has_stopped]
+        named = {each.path for each in gone}
+        gone += [each for each in self._reported.values() if each.before and each.since and each.path not in named]
+        blocks = [each.path for each in gone if each.kind == "block"]
+        return tuple(
+            Stop(kind=each.kind, path=each.path, step=each.step, before=each.before, since=each.since)
+            for each in gone
+            if not any(each.path.startswith(f"{block}.") for block in blocks)
+        )
+
+    def add(
+        self, step: int, gauging: Gauging, updates: Tensor, ran: Tensor, squares: Sequence[float]
+    ) -> Iterator[tuple[str, float]]:
+        """Take in one step.
+
+        Args:
+            step: Its number.
+            gauging: What measured it.
+            updates: `MOVES` of each parameter.
+            ran: How often each place of the sentinel ran.
+            squares: Of each parameter's gradient.
+
+        Yields:
+            Paths and update ratios: "" for the median weight's, then those past their limit.
+        """
+        moves = dict(zip(MOVES, updates.T, strict=True))
+        self._add_presence(step, gauging, ran.tolist(), squares)
+        self._add_changes(step, gauging, moves["outside"], moves["left"], moves["before"])
+        ratios = (moves["moved"] / moves["before"]).sqrt().tolist()
+        if not any(ratio > 0 for ratio in ratios):
+            return
+        if self._from_nothing is None:
+            self._from_nothing = {index for index, ratio in enumerate(ratios) if not ratio < FROM_NOTHING}
+        moved = [
+            (ratio, parameter.path, parameter.kind)
+            for index, (ratio, parameter) in enumerate(zip(ratios, gauging.parameters, strict=True))
+            if index not in self._from_nothing and 0 < ratio < math.inf
+        ]
+        weights = sorted(((ratio, path) for ratio, path, kind in moved if kind in ("weight", "output")), reverse=True)
+        gains = sorted(((ratio, path) for ratio, path, kind in moved if kind == "gain"), reverse=True)
+        typical = median(ratio for ratio, _ in weights) if weights else 0.0
+        if weights:
+            yield "", typical
+        # A median is at no place: the fastest weight is named with it.
+        for found, limit in ((weights, FASTEST_LIMIT if typical <= TYPICAL_LIMIT else 0.0), (gains, GAIN_LIMIT)):
+            yield from ((path, ratio) for ratio, path in found[:_MOST_A_STEP] if ratio > limit)
+
+    def add_report(self, step: int, gauging: Gauging, rows: Tensor, peaks: Tensor) -> None:
+        """Take in what entered and left each norm and block in a measured step.
+
+        Args:
+            step: Its number.
+            gauging: What measured it.
+            rows: The table "rows".
+            peaks: The table "row peaks".
+        """
+        plan = gauging.plan
+        first, found = 2 * len(plan.sites), []
+        for index, site in enumerate(plan.sites):
+            found.append(("norm", site.path, 2 * index, 2 * index + 1))
+        for block in plan.blocks:
+            entering = first + (block.index - 1 if block.index else len(plan.blocks))
+            found.append(("block", block.path, entering, first + block.index))
+        names = [ROW_PEAKS.index(name) for name in ("absmax", "rms", "-rms")]
+        for kind, path, entering, leaving in found:
+            one, other = peaks[entering, names], peaks[leaving, names]
+            # A norm that is no module has run where it was counted.
+            if not rows[leaving, ROW_SUMS.index("calls")] or not one[0] > 0:
+                continue
+            is_same = bool(((one - other).abs() <= _SAME_ROWS * one.abs()).all())
+            presence = self._reported.setdefault(path, _Presence(kind, path))  # type: ignore[arg-type]
+            presence.add(step, is_there=not is_same)
+
+    def _add_presence(self, step: int, gauging: Gauging, ran: Sequence[float], squares: Sequence[float]) -> None:
+        plan = gauging.plan
+        if not self._presences:
+            kinds: list[Literal["norm", "block"]] = ["norm"] * len(plan.sites) + ["block"] * len(plan.blocks)
+            places = zip(kinds, plan.sentinels, strict=True)
+            self._presences = [_Presence(kind, path) for kind, path in places]
+        for presence, times in zip(self._presences, ran, strict=True):
+            presence.add(step, is_there=times != 0)
+        for index, (parameter, square) in enumerate(zip(gauging.parameters, squares, strict=True)):
+            if parameter.kind == "weight" and parameter.tensor.requires_grad:
+                presence = self._gradients.setdefault(index, _Presence("gradient", parameter.path))
+                presence.add(step, is_there=square != 0 or index in gauging.unreduced)
+
+    def _add_changes(self, step: int, gauging: Gauging, outside: Tensor, left: Tensor, now: Tensor) -> None:
+        # To what was 0 anything is a large change, and so is what loads a parameter that had not been set.
+        ratios = (outside / left).sqrt()
+        for index in (ratios >= _CHANGED).nonzero().flatten().tolist():
+            ratio, factor = float(ratios[index]), float((now[index] / left[index]).sqrt())
+            if math.isfinite(ratio) and len(self.changes) < _MOST_CHANGES:
+                path = gauging.parameters[index].path
+                self.changes.append(Change(step=step, path=path, ratio=ratio, factor=factor))

@@ -1,0 +1,94 @@
+"""What a loop does with its gradients: clips them, hands them to an optimizer, or leaves the step out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from small_training import Run, Transformer, assert_same
+
+
+def clipped(limit: float):
+    def body(run: Run) -> None:
+        loss = run.loss(run.model, run.batch())
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.tell(loss)
+        norm = nn.utils.clip_grad_norm_(run.model.parameters(), limit)
+        run.shares.append(min(1.0, limit / float(norm)))
+        run.optimizer.step()
+
+    return body
+
+
+def test_how_much_of_the_gradient_is_left():
+    plain = Run()
+    plain.shares = []
+    plain.go(watched=False, body=clipped(1.2), steps=6)
+    run = Run()
+    run.shares = []
+    run.go(body=clipped(1.2), steps=6)
+    (kept,) = run.watch.inspection().training.of("gradient kept")
+    assert kept.steps == tuple(range(6))
+    # A sample of all gradients is cut as all of them are.
+    assert kept.values == pytest.approx(run.shares, rel=1e-4)
+    assert min(kept.values) < 0.99
+    assert_same(plain, run)
+
+
+def test_gradients_that_a_scaler_multiplied_are_not_clipped():
+    def body(run: Run) -> None:
+        run.optimizer.zero_grad()
+        loss = run.loss(run.model, run.batch())
+        run.scaler.scale(loss).backward()
+        run.tell(loss)
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+
+    run = Run()
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    (kept,) = run.go(body=body, scaler=run.scaler).watch.inspection().training.of("gradient kept")
+    assert kept.values == pytest.approx([1.0] * 4, rel=1e-5)
+
+
+def test_the_rate_of_each_step():
+    def body(run: Run) -> None:
+        run.optimizer.param_groups[0]["lr"] = 1e-3 * (1 + len(run.losses))
+        run.step()
+
+    (rates,) = Run().go(body=body, steps=5, every=25).watch.inspection().training.of("learning rate")
+    assert rates.values == pytest.approx([1e-3, 2e-3, 3e-3, 4e-3, 5e-3])
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_step_that_no_optimizer_takes_is_left_out(is_taken: bool):
+    def body(run: Run) -> None:
+        loss = run.loss(run.model, run.batch())
+        run.optimizer.zero_grad()
+        loss.backward()
+        is_bad = len(run.losses) < 3
+        if is_bad:
+            run.model.head.weight.grad[0, 0] = math.inf
+        run.tell(loss)
+        if is_taken or not is_bad:
+            run.optimizer.step()
+
+    run = Run(rate=1e-3).go(body=body, steps=6)
+    inspection = run.watch.inspection()
+    rules = {finding.rule: finding.severity for finding in inspection.findings}
+    if is_taken:
+        assert inspection.training.reason_step == 0
+        assert rules["F5"] == rules["E3"] == "error"
+    else:
+        assert inspection.training.skipped == (0, 1, 2)
+        assert inspection.training.origin is None
+        assert (rules["F5"], rules.get("E3")) == ("note", None)
+
+
+def test_an_optimizer_keeps_no_hook():
+    run = Run(Transformer).go()
+    assert not run.optimizer._optimizer_step_pre_hooks
+    assert not run.optimizer._optimizer_step_post_hooks
