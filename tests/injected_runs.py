@@ -236,6 +236,12 @@ def _first_block(model: nn.Module, _chance: random.Random) -> tuple[str, ...]:
     return (next(iter(blocks(model))),)
 
 
+def _first_weights(model: nn.Module, chance: random.Random) -> tuple[str, ...]:
+    (path,) = _first_block(model, chance)
+    second = "c_proj" if _first_linear(model) == "c_fc" else "down_proj"
+    return tuple(f"{path}.mlp.{name}.weight" for name in (_first_linear(model), second))
+
+
 def _growing_queries(model: nn.Module, step: int, _windows: Tensor) -> float:
     """Queries and keys of one block that grow step by step."""
     if step >= 10:
@@ -315,8 +321,9 @@ RUN_FAULTS = (
     RunFault(name="NaN in one weight at step 20", rules=("E3",), plant=_first_block, strike=_nan, began=20),
     RunFault(
         name="overflow of float16 at step 12",
-        rules=("E3",),
-        plant=_first_block,
+        # No optimizer makes weights so large.
+        rules=("F20",),
+        plant=_first_weights,
         strike=_overflowing,
         recipe={"dtype": torch.float16, "rate": 1e-3, "eps": 1e-4},
         began=12,
@@ -324,7 +331,7 @@ RUN_FAULTS = (
     RunFault(
         name="queries and keys that grow from step 10 on",
         # They grow by steps that are too large themselves.
-        rules=("F1", "F11"),
+        rules=("F1", "F11", "F20"),
         plant=_third_attention,
         strike=_growing_queries,
         twins=ALL,

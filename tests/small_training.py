@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from normkit.inspection.training import Series
 from normkit.watching.watcher import Watch, watch
 
 VOCABULARY = 20
@@ -137,6 +138,11 @@ class Run:
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
         losses = torch.tensor(self.losses, dtype=torch.float64)
         return [*self.model.state_dict().values(), *gradients, *moments, losses, torch.get_rng_state()]
+
+
+def is_of_data(series: Series) -> bool:
+    """Whether a series is of what the model was fed."""
+    return series.quantity.startswith(("batch", "label"))
 
 
 def assert_same(one: Run, other: Run) -> None:

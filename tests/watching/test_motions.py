@@ -63,6 +63,20 @@ def test_a_matrix_that_is_replaced():
     assert inspection.training.changes[0].step == STRUCK
 
 
+def test_changes_that_add_up():
+    def body(run: Run) -> None:
+        if len(run.losses) >= STRUCK:
+            with torch.no_grad():
+                run.model.blocks[0].attention.qkv.weight.mul_(1.2)
+        run.step()
+
+    inspection = Run(rate=1e-3).go(body=body, steps=STRUCK + 6).watch.inspection()
+    assert [(each.path, each.step) for each in inspection.training.changes] == [
+        ("blocks.0.attention.qkv.weight", STRUCK)
+    ]
+    assert inspection.training.changes[0].factor == pytest.approx(1.2**4, rel=1e-2)
+
+
 def test_norms_that_are_bypassed():
     def bypass(model: nn.Module) -> None:
         model.blocks[0].norm_1.forward = lambda x: x

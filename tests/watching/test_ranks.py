@@ -22,6 +22,7 @@ from normkit.watching.parameters import PARAMETER_SUMS
 from normkit.watching.ranks import ManyRanks, Ranks
 from normkit.watching.tables import Table, Tables
 from normkit.watching.tallies import RowTally, row_tables, tap_tables
+from small_training import is_of_data
 
 # Sums of some thousand float64 numbers, added in another order: 1e4 times 1e-16, and a margin for what cancels.
 TOLERANCE = 1e-10
@@ -88,7 +89,9 @@ def in_order(inspection: Inspection) -> tuple[Any, ...]:
     """All that was measured; series come in the order in which they became known."""
     training = inspection.training
     assert training is not None
-    series = sorted(training.series, key=lambda each: (each.quantity, each.path))
+    # Each process sees batches of its own.
+    shared = (each for each in training.series if not is_of_data(each))
+    series = sorted(shared, key=lambda each: (each.quantity, each.path))
     return inspection.sites, inspection.blocks, inspection.attentions, training.parameters, series
 
 

@@ -102,7 +102,8 @@ class InputGauge:
         places = torch.arange(1, len(sample) + 1, device=sample.device)
         mixed = (bits.to(torch.int64) + 1) * (places * 0x9E3779B97F4A7C15 % 2**61 | 1)
         mixed = (mixed ^ (mixed >> 29)) * 0x2545F4914F6CDD1D
-        return (mixed ^ (mixed >> 32)).sum() & (2**self._digest_bits - 1)
+        digest: Tensor = (mixed ^ (mixed >> 32)).sum() & (2**self._digest_bits - 1)
+        return digest
 
     def _output(self, _module: object, _args: object, output: object) -> None:
         """Have the gradient of the logits looked at."""

@@ -18,6 +18,8 @@ from normkit.watching.updates import MOVES
 
 # A step of an optimizer at thirty times a healthy learning rate changes a gain by 0.28 of its length.
 _CHANGED = 0.5
+# Smaller changes count where they add up: at so many steps, to so many times its length.
+_SLIGHT, _OFTEN, _ADDED = 0.05, 4, 2.0
 _MOST_CHANGES, _MOST_A_STEP = 256, 4
 # Layers that are dropped at random miss some steps, not so many in a row.
 _STEPS, _MOSTLY = 8, 0.9
@@ -57,6 +59,7 @@ class Motions:
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
+        self._slight: dict[int, tuple[int, int, float]] = {}
         self._from_nothing: set[int] | None = None
         self._presences: list[_Presence] = []
         self._gradients: dict[int, _Presence] = {}
@@ -141,9 +144,8 @@ class Motions:
     def _add_presence(self, step: int, gauging: Gauging, ran: Sequence[float], squares: Sequence[float]) -> None:
         plan = gauging.plan
         if not self._presences:
-            kinds: list[Literal["norm", "block"]] = ["norm"] * len(plan.sites) + ["block"] * len(plan.blocks)
-            places = zip(kinds, plan.sentinels, strict=True)
-            self._presences = [_Presence(kind, path) for kind, path in places]
+            self._presences = [_Presence("norm", site.path) for site in plan.sites]
+            self._presences += [_Presence("block", block.path) for block in plan.blocks]
         for presence, times in zip(self._presences, ran, strict=True):
             presence.add(step, is_there=times != 0)
         for index, (parameter, square) in enumerate(zip(gauging.parameters, squares, strict=True)):
@@ -154,8 +156,18 @@ class Motions:
     def _add_changes(self, step: int, gauging: Gauging, outside: Tensor, left: Tensor, now: Tensor) -> None:
         # To what was 0 anything is a large change, and so is what loads a parameter that had not been set.
         ratios = (outside / left).sqrt()
-        for index in (ratios >= _CHANGED).nonzero().flatten().tolist():
+        for index in (ratios >= _SLIGHT).nonzero().flatten().tolist():
             ratio, factor = float(ratios[index]), float((now[index] / left[index]).sqrt())
+            began = step
+            if ratio < _CHANGED:
+                began, times, before = self._slight.pop(index, (step, 0, 1.0))
+                factor *= before
+                self._slight[index] = began, times + 1, factor
+                if times + 1 < _OFTEN or factor < _ADDED:
+                    continue
+                # From here on the next such changes add up anew.
+                ratio = factor - 1
+                del self._slight[index]
             if math.isfinite(ratio) and len(self.changes) < _MOST_CHANGES:
                 path = gauging.parameters[index].path
-                self.changes.append(Change(step=step, path=path, ratio=ratio, factor=factor))
+                self.changes.append(Change(step=began, path=path, ratio=ratio, factor=factor))

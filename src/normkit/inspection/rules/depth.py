@@ -9,6 +9,7 @@ from statistics import median
 from normkit.inspection.result import Severity
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import (
+    CAUSES,
     NO_TRAINING,
     WRONG_NORMS,
     Facts,
@@ -174,7 +175,7 @@ RULES = (
         ),
         confirm="plot the gradient's rms over the blocks: after the change the line is nearly level",
         check=_gradients_over_depth,
-        follows=("A5", "B5", "D1", "F11", "F12"),
+        follows=("A5", "B5", "D1", "F11", "F12", *CAUSES),
         looks_at=("run",),
     ),
 )

@@ -9,6 +9,7 @@ from itertools import pairwise
 from normkit.inspection.attention import SATURATED
 from normkit.inspection.result import Attention, Block, RowStatistics
 from normkit.inspection.rules.rule import (
+    CAUSES,
     WRONG_NORMS,
     Facts,
     Hit,
@@ -225,7 +226,7 @@ RULES = (
         ),
         confirm="watch the spread over some steps, or over other texts: it grows where training is unstable",
         check=_logits_explode,
-        follows=("D3", "F11", "F12", *WRONG_NORMS),
+        follows=("D3", "F11", "F12", *WRONG_NORMS, *CAUSES),
         looks_at=("attentions",),
         is_of_text=True,
     ),
@@ -250,7 +251,7 @@ RULES = (
         ),
         confirm="plot the stream's rms over the depth on a logarithmic axis: a straight line is exponential growth",
         check=_stream_grows,
-        follows=("B5", "D1", "D3", "F11", "F12", *WRONG_NORMS),
+        follows=("B5", "D1", "D3", "F11", "F12", *WRONG_NORMS, *CAUSES),
         looks_at=("blocks",),
         is_of_text=True,
     ),

@@ -75,8 +75,9 @@ RULES = (
         title="Parameters were changed by no optimizer",
         severity="error",
         threshold=(
-            "rms of what changed between two steps over the parameter's own above 50 %: of a gain or bias of a norm, "
-            f"one set to 0, or past {_LARGE:g} times (error), of others (warning)"
+            "rms of what changed between two steps over the parameter's own above 50 %, or changes above 5 % that "
+            "add up to twice its length in 4 steps or more: of a gain or bias of a norm, one set to 0, or past "
+            f"{_LARGE:g} times (error), of others (warning)"
         ),
         source="resets of weights in a run: Sokar et al. 2023, arXiv:2302.12902; a healthy step moves some per cent",
         why=(

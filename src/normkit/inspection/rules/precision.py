@@ -6,7 +6,7 @@ from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.dynamics import is_massive
 from normkit.inspection.rules.meant import is_open, undecided
-from normkit.inspection.rules.rule import WRONG_NORMS, Facts, Hit, Outcome, Rule, counted, shortened
+from normkit.inspection.rules.rule import CAUSES, WRONG_NORMS, Facts, Hit, Outcome, Rule, counted, shortened
 from normkit.inspection.training import Origin
 
 _HALF = ("float16", "bfloat16")
@@ -174,7 +174,7 @@ RULES = (
         ),
         confirm="run the same text in float32: finite there means overflow here, not a broken weight",
         check=_out_of_range,
-        follows=("A3", "A7", "A9", "A10", "E2", "F11", "F12", *WRONG_NORMS),
+        follows=("A3", "A7", "A9", "A10", "E2", "F11", "F12", *WRONG_NORMS, *CAUSES),
         looks_at=("norms", "blocks", "run"),
     ),
 )
