@@ -138,3 +138,7 @@ def test_the_headroom_above_a_massive_activation_is_a_note(models, inspected, fa
         sites = (*facts.sites[:2], replace(facts.sites[2], input=rows, headroom_bits=bits), *facts.sites[3:])
         severities.append(RANGE.check(replace(facts, sites=sites)).severity)
     assert severities == ["note", "warning", "error"]
+    repeated = replace(facts, sites=sites, model=replace(facts.model, distinct=1))
+    assert RANGE.check(repeated).severity == "error"
+    little = replace(sites[2], headroom_bits=1.4)
+    assert RANGE.check(replace(repeated, sites=(little,))).severity == "note"

@@ -13,6 +13,8 @@ _HALF = ("float16", "bfloat16")
 _STATISTICS = ("statistics_dtype",)
 _SUM_HEADROOM = 1.0
 _LITTLE_HEADROOM, _NO_HEADROOM = 2.0, 0.5
+# Of the median row's rms, where a block before has a massive activation.
+_CARRIED = 100.0
 
 
 def _statistics_in_16_bit(facts: Facts) -> Outcome:
@@ -74,8 +76,8 @@ def _out_of_range(facts: Facts) -> Outcome:
     if not near:
         return None
     least = min(site.headroom_bits for site in near)
-    # Massive activations are about as large on any text: what is left above them stays.
-    by_chance = any(not _is_of_massive(site) for site in near)
+    # Massive activations are about as large on any text; where one token is repeated, every row has them.
+    by_chance = any(not _is_of_massive(site, facts) for site in near) and not facts.has_few_tokens
     return Hit(
         severity="error" if least < _NO_HEADROOM else "warning" if by_chance else "note",
         sites=tuple(site.path for site in near),
@@ -84,16 +86,18 @@ def _out_of_range(facts: Facts) -> Outcome:
             [
                 f"{site.path}: largest magnitude {max(site.input.absmax, site.output.absmax):.4g} in {site.dtype}"
                 f"{_below_overflow(site.headroom_bits)}"
-                + (", a massive activation: about as large on any text" if _is_of_massive(site) else "")
+                + (", a massive activation: about as large on any text" if _is_of_massive(site, facts) else "")
                 for site in sorted(near, key=lambda site: site.headroom_bits)
             ]
         ),
     )
 
 
-def _is_of_massive(site: Site) -> bool:
-    """The largest element that enters or leaves is a massive activation."""
-    return is_massive(max(site.input, site.output, key=lambda rows: rows.absmax))
+def _is_of_massive(site: Site, facts: Facts) -> bool:
+    """The largest element that enters or leaves is a massive activation, also where the other rows have grown since."""
+    fullest = max(site.input, site.output, key=lambda rows: rows.absmax)
+    carried = any(is_massive(block.stream_out) for block in facts.blocks)
+    return is_massive(fullest) or (carried and fullest.absmax > _CARRIED * fullest.rms_median)
 
 
 def _where_it_began(facts: Facts) -> Origin | None:
