@@ -196,3 +196,12 @@ def test_norms_that_share_a_parameter_in_the_stock_class():
     model = ZambaForCausalLM(ZambaConfig(**sizes, **mamba, num_hidden_layers=6, pad_token_id=0))
     tied = stock_intent(model).tied
     assert {f"model.layers.{layer}.shared_transf.pre_ff_layernorm" for layer in (2, 4)} in tied
+
+
+def test_a_cut_vocabulary_keeps_the_number_of_its_padding_token():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=99, pad_token_id=98))
+    model.resize_token_embeddings(50)
+    model.config.pad_token_id = 98
+    assert len(stock_intent(model).specs) == 3
+    assert model.config.pad_token_id == 98

@@ -46,6 +46,11 @@ def test_nothing_is_said_of_libraries_as_they_are():
     assert is_as_written(nn.LayerNorm)
 
 
+def test_a_module_that_imports_a_norm_has_replaced_none():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    assert patches(layer, ("norm1", "norm2")) == ()
+
+
 @pytest.mark.parametrize(
     ("forward", "rule"), [(other_forward, "A11"), (lambda _self, x: x, "D3"), (lambda _self, x: 2 * x, "D3")]
 )

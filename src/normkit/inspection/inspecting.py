@@ -22,6 +22,7 @@ from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.leaks import find_leaks
 from normkit.inspection.loss import NextTokenLoss
+from normkit.inspection.matrices import row_scatter
 from normkit.inspection.patches import patches
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Walk
@@ -140,6 +141,7 @@ def inspect(
         called=frozenset(call.path for call in structure.called.modules),
         patches=patches(model, dict.fromkeys((*(norm.path for norm in found), *(intended.specs if intended else ())))),
         handwritten=structure.handwritten,
+        row_scatter=row_scatter(model),
     )
     findings, checks = rules.check(facts)
     form, unknown = foldedness(model, found)

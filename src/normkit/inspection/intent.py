@@ -126,9 +126,13 @@ def _built(stock_class: Any, config: Any) -> nn.Module | None:
 
     With the norms that folding has recorded there: a LayerNorm that became an RMSNorm is meant to be one.
     """
+    config = copy.deepcopy(config)
+    if (getattr(config, "pad_token_id", None) or 0) >= (getattr(config, "vocab_size", None) or math.inf):
+        # A vocabulary that was cut keeps the number of its padding token; no norm depends on it.
+        config.pad_token_id = None
     try:
         with torch.device("meta"):
-            built: Any = stock_class(copy.deepcopy(config))
+            built: Any = stock_class(config)
             built.tie_weights()
             record = {swaps.KEY: vars(config)[swaps.KEY]} if swaps.KEY in vars(config) else {}
             swaps.replay(built, swaps.recorded(record, "the config"), "the config")

@@ -62,12 +62,12 @@ def is_as_written(cls: type) -> bool:
 
 
 def stands_for(cls: type, module: str) -> str | None:
-    """The declared class, as in "llama.LlamaRMSNorm", in whose place a module of transformers holds another one."""
+    """The declared class, as in "llama.LlamaRMSNorm", in whose place a module of a library holds another one."""
+    own = norm_classes.key_of(cls.__module__, cls.__name__)
     for name, held in vars(sys.modules[module]).items() if module in sys.modules else ():
-        if held is cls and (cls.__module__, cls.__name__) != (module, name):
-            key = norm_classes.key_of(module, name)
-            if key in norm_classes.declared():
-                return key
+        # A module that merely imports the class holds it under the class's own name.
+        if held is cls and (key := norm_classes.key_of(module, name)) != own and key in norm_classes.declared():
+            return key
     return None
 
 

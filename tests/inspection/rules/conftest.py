@@ -49,6 +49,15 @@ def _train(model: nn.Module) -> nn.Module:
     return model
 
 
+def _shape(model: nn.Module) -> nn.Module:
+    """Rows of several lengths, as training leaves them."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter *= torch.linspace(0.6, 1.4, len(parameter))[:, None]
+    return model
+
+
 class Block(nn.Module):
     """One head of causal attention behind a norm, and an MLP behind another."""
 
@@ -95,8 +104,9 @@ def _quiet():
 
 @pytest.fixture
 def models():
-    """`tiny(family)`, a fresh transformers model; `plain()`, one without a config; `train(model)`, in place."""
-    return SimpleNamespace(tiny=_tiny, plain=Plain, train=_train)
+    """`tiny(family)`, a fresh transformers model; `plain()`, one without a config; `train(model)` and
+    `shape(model)`, in place: gains and biases as if trained, and matrices."""
+    return SimpleNamespace(tiny=_tiny, plain=Plain, train=_train, shape=_shape)
 
 
 def _inspected(model: nn.Module, tokens: int = 40, intent: Baseline | None = None) -> Inspection:

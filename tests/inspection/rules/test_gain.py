@@ -10,7 +10,7 @@ from torch import nn
 
 from normkit.inspection.baseline import infer
 from normkit.inspection.intent import Intent
-from normkit.inspection.rules.gain import RULES
+from normkit.inspection.rules import RULES
 from normkit.inspection.rules.rule import NotChecked
 from watched_runs import series, training
 
@@ -283,6 +283,13 @@ def test_in_16_bit_a_gain_can_stay_at_1(models, inspected, finding):
     with torch.no_grad():
         trained.model.layers[0].input_layernorm.weight[:40] = 1
     assert finding(inspected(trained), "B6").severity == "warning"
+
+
+def test_all_norms_at_their_start_behind_trained_matrices_are_a_note(models, inspected):
+    inspection = inspected(models.shape(models.tiny("GPT2", layers=2)))
+    (found,) = [each for each in inspection.findings if each.rule == "B6"]
+    assert (found.severity, len(found.sites)) == ("note", 5)
+    assert "never loaded, unless gains and biases were folded" in found.measured
 
 
 def test_a_bias_alone_at_its_start_is_clean(models, inspected, status):

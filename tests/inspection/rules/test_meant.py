@@ -155,7 +155,11 @@ class Half(Gain):
     [
         (lambda n: nn.LayerNorm(n, eps=1e-6), "A11", "it subtracts the mean and divides by a standard deviation"),
         (Std, "A11", "it keeps the mean and divides by a standard deviation"),
-        (Unscaled, "A12", "a normalized row has length 1, the config says 8 (n = 64): the output is 0.125 times"),
+        (
+            Unscaled,
+            "A12",
+            "it divides by the root of the sum of squares, the config says that it divides by",
+        ),
         (Unweighted, "B11", "no gain acts on its output"),
         (Half, "E5", "its statistics leave features out: 9 of 17 that were tried"),
     ],
@@ -169,6 +173,14 @@ def test_another_formula_is_named_where_it_is(models, inspected, norm, rule, wor
     found = inspected(model).findings[0]
     assert (found.rule, found.severity, found.sites) == (rule, "error", (PATH,))
     assert words in found.evidence[0]
+
+
+def test_rows_without_a_mean_leave_both_formulas_alike(known):
+    facts = known(MEANT.replace(centre_numerator=False, centre_statistics=False))
+    (site,) = facts.sites
+    for share, severity in ((1e-15, "note"), (1e-9, "warning")):
+        rows = replace(site, input=replace(site.input, mean_energy=share))
+        assert CHECKS["A11"](replace(facts, sites=(rows,))).severity == severity
 
 
 def test_a_dropped_bias(models, inspected, finding):

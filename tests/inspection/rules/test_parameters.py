@@ -142,6 +142,12 @@ def test_how_a_trained_model_began_is_not_known(models, inspected, status):
     assert status(inspected(models.train(models.tiny("GPT2"))), "B5") == "not checked"
 
 
+def test_a_model_whose_matrices_are_trained_is_not_new(models, inspected, status):
+    # As where all gains but the last norm's were folded into the matrices.
+    model = draw(models.shape(models.tiny("Llama", layers=2)), "model.norm", mean=0.6, spread=0.1)
+    assert status(inspected(model), "B5") == "not checked"
+
+
 def starts(facts, **values):
     paths = {site.path: values.get(site.path.replace(".", "_"), 1.0) for site in facts.sites}
     return [Series(quantity="gain mean", path=path, steps=(0, 4), values=(start, 1.0)) for path, start in paths.items()]

@@ -7,9 +7,8 @@ import math
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import Facts, Outcome, Rule, counted, percent
-from normkit.inspection.rules.scale import eps_of
+from normkit.inspection.rules.scale import ROUNDING, eps_of
 
-_ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _WRONG, _VISIBLE = 1e-2, 1e-3
 # Of mean^2 / variance: what the row itself has left after the rounding of its dtype.
 _LARGE_MEAN = {"float32": 1e6, "float16": 1e2, "bfloat16": 1e2}
@@ -41,7 +40,7 @@ def _cancels(facts: Facts) -> Outcome:
         found = None if passport is None else passport.readings.get("conditioning")
         ratio = _mean_over_variance(site)
         if found is not None and found.value["cancels"]:
-            rounding = _ROUNDING[site.dtype if site.spec.statistics_dtype == "input" else "float32"]
+            rounding = ROUNDING[site.dtype if site.spec.statistics_dtype == "input" else "float32"]
             error = min(ratio * rounding, 1.0)
             severity: Severity = "error" if error > _WRONG else "warning"
             line = (
@@ -68,8 +67,8 @@ def _mean_over_variance(site: Site) -> float:
 
 
 def _digits(ratio: float, dtype: str) -> str:
-    bits = -math.log2(_ROUNDING[dtype]) - 0.5 * math.log2(ratio) if math.isfinite(ratio) else 0.0
-    return f"{max(bits, 0.0):.0f} of {-math.log2(_ROUNDING[dtype]):.0f} bits"
+    bits = -math.log2(ROUNDING[dtype]) - 0.5 * math.log2(ratio) if math.isfinite(ratio) else 0.0
+    return f"{max(bits, 0.0):.0f} of {-math.log2(ROUNDING[dtype]):.0f} bits"
 
 
 def _degenerate_rows(facts: Facts) -> Outcome:

@@ -1,4 +1,4 @@
-"""Group B: the gain. The family's 1 is missing or there twice, or the trained gains were never loaded."""
+"""Group B: the gain. The family's 1 is missing, there twice, or added in 16 bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import is_open, undecided
-from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
+from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, percent, shortened
 
 # Half of the 1 that is looked for.
 _GAP = 0.5
@@ -205,62 +205,6 @@ def _is_doubled(gain: _Gain) -> bool:
     return abs(more - 1) < _DOUBLED_SPREAD and gain.gain.quantiles[0] > _DOUBLED_LEAST
 
 
-def _never_loaded(facts: Facts) -> Outcome:
-    """Some norms are exactly as initialised while most are trained."""
-    if _began_fresh(facts):
-        return NotChecked("the run began with fresh weights: there was nothing to load")
-    learnt = [site for site in facts.sites if site.gain is not None or site.bias is not None]
-    untouched = [
-        site for site in learnt if all(part is None or part.at_initialisation for part in (site.gain, site.bias))
-    ]
-    # Some classes start at another gain than 1.
-    initial = [site for site in learnt if _is_as_it_starts(site, facts) and site not in untouched]
-    trained = len(learnt) - len(untouched) - len(initial)
-    if not untouched or trained < len(learnt) / 2:
-        return None
-    return Hit(
-        severity="warning" if _stay_at_their_start(facts, learnt) else "error",
-        sites=tuple(site.path for site in untouched),
-        measured=f"{counted(len(untouched), 'norm')} exactly at initialisation, {trained} trained",
-        evidence=shortened([_untouched(site) for site in untouched]),
-    )
-
-
-def _stay_at_their_start(facts: Facts, learnt: list[Site]) -> bool:
-    """In 16 bits small updates round away: then trained gains too have half of their entries where they started."""
-    if facts.model.dtype not in ("float16", "bfloat16"):
-        return False
-    gains = [(site.gain, facts.initial_gain(site.path)) for site in learnt if site.gain is not None]
-    return any(not _is_constant(gain) and gain.quantiles[2] == gain.quantiles[4] == start for gain, start in gains)
-
-
-def _is_constant(gain: Spectrum) -> bool:
-    return gain.quantiles[0] == gain.quantiles[-1]
-
-
-def _is_as_it_starts(site: Site, facts: Facts) -> bool:
-    gain, bias = site.gain, site.bias
-    is_initial = gain is not None and gain.quantiles[0] == gain.quantiles[-1] == facts.initial_gain(site.path)
-    return is_initial and (bias is None or bias.at_initialisation)
-
-
-def _began_fresh(facts: Facts) -> bool:
-    """A run in whose step 0 most gains were what they start as."""
-    starts = [] if facts.training is None else facts.training.of("gain mean")
-    seen = [(series.values[0], series.path) for series in starts if series.steps[:1] == (0,)]
-    fresh = [path for mean, path in seen if mean == facts.initial_gain(path)]
-    return bool(seen) and 2 * len(fresh) >= len(seen)
-
-
-def _untouched(site: Site) -> str:
-    parts = []
-    if site.gain is not None:
-        parts.append(f"all {site.gain.size} gains are exactly 1")
-    if site.bias is not None:
-        parts.append(f"all {site.bias.size} biases are exactly 0")
-    return f"{site.path}: {' and '.join(parts)}"
-
-
 def _offset_in_16_bit(facts: Facts) -> Outcome:
     """The offset is added in the weight's own dtype; what that changes, from the weights as they are stored."""
     cases = []
@@ -363,26 +307,6 @@ RULES = (
         remedy=("add the 1 in float32: 1.0 + weight.float()",),
         confirm="nk.identify(module, shape).spec.offset_dtype",
         check=_offset_in_16_bit,
-    ),
-    Rule(
-        id="B6",
-        title="Trained gains were never loaded",
-        severity="error",
-        threshold=(
-            "gain exactly 1 and bias exactly 0 at some norms while at least half of the norms are trained (error; in "
-            "16 bits a warning where trained gains too have half of their entries at 1)"
-        ),
-        source="huggingface/transformers#29554 and #35615",
-        why=(
-            "Training never leaves a whole gain at exactly 1. Some norms kept their initial values because the "
-            "checkpoint's names did not match the model's, and nothing failed."
-        ),
-        remedy=(
-            "read the loading report: look for missing and unexpected keys that name these norms",
-            "map the checkpoint's names to the model's and load again, with strict=True",
-        ),
-        confirm="compare the parameter in the model with the tensor in the checkpoint's file",
-        check=_never_loaded,
     ),
 )
 """The rules of this group, in order."""

@@ -13,7 +13,7 @@ from normkit.identification.passport import CONVENTIONS
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_INTENT, Facts, NotChecked, Outcome, Rule, counted, percent, worst
-from normkit.inspection.rules.scale import HARMFUL, length_factor, severity_of
+from normkit.inspection.rules.scale import HARMFUL, ROUNDING, length_factor, severity_of
 from normkit.spec import NormSpec
 
 RULE_OF: Mapping[str, str] = MappingProxyType(
@@ -106,6 +106,9 @@ def _centring(site: Site, meant: NormSpec, facts: Facts) -> Case:
     # The mean's share of a row's energy: what is subtracted, or left in, is the root of that share of the length.
     share = site.input.mean_energy
     effect = math.sqrt(share) if share > 0 else 0.0
+    if effect <= ROUNDING.get(site.dtype, 0.0) and not math.isnan(share):
+        line = f"{site.path}: it {_centred(site.spec)}; what enters has no mean, so that both formulas agree"
+        return Case(site.path, "note", effect, line)
     line = f"{site.path}: it {_centred(site.spec)}, {facts.source_at(site.path)} says that it {_centred(meant)}"
     line += f"; the mean is {percent(effect)} of the length of the rows that enter"
     return Case(site.path, worst((severity_of(effect), "warning")), effect, line)
@@ -127,9 +130,16 @@ def _length(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
     if mine == wanted:
         return None
     ratio = mine / wanted
-    line = f"{site.path}: a normalized row has length {mine * math.sqrt(n):.4g}, {facts.source_at(site.path)} says "
-    line += f"{wanted * math.sqrt(n):.4g} (n = {n}): the output is {ratio:.3g} times as long"
+    line = f"{site.path}: it {_divides(site.spec)}, {facts.source_at(site.path)} says that it {_divides(meant)}: the "
+    line += f"output is {ratio:.3g} times as long (n = {n})"
     return Case(site.path, "error", abs(math.log(ratio)), line)
+
+
+def _divides(spec: NormSpec) -> str:
+    what = "variance" if spec.centre_statistics else "mean square"
+    of_sum = "sum of squared deviations" if spec.centre_statistics else "sum of squares"
+    words = f"divides by the root of the {of_sum if spec.reduction == 'sum' else what}"
+    return f"{words} and multiplies by sqrt(n)" if spec.multiplier == "sqrt_n" else words
 
 
 def _gain_presence(facts: Facts) -> Outcome:
@@ -186,7 +196,7 @@ RULES = (
         severity="error",
         threshold=(
             f"another centring of numerator or statistics than that {_MEANT} (warning); the mean is more than "
-            f"{percent(HARMFUL)} of the length of the rows that enter (error)"
+            f"{percent(HARMFUL)} of the length of the rows that enter (error), or no more than rounding (note)"
         ),
         source="Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450",
         why=(

@@ -35,7 +35,7 @@ def _start(facts: Facts) -> Outcome:
         cases = [_drawn(site, gain, "error") for site, gain in scattered]
         return hit(cases, f"gains scatter around 0 at {len(cases)} of {counted(len(gained), 'norm')}")
     fresh = [site for site, gain in gained if _is_constant(gain) and gain.mean == facts.initial_gain(site.path)]
-    if not fresh or 2 * len(fresh) < len(gained):
+    if not fresh or 2 * len(fresh) < len(gained) or facts.has_trained_matrices:
         return NotChecked("the model is trained, and how it began shows in training only: nk.watch", needs_run=True)
     cases = []
     for site, gain in gained:

@@ -1,4 +1,4 @@
-"""Group B: the values of gains and biases, against those of an intent file, and against each other."""
+"""Group B: the values of gains and biases: never loaded, others than an intent file says, or copied."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from normkit.inspection.baseline import Values
-from normkit.inspection.result import Site
+from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import Facts, NotChecked, Outcome, Rule, counted, percent
+from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
 
 # Of numbers that were rounded to 16 bits and once more.
 _ROUNDED, _EXACT = 2.0**-7, 1e-5
@@ -18,6 +18,76 @@ _HALF = {"float16", "bfloat16"}
 _TELLING_SIZE = 16
 # A later checkpoint moves nearly all gains; a damaged file some of them.
 _MOST = 0.5
+
+
+def _never_loaded(facts: Facts) -> Outcome:
+    """Some norms are exactly as initialised while most are trained."""
+    if _began_fresh(facts):
+        return NotChecked("the run began with fresh weights: there was nothing to load")
+    learnt = [site for site in facts.sites if site.gain is not None or site.bias is not None]
+    untouched = [
+        site for site in learnt if all(part is None or part.at_initialisation for part in (site.gain, site.bias))
+    ]
+    # Some classes start at another gain than 1.
+    initial = [site for site in learnt if _is_as_it_starts(site, facts) and site not in untouched]
+    trained = len(learnt) - len(untouched) - len(initial)
+    if learnt and not trained and facts.training is None and facts.has_trained_matrices:
+        return Hit(
+            severity="note",
+            sites=tuple(site.path for site in learnt),
+            measured=(
+                f"{_every(len(learnt))} exactly at initialisation in a model whose matrices are trained: never loaded, "
+                "unless gains and biases were folded into the matrices"
+            ),
+            evidence=shortened([_untouched(site) for site in untouched]),
+        )
+    if not untouched or trained < len(learnt) / 2:
+        return None
+    return Hit(
+        severity="warning" if _stay_at_their_start(facts, learnt) else "error",
+        sites=tuple(site.path for site in untouched),
+        measured=f"{counted(len(untouched), 'norm')} exactly at initialisation, {trained} trained",
+        evidence=shortened([_untouched(site) for site in untouched]),
+    )
+
+
+def _every(norms: int) -> str:
+    return "the only norm is" if norms == 1 else f"all {norms} norms are"
+
+
+def _stay_at_their_start(facts: Facts, learnt: list[Site]) -> bool:
+    """In 16 bits small updates round away: then trained gains too have half of their entries where they started."""
+    if facts.model.dtype not in ("float16", "bfloat16"):
+        return False
+    gains = [(site.gain, facts.initial_gain(site.path)) for site in learnt if site.gain is not None]
+    return any(not _is_constant(gain) and gain.quantiles[2] == gain.quantiles[4] == start for gain, start in gains)
+
+
+def _is_constant(gain: Spectrum) -> bool:
+    return gain.quantiles[0] == gain.quantiles[-1]
+
+
+def _is_as_it_starts(site: Site, facts: Facts) -> bool:
+    gain, bias = site.gain, site.bias
+    is_initial = gain is not None and gain.quantiles[0] == gain.quantiles[-1] == facts.initial_gain(site.path)
+    return is_initial and (bias is None or bias.at_initialisation)
+
+
+def _began_fresh(facts: Facts) -> bool:
+    """A run in whose step 0 most gains were what they start as."""
+    starts = [] if facts.training is None else facts.training.of("gain mean")
+    seen = [(series.values[0], series.path) for series in starts if series.steps[:1] == (0,)]
+    fresh = [path for mean, path in seen if mean == facts.initial_gain(path)]
+    return bool(seen) and 2 * len(fresh) >= len(seen)
+
+
+def _untouched(site: Site) -> str:
+    parts = []
+    if site.gain is not None:
+        parts.append(f"all {site.gain.size} gains are exactly 1")
+    if site.bias is not None:
+        parts.append(f"all {site.bias.size} biases are exactly 0")
+    return f"{site.path}: {' and '.join(parts)}"
 
 
 def _other_values(facts: Facts) -> Outcome:
@@ -118,13 +188,13 @@ def _copies(facts: Facts) -> Outcome:
         if site.gain is not None and site.gain.size >= _TELLING_SIZE and _is_varied(site):
             holders[site.gain.digest].append(site)
     cases = [
-        Case(site.path, "error", 0.0, f"{site.path}: all of its {site.gain.size} gains are those of {first.path}")
+        Case(site.path, "error", 0.0, f"{site.path}: its {site.gain.size} gains are a copy of those of {first.path}")
         for first, *others in holders.values()
         for site in others
         if site.gain is not None and not _are_one(first, site, facts)
     ]
     first = [Case(holder[0].path, "error", 0.0, "") for holder in holders.values() if len(holder) > 1]
-    found = hit(cases, f"{counted(len(cases), 'norm')} with the very gain of another norm")
+    found = hit(cases, f"{counted(len(cases), 'norm')} with a copy of another norm's gain")
     if found is None:
         return None
     named = {*found.sites, *(case.path for case in first)}
@@ -143,6 +213,27 @@ def _are_one(one: Site, other: Site, facts: Facts) -> bool:
 
 
 RULES = (
+    Rule(
+        id="B6",
+        title="Trained gains were never loaded",
+        severity="error",
+        threshold=(
+            "gain exactly 1 and bias exactly 0 at some norms while at least half of the norms are trained (error; in "
+            "16 bits a warning where trained gains too have half of their entries at 1); all norms so in a model whose "
+            "matrices are trained (note)"
+        ),
+        source="huggingface/transformers#29554 and #35615",
+        why=(
+            "Training never leaves a whole gain at exactly 1. Some norms kept their initial values because the "
+            "checkpoint's names did not match the model's, and nothing failed."
+        ),
+        remedy=(
+            "read the loading report: look for missing and unexpected keys that name these norms",
+            "map the checkpoint's names to the model's and load again, with strict=True",
+        ),
+        confirm="compare the parameter in the model with the tensor in the checkpoint's file",
+        check=_never_loaded,
+    ),
     Rule(
         id="B14",
         title="Gains are not the ones that are meant",
