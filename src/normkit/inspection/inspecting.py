@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
+from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite
 from normkit.inspection import baseline, rules
 from normkit.inspection.baseline import Baseline
@@ -142,6 +143,9 @@ def inspect(
         patches=patches(model, dict.fromkeys((*(norm.path for norm in found), *(intended.specs if intended else ())))),
         handwritten=structure.handwritten,
         row_scatter=row_scatter(model),
+        broken=_broken(model),
+        unread=structure.unread,
+        constant=structure.constant,
     )
     findings, checks = rules.check(facts)
     form, unknown = foldedness(model, found)
@@ -200,6 +204,21 @@ def _distinct(ids: Tensor | None, mask: Tensor | None) -> set[int]:
     if ids is None:
         return set()
     return {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
+
+
+def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
+    """Parameters with NaN or infinity, and buffers with NaN, as a mask is infinite by design; with how many of them."""
+    found = []
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
+        if not value.is_floating_point() or value.is_meta:
+            continue
+        mine = local(value.detach())
+        # 8-bit types have no test of their own.
+        mine = mine.float() if mine.element_size() == 1 else mine
+        bad = ~mine.isfinite() if isinstance(value, nn.Parameter) else mine.isnan()
+        if count := int(bad.sum()):
+            found.append((name, count))
+    return tuple(found)
 
 
 def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:

@@ -17,6 +17,7 @@ from normkit.inspection.blocks import BlockCall, block_of, find_blocks
 from normkit.inspection.fingerprint import BlockSweep
 from normkit.inspection.gauges import SiteMeasurement
 from normkit.inspection.handwritten import HandwrittenNorm, find_handwritten
+from normkit.inspection.idle import find_idle
 from normkit.inspection.result import Block, Peak, Role, RowStatistics, Site, SiteGeometry
 from normkit.inspection.spectrum import spectrum
 from normkit.inspection.stages import find_stages
@@ -38,6 +39,8 @@ class Structure:
         final_norm: Path of the norm after the last block, or None.
         forward_calls: Calls of each norm in that pass, by path.
         handwritten: Places where rows are normalized by no norm that was found.
+        unread: Norms whose output nothing reads.
+        constant: Branches in blocks that add the same vector to every row.
     """
 
     called: Trace
@@ -49,6 +52,8 @@ class Structure:
     final_norm: str | None
     forward_calls: Mapping[str, int]
     handwritten: tuple[HandwrittenNorm, ...] = ()
+    unread: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
 
     def dtypes(self, site: NormSite) -> tuple[torch.dtype, torch.dtype]:
         """Of what entered and left a norm in that pass."""
@@ -154,6 +159,7 @@ def survey(
         if not blocks:
             blocks, sweeps, roles = staged[0], staged[1], {**roles, **staged[2]}
         norms = [site.path for site in sites if site.module is not None]
+        unread, constant = find_idle(model, run, norms, blocks)
         handwritten = find_handwritten(model, run, [*norms, *(other.path for other in others)])
     calls = Counter(call.path for call in called.modules)
     return Structure(
@@ -167,4 +173,6 @@ def survey(
         # Each call of a function is a site of its own.
         forward_calls={site.path: 1 if site.module is None else calls[site.path] for site in sites},
         handwritten=handwritten,
+        unread=unread,
+        constant=constant,
     )

@@ -38,6 +38,7 @@ def test_branches_that_start_at_zero_are_a_note(models, inspected):
             each.mlp.c_proj.weight.zero_()
     (found,) = [found for found in inspected(model).findings if found.rule == "F3"]
     assert found.severity == "note"
+    assert "a usual initialisation" in found.measured
 
 
 @pytest.mark.slow
@@ -64,6 +65,32 @@ def test_each_threshold_of_idle_blocks(share, cosine, idle, is_hit):
 def test_blocks_that_were_not_compared_are_not_checked():
     assert isinstance(IDLE.check(facts(None)), NotChecked)
     assert isinstance(IDLE.check(facts(None, blocks=(block(0, branch_share=math.nan, cosine=math.nan),))), NotChecked)
+
+
+def test_one_block_that_adds_nothing_among_others_that_work(models, inspected, finding):
+    model = models.tiny("GPT2", layers=4)
+    with torch.no_grad():
+        for part in (model.transformer.h[2].attn.c_proj, model.transformer.h[2].mlp.c_proj):
+            part.weight.zero_()
+            part.bias.zero_()
+    found = finding(inspected(model), "F3")
+    assert (found.severity, found.sites) == ("warning", ("transformer.h.2",))
+    assert "adds exactly nothing" in found.evidence[0]
+
+
+def test_a_branch_that_adds_one_vector_to_every_row(models, inspected, finding):
+    model = models.tiny("GPT2")
+    model.transformer.h[1].mlp.c_fc.bias.data.fill_(-100.0)
+    model.transformer.h[1].mlp.c_proj.bias.data.fill_(0.1)
+    found = finding(inspected(model), "F3")
+    assert (found.severity, found.sites) == ("warning", ("transformer.h.1.mlp",))
+    assert "adds the same vector to every row" in found.evidence[0]
+
+
+def test_one_vector_in_most_blocks_is_a_design():
+    seen = replace(facts(None, blocks=(block(0), block(1), block(2))), constant=("blocks.0.mlp", "blocks.1.mlp"))
+    assert IDLE.check(seen).severity == "note"
+    assert IDLE.check(replace(seen, constant=("blocks.0.mlp",))).severity == "warning"
 
 
 def gradients(*levels, streams=()):

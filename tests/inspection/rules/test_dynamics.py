@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from normkit.inspection.rules.dynamics import RULES
+from watched_runs import block as swept
+from watched_runs import facts
 
 LOGITS, GROWTH, MASSIVE = RULES
 
@@ -218,3 +220,13 @@ def test_a_massive_activation_beside_rows_that_grow_has_not_gone(healthy, models
 
 def test_no_massive_activation(healthy, status):
     assert status(healthy, "F13") == "clean"
+
+
+def test_one_block_that_adds_far_more_than_any_other_where_massive_activations_do_not():
+    blocks = tuple(swept(index) for index in range(4))
+    assert GROWTH.check(facts(None, blocks=blocks)) is None
+    blocks = (*blocks[:2], replace(blocks[2], branch_share=0.3 * 49), blocks[3])
+    assert GROWTH.check(facts(None, blocks=blocks)) is None
+    hit = GROWTH.check(facts(None, blocks=(*blocks[:2], replace(blocks[2], branch_share=0.3 * 51), blocks[3])))
+    assert (hit.severity, hit.sites) == ("warning", ("blocks.2",))
+    assert "51 times as much to the stream as any other" in hit.measured

@@ -191,3 +191,52 @@ def test_a_residual_after_the_norm_is_no_design_that_a_first_run_declares(models
     assert len(finding(inspected(model, intent=declared), "D1").sites) == 3
     meant = replace(declared, placements=dict.fromkeys(declared.placements, "residual-after-norm"))
     assert "D1" not in [found.rule for found in inspected(model, intent=meant).findings]
+
+
+class Unread(nn.Module):
+    """A block that calls its norms and drops what they give; its list may be of several placements."""
+
+    def __init__(self, block, order):
+        super().__init__()
+        self.norm_1, self.mlp, self.order = block.norm_1, block.mlp, order
+
+    def forward(self, x):
+        if self.order == "post":
+            return self.norm_1(x + self.mlp(x))
+        y = self.norm_1(x)
+        return x + self.mlp(x if self.order == "unread" else y)
+
+
+def test_a_norm_whose_output_nobody_reads(models, inspected, finding):
+    model = models.plain()
+    model.blocks[1] = Unread(model.blocks[1], "unread")
+    found = finding(inspected(model), "D3")
+    assert (found.severity, found.sites) == ("error", ("blocks.1.norm_1",))
+    assert "nobody reads its output" in found.evidence[0]
+
+
+def test_a_pre_norm_stack_of_an_unknown_model_without_a_final_norm(models, inspected, finding, status):
+    model = models.plain()
+    model.norm = nn.Identity()
+    found = finding(inspected(model), "D3")
+    assert (found.severity, found.sites) == ("note", ("blocks.2",))
+    assert "no norm stands behind the last block" in found.evidence[0]
+    model.head = nn.Sequential(nn.LayerNorm(64), model.head)
+    assert status(inspected(model), "D3") == "not checked"
+
+
+def test_post_norm_blocks_need_no_final_norm(models, inspected, status):
+    model = models.plain()
+    model.norm = nn.Identity()
+    for index, each in enumerate(model.blocks):
+        model.blocks[index] = Unread(each, "post")
+    assert status(inspected(model), "D3") == "not checked"
+
+
+def test_a_single_block_that_is_placed_unlike_all_others(models, inspected, finding):
+    model = models.plain(layers=4)
+    for index, each in enumerate(model.blocks):
+        model.blocks[index] = Unread(each, "post" if index == 2 else "pre")
+    found = finding(inspected(model), "D2")
+    assert (found.severity, found.sites) == ("warning", ("blocks.2",))
+    assert found.evidence[0].startswith("blocks.2: placed as post-norm, the 3 other blocks as pre-norm")

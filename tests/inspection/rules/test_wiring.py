@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -152,10 +153,12 @@ def test_a_norm_behind_that_of_the_embedding_is_worth_a_note(models, inspected, 
     assert status(inspected(models.tiny("Bloom")), "D5") == "clean"
 
 
-def test_a_gain_in_between_makes_two_norms_of_two(models, inspected, status):
-    model = models.plain()
-    model.blocks[1].norm_2 = nn.Sequential(nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH))
-    assert status(inspected(models.train(model)), "D5") == "clean"
+def test_two_norms_in_a_row_with_a_gain_between_come_before_their_equal_gains(models, inspected):
+    model = models.train(models.plain())
+    model.blocks[1].norm_2 = nn.Sequential(model.blocks[1].norm_2, copy.deepcopy(model.blocks[1].norm_2))
+    found = [each for each in inspected(model).findings if each.rule in ("D5", "B14")]
+    assert (found[0].rule, found[0].severity, found[0].sites) == ("D5", "error", ("blocks.1.norm_2.1",))
+    assert "with only a gain between them" in found[0].evidence[0]
 
 
 def test_centring_rows_of_length_one_is_no_repetition(models, inspected, status):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from normkit.inspection.result import Severity
+from normkit.inspection.result import Block, Severity
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import (
     CAUSES,
@@ -36,7 +36,7 @@ def _blocks_do_nothing(facts: Facts) -> Outcome:
         return NotChecked("no repeated blocks were found" if not facts.blocks else "no block could be compared")
     idle = [block for block in seen if block.branch_share < _IDLE_SHARE and block.cosine > _IDLE_COSINE]
     if len(idle) <= _IDLE_BLOCKS * len(seen):
-        return None
+        return _idle_alone(facts, seen)
     # Branches that start at zero are a design, and training is to move them; a watch sees how they started.
     severity: Severity = "warning" if facts.training is None and _is_trained(facts) else "note"
     cases = [
@@ -50,7 +50,24 @@ def _blocks_do_nothing(facts: Facts) -> Outcome:
         for block in idle
     ]
     measured = f"{len(idle)} of {counted(len(seen), 'block')} change their stream by under {percent(_IDLE_SHARE)}"
+    if all(block.branch_share == 0 for block in idle) and severity == "note":
+        measured += ": branches that start at zero are a usual initialisation, and training moves them"
     return hit(cases, measured, "block")
+
+
+def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
+    """Few blocks that add exactly nothing, and branches that add one vector to every row, while others work."""
+    dead = [block.path for block in seen if block.branch_share == 0]
+    constant = [path for path in facts.constant if not path.startswith(tuple(f"{path}." for path in dead))]
+    lines = dict.fromkeys(dead, "adds exactly nothing to its stream, though the other blocks work")
+    lines |= dict.fromkeys(constant, "adds the same vector to every row, whatever enters it: what is in it is dead")
+    # A design, or how training starts, is alike in most of the blocks; a watch sees how they go on.
+    severity: Severity = "note" if 2 * len(lines) > len(seen) or facts.training is not None else "warning"
+    cases = [Case(path, severity, 0.0, f"{path}: {line}") for path, line in lines.items()]
+    words = [f"{counted(len(dead), 'block')} that add{'s' * (len(dead) == 1)} nothing"] if dead else []
+    if constant:
+        words.append(f"{len(constant)} branch{'es' * (len(constant) > 1)} with nothing of what enters in the output")
+    return hit(cases, f"{' and '.join(words)}, among {counted(len(seen), 'block')}", "place")
 
 
 def _is_trained(facts: Facts) -> bool:
@@ -137,21 +154,25 @@ RULES = (
         threshold=(
             f"more than {percent(_IDLE_BLOCKS)} of the blocks change the median row by less than "
             f"{percent(_IDLE_SHARE)} of its length, with a cosine above {_IDLE_COSINE:g} (warning; a note where the "
-            "model may be untrained)"
+            "model may be untrained); fewer blocks that change no bit of it, or branches in blocks whose rows are all "
+            "one vector while those that enter differ (warning; in most blocks a note)"
         ),
         source="Sun et al. 2025, arXiv:2502.05795 (the curse of depth)",
         why=(
             "A pre-norm stream grows with the depth, and each branch adds about the same. Late blocks then hardly turn "
-            "the stream: they cost time and memory, and could be left out."
+            "the stream: they cost time and memory, and could be left out. A single block that adds nothing among "
+            "others that work was zeroed or not loaded, and a branch that adds one vector to all rows has an "
+            "activation that gives 0 everywhere."
         ),
         remedy=(
             "scale each norm's output by 1 / sqrt(depth) (LayerNorm scaling), or normalize the branches' outputs",
             "use fewer blocks",
+            "one block or branch: load its matrices and biases anew, and compare them with the checkpoint's",
         ),
         confirm="leave these blocks out and measure the loss: if it stays, they did nothing",
         check=_blocks_do_nothing,
         looks_at=("blocks",),
-        follows=("D3", *WRONG_NORMS),
+        follows=("D3", "F2", *WRONG_NORMS),
         is_of_text=True,
     ),
     Rule(

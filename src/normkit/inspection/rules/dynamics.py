@@ -27,9 +27,11 @@ _LARGE, _EXPLODED, _CRITICAL = 100.0, 1e3, 1e4
 # Far logits that share the weight, as under a distance penalty, are not felt as one.
 _FELT = 0.5
 
-_FEWEST_STEPS = 4
+_FEWEST_STEPS, _FEWEST_BLOCKS = 4, 3
 # Behind a norm a branch adds the same at any scale of the stream; without one it adds in proportion.
 _FREE_BRANCH, _FREE_GROWTH, _NORMED_GROWTH = 0.5, 0.1, 0.6
+# Of the four trained models tried, the block that adds most adds at most 3.1 times as much as the next.
+_HUGE = 50.0
 _MASSIVE, _STANDS_OUT, _TAKEN_AWAY = 1e3, 10.0, 0.25
 
 
@@ -88,7 +90,27 @@ def _stream_grows(facts: Facts) -> Outcome:
                 "(0 behind a norm, 1 without one)",
             ),
         )
-    return None
+    return _huge_branch(facts.blocks)
+
+
+def _huge_branch(blocks: Sequence[Block]) -> Outcome:
+    """One block that adds to the median row by far more than any other: massive activations sit in single rows."""
+    added = [block.branch_share * block.stream_in.rms_median for block in blocks]
+    if len(blocks) < _FEWEST_BLOCKS or not all(math.isfinite(value) for value in added):
+        return None
+    *_, second, largest = sorted(added)
+    if not largest > _HUGE * second > 0:
+        return None
+    huge = blocks[added.index(largest)]
+    return Hit(
+        severity="warning",
+        sites=(huge.path,),
+        measured=f"one block adds {largest / second:.3g} times as much to the stream as any other",
+        evidence=(
+            f"{huge.path}: the median row changes by {huge.branch_share:.3g} times its length, to an rms of "
+            f"{huge.stream_out.rms_median:.3g} from {huge.stream_in.rms_median:.3g}: what other blocks add drowns",
+        ),
+    )
 
 
 def _massive_activations(facts: Facts) -> Outcome:
@@ -236,7 +258,8 @@ RULES = (
         severity="warning",
         threshold=(
             "over the later half of the blocks log variance rises in a straight line, by more than "
-            f"{_NORMED_GROWTH:g} a block, or {_FREE_GROWTH:g} where no norm stands in the branch"
+            f"{_NORMED_GROWTH:g} a block, or {_FREE_GROWTH:g} where no norm stands in the branch; or one block "
+            f"adds over {_HUGE:g} times as much to the median row as any other"
         ),
         source="Kim et al. 2025, arXiv:2502.02732; Sun et al. 2025, arXiv:2502.05795",
         why=(
@@ -248,6 +271,7 @@ RULES = (
             "where no norm stands before a branch, normalize its input (pre-norm)",
             "where one does, normalize the branch's output too (peri-norm)",
             "scale the branches' output weights down by 1 / sqrt(2 * blocks) at initialisation",
+            "one block alone: compare the scale of its output matrices with the other blocks', as after dequantization",
         ),
         confirm="plot the stream's rms over the depth on a logarithmic axis: a straight line is exponential growth",
         check=_stream_grows,

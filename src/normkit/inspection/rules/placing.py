@@ -14,6 +14,8 @@ from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, 
 
 # Slope of a branch over the scale of its input: 0 behind a norm, 1 without one.
 _FORGETS = 0.25
+# Blocks that hand their stream on unnormalized.
+_OPEN = ("pre", "peri", "output-only")
 
 
 def _residual_after_norm(facts: Facts) -> Outcome:
@@ -57,8 +59,10 @@ def _missing_norm(facts: Facts) -> Outcome:
     """A norm that is declared, or that the config's class has, and this model does not run."""
     if facts.baseline is not None and (hit := _missing_declared(facts, facts.baseline)) is not None:
         return hit
+    if (unread := _unread(facts)) is not None:
+        return unread
     if facts.intent is None:
-        return NO_INTENT if facts.baseline is None else None
+        return None if facts.baseline is not None else _open_stream(facts) or NO_INTENT
     running = facts.running
     replaced = [
         path for path in facts.intent.specs if path in facts.intent.replaced and not _has_norm_at(path, running)
@@ -91,6 +95,37 @@ def _missing_norm(facts: Facts) -> Outcome:
         sites=tuple(path for path in facts.intent.specs if path in {*replaced, *dead, *skipped, *idle}),
         measured=f"{counted(missing, 'norm')} of {facts.intent.source} {'is' if missing == 1 else 'are'} missing",
         evidence=shortened(lines),
+    )
+
+
+def _unread(facts: Facts) -> Hit | None:
+    """Norms that run and whose output nothing reads, but for those that the config's class calls so itself."""
+    cases = [
+        Case(path, "error", 0.0, f"{path}: it runs and nobody reads its output: what it was to feed is not normalized")
+        for path in facts.unread
+        if not facts.is_wired_as_stock(path)
+    ]
+    return hit(cases, f"{counted(len(cases), 'norm')} of which the output is unused")
+
+
+def _open_stream(facts: Facts) -> Hit | None:
+    """Pre-norm blocks whose sum nothing normalizes, in a model of which nothing tells what was meant: a note."""
+    outside = (*facts.handwritten, *facts.others)
+    inside = tuple(f"{block.path}{mark}" for block in facts.blocks for mark in ".:")
+    if facts.final_norm is not None or len(facts.blocks) < 2 or any(not one.path.startswith(inside) for one in outside):
+        return None
+    if any(block.placement not in _OPEN for block in facts.blocks):
+        return None
+    last = facts.blocks[-1].path
+    return Hit(
+        severity="note",
+        sites=(last,),
+        measured="a pre-norm stack without a final norm",
+        evidence=(
+            f"{last}: no norm stands behind the last block, whose output is the sum of all blocks",
+            *_open_end(facts),
+            "a note, as nothing tells what was meant, and a norm may follow outside of what was inspected",
+        ),
     )
 
 
@@ -178,7 +213,7 @@ def _has_norm_at(path: str, running: Collection[str]) -> bool:
 
 def _idle_outside_blocks(facts: Facts, intent: Intent) -> list[str]:
     """Norms of the config's class outside the blocks that did not run, where the blocks leave the stream as it is."""
-    open_ended = sum(1 for block in facts.blocks if block.placement in ("pre", "peri", "output-only"))
+    open_ended = sum(1 for block in facts.blocks if block.placement in _OPEN)
     if not facts.blocks or open_ended < len(facts.blocks) / 2:
         return []
     running = facts.running
@@ -235,7 +270,8 @@ RULES = (
         severity="error",
         threshold=(
             "a norm that is declared or that the config's class has, and that this model replaced, never calls, or "
-            "calls without its rows being normalized"
+            "calls without its rows being normalized; a norm whose output nothing reads; pre-norm blocks of a model "
+            "without a config behind which no norm stands (note)"
         ),
         source="vllm-project/speculators#313, ggml-org/llama.cpp#12957",
         why=(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.dynamics import is_massive
@@ -59,6 +61,9 @@ def _out_of_range(facts: Facts) -> Outcome:
             measured=f"NaN or infinity from step {began.step} on" + (f", first at {began.path}" if began.path else ""),
             evidence=shortened([f"{began.path}: {began.detail}", *map(_broken, broken)]),
         )
+    norms = {site.path for site in facts.sites}
+    if outside := [(name, count) for name, count in facts.broken if name.rpartition(".")[0] not in norms]:
+        return _broken_parameters(outside, broken)
     if broken or streams:
         paths = tuple(site.path for site in broken) or tuple(block.path for block in streams)
         lines = [_first_mover(broken[0], facts)] if broken else []
@@ -90,6 +95,22 @@ def _out_of_range(facts: Facts) -> Outcome:
                 for site in sorted(near, key=lambda site: site.headroom_bits)
             ]
         ),
+    )
+
+
+def _broken_parameters(broken: Sequence[tuple[str, int]], behind: Sequence[Site]) -> Hit:
+    """Parameters of no norm that hold NaN or infinity are the cause of what the norms behind them show."""
+    places = tuple(dict.fromkeys(name.rpartition(".")[0] for name, _ in broken))
+    lines = [f"{name}: NaN or infinity: {count} of its entries" for name, count in broken]
+    if behind:
+        lines.insert(1, f"{behind[0].path}: the first of {counted(len(behind), 'norm')} that show it, no cause")
+    else:
+        lines.insert(1, "no norm shows it on this text, which does not come by there")
+    return Hit(
+        severity="error",
+        sites=(*places, *(site.path for site in behind)),
+        measured=f"NaN or infinity in {counted(len(broken), 'parameter')}, first in {broken[0][0]}",
+        evidence=shortened(lines, "line"),
     )
 
 
@@ -162,8 +183,8 @@ RULES = (
         title="Numbers near or past the end of their type",
         severity="error",
         threshold=(
-            f"any NaN or infinity (error); 16-bit activations less than {_LITTLE_HEADROOM:g} bits (warning; massive "
-            f"activations a note) or {_NO_HEADROOM:g} bits (error) below overflow"
+            f"any NaN or infinity, in a parameter too (error); 16-bit activations less than {_LITTLE_HEADROOM:g} bits "
+            f"(warning; massive activations a note) or {_NO_HEADROOM:g} bits (error) below overflow"
         ),
         source="huggingface/transformers#5651, #9295 and #14189",
         why=(

@@ -59,6 +59,9 @@ class Facts:
         handwritten: Places where rows are normalized by no norm that was found.
         row_scatter: How much more the rows of the model's matrices differ in length than those of fresh weights do, as
             `matrices.row_scatter` measures it; NaN where it was not.
+        broken: Parameters and buffers that hold NaN or infinity, with how many of each; of a run that is not watched.
+        unread: Norms whose output nothing reads.
+        constant: Branches in blocks that add the same vector to every row.
     """
 
     model: ModelFacts
@@ -78,6 +81,9 @@ class Facts:
     patches: tuple[Patch, ...] | None = None
     handwritten: tuple[HandwrittenNorm, ...] = ()
     row_scatter: float = math.nan
+    broken: tuple[tuple[str, int], ...] = ()
+    unread: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
 
     def intended(self, site: Site) -> NormSpec | None:
         """What is meant at this site: as declared, else what the config's class computes; None if that is unknown."""

@@ -185,7 +185,7 @@ def _copies(facts: Facts) -> Outcome:
     """Trained gains that are the same numbers at two norms which share no parameter."""
     holders: Mapping[str, list[Site]] = defaultdict(list)
     for site in facts.sites:
-        if site.gain is not None and site.gain.size >= _TELLING_SIZE and _is_varied(site):
+        if site.gain is not None and site.gain.size >= _TELLING_SIZE and is_varied(site):
             holders[site.gain.digest].append(site)
     cases = [
         Case(site.path, "error", 0.0, f"{site.path}: its {site.gain.size} gains are a copy of those of {first.path}")
@@ -201,7 +201,8 @@ def _copies(facts: Facts) -> Outcome:
     return dataclasses.replace(found, sites=tuple(site.path for site in facts.sites if site.path in named))
 
 
-def _is_varied(site: Site) -> bool:
+def is_varied(site: Site) -> bool:
+    """It has a gain whose entries are not all alike, as where nothing trained them."""
     gain = site.gain
     return gain is not None and bool(gain.digest) and gain.quantiles[1] != gain.quantiles[5]
 
@@ -254,7 +255,7 @@ RULES = (
         ),
         confirm="compare the parameter in the model with the tensor in the checkpoint's file",
         check=_other_values,
-        follows=("B6", "B10"),
+        follows=("B6", "B10", "D5"),
     ),
 )
 """The rules of this group, in order."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from normkit.inspection.result import Block, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_BASELINE, Facts, Hit, Outcome, Rule, counted, same_rows
+from normkit.inspection.rules.values import is_varied
 from normkit.inspection.sharing import Sharing
 
 _UNIT_ROWS = 1e-3
 # Behind a norm that centres, what is left of the mean is rounding.
 _CENTRED = 1e-5
+_FEWEST_ALIKE = 2
+_PLACED = ("pre", "post", "peri", "output-only")
 
 
 def _placed_otherwise(facts: Facts) -> Outcome:
     """Blocks whose norms sit elsewhere than declared."""
     if facts.baseline is None:
-        return NO_BASELINE
+        return _unlike_the_others(facts) or NO_BASELINE
     cases = []
     for block in facts.blocks:
         declared = facts.baseline.placements.get(block.path, "unknown")
@@ -29,6 +33,23 @@ def _placed_otherwise(facts: Facts) -> Outcome:
         seen = "" if math.isnan(block.output_slope) else f" ({_slopes(block)})"
         cases.append(Case(block.path, "error", 0.0, f"{line}{seen}"))
     return _hit(cases, "block", "whose norms sit elsewhere than declared")
+
+
+def _unlike_the_others(facts: Facts) -> Hit | None:
+    """Without a declaration: the only block of its list whose norms sit elsewhere than in all others."""
+    lists: dict[str, list[Block]] = {}
+    for block in facts.blocks:
+        lists.setdefault(block.path.rpartition(".")[0], []).append(block)
+    cases = []
+    for members in lists.values():
+        (common, count), *_ = Counter(block.placement for block in members).most_common(1)
+        odd = [block for block in members if block.placement != common]
+        if count < _FEWEST_ALIKE or len(odd) != 1 or common not in _PLACED or odd[0].placement not in _PLACED:
+            continue
+        if not facts.is_stock(odd[0].path):
+            line = f"{odd[0].path}: placed as {odd[0].placement}-norm, the {count} other blocks as {common}-norm"
+            cases.append(Case(odd[0].path, "warning", 0.0, f"{line} ({_slopes(odd[0])})"))
+    return _hit(cases, "block", "whose norms sit elsewhere than in the other blocks")
 
 
 def _slopes(block: Block) -> str:
@@ -76,21 +97,32 @@ def _applied_twice(facts: Facts) -> Outcome:
     """A norm whose rows come in normalized already, and not by the design of the config's class."""
     cases = []
     for order, site in enumerate(facts.sites):
-        if not _is_normalized(site):
-            continue
         before = facts.sites[order - 1] if order and same_rows(facts.sites[order - 1].output, site.input) else None
+        # What a norm in front of a branch gives is for the branch; what one behind it gives is the stream.
+        is_for_branch = before is not None and before.role == "pre" and before.block == site.block is not None
+        # The second of these takes out the mean that the first leaves in.
+        if before is not None and site.spec.centre_numerator and not before.spec.centre_numerator:
+            is_for_branch = False
+        if not _is_normalized(site) and not is_for_branch:
+            continue
         paths = (site.path,) if before is None else (before.path, site.path)
         declared = facts.baseline is not None and all(path in facts.baseline.norms for path in paths)
         if declared or facts.is_wired_as_stock(*paths):
             continue
         # What normalizes an embedding or closes a block is often followed by a norm that has a stream to read.
         inside = before is not None and before.block is not None and before.block == site.block
+        is_copy = False
         low, high = site.input.rms_min, site.input.rms_max
         origin = f"the output of {before.path}" if before is not None else "what enters it"
-        line = f"{site.path}: {origin} has rows of rms {low:.5f} to {high:.5f} already"
-        if before is not None and before.gain is not None:
-            line += ", as its gain is still 1"
-        cases.append(Case(site.path, "warning" if inside else "note", 0.0, line))
+        if _is_normalized(site):
+            line = f"{site.path}: {origin} has rows of rms {low:.5f} to {high:.5f} already"
+            line += ", as its gain is still 1" if before is not None and before.gain is not None else ""
+        else:
+            line = f"{site.path}: {origin} enters it as it is: two norms in a row, with only a gain between them"
+            if before is not None and before.gain is not None and site.gain is not None:
+                is_copy = is_varied(before) and before.gain.digest == site.gain.digest
+            line += ", and the same gain: it is applied twice" if is_copy else ""
+        cases.append(Case(site.path, "error" if is_copy else "warning" if inside else "note", 0.0, line))
     return _hit(cases, "norm", "of rows that are normalized already")
 
 
@@ -132,7 +164,10 @@ RULES = (
         id="D2",
         title="Norms sit elsewhere than declared",
         severity="error",
-        threshold="the placement of a block, from its answers to scaled inputs, against the intent file",
+        threshold=(
+            "the placement of a block, from its answers to scaled inputs, against the intent file (error); without one "
+            "a single block that is placed otherwise than all others of its list (warning)"
+        ),
         source="Torch-KWT#13",
         why=(
             "norm(x + f(x)) and x + norm(f(x)) have the same norms and the same shapes. The first normalizes the "
@@ -140,7 +175,7 @@ RULES = (
             "of OLMo 2. Weights trained with one do not fit the other."
         ),
         remedy=(
-            "move the norm to the side that was declared",
+            "move the norm to the side that was declared, or that the other blocks have",
             "if the new place is meant, change it in the intent file and train anew",
         ),
         confirm="scale a block's input by 100: the output of a post-norm block stays as long, any other grows",
@@ -175,7 +210,8 @@ RULES = (
         severity="warning",
         threshold=(
             f"every row enters with mean square 1 ± {_UNIT_ROWS:g}, centred if the norm centres: in one block behind "
-            "a norm (warning), elsewhere (note)"
+            "a norm (warning), elsewhere (note); or the output of the norm in front of a branch enters as it is "
+            "(warning; where both have the same gain, an error)"
         ),
         source="ggml-org/llama.cpp#1925",
         why=(
