@@ -72,7 +72,7 @@ class _Watch(TorchFunctionMode):
             apart = self._entered.pop()
             if y is None:
                 return
-            if is_norm:
+            if is_norm and isinstance(output, Tensor):
                 self.made.setdefault(path, []).append(y)
                 # What had this number before is gone.
                 self.read.discard(id(y))
@@ -124,8 +124,12 @@ def _spread(value: Tensor) -> float:
 
 def _changes_nothing(norm: nn.Module, run: Callable[[], object]) -> bool:
     """The model's output is the same where the norm's output is another."""
+
+    def alter(_module: nn.Module, _args: object, output: object) -> object:
+        return output * 3 + 1 if isinstance(output, Tensor) else None
+
     as_it_is = first_output(_plain(run()))
-    handle = norm.register_forward_hook(lambda _module, _args, output: first_output(output) * 3 + 1)
+    handle = norm.register_forward_hook(alter)
     try:
         altered = first_output(_plain(run()))
     finally:

@@ -110,9 +110,9 @@ def _unread(facts: Facts) -> Hit | None:
 
 def _open_stream(facts: Facts) -> Hit | None:
     """Pre-norm blocks whose sum nothing normalizes, in a model of which nothing tells what was meant: a note."""
-    outside = (*facts.handwritten, *facts.others)
+    other = (*(norm.path for norm in facts.handwritten), *(norm.path for norm in facts.others))
     inside = tuple(f"{block.path}{mark}" for block in facts.blocks for mark in ".:")
-    if facts.final_norm is not None or len(facts.blocks) < 2 or any(not one.path.startswith(inside) for one in outside):
+    if facts.final_norm is not None or len(facts.blocks) < 2 or any(not path.startswith(inside) for path in other):
         return None
     if any(block.placement not in _OPEN for block in facts.blocks):
         return None
