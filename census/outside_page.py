@@ -39,6 +39,9 @@ FOLDER holds the folders `smollm2`, `gemma3` and `qwen05`: SmolLM2-135M-Instruct
 - **after mending, new draw**: the same kinds of fault at other places, sizes, dtypes and seeds (draw {second[draw]}),
   after the faults that the first run had missed were looked at.
 
+Placed means that the finding's first place is the planted one. Between the run on the old code and the first run the
+judging was corrected, not the cases; both are judged by the corrected one.
+
 A number counts the cases in which the first finding names the fault and its place; for a fault that none can see, the
 cases in which the report says that it was not checked, or blames nothing wrongly; for a healthy case, silence or at
 most a note.
