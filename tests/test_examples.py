@@ -41,6 +41,7 @@ def test_an_example_runs(name: str) -> None:
     assert output(ROOT / "examples" / name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_attribution_sums_to_the_logit() -> None:
     lines = output(ROOT / "examples" / "attribution.py").splitlines()

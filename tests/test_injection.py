@@ -72,6 +72,7 @@ def test_one_fault_of_each_other_kind():
     assert len(missed(trials)) <= 0.05 * len(trials), missed(trials)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_fault_of_a_run():
     fault = next(fault for fault in RUN_FAULTS if fault.name == "a frozen norm")
@@ -96,6 +97,7 @@ def test_faults_of_runs():
     assert len(missed(trials)) <= 0.05 * len(trials), missed(trials)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("twin", injected_runs.TWINS)
 def test_a_healthy_run(twin):

@@ -160,6 +160,7 @@ def test_every_valid_spec_survives_json_pickle_and_copy(spec):
     assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec
 
 
+@pytest.mark.slow
 @given(valid_specs())
 def test_every_valid_spec_prints_on_one_line(spec):
     assert str(spec).startswith("y = ")
@@ -167,6 +168,7 @@ def test_every_valid_spec_prints_on_one_line(spec):
     assert str(spec).count("(") == str(spec).count(")")
 
 
+@pytest.mark.slow
 @given(valid_specs())
 def test_latex_is_one_balanced_line(spec):
     latex = spec._repr_latex_()

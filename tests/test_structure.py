@@ -270,6 +270,7 @@ def test_importing_normkit_loads_nothing_heavy():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_heavy_imports_would_be_seen():
     assert loaded(f"import warnings; warnings.simplefilter('ignore'); import {', '.join(sorted(HEAVY))}") == HEAVY

@@ -76,6 +76,7 @@ def pretended(monkeypatch):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize("direction", ["forward", "forward+backward"])

@@ -79,6 +79,7 @@ def test_a_whole_run(run, capsys):
         assert text in out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_no_case_is_begun_when_the_time_is_over(run, script, monkeypatch, capsys):
     # A minute between any two looks at the clock: one before each case.
@@ -90,6 +91,7 @@ def test_no_case_is_begun_when_the_time_is_over(run, script, monkeypatch, capsys
     assert "not reached: rms_norm forward+backward float32 60x16\n" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_is_killed_keeps_what_it_has_and_goes_on(run, script, monkeypatch, tmp_path):
     measure_case = script.measure_case
@@ -113,6 +115,7 @@ def test_a_run_that_is_killed_keeps_what_it_has_and_goes_on(run, script, monkeyp
     assert len(run()["cells"]) == 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_case_that_fails_takes_no_other_with_it(run, script, monkeypatch, capsys):
     small = replace(PRETENDED, memory=lambda: CASES[1].bytes * 12, noun="GPU")

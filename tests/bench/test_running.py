@@ -26,6 +26,7 @@ def twice(case, given):
     return lambda: tuple(2 * output for output in call())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("direction", PASSES)
 @pytest.mark.parametrize("op", ["rms_norm", "add_layer_norm"])
@@ -78,6 +79,7 @@ def test_what_the_memory_cannot_hold_is_refused_first():
         measure([fits, Case("rms_norm", (10_000_000, 1_000_000), "float32", "forward")], peers=(Peer("x", absent),))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("stage", ["prepare", "forward", "backward"])
 def test_who_raises_is_left_out_with_the_reason(stage):

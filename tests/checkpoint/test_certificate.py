@@ -149,6 +149,7 @@ def test_what_is_no_certificate_is_one_line(tmp_path, content, said):
     assert said in refused(tmp_path, content)
 
 
+@pytest.mark.slow
 def test_one_that_is_too_long_is_not_read(tmp_path):
     assert "more than 67,108,864 bytes" in refused(tmp_path, b" " * (2**26 + 1))
 

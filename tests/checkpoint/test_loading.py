@@ -188,6 +188,7 @@ def test_the_callers_warning_filters_are_left_alone(gpt2: Path) -> None:
 # `nk.load`: any kind of model, and no weight drawn at random.
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("family", "tied"), [(family, tied) for family, recipe in RECIPES.items() for tied in recipe.ties or (None,)]

@@ -150,6 +150,7 @@ def test_one_bit_of_a_tensor_is_named(saved, relation, name):
         assert "more" not in faults[relation]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer.wte.weight", "transformer.h.0.mlp.c_proj.weight", "lm_head.weight"])
 def test_the_last_bit_of_a_centred_tensor_is_named(centred, name):
     place = tensors(centred.result)[name]

@@ -240,6 +240,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_full_disk_is_one_line_and_a_resume_finishes(source, whole, tmp_path, jobs):
@@ -304,6 +305,7 @@ def test_a_source_that_changes_meanwhile_is_told(own, tmp_path, change):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_ends_all_threads_and_keeps_finished_files(source, whole, tmp_path, jobs):
     sent = []

@@ -141,6 +141,7 @@ def test_c27_the_normal_of_every_plane_of_constant_sum_is_all_ones(measured):
     measured(f"x1 + ... + xn = k for k = 6: {below(points.sum(-1) - 6, 1e-13)} off")
 
 
+@pytest.mark.slow
 def test_c73_the_shipped_models_make_little_use_of_recentring(inspections, measured):
     words = []
     for name, inspection in inspections.items():

@@ -109,6 +109,7 @@ def test_c36_layer_norms_axes_lie_between_the_gains(measured):
     measured("gains 0.5, 1, 2, 3 give axes of sqrt(n) times " + ", ".join(f"{value:.3f}" for value in lengths.tolist()))
 
 
+@pytest.mark.slow
 def test_c37_mean_0_and_length_sqrt_n_end_with_the_gain(inspections, measured):
     output = inspections["layernorm"].sites[0].output
     assert abs(output.rms_median - 1) > 0.1

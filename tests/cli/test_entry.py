@@ -161,6 +161,7 @@ def test_an_interrupt_exits_with_130() -> None:
     assert (done.returncode, done.stderr) == (130, "normkit: interrupted\n")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error() -> None:
     reading, writing = os.pipe()

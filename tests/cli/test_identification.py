@@ -185,6 +185,7 @@ def test_one_changed_weight_between_two_norms(gpt2: Path, tmp_path: Path, run: R
     )
 
 
+@pytest.mark.slow
 def test_two_families(gpt2: Path, run: Run) -> None:
     done = run("identify", gpt2, "--against", demo.directory("rmsnorm"), *QUICK)
     assert done.exit_code == 1

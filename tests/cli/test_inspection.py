@@ -72,6 +72,7 @@ def test_json_is_exactly_one_document_and_the_one_that_is_written(gpt2: Path, ru
     assert Path("here/report.json").read_text() == done.stdout
 
 
+@pytest.mark.exhaustive
 def test_a_second_run_writes_the_same_bytes(gpt2: Path, run: Run) -> None:
     for out in ("one", "two"):
         assert run("inspect", gpt2, *QUICK, "--out", out).exit_code == 0

@@ -223,6 +223,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path, job
     assert len((tmp_path / "tiny" / "log.jsonl").read_text().splitlines()) == 6
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_share_every_arm_and_the_first_speaks(tmp_path: Path) -> None:
     both = forks.pair(PROGRAM, "study", "tiny", "--out", tmp_path, "--set", "trains=yes", "--seeds", 1)

@@ -97,6 +97,7 @@ def test_batches_hold_at_most_batch_size_windows(tiny: Any) -> None:
     assert [batch["input_ids"].shape[0] for batch in made.batches] == [5, 5, 3]
 
 
+@pytest.mark.slow
 def test_every_window_of_an_encoder_has_its_special_tokens(minilm: LoadedModel) -> None:
     made = cut(minilm.model, "a norm " * 30, tokenizer=minilm.tokenizer, length=12, max_tokens=40)
     assert [len(row) for row in rows(made)] == [12, 12, 12]

@@ -203,6 +203,7 @@ def test_new_parameters_start_as_the_model_starts_them():
     assert torch.equal(norm.weight, torch.zeros(32))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_trainer_trains_it(tmp_path):
     rows = [{"input_ids": row, "labels": row} for row in TOKENS["input_ids"].repeat(4, 1)]

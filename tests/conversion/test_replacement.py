@@ -186,6 +186,7 @@ def answers(model, x):
     return y, *torch.autograd.grad(y.square().sum(), tuple(model.parameters()))
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_sees_the_change():
     module, x = llama(), torch.randn(3, 8)
     compiled = torch.compile(module, fullgraph=True, backend="eager")

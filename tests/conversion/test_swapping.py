@@ -134,6 +134,7 @@ def test_revert_keeps_the_parameters_of_now():
     assert y.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_converted_model_goes_back_alone():
     model, x = block(), torch.randn(3, 32)
     expected = model(x)
@@ -193,6 +194,7 @@ def test_inputs_show_calls_of_functions(inputs):
     assert model.dropout.training
 
 
+@pytest.mark.slow
 def test_a_norm_that_the_inputs_do_not_reach_is_tried_on_its_own():
     model = block()
     model.unused = nn.LayerNorm(16)

@@ -153,6 +153,7 @@ def test_no_more_is_kept_than_was_asked_for() -> None:
     assert gathered.sites[0].rows.shape == (7, 4)
 
 
+@pytest.mark.slow
 def test_the_first_head_stands_for_a_token() -> None:
     config = Qwen3Config(
         vocab_size=100, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
@@ -320,6 +321,7 @@ def test_norms_left_out_for_one_reason_share_a_note() -> None:
     assert gathered.notes == ("1, 2, 3 and 2 more are left out: it divides by n - 1.",)
 
 
+@pytest.mark.slow
 def test_of_many_norms_some_are_shown_and_that_is_told() -> None:
     model = nn.Sequential(*(nn.LayerNorm(4) for _ in range(60)))
     gathered = activations(model, {"input": torch.randn(1, 100, 4)}, name="deep")

@@ -37,6 +37,7 @@ def show(page, scene):
 
 
 # A scheme changes colours alone.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scheme", "sizes"), [("light", SIZES), ("dark", SIZES[:1])], ids=["light", "dark"])
 def test_nothing_sticks_out_at_any_width(explorer, models, scheme, sizes):
     page = explorer(models, color_scheme=scheme)
@@ -95,6 +96,7 @@ def test_on_a_phone_the_drawing_stays_in_sight_while_a_control_is_used(explorer)
 
 
 # Every rule in one scheme; in the others those that look at colours.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("settings", "rules"),
     [

@@ -77,6 +77,7 @@ class Noisy(nn.Module):
         return y
 
 
+@pytest.mark.slow
 @given(
     points=st.integers(2, 40), n=st.integers(1, 20), seed=st.integers(0, 1000), mean=st.sampled_from([0.0, 3.0, -50.0])
 )

@@ -100,6 +100,7 @@ def test_a_mean_that_dwarfs_the_deviations(dtype, mean):
     assert ((x - x.mean(-1, keepdim=True)).double() - expected).abs().max() > 4 * bound
 
 
+@pytest.mark.slow
 @given(n=st.integers(1, 30), seed=st.integers(0, 999), stretch=st.floats(1e-3, 1e3))
 def test_projecting_onto_any_hyperplane(n, seed, stretch):
     x, normal = rows(4, n, seed=seed), rows(n, seed=seed + 1) * stretch
@@ -160,6 +161,7 @@ def test_angles_in_fifty_digits(exponent, tilt):
         assert float(angle_between(row, torch.ones(4))) == pytest.approx(float(angle), rel=4e-15, abs=4e-16)
 
 
+@pytest.mark.slow
 @given(n=st.integers(2, 20), seed=st.integers(0, 999))
 def test_energy_is_the_squared_cosine(n, seed):
     x = rows(6, n, seed=seed)

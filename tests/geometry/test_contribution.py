@@ -110,6 +110,7 @@ def test_interference_of_the_only_part_is_infinite():
     assert contributions(parts[:1], LAYER_NORM).interference.tolist() == [torch.inf]
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**16), shift=st.floats(-10, 10), k=st.integers(1, 6))
 def test_a_layer_norm_does_not_see_the_mean_of_a_part(seed, shift, k):
     parts = normal(k, 12, seed=seed)

@@ -285,6 +285,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ROWS)
 def test_degenerate_rows(name, kind):

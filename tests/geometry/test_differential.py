@@ -162,6 +162,7 @@ def test_parts_of_a_row_are_what_their_formulas_say(spec):
     assert_close(at.bulk, 1 / at.scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "is_centred"), [(LAYER_NORM, True), (RMS_NORM, False)], ids=["layer", "rms"])
 @given(seed=st.integers(0, 99), n=st.integers(2, 20), eps=st.sampled_from([0.0, 1e-5, 0.3]))
 def test_gradient_is_the_tangent_part_divided_by_the_scale(spec, is_centred, seed, n, eps):
@@ -181,6 +182,7 @@ def test_gradient_is_the_tangent_part_divided_by_the_scale(spec, is_centred, see
         )
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 99), n=st.integers(1, 20), is_centred=st.booleans())
 def test_tangent_projection_is_the_orthogonal_projection(seed, n, is_centred):
     generator = torch.Generator().manual_seed(seed)

@@ -25,6 +25,7 @@ def by_pairs(x: Tensor) -> Tensor:
     return torch.stack([unit[a] * unit[b] for a, b in permutations(range(len(x)), 2)]).mean(0)
 
 
+@pytest.mark.slow
 @given(rows=st.integers(2, 8), n=st.integers(1, 6), seed=st.integers(0, 2**16))
 def test_contributions_are_means_over_pairs(rows, n, seed):
     x = normal(rows, n, seed=seed) + 0.5

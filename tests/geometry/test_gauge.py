@@ -16,6 +16,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.slow
 @given(out=st.integers(1, 6), features=st.integers(1, 6), seed=st.integers(0, 2**16))
 def test_a_share_is_what_a_projection_onto_ones_keeps(out, features, seed):
     weight = normal(out, features, seed=seed)

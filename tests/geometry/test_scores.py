@@ -68,6 +68,7 @@ def test_heads_of_different_width_have_no_scores():
         logit_bound(torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3))
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-50, 50) | st.just(-math.inf), min_size=1, max_size=9).filter(lambda x: max(x) > -math.inf))
 def test_entropy_by_its_definition(logits):
     found = attention_entropy(torch.tensor(logits, dtype=torch.float64))

@@ -67,6 +67,7 @@ def test_what_lies_between_other_keys_is_never_selectable(d, dilution, seed):
     assert not selectable(torch.cat([keys, between[None]]))[12]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(d=st.integers(1, 6), seed=st.integers(0, 2**16))
@@ -93,6 +94,7 @@ def test_the_outputs_of_a_layer_norm_of_two_features_are_two_points():
     assert not selectable(keys).any()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("d", "head", "low", "high"),
     [
@@ -109,6 +111,7 @@ def test_a_key_projection_hides_keys_of_a_layer_norm(d, head, low, high):
     assert low < sum(shares) / 20 < high
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_eps_hides_keys_in_few_dimensions():
     spec = LAYER_NORM.replace(eps=0.05)

@@ -99,6 +99,7 @@ def test_formula():
     assert effective_learning_rate(filters, 1.0, optimizer="sgd", dims=(1, 2, 3)).tolist() == pytest.approx([1 / 8] * 3)
 
 
+@pytest.mark.slow
 @given(scale=st.floats(1e-3, 1e3))
 def test_rates_fall_with_the_length(scale):
     weight = torch.linspace(-1.0, 2.0, 12, dtype=torch.float64).reshape(3, 4)

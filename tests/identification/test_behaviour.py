@@ -349,6 +349,7 @@ def test_json():
     assert identify(nn.GELU(), 16).to_json()["spec"] is None
 
 
+@pytest.mark.slow
 def test_a_like_module_is_verified_with_a_few_calls():
     found = examine(nn.LayerNorm(16), (2, 3, 16))
     assert agrees(nn.LayerNorm(16), found)

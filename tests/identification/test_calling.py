@@ -72,6 +72,7 @@ def test_samples_that_feel_each_other_do_so_at_one_shape_too():
     assert identify(norm, (4, 8)).verdict == "batch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 4])
 def test_an_exported_norm(samples):
     x = torch.randn(samples, 3, 8)

@@ -55,6 +55,7 @@ def wanted(kind, placement, eps):
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("eps", "wide"), diagonal([1e-12, 1e-8, 1e-6, 1e-5, 1e-3], [True, False]))
 def test_all_is_found_in_bfloat16(eps, wide):
@@ -65,6 +66,7 @@ def test_all_is_found_in_bfloat16(eps, wide):
         assert passport.dtype == "bfloat16"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("eps", "wide"), diagonal([1e-12, 1e-8, 1e-6, 1e-5, 1e-3], [True, False]))
 def test_in_float16_all_is_found_or_open(eps, wide):
@@ -172,6 +174,7 @@ def test_a_coarser_dtype_asks_for_less(dtype):
     assert precision.fits < 0.03
 
 
+@pytest.mark.slow
 def test_spec_defaults_are_found_in_every_dtype():
     for dtype in (torch.float64, torch.float32, BF16, FP16):
         assert identify(nk.Norm(NormSpec(), 32), 32, dtype=dtype).spec == NormSpec()

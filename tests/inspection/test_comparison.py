@@ -367,6 +367,7 @@ def test_both_models_are_left_as_they_were(port: nn.Module, stock: nn.Module, ba
         assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
 
 
+@pytest.mark.slow
 def test_all_batches_are_seen_and_only_the_first_is_run_twice(
     port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]
 ) -> None:

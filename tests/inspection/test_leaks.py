@@ -102,6 +102,7 @@ def test_a_norm_over_the_batch_leaks_samples() -> None:
     assert not [leak for leak in found or () if leak.path == "first"]
 
 
+@pytest.mark.slow
 def test_a_batch_norm_leaks_in_training_mode_only() -> None:
     found = leaks_of(Tiny(layer_norm(), BatchNorm()))
     seen = {(kind, "training", "second") for kind in ("batch", "time", "padding", "mode")}

@@ -26,6 +26,7 @@ def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config).eval()
 
 
+@pytest.mark.slow
 def test_it_is_the_models_own_loss_over_all_batches(gpt2: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch) -> None:
     # 7 tokens of 64 logits at a time: the parts do not end with the rows.
     monkeypatch.setattr("normkit.inspection.loss._MOST_LOGITS", 7 * 64 + 3)

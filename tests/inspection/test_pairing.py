@@ -161,6 +161,7 @@ def test_another_width_another_conduct_another_kind() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_norm_called_as_a_function_is_the_module_s_equal() -> None:
     class Called(nn.Module):
         def __init__(self) -> None:

@@ -78,6 +78,7 @@ def roles_in(roles, block):
     return [role for path, role in roles.items() if path.startswith(f"{block}.")]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "dtype"), diagonal([*FAMILIES], [torch.float32, torch.bfloat16]))
 def test_families(name, dtype):
     config, placement, roles = FAMILIES[name]

@@ -75,6 +75,7 @@ def statistics(*tensors):
     return accumulator.result()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_what_enters_and_leaves_every_norm_and_block():
     model = Model()

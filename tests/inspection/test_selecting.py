@@ -89,6 +89,7 @@ def on_hull(points, places):
 PLACES = [0, 3, 5, 8, 10, 13, 16, 18, 21, 23, 26, 29, 31, 34, 36, 39]
 
 
+@pytest.mark.slow
 def test_heads_against_their_convex_hulls():
     model, x = Model(), torch.randn(1, TOKENS, WIDTH)
     found = judged(model, x)
@@ -105,6 +106,7 @@ def test_heads_against_their_convex_hulls():
         assert on_hull(entered[:, :5], PLACES) == 1.0
 
 
+@pytest.mark.slow
 def test_rows_that_no_norm_has_seen_may_be_hidden_before():
     class Bare(Layer):
         def forward(self, x, mask=None):
@@ -249,6 +251,7 @@ def test_without_scipy_no_key_is_tried(monkeypatch):
     assert judged(model, x) == ()
 
 
+@pytest.mark.slow
 def test_progress_counts_the_calls():
     told = []
     judged(Model(3), torch.randn(1, TOKENS, WIDTH), progress=lambda done, total: told.append((done, total)))
@@ -265,6 +268,7 @@ def test_the_model_is_left_as_it_was():
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_keys_in_16_bits(dtype):
     model, x = Model().to(dtype), torch.randn(1, TOKENS, WIDTH, dtype=dtype)

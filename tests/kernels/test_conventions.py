@@ -24,6 +24,7 @@ NEVER = {
 NOT_IN_16_BITS = {"ANNOTATED_TRANSFORMER", "IMAGEGPT", "L2_NORM", "X_TRANSFORMERS_RMS"}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_conventions_in_every_mixture_of_dtypes(pair):

@@ -114,6 +114,7 @@ def test_the_best_instruction_set_is_the_default(fresh: list[str]) -> None:
     assert fresh[2:3] == sets_of_this_machine()[-1:]
 
 
+@pytest.mark.slow
 def test_instruction_sets_can_be_changed_while_running(fresh: list[str]) -> None:
     assert fresh[3:] == sets_of_this_machine()
 

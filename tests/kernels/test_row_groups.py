@@ -129,6 +129,7 @@ def test_one_to_nine_rows_of_every_length(name, dtype):
                     assert_within(ours_of, true_of, size_of, GAIN_UNITS[ours_of.dtype], f"d{what} of {n}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", FULL)
 def test_a_batch_may_be_split_anywhere(name, dtype):

@@ -114,6 +114,7 @@ def test_it_leaves_the_random_numbers_and_the_gradients_of_the_user_alone():
     assert weight.grad is None
 
 
+@pytest.mark.slow
 def test_a_compiler_runs_it_while_it_traces(monkeypatch):
     """Of any width: the second makes a compiler take the width for a symbol."""
     seen = []

@@ -69,6 +69,7 @@ def test_a_compiler_sees_the_launches(traces, operator, name):
     assert found["found"] == found["promised"], "shape, dtype or device of the fake is another"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_graph_is_one_of_any_number_of_rows(traces, operator):
     found = traces[f"{operator} layer_norm"]
@@ -102,6 +103,7 @@ normkit.normalize(torch.randn(3, 8), normkit.specs.NANOCHAT, out=torch.empty(3, 
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("use", "expected"), [(USE, "False"), ("import triton.language", "True")])
 def test_norms_on_the_cpu_import_no_triton(use, expected):

@@ -9,7 +9,7 @@ from normkit.plots import theme
 from normkit.plots.epsilons import two_epsilons
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "scheme"), diagonal(["svg", "png", "pdf"], ["light", "dark"]))
 def test_a_second_drawing_has_the_same_bytes(kind, scheme):
     def once():
@@ -61,6 +61,7 @@ def test_a_dark_drawing_stands_in_a_page_like_a_light_one():
     assert without_ids(dark.svg()) == without_ids(two_epsilons().svg())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_writing_a_file_leaves_the_figure_as_it_was():
     drawing = two_epsilons()

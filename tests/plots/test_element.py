@@ -34,6 +34,7 @@ def points(found: list[ElementTree.Element]) -> list[float]:
     return [float(number) for path in found for number in re.findall(r"-?\d+\.?\d*", path.get("d", ""))]
 
 
+@pytest.mark.slow
 def test_it_is_small_and_nests(both: tuple[str, str]) -> None:
     file, made = both
     assert len(made) < len(file) / 2.2

@@ -100,6 +100,7 @@ def test_the_circle_becomes_an_ellipse_on_which_points_lie_at_eps_0():
             assert np.linalg.norm(dots(made)[:, None] - curve, axis=-1).min(1).max() < 0.06
 
 
+@pytest.mark.exhaustive
 def test_everything_stays_within_its_window(layer, rms):
     for made, stages in ((layer, 5), (rms, 3)):
         for moment in timeline(stages, 23):

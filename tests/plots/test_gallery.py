@@ -27,7 +27,7 @@ def light(twins):
         return [(drawing, drawing.svg()) for drawing in (draw() for draw in gallery(twins))]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_every_figure_draws_with_words_and_a_name_of_its_own(twins, light, scheme):
     with theme.style(scheme):

@@ -59,6 +59,7 @@ def test_nothing_is_loaded_and_no_script_runs(text):
     assert not re.search(r"url\((?!#)|@import", text)
 
 
+@pytest.mark.slow
 def test_both_schemes_stand_in_one_page(text):
     for name in theme.LIGHT:
         assert f"--{name}: {theme.LIGHT[name]};" in text

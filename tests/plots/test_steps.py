@@ -61,6 +61,7 @@ def test_the_circle_has_radius_root_three(x):
     assert "√3" in [text.get_text() for text in ax.texts]
 
 
+@pytest.mark.slow
 def test_points_below_the_plane_are_lighter(x):
     ax = three_steps(x, SPEC, GAIN, BIAS).figure.axes[0]
     hidden, shown = (artist for artist in ax.collections if artist.get_label() == "points")

@@ -95,6 +95,7 @@ def test_numbers_that_are_none_are_crosses_and_nothing_else_is_no_figure(healthy
             run_timeline(inspection)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes_and_a_long_one_no_heavier_figure(healthy):
     inspection = watched(healthy, imagined_runs.calm, steps=20_000, every=25)

@@ -114,6 +114,7 @@ def test_no_element_asks_for_anything_outside_the_page(page):
         assert "http" not in attrs.get("style", "")
 
 
+@pytest.mark.slow
 def test_the_policy_lets_this_script_run_and_nothing_load(page):
     policy = next(m["content"] for m in page.named("meta") if m.get("http-equiv") == "Content-Security-Policy")
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -151,6 +152,7 @@ def test_hostile_strings_are_text_only(hostile):
     assert "{{ 7 * 7 }}" in page.text("h1")
 
 
+@pytest.mark.slow
 def test_hostile_strings_leave_no_control_character_and_can_be_encoded(hostile):
     text = rendered(hostile)
     assert {character for character in text if unicodedata.category(character)[0] == "C"} == {"\n"}
@@ -250,6 +252,7 @@ def test_a_run_comes_first_after_the_verdict_then_findings_then_figures(faulty):
     assert "All 33 rows" in page.text("summary")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_id_twice_and_headings_in_order(faulty):
     page = Page(rendered(watched(faulty, imagined_runs.spike)))
     ids = Counter(attrs["id"] for _, attrs in page.elements if "id" in attrs)
@@ -319,6 +322,7 @@ def test_a_page_of_twelve_layers_is_under_150_kb_and_of_a_hundred_under_1_mb(twe
     assert len(rendered(long).encode()) < 1_000_000
 
 
+@pytest.mark.slow
 def test_a_long_model_is_grouped_and_its_rows_are_kept(long):
     page = Page(rendered(long))
     summaries = page.text("summary")

@@ -54,6 +54,7 @@ def hostile_run(hostile):
     return dataclasses.replace(hostile, training=imagined_runs.hostile(hostile, hostile.model.name))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["faulty", "hostile", "long", "empty", "spiking", "hostile_run"])
 @pytest.mark.parametrize("width", [320, 1280])
 def test_the_page_loads_alone_and_fits_its_window(opened, request, name, width):
@@ -111,6 +112,7 @@ def test_the_first_key_leads_past_the_navigation(opened, faulty):
     assert page.locator(".skip").bounding_box()["x"] >= 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(19, 22, 25)")])
 def test_the_page_and_its_figures_follow_the_scheme(opened, faulty, scheme, paper):
     page = opened(faulty, color_scheme=scheme)
@@ -122,6 +124,7 @@ def test_the_page_and_its_figures_follow_the_scheme(opened, faulty, scheme, pape
     assert title.evaluate(f"{colour}.fill") == ink
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["faulty", "spiking"])
 def test_print_is_on_white_paper_and_cuts_nothing_off(opened, request, name):
     # A4 less 15 mm to every side, in CSS pixels.

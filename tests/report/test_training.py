@@ -176,6 +176,7 @@ def test_without_an_optimizer_nothing_is_said_to_be_left_untrained(healthy):
     assert {row[1].text for row in table.rows} == {"embedding", "gain", "bias of a norm", "weight"}
 
 
+@pytest.mark.slow
 def test_a_run_on_a_real_model_goes_through_json_with_every_odd_number(tiny):
     for kind in (imagined_runs.spike, imagined_runs.broken, imagined_runs.short, imagined_runs.bare):
         plain = json.loads(json.dumps(watched(tiny, kind).to_json(), allow_nan=False))

@@ -19,6 +19,7 @@ def test_the_library_is_listed_the_same_twice(library):
     assert {"abc.py", "json/decoder.py"} <= set(names)
 
 
+@pytest.mark.slow
 def test_tests_and_generated_tables_are_left_out(library):
     folders = {part for file in library.files for part in file.name.split("/")[:-1]}
     assert not folders & {"test", "tests", "idle_test", "site-packages", "encodings", "__pycache__"}

@@ -28,6 +28,7 @@ def images_of(names):
     return images
 
 
+@pytest.mark.slow
 def test_the_split_is_fixed_and_pixels_are_normalised():
     data = digits()
     assert data.training.shape == (1347, 8, 8)

@@ -151,6 +151,7 @@ def test_a_dtype_in_which_nothing_can_be_trained_is_one_line():
         laboratory(dtype=torch.float16)
 
 
+@pytest.mark.slow
 def test_a_finished_run_leaves_a_json_line_a_step(tmp_path):
     run = laboratory(curves=tmp_path / "curves").train(transformer(), RECIPE, batches(), next_token_loss, name="first")
     (file,) = (tmp_path / "curves").iterdir()
@@ -167,6 +168,7 @@ def test_a_finished_run_leaves_a_json_line_a_step(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_is_null_in_its_line(tmp_path):
     model = transformer()
     with torch.no_grad():

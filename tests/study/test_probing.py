@@ -34,6 +34,7 @@ def test_they_are_those_of_inspect_as_a_user_calls_it():
     assert json.loads(json.dumps(found)) == list(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", "post", "peri", "output"])
 def test_a_healthy_model_has_no_finding_before_and_after_training(placement):

@@ -123,6 +123,7 @@ def test_two_processes_find_what_one_finds(shared):
     assert first["float64"]["findings"] == alone["float64"]["findings"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_pooled_running_statistics_and_gradients_are_those_of_all_rows(shared):
     (first, _), alone, _ = shared

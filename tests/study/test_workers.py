@@ -107,6 +107,7 @@ def test_what_has_no_name_elsewhere_cannot_be_sent():
         outcomes(crew, [nameless])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_what_is_not_found_elsewhere_is_an_error_of_its_trial(monkeypatch, tmp_path):
     (tmp_path / "passing_module.py").write_text("def measure(lab, arm):\n    return {}\n")
@@ -150,6 +151,7 @@ def until(condition, seconds):
         time.sleep(0.02)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_processes_end_with_one_that_is_killed_whatever_they_do(tmp_path):
     tests = str(Path(__file__).resolve().parent.parent)

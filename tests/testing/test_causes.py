@@ -16,6 +16,7 @@ LAYER = specs.TORCH_LAYER_NORM
 RMS = specs.OLMO2
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "change", "check", "expected", "found"),

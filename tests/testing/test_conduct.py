@@ -73,6 +73,7 @@ class AlwaysFloat32(Gain):
         return self.weight.float() * self.rms(x)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("norm", "check", "words"),
     [
@@ -92,10 +93,12 @@ def test_misconduct(norm, check, words):
     assert words in found[0].found
 
 
+@pytest.mark.slow
 def test_a_right_norm_does_none_of_it():
     assert violations(Right(), specs.OLMO2) == ()
 
 
+@pytest.mark.slow
 def test_a_spec_without_eps_may_give_nan_on_a_zero_row():
     assert violations(NoEps(), specs.OLMO2.replace(eps=0.0)) == ()
 
@@ -173,6 +176,7 @@ class NegatesNothing(Right):
         return (self.weight.float().abs() * self.rms(x)).to(x.dtype)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("norm", "check", "words"),
     [
@@ -206,6 +210,7 @@ class EntirelyInTheDtype(Gain):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
 
 
+@pytest.mark.slow
 def test_a_spec_that_stays_in_sixteen_bits_may_overflow_there():
     norm = EntirelyInTheDtype(eps=1e-5)
     spec = specs.OLMO2.replace(eps=1e-5, statistics_dtype="input", cast="none", round_rstd=True, output_dtype="promote")

@@ -71,6 +71,7 @@ def test_every_preset_conforms_to_itself(name):
     assert_conforms_to_itself(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [specs.LLAMA.replace(output_dtype="float32"), NormSpec(cast="input")], ids=str)
 def test_conventions_that_no_preset_has_conform_to_themselves(spec):
     assert_conforms_to_itself(spec)
@@ -103,6 +104,7 @@ def test_stock_classes_of_transformers_conform(path, spec, n):
     assert_conforms(stock(n), spec)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "spec", "shape"),
@@ -133,6 +135,7 @@ def test_torchs_sums_over_many_rows_are_wrong_and_ours_are_not():
     assert_conforms(nk.LayerNorm(32), specs.TORCH_LAYER_NORM)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_our_layers_conform_without_the_kernels():
     program = (

@@ -222,6 +222,7 @@ def test_per_sample_gradients_of_a_watched_model():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank_pages")
 def test_a_folder_that_takes_no_file_is_told_of_in_one_line(tmp_path: Path):
     file = tmp_path / "file"

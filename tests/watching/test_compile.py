@@ -130,6 +130,7 @@ def test_norms_and_attentions_called_as_functions_count_alike():
     assert_counted_alike(compiled, eager(Run(attentive)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_blocks_compiled_one_by_one_count_alike():
     """More of them than a compiler makes graphs of one forward."""
@@ -249,7 +250,7 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**sizes, **layers, use_cache=False))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [gpt_2, llama])
 def test_models_of_transformers_are_two_graphs_and_count_alike(build: Callable[[], nn.Module]):

@@ -120,6 +120,7 @@ def values(training: Training, quantity: Quantity) -> tuple[float, ...]:
     return next((series.values for series in training.of(quantity)), ())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_task_is_trained_the_same_with_a_watch(name: str) -> None:
     build, options = WAYS[name]
@@ -191,6 +192,7 @@ def test_a_training_that_raises_is_closed(tmp_path: Path, monkeypatch: pytest.Mo
     assert reasons == ["the run was left by RuntimeError"]
 
 
+@pytest.mark.slow
 def test_where_nan_began_is_said_at_its_step() -> None:
     network, said = Failing(), []
     network.gives = "NaN"
@@ -208,6 +210,7 @@ class WithoutForward(Task):
         self.other = Transformer()
 
 
+@pytest.mark.slow
 def test_what_to_watch_is_named_where_it_cannot_be_known() -> None:
     with pytest.raises(InputError, match=r"has no forward: name the submodule .* one of 'network', 'other'"):
         fitted(WithoutForward, LightningWatch())

@@ -140,6 +140,7 @@ def test_norm_gradients_that_are_never_reduced_are_a_finding(runs: Runs) -> None
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_norm_that_drifted_apart_is_a_finding(runs: Runs) -> None:
     found = runs[0]["drifted"]

@@ -47,6 +47,7 @@ def test_wrappers_are_taken_off(wrap: Any):
     assert unwrapped(wrap(model)) is model
 
 
+@pytest.mark.slow
 def test_a_survey_leaves_model_and_random_numbers_as_they_were():
     model = Transformer().train()
     model.blocks[0].eval()

@@ -184,6 +184,7 @@ def hook_count(model: nn.Module) -> int:
     return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_training_that_raises_is_closed_by_hand_or_by_the_next(tmp_path: Path) -> None:
     model, callback = failing("an error"), WatchCallback(every=2)
@@ -204,6 +205,7 @@ def test_a_training_that_raises_is_closed_by_hand_or_by_the_next(tmp_path: Path)
     assert hook_count(model) == 0
 
 
+@pytest.mark.slow
 def test_a_training_that_raises_is_closed_at_the_end_of_a_block(tmp_path: Path) -> None:
     model = failing("an error")
     with pytest.raises(RuntimeError, match="out of luck"), WatchCallback(every=2, out=tmp_path / "report") as callback:
@@ -224,6 +226,7 @@ def test_a_training_that_raises_is_closed_at_the_end_of_a_block(tmp_path: Path) 
         unused.inspection()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_training_that_raises_is_closed_when_the_callback_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,7 @@ BODIES = {
 MODELS = {build.__name__: build for build in (Cells, Images, without_norms, tied, partly_frozen, with_norms_as_modules)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BODIES)
 def test_a_loop_is_the_same_with_a_watch(name: str):
     plain = Run().go(watched=False, body=BODIES[name])
@@ -152,6 +153,7 @@ def test_a_model_is_trained_the_same_with_a_watch(name: str):
     assert watched.watch.inspection().training.reports == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["re-entrant", "not re-entrant"])
 def test_what_a_checkpoint_repeats_is_counted_once(kind: str):
     def build() -> nn.Module:
@@ -173,6 +175,7 @@ def test_what_a_checkpoint_repeats_is_counted_once(kind: str):
         assert one.values == pytest.approx(other.values, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_only_training_is_counted():
     between = Run().go(body=evaluated_between, steps=1).watch.inspection()
     assert [site.input.rows for site in between.sites] == [16, 32, 32, 16, 16, 32, 32, 16, 16]
@@ -182,6 +185,7 @@ def test_only_training_is_counted():
     assert [site.input.rows for site in masked.sites] == [13, 26, 26, 13, 13, 26, 26, 13, 13]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [None, 0, 1])
 def test_gradients_under_a_scaler_are_those_of_the_loss(given: int | None):
     """`step` before `unscale_` (None), after it (0), and with no unscaling by hand and clipping left out (1)."""

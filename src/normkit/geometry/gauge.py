@@ -31,6 +31,7 @@ def centred_defect(writer: Tensor) -> Tensor:
         DtypeError: If writer is not of a floating dtype.
 
     Example:
+        >>> import torch
         >>> from normkit.geometry import centred_defect
         >>> centred_defect(torch.tensor([[1.0, 2.0], [-1.0, 2.0]]))
         tensor(0.8000)
@@ -57,6 +58,7 @@ def reader_defect(reader: Tensor) -> Tensor:
         DtypeError: If reader is not of a floating dtype.
 
     Example:
+        >>> import torch
         >>> from normkit.geometry import reader_defect
         >>> reader_defect(torch.tensor([[1.0, -1.0], [2.0, 2.0]]))
         tensor(0.8000)
@@ -82,6 +84,7 @@ def weightless_defect(gain: Tensor) -> Tensor:
         DtypeError: If gain is not of a floating dtype.
 
     Example:
+        >>> import torch
         >>> from normkit.geometry import weightless_defect
         >>> weightless_defect(torch.tensor([1.0, 1.0, 1.0, 3.0]))
         tensor(1.)

@@ -70,7 +70,7 @@ def fitting(paths: Sequence[str], width: int) -> list[str]:
 
     Example:
         >>> fitting(["model.layers.{0-17}.pre_feedforward_layernorm", "model.layers.{0-17}.mlp.norm"], 24)
-        ['…{0-17}.pre_feedfor…norm', '…{0-17}.mlp.norm']
+        ['…{0-17}.pre_feedfo…rnorm', '…layers.{0-17}.mlp.norm']
     """
     for with_block in (True, False):
         short = [_cut(path, width, with_block=with_block) for path in paths]

@@ -39,6 +39,7 @@ class OverSample(OverTokens):
 # C1.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "axes"), [(OverTokens, "along axis 1"), (OverSample, "along axes -2, -1")])
 def test_a_norm_over_tokens_among_norms_over_features(models, inspected, norm, axes):
     model = models.plain()

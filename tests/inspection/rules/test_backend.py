@@ -51,6 +51,7 @@ def test_another_order_of_casts(models, inspected, status, dtype, severity):
     assert "it rounds once, at the end; the one that is meant rounds the row before the gain" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_statistics_in_16_bits_are_another_rules(models, inspected):
     assert of(inspected(llama(models, SixteenBitStatistics(64)).bfloat16()), "E1") is None
 
@@ -108,6 +109,7 @@ class Scaled(nn.LayerNorm):
         return self.by * super().forward(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "severity"), [(1.0, None), (1.005, "warning"), (1.02, "error"), (-1.0, "error")])
 def test_an_output_that_is_multiplied(models, inspected, by, severity):
     model = models.train(models.tiny("GPT2"))
@@ -189,6 +191,7 @@ def test_a_dtype_that_changes_where_the_config_keeps_it(models, inspected, statu
     assert (found.severity, found.sites) == ("warning", ("model.norm",))
 
 
+@pytest.mark.slow
 def test_a_dtype_that_changes_as_the_configs_class_does_is_clean(models, inspected, status):
     llama = models.tiny("Llama", layers=2).bfloat16()
     llama.model.norm.float()

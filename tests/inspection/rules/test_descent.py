@@ -24,6 +24,7 @@ def test_without_a_run_nothing_is_checked(rule):
     assert rule.check(facts(None)) is (NO_TRAINING if rule is SPIKES else NO_RUN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_a_healthy_run_is_clean(rule):
     outcome = rule.check(facts(trained(Tiny())))

@@ -89,6 +89,7 @@ def test_the_encoder_of_t5(inspected):
     assert_clean(inspected(T5EncoderModel(config).eval()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_the_models_that_ship(demo_directories, name):
     from transformers import AutoModelForCausalLM

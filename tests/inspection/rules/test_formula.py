@@ -52,6 +52,7 @@ def test_one_norm_with_another_eps_is_named(models, inspected, finding, status):
     assert "shortens the output to" in found.evidence[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("effect", "severity"), [(5e-4, "note"), (5e-3, "warning"), (5e-2, "error")])
 def test_severity_follows_the_effect_at_the_observed_scale(models, inspected, healthy, finding, effect, severity):
     path = "transformer.ln_f"
@@ -84,6 +85,7 @@ def test_many_norms_are_one_finding_with_the_worst_lines(models, inspected, find
     assert found.evidence[-1] == "and 3 more norms"
 
 
+@pytest.mark.slow
 def test_the_worst_norm_is_told_first(models, inspected, finding):
     model = set_eps(set_eps(models.tiny("GPT2"), "transformer.h.0.ln_1", 2e-5), "transformer.h.2.ln_2", 1e-3)
     found = finding(inspected(model), "A1")
@@ -129,6 +131,7 @@ def test_eps_outside_the_root(models, inspected, finding, status):
     assert status(inspected(models.tiny("GPT2")), "A2") == "clean"
 
 
+@pytest.mark.slow
 def test_eps_outside_the_root_that_shortens_is_an_error(models, inspected, finding):
     model = models.tiny("GPT2")
     model.transformer.h[0].ln_1 = OutsideNorm(64, eps=1e-3)
@@ -168,6 +171,7 @@ def test_unbiased_variance_without_a_config(models, inspected, finding, status):
     assert status(inspected(models.plain()), "A4") == "clean"
 
 
+@pytest.mark.slow
 def test_unbiased_variance_by_intent_is_clean_and_its_absence_is_not(models, inspected, facts_of):
     model = models.tiny("GPT2")
     model.transformer.ln_f = UnbiasedNorm(64)

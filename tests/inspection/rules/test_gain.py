@@ -92,6 +92,7 @@ def test_one_gain_around_0_among_others_is_clean(models, inspected, status):
     assert status(inspected(llama), "B1") == "clean"
 
 
+@pytest.mark.slow
 def test_untrained_weights_that_lack_the_1(models, inspected, finding):
     assert finding(inspected(shift(models.tiny("Llama"), -1.0)), "B1").severity == "error"
 
@@ -216,6 +217,7 @@ def test_one_norm_that_was_never_loaded(models, inspected, finding, status):
     assert "all 64 gains are exactly 1 and all 64 biases are exactly 0" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_run_with_fresh_weights_had_nothing_to_load(models, inspected, facts_of):
     model = reset(models.train(models.tiny("GPT2")), "transformer.h.1.ln_2")
     inspection = inspected(model)
@@ -229,6 +231,7 @@ def test_a_run_with_fresh_weights_had_nothing_to_load(models, inspected, facts_o
     assert outcome(1.05).sites == ("transformer.h.1.ln_2",)
 
 
+@pytest.mark.slow
 def test_a_gain_that_is_made_in_another_way_is_another_rules(models, inspected, finding):
     class Longer(nn.LayerNorm):
         """A Nemotron norm whose gain and bias are multiplied by two numbers: they are no entries of parameters."""
@@ -260,6 +263,7 @@ def shaped_as_trained(models, shift=0.0, only=""):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "only", "rule", "sites"),
     [(1.0, "", "B2", 25), (-1.0, "", "B1", 25), (1.0, "self_attn", "B2", 8), (-1.0, "self_attn", "B1", 8)],
@@ -271,6 +275,7 @@ def test_trained_1_plus_weights_that_lie_1_off(models, inspected, shift, only, r
     assert all(only in path for path in found.sites)
 
 
+@pytest.mark.slow
 def test_trained_1_plus_weights_of_any_size_are_clean(models, inspected):
     assert not {"B1", "B2"} & {found.rule for found in inspected(shaped_as_trained(models)).findings}
 

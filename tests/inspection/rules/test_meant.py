@@ -150,6 +150,7 @@ class Half(Gain):
         return self.weight * x * torch.rsqrt(half.square().mean(-1, keepdim=True) + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "rule", "words"),
     [
@@ -183,6 +184,7 @@ def test_rows_without_a_mean_leave_both_formulas_alike(known):
         assert CHECKS["A11"](replace(facts, sites=(rows,))).severity == severity
 
 
+@pytest.mark.slow
 def test_a_dropped_bias(models, inspected, finding):
     model = models.train(models.tiny("GPT2"))
     model.transformer.ln_f.bias = None
@@ -191,6 +193,7 @@ def test_a_dropped_bias(models, inspected, finding):
     assert "no bias is added, the config says" in found.evidence[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_stock_norm_that_passes_its_input_through(models, inspected, finding, dtype):
     model = models.train(models.tiny("Llama", layers=2)).to(dtype)
@@ -200,6 +203,7 @@ def test_a_stock_norm_that_passes_its_input_through(models, inspected, finding, 
     assert "what is called here normalizes nothing" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_norm_that_one_block_skips(models, inspected, finding):
     model = models.train(models.tiny("GPT2"))
     block = model.transformer.h[1]
@@ -209,6 +213,7 @@ def test_a_norm_that_one_block_skips(models, inspected, finding):
     assert "here it is never called, though its likes in other blocks are" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_cast_orders_that_no_program_gives_are_not_checked(models, inspected):
     class Odd(Gain):
         """Rounds half of the features early and half of them late, as no known program does."""

@@ -203,6 +203,7 @@ def test_a_run_without_an_optimizer_is_not_checked(run, models, rule):
     assert rule.check(trained(facts, idle)) is NO_OPTIMIZER
 
 
+@pytest.mark.slow
 def test_a_gain_with_an_offset_decays_to_1(run, models):
     model = models.tiny("Gemma", head_dim=16)
     hit = DECAYED.check(run(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)))
@@ -265,6 +266,7 @@ def test_torchs_layer_norm_in_bfloat16(models, inspected, status, facts_of):
     assert status(inspected(models.plain()), "B9") == "clean"
 
 
+@pytest.mark.slow
 def test_gains_near_0(models, inspected, status):
     model = models.train(models.plain())
     assert status(inspected(model), "B10") == "clean"

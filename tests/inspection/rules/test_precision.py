@@ -55,6 +55,7 @@ def test_in_float32_narrow_statistics_are_a_note_where_the_config_tells(models, 
     assert status(inspected(models.plain(NarrowNorm)), "E2") == "clean"
 
 
+@pytest.mark.slow
 def test_narrow_statistics_by_intent_are_clean_in_float32(models, inspected, facts_of):
     model = narrowed(models.tiny("Llama"))
     facts = facts_of(inspected(model), model)
@@ -74,6 +75,7 @@ def test_little_room_in_float16(models, inspected, finding, status, largest, sev
     assert f"{math.log2(65504 / largest):.2f} bits" in found.measured
 
 
+@pytest.mark.slow
 def test_the_same_numbers_have_room_in_bfloat16(models, inspected, status):
     model = models.tiny("Llama").bfloat16()
     model.model.embed_tokens.weight.data[:, 7] = 50_000
@@ -98,6 +100,7 @@ def test_nan_in_a_gain_names_the_first_mover(models, inspected, finding):
     assert found.evidence[1] == "transformer.h.1: the first block with NaN or infinity, which leave it"
 
 
+@pytest.mark.slow
 def test_nan_in_a_gain_counts_by_itself(models, inspected, facts_of):
     model = models.tiny("GPT2")
     facts = facts_of(inspected(model), model)
@@ -137,6 +140,7 @@ def test_a_norm_that_makes_nan_itself(models, inspected):
     assert "so the norm itself makes them" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_the_headroom_above_a_massive_activation_is_a_note(models, inspected, facts_of):
     """SmolLM2 in float16: one element of 25,000 beside a median rms of 6, 1.4 bits below overflow on any text."""
     model = models.tiny("GPT2").half()

@@ -125,6 +125,7 @@ def test_a_model_without_norms_is_never_clean(inspected):
     assert all(check.status == "not checked" for check in inspection.checks if check.needs_run)
 
 
+@pytest.mark.slow
 def test_on_too_few_distinct_tokens_what_depends_on_the_text_is_a_note(models, facts_of, inspected):
     """F3 on one token repeated and A1 on a single one were warnings on healthy trained models."""
     model = models.train(models.tiny("GPT2"))
@@ -139,6 +140,7 @@ def test_on_too_few_distinct_tokens_what_depends_on_the_text_is_a_note(models, f
     assert severities == {None: "warning", 7: "note", 8: "warning"}
 
 
+@pytest.mark.slow
 def test_what_does_not_depend_on_the_text_stays_as_bad_on_few_tokens(models, facts_of, inspected):
     model = models.tiny("GPT2")
     model.transformer.h[1].ln_1.weight.data[3] = math.nan

@@ -44,6 +44,7 @@ def of(inspection):
     return next((found for found in inspection.findings if found.rule == "B14"), None)
 
 
+@pytest.mark.slow
 def test_the_same_model_is_clean(model, inspected, declared, status):
     assert status(inspected(model, intent=declared), "B14") == "clean"
 
@@ -72,6 +73,7 @@ def another(model):
     weight(model, LATER)[3] += 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -92,6 +94,7 @@ def test_a_gain_that_was_changed_is_named_with_what_happened(model, inspected, d
     assert words in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_two_gains_that_were_swapped(model, inspected, declared):
     one, other = weight(model, EARLIER), weight(model, LATER)
     kept = one.clone()
@@ -104,12 +107,14 @@ def test_two_gains_that_were_swapped(model, inspected, declared):
     )
 
 
+@pytest.mark.slow
 def test_a_bias_counts_too(model, inspected, declared):
     model.get_submodule(LATER).bias.data.mul_(3)
     found = of(inspected(model, intent=declared))
     assert "its bias is 3 times the one that is meant" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_later_checkpoint_is_a_note(model, inspected, declared):
     torch.manual_seed(1)
     for module in model.modules():
@@ -121,10 +126,12 @@ def test_a_later_checkpoint_is_a_note(model, inspected, declared):
     assert found.measured == "14 of 14 parameters of norms have moved, as in a later checkpoint"
 
 
+@pytest.mark.slow
 def test_rounding_to_16_bits_is_no_change(model, inspected, declared):
     assert of(inspected(model.bfloat16(), intent=declared)) is None
 
 
+@pytest.mark.slow
 def test_without_a_reference_the_command_is_given(model, inspected):
     check = next(check for check in inspected(model).checks if check.rule == "B14")
     assert check.status == "not checked"
@@ -133,6 +140,7 @@ def test_without_a_reference_the_command_is_given(model, inspected):
     )
 
 
+@pytest.mark.slow
 def test_without_a_reference_a_gain_that_two_norms_have_is_named(model, inspected, finding):
     copied(model)
     found = finding(inspected(model), "B14")
@@ -140,6 +148,7 @@ def test_without_a_reference_a_gain_that_two_norms_have_is_named(model, inspecte
     assert found.evidence == (f"{LATER}: its 64 gains are a copy of those of {EARLIER}",)
 
 
+@pytest.mark.slow
 def test_gains_that_are_one_parameter_are_another_rules(models, inspected):
     plain = models.train(models.plain())
     plain.blocks[1].norm_2.weight = plain.blocks[1].norm_1.weight

@@ -88,6 +88,7 @@ def test_a_norm_that_is_called_twice_in_a_block(models, inspected, finding, stat
     assert status(inspected(model, intent=infer(inspection)), "D4") == "clean"
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_called_more_often_than_declared(models, inspected, finding):
     model = models.plain()
     declared = infer(inspected(model))
@@ -226,6 +227,7 @@ class Unsteady(nn.Module):
         return y
 
 
+@pytest.mark.slow
 def test_a_norm_that_keeps_something_between_calls(models, inspected):
     model = models.plain()
     model.blocks[1].norm_1 = Unsteady(WIDTH, 0.1)
@@ -236,6 +238,7 @@ def test_a_norm_that_keeps_something_between_calls(models, inspected):
     assert "D6" not in [found.rule for found in inspected(model).findings]
 
 
+@pytest.mark.slow
 def test_what_draws_random_numbers_and_is_no_norm_is_left_alone(models, inspected):
     class Noise(nn.Module):
         def forward(self, x):
@@ -251,6 +254,7 @@ def test_what_draws_random_numbers_and_is_no_norm_is_left_alone(models, inspecte
         assert "D6" not in [found.rule for found in inspected(model).findings]
 
 
+@pytest.mark.slow
 def test_norms_that_the_stock_class_ties_itself(models, inspected, facts_of):
     model = models.plain()
     model.blocks[1].norm_1.weight = model.blocks[0].norm_1.weight

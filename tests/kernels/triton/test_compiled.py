@@ -84,6 +84,7 @@ def test_rows_are_read_and_written_in_vectors(figures):
             assert set(found["widths"][argument]) == expected, f"{place} {argument}"
 
 
+@pytest.mark.exhaustive
 def test_rows_of_several_tiles_are_copied_ahead(figures):
     for place, found in figures.items():
         if place.endswith("differentiate") and " 1001 " not in place:

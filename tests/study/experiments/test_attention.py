@@ -38,6 +38,7 @@ def test_scores_without_a_norm_grow_with_the_square_of_the_input(measured):
     assert largest[-1] / largest[0] == pytest.approx((scales[-1] / scales[0]) ** 2, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_scores_behind_a_norm_grow_with_the_square_of_the_weights(measured):
     largest = measured[0]["LayerNorm"]["weights"]["largest"]
     assert largest[-1] / largest[0] == pytest.approx(SMALL["weight_scales"][-1] ** 2, rel=1e-9)

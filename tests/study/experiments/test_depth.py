@@ -29,6 +29,7 @@ def measured():
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_every_variant_is_measured_at_every_depth_and_two_are_trained(measured):
     assert set(measured[0]) == {

@@ -64,6 +64,7 @@ def test_training_is_judged_by_the_largest_difference(usual, small, verdict):
     assert decide(STUDY.claims[3], {0: trained(usual, small)}).verdict == verdict
 
 
+@pytest.mark.exhaustive
 def test_small_embeddings_start_shorter_and_the_sizes_of_eps_share_their_start(measured):
     runs = measured[0]
     starts = [runs[f"trained with eps {eps:g}"]["losses"][0] for eps in TINY["trained_sizes"]]

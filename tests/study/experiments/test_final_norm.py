@@ -40,6 +40,7 @@ def test_logits_of_pre_norm_grow_with_depth_without_a_final_norm_only(measured):
     assert with_norm[-1] == pytest.approx(with_norm[0], rel=0.2)
 
 
+@pytest.mark.slow
 def test_each_rate_starts_from_the_same_weights_and_sees_the_same_batches(measured):
     lab = Laboratory(settings={**TINY, "rates": (1e-2,)}, seed=0)
     arm = STUDY.arms(TINY)[0]

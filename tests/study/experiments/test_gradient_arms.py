@@ -39,6 +39,7 @@ def test_a_detached_norm_is_layer_norm_forward_and_a_scaling_backward():
     torch.testing.assert_close(x.grad, (x.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt().expand_as(x).detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["LayerNorm", "RMSNorm"])
 def test_the_backward_pass_of_a_trained_model_is_a_projection(norm):
     found = measured(norm)

@@ -82,6 +82,7 @@ def test_what_is_otherwise_is_not(claim, losses, verdict):
     assert decide(STUDY.claims[claim], invented(**losses)).verdict == verdict
 
 
+@pytest.mark.slow
 def test_the_charts_are_of_what_was_measured(measured):
     loss, end = STUDY.charts(TINY, measured)
     assert [line.label for _, lines in loss.panels for line in lines] == list(SHALLOW + DEEP)

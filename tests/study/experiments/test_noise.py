@@ -110,6 +110,7 @@ def test_arms_start_from_the_same_weights_and_see_the_same_batches():
     assert len(set(first.values())) == len(first)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_broken_off_goes_on_with_the_same_noise(tmp_path):
     arm = next(arm for arm in STUDY.arms(TINY) if arm.name.startswith("noise 2"))
     told = []
