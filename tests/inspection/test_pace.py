@@ -42,12 +42,22 @@ def test_the_median_weight_the_fastest_and_the_fastest_gain():
     ],
 )
 def test_each_limit_counts(ratios, place):
-    below, above = ({name: [factor * value] for name, value in ratios.items()} for factor in (0.99, 1.01))
+    below, above = ({name: [factor * value] * 4 for name, value in ratios.items()} for factor in (0.99, 1.01))
     assert too_fast(moved(**below)) == ()
-    (pace,) = too_fast(moved(**above))
+    pace, *_ = too_fast(moved(**above))
     assert pace.excess == pytest.approx(1.01)
     assert pace.place == place
     assert f"{place} by" in str(pace)
+
+
+def test_a_few_steps_count_where_they_are_far_too_large():
+    def limits(*excesses):
+        return [pace.step for pace in too_fast(moved(a=[TYPICAL_LIMIT * excess for excess in excesses]))]
+
+    # Adam's first step is the learning rate times a sign, and several times as large as those that follow.
+    assert limits(2.9, 0.9, 0.8) == limits(0.5, 2.9, 2.9, 2.9) == []
+    assert limits(3.1, 0.9) == [0]
+    assert limits(1.1, 1.1, 0.9, 1.1, 1.1) == [0, 5, 15, 20]
 
 
 def test_biases_and_embeddings_do_not_count():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from normkit.watching.surveying import Arguments, describe_optimizers, planned, surveyed, unwrapped
+from normkit.watching.surveying import Arguments, describe_optimizers, insensitive, planned, surveyed, unwrapped
 from small_training import Transformer, fingerprint
 
 
@@ -82,6 +82,17 @@ def test_calls_inside_a_norm_are_not_those_of_the_module_around_it():
     plan = planned(structure)
     assert "blocks.0.attention:rms_norm" in [site.path for site in plan.sites]
     assert {"blocks.0.attention", "blocks.0.attention.q_norm"} <= set(plan.callers)
+
+
+def test_autocast_does_not_hide_that_a_weight_is_doubled():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh())
+    call = Arguments(args=(torch.randn(2, 5, 16),), kwargs={})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        # The casts that a first call leaves are those of the weights as they are.
+        model(*call.args)
+        assert insensitive(model, call) == {"0.weight"}
+        assert torch.is_autocast_cache_enabled()
 
 
 def test_optimizers_are_described():

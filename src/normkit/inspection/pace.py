@@ -20,6 +20,14 @@ FROM_NOTHING = 1e3
 """Beside a parameter that starts at 0, as gains do that are stored without their 1, every step is large: its first
 ratio is missing, or past this."""
 
+FAR_TOO_FAST, OPENING, FAR_AT_FIRST, LASTING = 3.0, 10, 10.0, 4
+"""How many times past its limit a step is far too large; the steps that open a run, and what is far for each of these
+alone; and how many steps are more than one of them.
+
+Adam's first step is the learning rate times the sign of each gradient, over four times as large as those that follow
+once its moments have settled (0.23 for a momentum of 0.9 and gradients of both signs), in ten steps or so.
+"""
+
 _SHRUNK = 0.1
 
 
@@ -110,8 +118,9 @@ def paces(training: Training) -> tuple[Pace, ...]:
 
 
 def too_fast(training: Training) -> tuple[Pace, ...]:
-    """The measured steps that were too large, in order."""
-    return tuple(pace for pace in paces(training) if pace.excess > 1)
+    """The measured steps that were too large, in order: none where they are few and none of them is far too large."""
+    fast = tuple(pace for pace in paces(training) if pace.excess > 1)
+    return fast if len(fast) >= LASTING or any(pace.excess > FAR_TOO_FAST for pace in fast) else ()
 
 
 def _largest(ratios: dict[str, float]) -> tuple[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from normkit.inspection.feed import grave
 from normkit.inspection.history import STAYS, Jump, jumps, movers
-from normkit.inspection.pace import Pace, paces
+from normkit.inspection.pace import FAR_TOO_FAST, Pace, paces, too_fast
 from normkit.inspection.rules.interventions import told
 from normkit.inspection.training import Origin, OriginKind, Quantity, Series, Training
 
@@ -16,8 +16,6 @@ from normkit.inspection.training import Origin, OriginKind, Quantity, Series, Tr
 _EXPLODED_LOGITS = 1e3
 # A learning rate that rises so many times from one step to the next, and what breaks within so many steps of it.
 _RATE_RISE, _AFTER_RISE = 4.0, 32
-# Updates past their limit by less are no reason to look no further.
-_FAR_TOO_FAST = 3.0
 # Of several spikes those count that explain at least half as much as the one that explains most.
 _AS_MUCH = 0.5
 # Within so many steps before it, a way up counts as the cause of a value that is not finite.
@@ -70,7 +68,7 @@ def _moved(training: Training) -> tuple[Origin | None, float]:
     most = max((jump.weight for jump in spikes), default=0.0)
     spike = min((jump for jump in spikes if jump.weight >= _AS_MUCH * most), key=lambda jump: jump.step, default=None)
     far = max(_worst_stretch(training), key=lambda pace: pace.excess, default=None)
-    is_far = far is not None and far.excess > _FAR_TOO_FAST
+    is_far = far is not None and far.excess > FAR_TOO_FAST
     # A loss that comes back by itself is less than steps that are far too large.
     if spike is None or (is_far and not any(jump.length >= STAYS for jump in spikes if jump.series.quantity == "loss")):
         return slow, far.step if far is not None and is_far else math.inf
@@ -154,8 +152,9 @@ def _first_excess(training: Training) -> Origin | None:
 def _worst_stretch(training: Training) -> list[Pace]:
     """Of the stretches of steps that were too large without a break, the one with the largest step."""
     stretches: list[list[Pace]] = [[]]
+    fast = set(too_fast(training))
     for pace in paces(training):
-        if pace.excess > 1:
+        if pace in fast:
             stretches[-1].append(pace)
         elif stretches[-1]:
             stretches.append([])

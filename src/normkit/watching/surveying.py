@@ -74,8 +74,8 @@ class Arguments:
         )
 
     def usual(self) -> Arguments:
-        """They with a copy of each tensor of inference mode, which no gradient could pass."""
-        return self.with_tensors([each.clone() if each.is_inference() else each for each in self.tensors()])
+        """They without the graphs that made them, which the training needs; copies of those of inference mode."""
+        return self.with_tensors([each.clone() if each.is_inference() else each.detach() for each in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
         """Those among them."""
@@ -143,15 +143,19 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
     # What was compiled would be compiled again for the small shapes, and then for shapes that change.
     eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     randomness, arrays = random.getstate(), numpy.random.get_state()
+    # Autocast keeps the cast of a weight, and would not see that it is doubled.
+    keeps_casts = torch.is_autocast_cache_enabled()
     buffers = [
         (module, name, buffer, buffer._version, buffer.clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
     try:
+        torch.set_autocast_cache_enabled(False)
         with torch.random.fork_rng(devices=sorted(devices, key=str)), evaluating(model), torch.no_grad(), eager:
             yield
     finally:
+        torch.set_autocast_cache_enabled(keeps_casts)
         random.setstate(randomness)
         numpy.random.set_state(arrays)
         for module, name, buffer, version, copy in buffers:

@@ -146,11 +146,13 @@ def with_pace(*ratios):
 
 def test_how_bad_an_update_is():
     assert UPDATES.check(with_pace(*[0.01] * 9)) is None
-    once = UPDATES.check(with_pace(*[0.01] * 9, 0.06))
-    assert (once.severity, once.sites) == ("warning", ("a",))
-    assert once.measured == "step 45 changed the median weight by 6 %, 1.3 times the limit of 4.5 %"
-    assert once.evidence[0] == "step 45 changed the median weight by 6 %, a by 6 %"
-    assert once.evidence[1] == "1 of 10 measured steps past a limit, the first of them step 45"
+    assert UPDATES.check(with_pace(*[0.01] * 9, 0.06)) is None
+    often = UPDATES.check(with_pace(*[0.01] * 9, *[0.05] * 3, 0.06))
+    assert (often.severity, often.sites) == ("warning", ("a",))
+    assert often.measured == "step 60 changed the median weight by 6 %, 1.3 times the limit of 4.5 %"
+    assert often.evidence[0] == "step 60 changed the median weight by 6 %, a by 6 %"
+    assert often.evidence[1] == "4 of 13 measured steps past a limit, the first of them step 45"
+    assert UPDATES.check(with_pace(0.17, *[0.01] * 9)).severity == "warning"
     assert UPDATES.check(with_pace(*[0.01] * 9, 0.6)).severity == "error"
     assert UPDATES.check(with_pace(*[0.01] * 4, *[0.06] * 6)).severity == "error"
 

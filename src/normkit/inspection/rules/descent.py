@@ -6,7 +6,18 @@ import math
 from statistics import median
 
 from normkit.inspection.history import LIMIT, STAYS, Jump, jumps, movers
-from normkit.inspection.pace import FASTEST_LIMIT, GAIN_LIMIT, TYPICAL_LIMIT, Pace, paces, too_fast
+from normkit.inspection.pace import (
+    FAR_AT_FIRST,
+    FAR_TOO_FAST,
+    FASTEST_LIMIT,
+    GAIN_LIMIT,
+    LASTING,
+    OPENING,
+    TYPICAL_LIMIT,
+    Pace,
+    paces,
+    too_fast,
+)
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import (
     CAUSES,
@@ -23,7 +34,7 @@ from normkit.inspection.rules.rule import (
 )
 from normkit.inspection.training import Training
 
-_FAR_TOO_FAST, _OFTEN = 3.0, 5
+_OFTEN = 5
 
 _LONG_RUN, _RISES, _FALLS = 128, 1.5, 0.5
 
@@ -179,8 +190,10 @@ def _updates_too_large(facts: Facts) -> Outcome:
     if not fast:
         return None
     worst = max(fast, key=lambda pace: pace.excess)
+    far = [pace for pace in fast if pace.excess > FAR_TOO_FAST]
+    is_far = len(far) >= LASTING or any(pace.step >= OPENING or pace.excess > FAR_AT_FIRST for pace in far)
     return Hit(
-        severity="error" if worst.excess > _FAR_TOO_FAST or _OFTEN <= len(fast) > len(seen) / 2 else "warning",
+        severity="error" if is_far or _OFTEN <= len(fast) > len(seen) / 2 else "warning",
         sites=tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess)))[:6],
         measured=f"step {worst.step} changed {_furthest(worst)}",
         evidence=(
@@ -222,7 +235,7 @@ RULES = (
         ),
         confirm="run again from a checkpoint before it: the same batch, with the change, and no spike",
         check=_spikes,
-        follows=("B5", "E3", "F1", "F11", "F12", *CAUSES),
+        follows=("B5", "C7", "E3", "F1", "F11", "F12", *CAUSES),
         looks_at=("run",),
     ),
     Rule(
@@ -265,8 +278,9 @@ RULES = (
         severity="error",
         threshold=(
             f"rms of one step's change over the parameter's own above {percent(TYPICAL_LIMIT)} for the median weight, "
-            f"{percent(FASTEST_LIMIT)} for one weight or {percent(GAIN_LIMIT)} for one gain (warning), "
-            f"{_FAR_TOO_FAST:g} times that or most of the measured steps (error)"
+            f"{percent(FASTEST_LIMIT)} for one weight or {percent(GAIN_LIMIT)} for one gain, in {LASTING} "
+            f"steps or by {FAR_TOO_FAST:g} times (warning); by {FAR_TOO_FAST:g} times behind the first {OPENING} steps "
+            f"or in {LASTING} of them, by {FAR_AT_FIRST:g} times, or most of the measured steps (error)"
         ),
         source=(
             "measured on the demo models: at most 2.5 %, 5.9 % and 0.3 % with their recipe, 5 to 10 %, 21 % and 19 to "
@@ -283,7 +297,7 @@ RULES = (
         ),
         confirm="the update ratio at the same steps of a new run is below the threshold",
         check=_updates_too_large,
-        follows=("B5", "F12", *CAUSES),
+        follows=("B5", "B8", "B9", "F10", "F12", *CAUSES),
         looks_at=("run",),
     ),
 )
