@@ -84,26 +84,6 @@ def test_nan_from_the_first_step_is_told_with_its_place():
     assert sum("non-finite" in line for line in watched.said) >= 1
 
 
-@pytest.mark.parametrize("given", [lambda x: {"input": x}, lambda x: {"input": x, "args": [x]}])
-def test_the_graph_that_an_input_comes_with_is_left_to_the_training(given: Callable[[Tensor], dict[str, Any]]):
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            # The loop calls it, and gives the model what comes of it.
-            self.embedding = nn.Linear(6, 6)
-            self.body = nn.Sequential(nn.Linear(6, 6, bias=False), nn.LayerNorm(6), nn.Linear(6, 6))
-
-        def forward(self, input: Tensor, args: Any = None) -> Tensor:
-            y: Tensor = self.body(input if args is None else args[0])
-            return y
-
-    model = Model()
-    with watch(model, say=lambda _: None) as run:
-        model(**given(model.embedding(torch.randn(4, 6)).tanh())).square().sum().backward()
-        run.step()
-    assert model.embedding.weight.grad is not None
-
-
 @pytest.mark.parametrize("place", [(0, 5, 3, 2), (1, 0, 0, 3)])
 def test_nan_is_seen_in_rows_along_channels(place: tuple[int, ...]):
     class Channels(nn.Module):

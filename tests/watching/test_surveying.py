@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel
 
 from normkit.watching.surveying import Arguments, describe_optimizers, insensitive, planned, surveyed, unwrapped
+from normkit.watching.watcher import watch
 from small_training import Transformer, fingerprint
 
 
@@ -82,6 +84,26 @@ def test_calls_inside_a_norm_are_not_those_of_the_module_around_it():
     plan = planned(structure)
     assert "blocks.0.attention:rms_norm" in [site.path for site in plan.sites]
     assert {"blocks.0.attention", "blocks.0.attention.q_norm"} <= set(plan.callers)
+
+
+@pytest.mark.parametrize("given", [lambda x: {"input": x}, lambda x: {"input": x, "args": [x]}])
+def test_the_graph_that_an_input_comes_with_is_left_to_the_training(given: Callable[[torch.Tensor], dict[str, Any]]):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            # The loop calls it, and gives the model what comes of it.
+            self.embedding = nn.Linear(6, 6)
+            self.body = nn.Sequential(nn.Linear(6, 6, bias=False), nn.LayerNorm(6), nn.Linear(6, 6))
+
+        def forward(self, input: torch.Tensor, args: Any = None) -> torch.Tensor:
+            y: torch.Tensor = self.body(input if args is None else args[0])
+            return y
+
+    model = Model()
+    with watch(model, say=lambda _: None) as run:
+        model(**given(model.embedding(torch.randn(4, 6)).tanh())).square().sum().backward()
+        run.step()
+    assert model.embedding.weight.grad is not None
 
 
 def test_autocast_does_not_hide_that_a_weight_is_doubled():

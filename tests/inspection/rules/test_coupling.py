@@ -203,11 +203,11 @@ def c7(healthy, models, facts_of):
     """The rule's answer for a batch norm in a run of some processes with so many rows a call."""
     facts = facts_of(healthy, models.tiny("GPT2"))
 
-    def answer(name="BatchNorm1d", axes=(0, 2), ranks=1, rows=4096, watched=True):
+    def answer(name="BatchNorm1d", axes=(0, 2), ranks=1, rows=4096, watched=True, tokens=0):
         entering = replace(facts.sites[0].input, rows=rows)
         site = replace(facts.sites[0], calls=1, input=entering)
         others = (batch_norm(name, list(axes)),)
-        training = run_of(ranks) if watched else None
+        training = replace(run_of(ranks), tokens=tokens) if watched else None
         return rule("C7").check(replace(facts, sites=(site,), others=others, training=training))
 
     return answer
@@ -227,8 +227,10 @@ def test_batch_statistics_of_few_rows(c7):
     assert c7(rows=256) is None
     found = c7(rows=8)
     assert "a variance of 8 rows has a relative noise of 50 %" in found.evidence[0]
-    # Over samples alone: nobody knows how many there are.
+    # Over samples alone there are at most as many as were fed in a step.
     assert c7(axes=(0,), rows=8) is None
+    assert c7(axes=(0,), tokens=16) is None
+    assert c7(axes=(0,), tokens=2).measured == "1 batch norm with batch statistics of 2 rows"
     # An instance norm in training mode has no batch.
     assert c7(axes=(2,), rows=8, ranks=4) is None
 

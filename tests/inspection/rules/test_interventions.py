@@ -7,7 +7,7 @@ import pytest
 from normkit.inspection.rules.interventions import RULES
 from normkit.inspection.rules.rule import NO_RUN, NotChecked
 from normkit.inspection.training import Change, Stop
-from watched_runs import facts, parameter, training
+from watched_runs import facts, parameter, series, training
 
 CHANGED, NORMS, BLOCKS = RULES
 PARAMETERS = (parameter("norm.weight", "gain", site="norm"), parameter("w"))
@@ -37,6 +37,15 @@ def test_a_parameter_that_no_optimizer_changed(changed, severity, site, told):
     found = CHANGED.check(facts(training(changes=(changed,), parameters=PARAMETERS)))
     assert (found.severity, found.sites) == (severity, (site,))
     assert found.measured == f"step 20: {told}, by no optimizer"
+    assert found.evidence == (f"step 20: {told}" + ("; it is the norm's gain" if site == "norm" else ""),)
+
+
+def test_what_a_change_did_to_the_logits_is_told():
+    logits = series("logit bound", [40.0, 40.0, 5e3], "attention", first=10, every=5)
+    run = training(logits, changes=(change("attention.q.weight", 11.0, 12.0),), parameters=PARAMETERS)
+    lines = CHANGED.check(facts(run)).evidence
+    assert lines[-1] == "attention logits of attention may reach 5e+03 since, 40 before"
+    assert len(CHANGED.check(facts(training(logits, changes=(change("w"),), parameters=PARAMETERS))).evidence) == 1
 
 
 def test_a_norm_comes_before_other_parameters():

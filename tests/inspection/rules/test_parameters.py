@@ -61,7 +61,7 @@ def parameters_of(model, sites, optimizer=None, gradient_steps=5):
                 size=parameter.numel(),
                 dtype="float32",
                 trained=parameter.requires_grad and group is not None,
-                gradient_steps=gradient_steps,
+                gradient_steps=gradient_steps if parameter.requires_grad else 0,
                 learning_rate=math.nan if group is None else group["lr"],
                 weight_decay=math.nan if group is None else group["weight_decay"],
                 rms=1.0,
@@ -229,7 +229,10 @@ def test_a_norm_that_no_optimizer_holds(run, models):
     held = [parameter for parameter in model.parameters() if parameter is not model.norm.bias]
     hit = STILL.check(run(model, torch.optim.SGD(held, lr=0.1)))
     assert hit.sites == ("norm",)
-    assert hit.evidence == ("norm.bias: is frozen, or no optimizer holds it",)
+    assert hit.evidence == ("norm.bias: gets gradients, and no optimizer holds it",)
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    # Frozen on purpose, they would have no gradients.
+    assert STILL.check(run(model, torch.optim.SGD(matrices, lr=0.1))).severity == "warning"
 
 
 def test_a_norm_without_a_gradient(run, models):

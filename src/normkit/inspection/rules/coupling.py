@@ -24,6 +24,8 @@ from normkit.inspection.rules.rule import (
 # Of a small batch, statistics alone make the two modes differ by some 20 %.
 _MODE_GAP = 1.0
 _BATCH_NOISE = 0.12
+# Of vectors, batches of 32 and 64 are usual; below 16 samples errors rise (Wu & He 2018, arXiv:1803.08494).
+_FEW_SAMPLES = 16
 
 
 def _leaks_future(facts: Facts) -> Outcome:
@@ -130,21 +132,25 @@ def _uneven_batches(facts: Facts) -> Outcome:
     ranks = facts.training.ranks
     alone = [other for other in batched if ranks > 1 and not other.reason.startswith("SyncBatchNorm")]
     lines = [f"{other.path}: each of the {ranks} processes normalizes by its own share of the batch" for other in alone]
-    samples = max((site.input.rows // max(site.calls, 1) for site in facts.sites), default=0)
-    # Statistics over samples alone are of fewer rows than there are tokens, nobody knows how many.
-    noisy = [other for other in batched if samples and len(_shared_axes(other)) > 1]
-    noise = math.sqrt(2 / samples) if samples else 0.0
-    noisy = noisy if noise > _BATCH_NOISE else []
+    tokens = max((site.input.rows // max(site.calls, 1) for site in facts.sites), default=0)
+    # Statistics over samples alone are of no more rows than the run was fed in a step.
+    fed = facts.training.tokens // (ranks * max(facts.training.steps, 1))
+    rows = {other.path: tokens if len(_shared_axes(other)) > 1 else fed for other in batched}
+    few = [
+        other
+        for other in batched
+        if 0 < rows[other.path] < (2 / _BATCH_NOISE**2 if len(_shared_axes(other)) > 1 else _FEW_SAMPLES)
+    ]
     lines += [
-        f"{other.path}: a variance of {samples} rows has a relative noise of {percent(noise)}, "
-        "which eval mode does not have"
-        for other in noisy
+        f"{other.path}: a variance of {rows[other.path]} rows has a relative noise of "
+        f"{percent(math.sqrt(2 / rows[other.path]))}, which eval mode does not have"
+        for other in few
     ]
     if not lines:
         return None
-    paths = {other.path for other in (*alone, *noisy)}
+    paths = {other.path for other in (*alone, *few)}
     words = [f"not synchronised over {ranks} processes"] if alone else []
-    words += [f"with statistics of {samples} rows"] if noisy else []
+    words += [f"with batch statistics of {min(rows[other.path] for other in few)} rows"] if few else []
     return Hit(
         severity="warning",
         sites=tuple(other.path for other in batched if other.path in paths),
@@ -257,7 +263,8 @@ RULES = (
         severity="warning",
         threshold=(
             "a batch norm that is no SyncBatchNorm in a run of several processes; or sqrt(2 / N) above "
-            f"{percent(_BATCH_NOISE)}, the relative noise of a variance of N rows"
+            f"{percent(_BATCH_NOISE)}, the relative noise of a variance of N rows; over samples alone, fewer than "
+            f"{_FEW_SAMPLES}"
         ),
         source="pytorch/pytorch#22192 and #48988, fvcore#152",
         why=(

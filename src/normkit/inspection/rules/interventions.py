@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_RUN, Facts, NotChecked, Outcome, Rule, counted
-from normkit.inspection.training import Change, Stop
+from normkit.inspection.training import Change, Stop, Training
 
 _LARGE = 3.0
+_KINDS = {"gain": "the norm's gain", "bias of a norm": "the norm's bias"}
 
 
 def _changed(facts: Facts) -> Outcome:
@@ -23,11 +27,27 @@ def _changed(facts: Facts) -> Outcome:
         is_norm = parameter is not None and parameter.site != ""
         path = parameter.site if parameter is not None and is_norm else change.path
         severity = "error" if is_norm or change.ratio >= _LARGE or change.factor == 0 else "warning"
-        cases.append(Case(path, severity, change.ratio + 1e6 * is_norm, f"step {change.step}: {told(change)}"))  # type: ignore[arg-type]
+        line = f"step {change.step}: {told(change)}"
+        if is_norm and parameter is not None:
+            line += f"; it is {_KINDS[parameter.kind]}"
+        cases.append(Case(path, severity, change.ratio + 1e6 * is_norm, line))  # type: ignore[arg-type]
     if not cases:
         return None
     first = max(cases, key=lambda case: case.effect)
-    return hit(sorted(cases, key=lambda case: -case.effect), f"{first.line}, by no optimizer", "parameter")
+    measured = f"{first.line.partition(';')[0]}, by no optimizer"
+    found = hit(sorted(cases, key=lambda case: -case.effect), measured, "parameter")
+    return None if found is None else replace(found, evidence=(*found.evidence, *_exploded(training)))
+
+
+def _exploded(training: Training) -> Iterator[str]:
+    """What became of the logits of the attentions whose weights were changed."""
+    for series in training.of("logit bound"):
+        steps = [change.step for change in training.changes if change.path.startswith(f"{series.path}.")]
+        pairs = list(zip(series.steps, series.values, strict=True))
+        before = [value for step, value in pairs if step < min(steps, default=0)]
+        after = [value for step, value in pairs if step >= min(steps, default=0)]
+        if before and after and max(after) > _LARGE * before[-1]:
+            yield f"attention logits of {series.path} may reach {max(after):.3g} since, {before[-1]:.3g} before"
 
 
 def told(change: Change) -> str:

@@ -22,6 +22,7 @@ _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
 # the next; the largest of a model is at most 2.7 times that of its other norms.
 _ZERO_SHARE, _ALONE, _ALONE_IN_MODEL = 0.2, 10.0, 5.0
 _SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+_FROZEN = "is frozen, or no optimizer holds it"
 _NORM_KINDS = ("gain", "bias of a norm")
 
 
@@ -135,8 +136,13 @@ def _not_trained(facts: Facts) -> Outcome:
     norms = [each for each in training.parameters if each.kind in _NORM_KINDS]
     frozen = [each for each in norms if not each.trained]
     idle = [each for each in norms if each.trained and each.gradient_steps == 0 and training.steps >= _FIRST_STEPS]
-    severity: Severity = "note" if len(frozen) == len(norms) else "warning"
-    cases = [_still(each, severity, "is frozen, or no optimizer holds it") for each in frozen]
+    # One that is meant to stay behind gets no gradient either.
+    forgotten = [each for each in frozen if each.gradient_steps >= _FIRST_STEPS]
+    severity: Severity = "note" if len(frozen) == len(norms) and not forgotten else "warning"
+    cases = [
+        _still(each, severity, "gets gradients, and no optimizer holds it" if each in forgotten else _FROZEN)
+        for each in frozen
+    ]
     cases += [_still(each, "warning", f"had no gradient in {training.steps} steps") for each in idle]
     order = {each.path: index for index, each in enumerate(norms)}
     cases.sort(key=lambda case: order[case.line.partition(":")[0]])
@@ -274,7 +280,7 @@ RULES = (
         severity="warning",
         threshold=(
             "some parameters of norms frozen, or held by no optimizer, while at least half of the weights train; or no "
-            f"gradient in {_FIRST_STEPS} steps or more (warning); all of them frozen (note)"
+            f"gradient in {_FIRST_STEPS} steps or more (warning); all of them frozen and without a gradient (note)"
         ),
         source="huggingface/diffusers#11832, unslothai/unsloth#328, huggingface/peft#2080",
         why=(
