@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from normkit.identification.affine import Affine, bias_of, gain_of
+from normkit.identification.affine import Affine, bias_of, gain_of, made_of
 
 
 def draws(**shapes):
@@ -77,3 +77,15 @@ def test_arguments_of_a_spec():
     assert Affine(weight="weight").parameters_reached
     assert not Affine(bias=fixed).parameters_reached
     assert Affine().of(None) == (None, None)
+
+
+def test_what_a_computed_gain_or_bias_is_made_of():
+    (parameters, _) = draws(weight=(6,), bias=(6,))
+    weight, bias = parameters["weight"].double(), parameters["bias"].double()
+    assert made_of(weight.square(), bias, parameters) == "the gain acts as the square of weight: it is multiplied twice"
+    assert made_of(weight, 2 * bias, parameters) == "the bias acts as 2 * bias: it is added twice"
+    early = "the bias acts as weight * bias: it is added before the gain multiplies"
+    assert made_of(weight, weight * bias, parameters) == early
+    assert made_of(weight.exp(), bias, parameters) is None
+    ones = {"weight": torch.ones(6), "bias": torch.zeros(6)}
+    assert made_of(ones["weight"], ones["bias"], ones) is None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 _ABSENT = 1e-5
+_MADE = 1e-3
 _GATHERED = 4096
 """Entries of a gain up to which each is compared with each entry of the parameters."""
 
@@ -252,3 +253,29 @@ def _same(values: Tensor, other: Tensor, fits: float) -> bool:
 
 def _relative(difference: Tensor, values: Tensor) -> float:
     return float(difference.square().mean().sqrt() / values.square().mean().sqrt())
+
+
+def made_of(gain: Tensor | None, bias: Tensor | None, parameters: Mapping[str, Tensor]) -> str | None:
+    """How an acting gain or bias, which no parameter is, is made of the parameters; None where it is no known slip.
+
+    Args:
+        gain: The acting gain, or None.
+        bias: The acting bias, or None.
+        parameters: By name.
+    """
+    flat = {name: value.detach().double().flatten() for name, value in parameters.items()}
+    for name, value in flat.items():
+        if _is_acting(gain, value.square()) and not _is_acting(gain, value):
+            return f"the gain acts as the square of {name}: it is multiplied twice"
+        if _is_acting(bias, 2 * value):
+            return f"the bias acts as 2 * {name}: it is added twice"
+    for name, value in flat.items():
+        for other, factor in flat.items():
+            product = factor * value if name != other and factor.shape == value.shape else None
+            if product is not None and _is_acting(gain, factor) and _is_acting(bias, product):
+                return f"the bias acts as {other} * {name}: it is added before the gain multiplies"
+    return None
+
+
+def _is_acting(acting: Tensor | None, values: Tensor) -> bool:
+    return acting is not None and acting.numel() == values.numel() and _same(acting.flatten().double(), values, _MADE)

@@ -23,7 +23,7 @@ from normkit.identification import (
     program,
     structure,
 )
-from normkit.identification.affine import Affine, Gathered
+from normkit.identification.affine import Affine, Gathered, made_of
 from normkit.identification.divisor import Choice
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.precision import precision_of
@@ -245,6 +245,8 @@ def _found(
         names = ", ".join(fresh.parameters)
         reading = Reading.open(f"it is made of {names} in a way that no spec describes; taken as it acts", seen.reason)
         readings = {**found.passport.readings, "gain": reading, "bias": reading, **seen.readings}
+        if (line := made_of(*found.affine.of(None), fresh.parameters)) is not None:
+            readings["affine"] = Reading(value=line, evidence=(line,))
         spec = found.passport.spec
         if names and spec is not None:
             # As a function, its parameters keep their dtype whatever the input's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from normkit.identification.passport import Passport
+from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_BASELINE, Facts, Outcome, Rule, counted
@@ -27,11 +29,28 @@ def _wrong_axis(facts: Facts) -> Outcome:
             line += f"{_axes(_LAST, 1)}, the {width} features of the stream"
             cases.append(Case(site.path, "error", 0.0, line))
     for other in facts.others:
-        found, spec = other.passport.readings.get("coupled axes"), facts.intended_at(other.path)
-        if found is not None and spec is not None and not facts.is_stock(other.path):
+        shared, spec = _shared_outside(other), facts.intended_at(other.path)
+        if shared is not None and spec is not None and not facts.is_stock(other.path):
             meant = f"{facts.source_at(other.path)} says {_axes(spec.axes, spec.groups)}"
-            cases.append(Case(other.path, "error", 0.0, f"{other.path}: {found.evidence[0]}; {meant}"))
+            cases.append(Case(other.path, "error", 0.0, f"{other.path}: {shared}; {meant}"))
     return hit(cases, f"{counted(len(cases), 'norm')} over other axes than the features")
+
+
+def _shared_outside(other: OtherNorm) -> str | None:
+    """What shows that rows have statistics in common that no spec describes, as over earlier positions."""
+    readings = other.passport.readings
+    if "coupled axes" in readings:
+        return readings["coupled axes"].evidence[0]
+    return over_time(other.passport)
+
+
+def over_time(passport: Passport) -> str | None:
+    """How a position of a norm that no spec describes reaches others; None where it does not."""
+    reading = passport.readings.get("time")
+    if reading is None or reading.value is None or passport.spec is not None:
+        return None
+    lines = zip(reading.value, reading.evidence, strict=True)
+    return next((line for axis, line in lines if axis["coupling"] != "none"), None)
 
 
 def _declared_axes(site: Site, facts: Facts) -> str | None:

@@ -9,6 +9,7 @@ import torch
 
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Severity, Site
+from normkit.inspection.rules.axes import over_time
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import compared, is_open, undecided
 from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
@@ -103,6 +104,12 @@ def _off_its_formula(facts: Facts) -> Outcome:
         for other in facts.others
         if (spec := facts.intended_at(other.path)) is not None and _is_of_no_formula(other, facts)
     ]
+    computed = []
+    for site in facts.sites:
+        made = None if (passport := facts.passports.get(site.path)) is None else passport.readings.get("affine")
+        if made is not None and (spec := facts.intended(site)) is not None and not facts.is_stock(site.path):
+            line = f"{site.path}: {made.value}; {facts.source_at(site.path)} says {spec}"
+            computed.append(Case(site.path, "error", 1.0, line))
     scaled = [case for site in facts.sites if (case := _other_factor(site, facts)) is not None]
     told = {case.path for case in scaled}
     unknown += [
@@ -117,10 +124,11 @@ def _off_its_formula(facts: Facts) -> Outcome:
     groups = (
         (cases, "off their own formula"),
         (unknown, "of no formula that is known"),
+        (computed, "with a gain or a bias that is computed otherwise than meant"),
         (scaled, "multiplied by a number that is not meant"),
     )
     words = next((words for group, words in groups if group), "")
-    everything = [*cases, *unknown, *scaled]
+    everything = [*cases, *unknown, *computed, *scaled]
     return hit(everything, f"outputs {words} at {counted(len(everything), 'norm')}")
 
 
@@ -141,7 +149,7 @@ def _other_factor(site: Site, facts: Facts) -> Case | None:
 def _is_of_no_formula(other: OtherNorm, facts: Facts) -> bool:
     """It normalizes, as neither a spec describes nor the config's class does, and no other rule says why."""
     leaks = any(leak.path == other.path for leak in facts.leaks or ())
-    told = leaks or other.passport.readings.keys() & _TOLD
+    told = leaks or other.passport.readings.keys() & _TOLD or over_time(other.passport) is not None
     return other.passport.verdict == "norm" and not told and not facts.is_stock(other.path)
 
 

@@ -68,8 +68,6 @@ def _gains(facts: Facts) -> list[_Gain]:
 
 def _offset_missed(facts: Facts) -> Outcome:
     """The code adds less than is meant, or the weights lack the 1 that it rightly does not add."""
-    if not facts.is_intent_known:
-        return NO_INTENT
     gains = _gains(facts)
     # A gain that acts as the one that is meant at its start shows that the weights were converted along with the code.
     missed = [gain for gain in gains if gain.excess < -_GAP and not gain.is_initial]
@@ -84,6 +82,8 @@ def _offset_missed(facts: Facts) -> Outcome:
         if len(near_one) >= MOST_SITES * len(missed):
             return _hit(missed, "warning", f"{measured}, which the weights may contain: they lie around 1", lines)
         return _hit(missed, "error", measured, lines)
+    if not facts.is_intent_known:
+        return NO_INTENT
     plain = [gain for gain in gains if gain.intended == 0 and abs(gain.excess) < _GAP]
     scattered = [gain for gain in plain if _scatters_around_zero(gain)]
     if not scattered or len(scattered) < MOST_SITES * len(plain):
@@ -98,8 +98,6 @@ def _offset_missed(facts: Facts) -> Outcome:
 
 def _offset_doubled(facts: Facts) -> Outcome:
     """The code adds more than is meant, or the weights contain the 1 already."""
-    if not facts.is_intent_known:
-        return NO_INTENT
     gains = _gains(facts)
     extra = [gain for gain in gains if gain.excess > _GAP and not gain.is_initial]
     if extra:
@@ -110,6 +108,8 @@ def _offset_doubled(facts: Facts) -> Outcome:
         ]
         measured = f"{counted(len(extra), 'norm')} with a larger offset than is meant"
         return _hit(extra, "error", measured, lines)
+    if not facts.is_intent_known:
+        return NO_INTENT
     offset = [gain for gain in gains if gain.intended == 1 and abs(gain.excess) < _GAP]
     doubled = [gain for gain in offset if _is_doubled(gain) and not gain.is_initial]
     if not doubled or len(doubled) < MOST_SITES * len(offset):

@@ -59,8 +59,6 @@ def compared(facts: Facts, fields: tuple[str, ...], judge: Judge, words: str) ->
         The sites that differ as one hit. Else `NotChecked` where identification left one of the fields open at a norm
         that is not the stock class's own, or where nothing is known of what is meant.
     """
-    if not facts.is_intent_known:
-        return NO_INTENT
     cases = []
     for site in facts.sites:
         meant = facts.intended(site)
@@ -69,6 +67,8 @@ def compared(facts: Facts, fields: tuple[str, ...], judge: Judge, words: str) ->
         if any(getattr(site.spec, field) != getattr(meant, field) for field in fields):
             case = judge(site, meant, facts)
             cases += [] if case is None else [case]
+    if not cases and not facts.is_intent_known:
+        return NO_INTENT
     return hit(cases, f"{counted(len(cases), 'norm')} {words}") or undecided(facts, fields)
 
 

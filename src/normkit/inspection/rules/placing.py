@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from itertools import pairwise
 
@@ -10,6 +9,7 @@ from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import Intent
 from normkit.inspection.result import Block
 from normkit.inspection.rules.case import Case, hit
+from normkit.inspection.rules.likes import place_of
 from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, same_rows, shortened
 
 # Slope of a branch over the scale of its input: 0 behind a norm, 1 without one.
@@ -140,12 +140,7 @@ def _is_skipped(path: str, facts: Facts) -> bool:
     if not facts.called or path in facts.called or parent not in facts.called or facts.is_stock(parent):
         return False
     running = facts.running
-    return not _has_norm_at(path, running) and any(_role(other) == _role(path) for other in running)
-
-
-def _role(path: str) -> str:
-    """The path with its numbers left out: the same for norms of one name in all blocks."""
-    return re.sub(r"\d+", "", path)
+    return not _has_norm_at(path, running) and any(place_of(other) == place_of(path) for other in running)
 
 
 def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from normkit.identification.passport import Passport
@@ -15,6 +16,7 @@ from normkit.inspection.intent import Intent
 from normkit.inspection.leaks import Leak
 from normkit.inspection.patches import Patch
 from normkit.inspection.result import Attention, Block, ModelFacts, RowStatistics, Severity, Site
+from normkit.inspection.rules.likes import Majority, majorities
 from normkit.inspection.sharing import Sharing
 from normkit.inspection.training import Training
 from normkit.spec import NormSpec
@@ -86,20 +88,32 @@ class Facts:
     constant: tuple[str, ...] = ()
 
     def intended(self, site: Site) -> NormSpec | None:
-        """What is meant at this site: as declared, else what the config's class computes; None if that is unknown."""
+        """What is meant at this site; None if that is unknown.
+
+        As declared, else what the config's class computes, else what nearly all norms like it do.
+        """
         return self.intended_at(site.path)
 
     def intended_at(self, path: str) -> NormSpec | None:
         """The same at a path, where no norm with a spec needs to run."""
         if self.baseline is not None and (declared := self.baseline.norms.get(path)) is not None:
             return declared.spec
-        return self.intent.specs.get(path) if self.intent is not None else None
+        if self.intent is not None and path in self.intent.specs:
+            return self.intent.specs[path]
+        return self._majorities[path].spec if path in self._majorities else None
 
     def source_at(self, path: str) -> str:
-        """Who says what is meant at a norm: the file that declares it, or the config."""
+        """Who says what is meant at a norm: the file that declares it, the config, or the norms like it."""
         if self.baseline is not None and path in self.baseline.norms:
             return self.baseline.source or "the intent file"
+        if (self.intent is None or path not in self.intent.specs) and path in self._majorities:
+            return self._majorities[path].words
         return "the config"
+
+    @cached_property
+    def _majorities(self) -> Mapping[str, Majority]:
+        undecided = {path for path, passport in self.passports.items() if passport.undecidable}
+        return majorities(self.sites, [other.path for other in self.others], undecided)
 
     @property
     def is_intent_known(self) -> bool:
