@@ -82,17 +82,45 @@ def test_the_functions_of_torch_itself_are_norms(norm):
     assert [block.placement for block in inspection.blocks] == ["pre", "pre"]
 
 
-class Bounded(nn.Module):
+class Signs(nn.Module):
     def forward(self, x):
         # No product and no quotient.
-        return torch.tanh(x)
+        return torch.sign(x)
 
 
 def test_a_block_that_forgets_scale_without_any_norm_is_told():
-    inspection = inspect(Model(Bounded()), {"ids": IDS})
+    inspection = inspect(Model(Signs()), {"ids": IDS})
     (found,) = [each for each in inspection.findings if each.rule == "D7"]
     assert found.sites == ("blocks.0", "blocks.1")
-    assert "another bounded one" in found.evidence[0]
+    assert "no norm was found in it" in found.evidence[0]
+
+
+class Bounded(nn.Module):
+    def forward(self, x):
+        return torch.tanh(0.5 * x)
+
+
+def test_what_is_bounded_and_follows_short_rows_is_no_norm():
+    assert [each for each in inspect(Model(Bounded()), {"ids": IDS}).findings if each.rule == "D7"] == []
+
+
+class Kept(nn.Module):
+    """Divides by the scale of the first call, as a cache does that nobody clears."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = {}
+
+    def forward(self, x):
+        scale = self.scales.setdefault(x.shape, torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+        return x * scale
+
+
+def test_a_scale_that_is_kept_from_call_to_call():
+    inspection = inspect(Model(Kept()), {"ids": IDS})
+    found = inspection.findings[0]
+    assert (found.rule, found.severity, found.sites) == ("D6", "error", ("blocks.0.norm",))
+    assert "it keeps a state" in found.evidence[0]
 
 
 class Scaled(nn.Module):

@@ -28,6 +28,8 @@ from normkit.inspection.result import Placement, Role
 
 # Multiples of the stream, for a stream with a root mean square of at least 1: far above any eps and norm output.
 _SMALL, _LARGE = 100.0, 1000.0
+# Root mean squares of rows as far apart, still above any usual eps, at which tanh is nearly linear.
+_SHORT = 0.02, 0.2
 # A slope is near 0, or near 1 or more: a product of two branches, as in a gated MLP, has 2.
 _STANDS_STILL, _GROWS = 0.25, 0.75
 _SAME_DIRECTION = 0.99
@@ -47,7 +49,8 @@ class BlockSweep:
         placement: Where its norms sit.
         output_slope: Slope of log |f(a x)| over log a between two large scales; NaN if it could not be replayed.
         branch_slope: The same for f(a x) - a x; NaN where that is lost in rounding. Where a block multiplies
-            every row of its stream by one number c, for f(a x) - c a x.
+            every row of its stream by one number c, for f(a x) - c a x. NaN too of a block without a norm whose branch
+            stands still at large scales alone: it is bounded.
         rows_normalized: Rows of the output have one length, once a closing norm's gain and bias are undone;
             None where the output grows.
         branch_share: |f(x) - x| over |x| of the median row, as the block is called; NaN if that was not seen.
@@ -92,10 +95,11 @@ class Fingerprint:
         else:
             normalized = self._rows_are_normalized()
             placement, roles = self._across_stream(normalized)
+        is_bounded = not self._large.inputs and abs(self._branch_slope) <= _STANDS_STILL and self._follows_short_rows()
         return BlockSweep(
             placement=placement,
             output_slope=self._output_slope,
-            branch_slope=self._branch_slope,
+            branch_slope=math.nan if is_bounded else self._branch_slope,
             rows_normalized=normalized,
         ), roles
 
@@ -154,6 +158,13 @@ class Fingerprint:
         if float((_lengths(branch) / _lengths(large.x)).nanmedian()) < _ROUNDINGS[large.x.dtype]:
             return math.nan
         return _slope(small.y - kept * small.x, branch)
+
+    def _follows_short_rows(self) -> bool:
+        """The branch grows with short rows: what stands still at long ones is bounded, as tanh is, and no norm."""
+        rms = float(self._large.x.double().square().mean(-1).sqrt().nanmedian()) / _LARGE
+        none, small, large = (self._replay(length / rms, None, 1.0) for length in (0.0, *_SHORT))
+        # Biases in the branch are there without a row.
+        return _slope(small.y - small.x - none.y, large.y - large.x - none.y) > _STANDS_STILL
 
     def _input_slope(self, path: str) -> float:
         return _slope(self._small.inputs[path], self._large.inputs[path])

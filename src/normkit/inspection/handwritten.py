@@ -7,6 +7,7 @@ how, is not measured.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,10 +34,13 @@ class HandwrittenNorm:
     Attributes:
         path: Path of the innermost module that was running, and the function that left the rows, as in "blocks.0:mul".
         reason: What was seen there, on one line.
+        keeps_scale: Though the rows of its input left with one length, a multiple of that input leaves as a multiple:
+            it divides by what another call measured.
     """
 
     path: str
     reason: str
+    keeps_scale: bool = False
 
 
 def find_handwritten(model: nn.Module, run: Callable[[], object], known: Iterable[str]) -> tuple[HandwrittenNorm, ...]:
@@ -55,9 +59,38 @@ def find_handwritten(model: nn.Module, run: Callable[[], object], known: Iterabl
         with watch:
             run()
     return tuple(
-        HandwrittenNorm(path=path, reason=lines[0] + (f"; {len(lines)} such calls" if len(lines) > 1 else ""))
+        HandwrittenNorm(
+            path=path,
+            reason=lines[0] + (f"; {len(lines)} such calls" if len(lines) > 1 else ""),
+            keeps_scale=_keeps_scale(model.get_submodule(path.partition(":")[0]), run),
+        )
         for path, lines in watch.found.items()
     )
+
+
+def _keeps_scale(module: nn.Module, run: Callable[[], object]) -> bool:
+    """Called with a multiple of what it was given, a module without parts returns that multiple."""
+    if any(module.children()):
+        return False
+    given: list[Tensor] = []
+    left: list[Tensor] = []
+
+    def note(_module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        if not given and len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            given.append(args[0].clone())
+            left.append(output.clone())
+
+    handle = module.register_forward_hook(note)
+    with torch.no_grad():
+        try:
+            run()
+        finally:
+            handle.remove()
+        if not given:
+            return False
+        longer = copy.deepcopy(module)(given[0] * _TIMES)
+    ratio = torch.linalg.vector_norm(longer.double()) / torch.linalg.vector_norm(left[0].double())
+    return abs(float(ratio) / _TIMES - 1) < _ALIKE
 
 
 class _Watch(TorchFunctionMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -44,3 +45,13 @@ def test_each_flaw_is_found_with_its_step(rule, flaw):
 def test_one_batch_for_good_is_a_note():
     found = REPEATED.check(facts(training(series("batch digest", [7] * 60))))
     assert (found.severity, found.measured) == ("note", "all 60 steps are on the same batch")
+
+
+def test_an_inspection_on_one_token_again_and_again_says_so_first():
+    seen = facts(None)
+    same = replace(seen, model=replace(seen.model, distinct=1))
+    found = CONSTANT.check(same)
+    assert (found.severity, found.sites) == ("warning", ())
+    assert found.measured == "all 100 tokens of the text are the same token"
+    assert CONSTANT.check(replace(same, model=replace(same.model, tokens=1))) is NO_RUN
+    assert CONSTANT.check(replace(same, model=replace(same.model, distinct=2))) is NO_RUN

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from normkit.inspection.feed import LABELS_SEEN, LARGE, SAME_SHARE, STUCK, SUDDEN, flaws
 from normkit.inspection.rules.rule import NO_RUN, Facts, Hit, NotChecked, Outcome, Rule, percent, worst
 
+# Fewer may be alike by chance, as a token that begins each text.
+_FEWEST_TOKENS = 8
+
 
 def _holds(*kinds: str, needs: str = "batch digest") -> Callable[[Facts], Outcome]:
     """A check for these flaws of the data, the earliest first."""
@@ -14,7 +17,7 @@ def _holds(*kinds: str, needs: str = "batch digest") -> Callable[[Facts], Outcom
     def check(facts: Facts) -> Outcome:
         training = facts.training
         if training is None:
-            return NO_RUN
+            return (_one_token(facts) if "constant" in kinds else None) or NO_RUN
         if not any(series.quantity == needs for series in training.series):
             return NotChecked(
                 "no batch was seen" if needs == "batch digest" else "no labels of a cross-entropy were seen"
@@ -30,6 +33,21 @@ def _holds(*kinds: str, needs: str = "batch digest") -> Callable[[Facts], Outcom
         )
 
     return check
+
+
+def _one_token(facts: Facts) -> Hit | None:
+    """An inspection on a text of one token, again and again."""
+    if facts.model.distinct != 1 or facts.model.tokens < _FEWEST_TOKENS:
+        return None
+    return Hit(
+        severity="warning",
+        sites=(),
+        measured=f"all {facts.model.tokens} tokens of the text are the same token",
+        evidence=(
+            "all rows are nearly alike: what is said of activations, logits, headroom and idle blocks is said of this "
+            "one token, and of no other text",
+        ),
+    )
 
 
 _LOOK = "print the first elements of the batch of that step, as the model is given it"
@@ -60,10 +78,16 @@ RULES = (
         id="F17",
         title="The input is constant",
         severity="error",
-        threshold="one value in a whole sample of a batch, or two where there were 16 (warning; error from 4 steps on)",
+        threshold=(
+            "one value in a whole sample of a batch, or two where there were 16 (warning; error from 4 steps on); of "
+            f"an inspection: {_FEWEST_TOKENS} tokens or more that are all the same (warning)"
+        ),
         source="batches that make a run break: Chowdhery et al. 2022, arXiv:2204.02311",
         why="A batch without content has nothing to learn from: the loss may even fall, and what was learnt is lost.",
-        remedy=("look at what the loader returns from that step on: padding, a file that ended, a dead worker",),
+        remedy=(
+            "look at what the loader returns from that step on: padding, a file that ended, a dead worker",
+            "of an inspection: give a text, and look at what the tokenizer made of it",
+        ),
         confirm=_LOOK,
         check=_holds("constant"),
         looks_at=("run",),

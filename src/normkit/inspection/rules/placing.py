@@ -173,9 +173,10 @@ def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
 
 def _normalized_unseen(facts: Facts) -> Outcome:
     """Rows normalized where no norm was found, and blocks whose branch forgets the scale of its input without one."""
-    seen = [norm.path for norm in facts.handwritten]
+    handwritten = [norm for norm in facts.handwritten if not norm.keeps_scale]
+    seen = [norm.path for norm in handwritten]
     known = [*seen, *(site.path for site in facts.sites), *(other.path for other in facts.others)]
-    cases = [Case(norm.path, "note", 1.0, f"{norm.path}: {norm.reason}") for norm in facts.handwritten]
+    cases = [Case(norm.path, "note", 1.0, f"{norm.path}: {norm.reason}") for norm in handwritten]
     for block in facts.blocks:
         # A block of one called norm is that norm's; one that is not linear for another reason also forgets scale.
         if any(path.startswith((f"{block.path}.", f"{block.path}:")) or path == block.path for path in known):
@@ -183,7 +184,7 @@ def _normalized_unseen(facts: Facts) -> Outcome:
         if abs(block.branch_slope) <= _FORGETS:
             line = (
                 f"{block.path}: with its input scaled up, its branch stands still (slope {block.branch_slope:.2f}, 0 "
-                "behind a norm), and no norm was found in it: one that no torch function shows, or another bounded one"
+                "behind a norm), and no norm was found in it: it is one that no torch function shows"
             )
             cases.append(Case(block.path, "note", 0.0, line))
     return hit(cases, f"rows are normalized at {counted(len(cases), 'place')} where no norm was found", "place")

@@ -12,6 +12,7 @@ from normkit.inspection.rules.values import is_varied
 from normkit.inspection.sharing import Sharing
 
 _UNIT_ROWS = 1e-3
+_KEPT = "five times that input leaves five times as long: it keeps a state, the scale of an earlier call"
 # Behind a norm that centres, what is left of the mean is rounding.
 _CENTRED = 1e-5
 _FEWEST_ALIKE = 2
@@ -152,6 +153,11 @@ def _changes_what_it_should_not(facts: Facts) -> Outcome:
         if not same:
             line += f"; here it runs in {dtypes[path]}, where a conversion spares the input"
         cases.append(Case(path, "error" if same else "warning", 0.0, line))
+    cases += [
+        Case(norm.path.partition(":")[0], "error", 0.0, f"{norm.path.partition(':')[0]}: {norm.reason}; yet {_KEPT}")
+        for norm in facts.handwritten
+        if norm.keeps_scale
+    ]
     return _hit(cases, "norm", "with an output or an input that is not what it was")
 
 
