@@ -146,6 +146,7 @@ def inspect(
         broken=_broken(model),
         unread=structure.unread,
         constant=structure.constant,
+        input_hooks=structure.input_hooks,
     )
     findings, checks = rules.check(facts)
     form, unknown = foldedness(model, found)

@@ -18,6 +18,7 @@ from normkit.inspection.fingerprint import BlockSweep
 from normkit.inspection.gauges import SiteMeasurement
 from normkit.inspection.handwritten import HandwrittenNorm, find_handwritten
 from normkit.inspection.idle import find_idle
+from normkit.inspection.input_hooks import InputHook, changed_inputs
 from normkit.inspection.result import Block, Peak, Role, RowStatistics, Site, SiteGeometry
 from normkit.inspection.spectrum import spectrum
 from normkit.inspection.stages import find_stages
@@ -41,6 +42,7 @@ class Structure:
         handwritten: Places where rows are normalized by no norm that was found.
         unread: Norms whose output nothing reads.
         constant: Branches in blocks that add the same vector to every row.
+        input_hooks: Norms whose input is changed by a hook before it comes in.
     """
 
     called: Trace
@@ -54,6 +56,7 @@ class Structure:
     handwritten: tuple[HandwrittenNorm, ...] = ()
     unread: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
+    input_hooks: tuple[InputHook, ...] = ()
 
     def dtypes(self, site: NormSite) -> tuple[torch.dtype, torch.dtype]:
         """Of what entered and left a norm in that pass."""
@@ -159,6 +162,7 @@ def survey(
         if not blocks:
             blocks, sweeps, roles = staged[0], staged[1], {**roles, **staged[2]}
         norms = [site.path for site in sites if site.module is not None]
+        hooked = changed_inputs(model, paths, run)
         unread, constant = find_idle(model, run, norms, blocks)
         handwritten = find_handwritten(model, run, [*norms, *(other.path for other in others)])
     calls = Counter(call.path for call in called.modules)
@@ -175,4 +179,5 @@ def survey(
         handwritten=handwritten,
         unread=unread,
         constant=constant,
+        input_hooks=hooked,
     )

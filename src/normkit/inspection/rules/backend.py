@@ -121,14 +121,25 @@ def _off_its_formula(facts: Facts) -> Outcome:
         and spec.weight_offset != site.spec.weight_offset
         and not facts.is_stock(site.path)
     ]
+    hooked = [
+        Case(
+            hook.path,
+            "warning",
+            hook.change,
+            f"{hook.path}: a hook changes what enters by up to {percent(hook.change)} of its largest element: "
+            f"{'; '.join(hook.hooks)}; the formula holds for what enters, and not for what is given",
+        )
+        for hook in facts.input_hooks
+    ]
     groups = (
         (cases, "off their own formula"),
         (unknown, "of no formula that is known"),
         (computed, "with a gain or a bias that is computed otherwise than meant"),
         (scaled, "multiplied by a number that is not meant"),
+        (hooked, "of another input than is given"),
     )
     words = next((words for group, words in groups if group), "")
-    everything = [*cases, *unknown, *computed, *scaled]
+    everything = [*cases, *unknown, *computed, *scaled, *hooked]
     return hit(everything, f"outputs {words} at {counted(len(everything), 'norm')}")
 
 
@@ -257,7 +268,8 @@ RULES = (
             f"(error) or {_OFF['bfloat16']:g} of a 16-bit dtype, {_NARROW:g} times that with 16-bit statistics "
             f"(warning), {percent(_WRONG)} of the row's largest output there (error); a norm that no spec describes "
             "where the config's class or the intent file has one (error), or one whose output is multiplied by another "
-            f"number than there, by {percent(VISIBLE)} (warning) or {percent(HARMFUL)} (error)"
+            f"number than there, by {percent(VISIBLE)} (warning) or {percent(HARMFUL)} (error); a pre-hook of the user "
+            "that changes what enters a norm (warning)"
         ),
         source="microsoft/onnxruntime#29034, pytorch/pytorch#66707; norms of 16 families stay below 1.5 epsilons",
         why=(

@@ -12,6 +12,7 @@ from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.handwritten import HandwrittenNorm
+from normkit.inspection.input_hooks import InputHook
 from normkit.inspection.intent import Intent
 from normkit.inspection.leaks import Leak
 from normkit.inspection.patches import Patch
@@ -64,6 +65,7 @@ class Facts:
         broken: Parameters and buffers that hold NaN or infinity, with how many of each; of a run that is not watched.
         unread: Norms whose output nothing reads.
         constant: Branches in blocks that add the same vector to every row.
+        input_hooks: Norms whose input is changed by a hook before it comes in.
     """
 
     model: ModelFacts
@@ -86,6 +88,7 @@ class Facts:
     broken: tuple[tuple[str, int], ...] = ()
     unread: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
+    input_hooks: tuple[InputHook, ...] = ()
 
     def intended(self, site: Site) -> NormSpec | None:
         """What is meant at this site; None if that is unknown.
