@@ -3,7 +3,7 @@
 python census/trained_models.py FOLDER [--model NAME]... [--dtype DTYPE]... [--text KIND]...
 
 FOLDER holds one folder of transformers for each model; it is NORMKIT_REAL_MODELS by default. One line per run:
-model, dtype, text, tokens, seconds, findings. The exit code is 1 where a run has an error or a warning.
+model, dtype, text, tokens, seconds, findings. The exit code is 1 where a run has an error or a warning of the model.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def main() -> int:
                 print(
                     f"{name}  {dtype}  {kind}  {found.model.tokens} tokens  {seconds:.0f} s  {told(found)}", flush=True
                 )
-                bad += found.worst in ("error", "warning")
+                # A text of one token is to be said, and says nothing of the model.
+                bad += any(each.severity != "note" and each.rule != "F17" for each in found.findings)
     return min(bad, 1)
 
 
