@@ -33,7 +33,7 @@ class Echo(nn.Module):
 
 def gauged(model: nn.Module, *losses: Any) -> dict[str, float]:
     """`INPUTS` of what a step's losses are made of."""
-    gauge = InputGauge(torch.device("cpu"), failures := Failures())
+    gauge = InputGauge(torch.device("cpu"), failures := Failures(), lambda: None)
     gauge.install(model)
     for loss in losses:
         loss().backward()

@@ -92,3 +92,33 @@ def test_an_optimizer_keeps_no_hook():
     run = Run(Transformer).go()
     assert not run.optimizer._optimizer_step_pre_hooks
     assert not run.optimizer._optimizer_step_post_hooks
+
+
+def test_gradients_that_are_not_cleared():
+    def body(run: Run) -> None:
+        loss = run.loss(run.model, run.batch())
+        loss.backward()
+        run.tell(loss)
+        run.optimizer.step()
+
+    inspection = Run(rate=1e-4).go(body=body, steps=12).watch.inspection()
+    assert inspection.findings[0].rule == "F23"
+    assert not any("learning rate" in change for change in inspection.training.first_change)
+    (left,) = Run(rate=1e-4).go(steps=12).watch.inspection().training.of("gradient left")
+    assert set(left.values) == {0.0}
+
+
+@pytest.mark.parametrize(("maximize", "cosine"), [(True, 1.0), (False, -1.0)])
+def test_where_updates_go(maximize: bool, cosine: float):
+    run = Run()
+    run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-3, maximize=maximize)
+    training = run.go(steps=9).watch.inspection().training
+    assert training.of("update cosine")[0].values == pytest.approx([cosine] * 9, abs=1e-3)
+
+
+@pytest.mark.parametrize(("rate", "dtype", "rule"), [(0.0, torch.float32, "F25"), (1e-4, torch.bfloat16, "B8")])
+def test_what_does_not_move(rate: float, dtype: torch.dtype, rule: str):
+    run = Run(lambda: Transformer().to(dtype), rate=rate)
+    finding = next(each for each in run.go(steps=11, every=5).watch.inspection().findings if each.rule in ("F25", "B8"))
+    assert finding.rule == rule
+    assert ("the learning rate is 0" if rate == 0 else "rounding of bfloat16") in finding.measured + finding.evidence[0]

@@ -27,6 +27,8 @@ Quantity = Literal[
     "non-finite",
     "learning rate",
     "gradient kept",
+    "gradient left",
+    "update cosine",
     "batch digest",
     "batch distinct",
     "batch rms",
@@ -58,6 +60,9 @@ bias rms              root mean square of a norm's bias
 non-finite            NaN or infinite elements that entered or left a norm
 learning rate         the largest of all groups, as an optimizer had it in its step
 gradient kept         norm of the gradients that an optimizer got over that of the complete ones; below 1: clipped
+gradient left         share of the gradients as an optimizer got them that is still there when the next backward pass
+                      begins: 0 where they are cleared
+update cosine         between an optimizer's update and the gradients that it got; below 0 where it goes down
 batch digest          a number that another batch hardly shares
 batch distinct        values that differ in a sample of a batch, of 16 elements or more
 batch rms             of what the model is fed, where that is no ids
@@ -92,6 +97,9 @@ Verdict = Literal["yes", "no", "unknown"]
 
 CUT = 0.99
 """Share of the gradient below which it was clipped: a sample of it is read twice, and may be rounded in between."""
+
+# Gains that are drawn at all are drawn within 2 % of 1, or around 0, where the mean of n of them is 1 / sqrt(n) of it.
+_FRESH_SPREAD, _AROUND_ZERO = 0.05, 4.0
 
 QUIET = ("asked", "a look on the way", "end of the run")
 """Reasons to write that are no alarm."""
@@ -132,6 +140,8 @@ class Parameter:
         dtype: As in "float32".
         trained: It requires a gradient and one of the optimizers holds it.
         gradient_steps: Steps in which it had a gradient.
+        first_spread: Of a gain, the standard deviation of its elements at the first report; NaN of others.
+        moved_steps: Steps in which an optimizer changed at least one element of a sample of it; -1: not counted.
         learning_rate: Of its group; NaN outside the optimizers.
         weight_decay: Of its group; NaN outside the optimizers.
         rms: Of its elements.
@@ -162,6 +172,8 @@ class Parameter:
     update_ratio: float
     first_update_ratio: float
     optimizer_eps_share: float = math.nan
+    first_spread: float = math.nan
+    moved_steps: int = -1
     is_scale_invariant: bool = False
     cosine: float = math.nan
     rank_spread: float = 0.0
@@ -300,6 +312,15 @@ class Training:
         forward = any(not math.isfinite(value) or value != 0 for one in self.of("non-finite") for value in one.values)
         losses = all(math.isfinite(value) for series in self.of("loss") for value in series.values)
         return not forward and losses and all(math.isfinite(series.last) for series in self.of("gradient norm"))
+
+    @property
+    def began_trained(self) -> bool:
+        """The run began with trained weights: most gains neither alike in all elements, nor drawn around 0."""
+        means = {series.path: series.values[0] for series in self.of("gain mean") if series.steps[:1] == (0,)}
+        spreads = [(each.first_spread, abs(means[each.site])) for each in self.parameters if each.site in means]
+        known = [(spread, mean) for spread, mean in spreads if not math.isnan(spread)]
+        learnt = [mean for spread, mean in known if _FRESH_SPREAD * mean < spread < _AROUND_ZERO * mean]
+        return 2 * len(learnt) > len(known)
 
     @property
     def was_noticed(self) -> bool:

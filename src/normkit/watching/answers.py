@@ -25,7 +25,9 @@ START = "Is the initialisation off?"
 _OF_NORMS = "ABCDE"
 _OF_DATA = ("F16", "F17", "F18", "F19")
 _OF_PROCESSES = ("E8", "E7")
-_DONE_TO_IT = ("F20", "F21", "F22")
+_DONE_TO_IT = ("F23", "F24", "F25", "F20", "F21", "F22")
+# Steps that are no descent: their size says nothing of the learning rate.
+_NO_DESCENT = {"F23", "F24"}
 _OF_STARTS = ("F12", "B5")
 # What follows from steps that are too large, and from a start that is off.
 _FOLLOW = ("F1", "F2", "F4", "F5", "F11", *_OF_STARTS)
@@ -267,7 +269,11 @@ def _changes(
     changes += [_remedy(each) for each in roots]
     if began is not None and began.kind == "learning rate":
         changes.append(f"see what sets the learning rate in step {began.step}: {began.detail}")
-    elif rate.verdict == "yes" and not (began is not None and began.kind in _DONE):
+    elif (
+        rate.verdict == "yes"
+        and not (began is not None and began.kind in _DONE)
+        and _NO_DESCENT.isdisjoint(each.rule for each in findings)
+    ):
         changes.append(_slower(training))
     has_cause = "yes" in (data.verdict, rate.verdict, start.verdict) or bool(changes)
     changes += [

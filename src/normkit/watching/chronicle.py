@@ -13,6 +13,7 @@ from normkit.inspection.history import height, stands_out
 from normkit.inspection.training import Parameter, Quantity, Series
 from normkit.watching.batches import batch_series
 from normkit.watching.gauging import PULSE, Gauging
+from normkit.watching.loop import LOOP
 from normkit.watching.motions import Motions
 from normkit.watching.parameters import PARAMETER_SUMS, WatchedParameter
 from normkit.watching.readings import Reading
@@ -56,6 +57,7 @@ class Chronicle:
         self._last = -1
         self._gradient_steps: dict[str, int] = {}
         self._first_updates: dict[str, float] = {}
+        self._first_spreads: dict[str, float] = {}
 
     def series(self) -> tuple[Series, ...]:
         """All series: the first step of each and the last thousand."""
@@ -179,11 +181,11 @@ class Chronicle:
             if not line[0]:
                 continue
             updates, ran = tables["updates"][step % window], tables["ran"][step % window]
-            for path, ratio in self.motions.add(step, gauging, updates, ran, line[2:]):
+            loop = named(tables["loop"][step % window], LOOP)
+            for path, ratio in self.motions.add(step, gauging, updates, ran, line[2:], has_stepped=loop["used"] > 0):
                 self._add("update ratio", path, step, ratio)
-            complete, used = tables["loop"][step % window].tolist()
-            if complete > 0 and math.isfinite(used):
-                self._add("gradient kept", "", step, math.sqrt(used / complete))
+            for quantity, value in _of_loop(loop):
+                self._add(quantity, "", step, value)
             self._add("learning rate", "", step, gauging.loop.rate_of(step))
             # What overflowed only because it was scaled is scaled down and tried again.
             if step in self.skipped:
@@ -230,6 +232,10 @@ class Chronicle:
             dtype=str(watched.tensor.dtype).removeprefix("torch."),
             trained=watched.tensor.requires_grad and watched.group is not None,
             gradient_steps=self._gradient_steps.get(watched.path, 0),
+            first_spread=self._first_spreads.setdefault(watched.path, _spread(sums))
+            if watched.kind == "gain"
+            else math.nan,
+            moved_steps=self.motions.moved_steps.get(watched.path, 0),
             learning_rate=watched.setting("lr"),
             weight_decay=watched.setting("weight_decay"),
             rms=math.sqrt(sums["squares"] / size),
@@ -253,6 +259,21 @@ class Chronicle:
         elif not kept or kept[-1][0] < step:
             kept.append((step, value))
             self._firsts.setdefault((quantity, path), (step, value))
+
+
+def _spread(sums: Mapping[str, float]) -> float:
+    size = sums["elements"] or math.nan
+    return math.sqrt(max(sums["squares"] / size - (sums["sum"] / size) ** 2, 0.0))
+
+
+def _of_loop(loop: Mapping[str, float]) -> Iterator[tuple[Quantity, float]]:
+    """What a step's gradients became, as far as it is known."""
+    if loop["complete"] > 0 and math.isfinite(loop["used"]):
+        yield "gradient kept", math.sqrt(loop["used"] / loop["complete"])
+    if 0 < loop["used"] < math.inf:
+        yield "gradient left", loop["left"] / loop["used"]
+        if 0 < loop["moved"] < math.inf:
+            yield "update cosine", loop["along"] / math.sqrt(loop["used"] * loop["moved"])
 
 
 def _measured(reading: Reading, gauging: Gauging) -> Iterator[tuple[Quantity, str, float]]:

@@ -99,8 +99,8 @@ class Gauging:
         tensors = [parameter.tensor for parameter in self.parameters]
         self._shares = torch.tensor(shares, dtype=self.tables["steps"].dtype, device=self._device)
         self._sampler = UpdateSampler(tensors, self._device)
-        self._inputs = InputGauge(self._device, self.failures)
         self.loop = Loop(optimizers, self.parameters, self._device, self.failures, self._sampler.stepped)
+        self._inputs = InputGauge(self._device, self.failures, self.loop.begin_backward)
         self._step = -1
         self._order = torch.tensor(self.plan.forward_order, dtype=torch.long, device=self._device)
         self._unsent: tuple[int, Tensor] | None = None

@@ -7,7 +7,7 @@ softmax less 1 at the label, so that its lowest entry stands at the label, half 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,10 +40,11 @@ class InputGauge:
     Args:
         device: Where the numbers are.
         failures: Where a failure is noted.
+        begins: Called when a backward pass begins.
     """
 
-    def __init__(self, device: torch.device, failures: Failures) -> None:
-        self._device, self._failures = device, failures
+    def __init__(self, device: torch.device, failures: Failures, begins: Callable[[], None]) -> None:
+        self._device, self._failures, self._begins = device, failures, begins
         self._kind = torch.float32 if device.type == "mps" else torch.float64
         # Whole numbers of so many bits are exact, and the sum of a few hundred of them.
         self._digest_bits = 16 if device.type == "mps" else 44
@@ -127,6 +128,7 @@ class InputGauge:
         index = tuple(reversed(places))
 
         def count_labels(gradient: Tensor) -> None:
+            self._failures.run("the loop", self._begins)
             self._failures.run("the labels", self._add_labels, gradient.detach()[index].float(), near)
 
         logits.register_hook(count_labels)  # type: ignore[no-untyped-call]

@@ -15,8 +15,10 @@ from normkit.watching.hooks import Failures
 from normkit.watching.parameters import WatchedParameter
 from normkit.watching.surveying import learning_rates
 
-LOOP = ("complete", "used")
-"""Sums of squares of a sample of the gradients: when they were complete, and as an optimizer got them."""
+LOOP = ("complete", "used", "left", "along", "moved")
+"""Of a sample of the gradients: sums of squares when they were complete and as an optimizer got them; the inner product
+of the latter with what is still there when the next backward pass begins, and with how far the optimizer moved their
+parameters; the sum of squares of that."""
 
 _PARAMETERS, _ELEMENTS = 16, 256
 # An optimizer that runs in the backward pass is one of as many as there are parameters.
@@ -62,6 +64,8 @@ class Loop:
         self._handles: list[Any] = []
         self.can_tell = bool(self._optimizers)
         self._complete: Tensor | None = None
+        self._used: dict[int, tuple[Sequence[WatchedParameter], Tensor, Tensor]] = {}
+        self._left: Tensor | None = None
         self._sums: list[Tensor] = []
         self._steps_taken = 0
         self._step = -1
@@ -93,16 +97,36 @@ class Loop:
             if not self._steps_taken and self._optimizers:
                 self._left_out.add(self._step)
         self._sums, self._steps_taken, self._step = [], 0, step
+        self._used, self._left = {}, None
         # Loops set the rate of a step before it; what an optimizer had in its step replaces this.
         self._rate = max(learning_rates(self._all), default=math.nan)
-        found = squares(self._samples(self._parameters), self._device)
+        found = squares(self._samples([each.tensor.grad for each in self._parameters]), self._device)
         self._complete = found if unit is None else torch.where(found < 0, found, found / unit[self._chosen].square())
 
     def finished(self) -> Tensor:
         """`LOOP` of the step under way; zeros while no optimizer was seen to use its gradients."""
         if not self._sums:
             return torch.zeros(len(LOOP), dtype=self._kind, device=self._device)
-        return torch.stack(self._sums).sum(0)
+        sums = torch.stack(self._sums).sum(0)
+        if self._left is not None:
+            sums[LOOP.index("left")] = self._left
+        return sums
+
+    def begin_backward(self) -> None:
+        """A backward pass begins: what gradients there are were left by the step before."""
+        if self._left is not None or not self._steps_taken:
+            return
+        found = []
+        for parameters, used, _ in self._used.values():
+            now = self._joined(self._samples([each.tensor.grad for each in parameters]))
+            if now.shape == used.shape:
+                found.append(now @ used)
+        self._left = torch.stack(found).sum() if found else torch.zeros((), dtype=self._kind, device=self._device)
+
+    def _joined(self, samples: Sequence[Tensor | None]) -> Tensor:
+        """Those that are there, copied one behind the other."""
+        held = [sample.to(self._device) for sample in samples if sample is not None]
+        return torch.cat(held).to(self._kind) if held else torch.zeros(0, dtype=self._kind, device=self._device)
 
     def rate_of(self, step: int) -> float:
         """The largest learning rate that a step was taken with; NaN where that is not known."""
@@ -126,10 +150,15 @@ class Loop:
             return
         places = self._places.get(id(optimizer))
         if places is not None:
-            used = squares(self._samples([self._parameters[place] for place in self._of[id(optimizer)]]), self._device)
-            complete = self._complete[places]
+            parameters = [self._parameters[place] for place in self._of[id(optimizer)]]
+            gradients = self._samples([one.tensor.grad for one in parameters])
+            used, complete = squares(gradients, self._device), self._complete[places]
             known = (used >= 0) & (complete >= 0)
-            self._sums.append(torch.stack([torch.where(known, values, 0.0).sum() for values in (complete, used)]))
+            sums = [torch.where(known, values, 0.0).sum() for values in (complete, used)]
+            self._sums.append(torch.stack([*sums, *(sums[0].new_zeros(()),) * (len(LOOP) - len(sums))]))
+            parameters = [one for one, each in zip(parameters, gradients, strict=True) if each is not None]
+            before = self._joined(self._samples([one.tensor for one in parameters]))
+            self._used[id(optimizer)] = parameters, self._joined(gradients), before
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not torch.compiler.is_compiling():
@@ -139,18 +168,23 @@ class Loop:
         rates = learning_rates((optimizer,))
         self._rate = max(rates if not self._steps_taken else (self._rate, *rates), default=math.nan)
         self._steps_taken += 1
+        if (kept := self._used.get(id(optimizer))) is not None:
+            parameters, used, before = kept
+            after = self._joined(self._samples([one.tensor for one in parameters]))
+            if after.shape == before.shape == used.shape:
+                moved = after - before
+                self._sums[-1][LOOP.index("along") :] = torch.stack([moved @ used, moved @ moved])
         if self._steps_taken >= len(self._optimizers):
             self._complete = None
         self._stepped()
 
     @staticmethod
-    def _samples(parameters: Sequence[WatchedParameter]) -> list[Tensor | None]:
+    def _samples(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         samples: list[Tensor | None] = []
-        for each in parameters:
-            gradient = each.tensor.grad
-            if gradient is None or gradient.layout is not torch.strided:
+        for each in tensors:
+            if each is None or each.layout is not torch.strided:
                 samples.append(None)
                 continue
-            flat = local(gradient).detach().flatten()
+            flat = local(each).detach().flatten()
             samples.append(flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))])
         return samples

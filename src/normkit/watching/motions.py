@@ -55,10 +55,12 @@ class Motions:
 
     Attributes:
         changes: Parameters that were changed by something else than an optimizer.
+        moved_steps: Steps in which each parameter moved, by path.
     """
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
+        self.moved_steps: dict[str, int] = {}
         self._slight: dict[int, tuple[int, int, float]] = {}
         self._from_nothing: set[int] | None = None
         self._presences: list[_Presence] = []
@@ -79,7 +81,14 @@ class Motions:
         )
 
     def add(
-        self, step: int, gauging: Gauging, updates: Tensor, ran: Tensor, squares: Sequence[float]
+        self,
+        step: int,
+        gauging: Gauging,
+        updates: Tensor,
+        ran: Tensor,
+        squares: Sequence[float],
+        *,
+        has_stepped: bool,
     ) -> Iterator[tuple[str, float]]:
         """Take in one step.
 
@@ -89,6 +98,7 @@ class Motions:
             updates: `MOVES` of each parameter.
             ran: How often each place of the sentinel ran.
             squares: Of each parameter's gradient.
+            has_stepped: An optimizer got gradients.
 
         Yields:
             Paths and update ratios: "" for the median weight's, then those past their limit.
@@ -98,7 +108,12 @@ class Motions:
         self._add_changes(step, gauging, moves["outside"], moves["left"], moves["before"])
         ratios = (moves["moved"] / moves["before"]).sqrt().tolist()
         if not any(ratio > 0 for ratio in ratios):
+            if has_stepped:
+                yield "", 0.0
             return
+        for ratio, parameter in zip(ratios, gauging.parameters, strict=True):
+            if ratio > 0:
+                self.moved_steps[parameter.path] = self.moved_steps.get(parameter.path, 0) + 1
         if self._from_nothing is None:
             self._from_nothing = {index for index, ratio in enumerate(ratios) if not ratio < FROM_NOTHING}
         moved = [

@@ -167,6 +167,9 @@ def test_a_run_from_trained_weights_has_no_start(run, models):
     series = [replace(each, values=(0.4, 0.4)) for each in starts(facts)]
     assert isinstance(START.check(trained(facts, series=series, loss=0.5)), NotChecked)
     assert START.check(trained(facts, series=series)).severity == "warning"
+    # As of a model that was cut, whose loss is that of one that knows nothing.
+    learnt = [replace(each, first_spread=0.1) for each in facts.training.parameters]
+    assert isinstance(START.check(trained(facts, learnt, series=series)), NotChecked)
     assert isinstance(START.check(trained(facts)), NotChecked)
 
 

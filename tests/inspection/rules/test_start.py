@@ -9,7 +9,7 @@ import torch
 
 from normkit.inspection.rules.rule import NO_TRAINING, NotChecked
 from normkit.inspection.rules.start import RULES, start_of
-from watched_runs import VOCABULARY, Tiny, calm, facts, series, trained, training
+from watched_runs import VOCABULARY, Tiny, calm, facts, parameter, series, trained, training
 
 (START,) = RULES
 UNIFORM = math.log(VOCABULARY)
@@ -57,6 +57,14 @@ def test_a_start_that_was_not_seen_is_not_checked():
 
 def test_a_summed_loss_is_not_judged():
     assert isinstance(START.check(facts(training(series("loss", [512 * UNIFORM])))), NotChecked)
+
+
+@pytest.mark.parametrize(("spread", "mean", "is_fresh"), [(0.1, 0.4, False), (0.0, 1.0, True), (0.02, 0.002, True)])
+def test_a_loss_above_chance_of_trained_weights_is_no_initialisation(spread, mean, is_fresh):
+    gain = parameter("norm.weight", "gain", site="norm", first_spread=spread)
+    measured = series("loss", [3 * UNIFORM]), series("gain mean", [mean], "norm")
+    outcome = START.check(facts(training(*measured, parameters=(gain,))))
+    assert isinstance(outcome, NotChecked) != is_fresh
 
 
 def test_the_start_of_a_series():

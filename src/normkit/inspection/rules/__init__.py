@@ -24,6 +24,7 @@ lengths.py      F: inputs too small for eps, weights before a norm
 start.py        F: the initialisation
 data.py         F: what a run is fed
 interventions.py F: parameters changed by no optimizer, norms and blocks that stop
+stepping.py     F: gradients that pile up, updates that go up the gradient, a model that stands still
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from normkit.inspection.rules import (
     precision,
     replicas,
     start,
+    stepping,
     values,
     wiring,
 )
@@ -70,7 +72,7 @@ def _place(rule: Rule) -> tuple[str, int]:
 _GROUPS = (
     *(meant, formula, epsilon, arithmetic, gain, values, parameters, axes, coupling, placing, wiring),
     *(precision, backend, replicas),
-    *(dynamics, depth, descent, lengths, start, data, interventions),
+    *(dynamics, depth, descent, lengths, start, data, interventions, stepping),
 )
 RULES: tuple[Rule, ...] = tuple(sorted(chain.from_iterable(group.RULES for group in _GROUPS), key=_place))
 """All rules, in the order in which reports list them."""

@@ -126,7 +126,7 @@ def _gradient_rises(facts: Facts) -> Outcome:
     if not norms or not losses or len(speeds) < 8:
         return NotChecked(f"a run of fewer than {_LONG_RUN} steps, or updates measured too seldom")
     rise = norms[-1] / min(norms[4:])
-    if rise < _RISES or speeds[-1] > _FALLS * max(speeds) or losses[-1] > 1.02 * min(losses):
+    if rise < _RISES or not 0 < speeds[-1] <= _FALLS * max(speeds) or losses[-1] > 1.02 * min(losses):
         return None
     return Hit(
         severity="note",

@@ -137,7 +137,7 @@ RULES = (
         remedy=("find what changed at that step: a bypass, a weight of 0, a detached tensor, a frozen parameter",),
         confirm="the block's output differs from its input, and each of its weights has a gradient",
         check=_stopped_blocks,
-        follows=("F20", "F21"),
+        follows=("F20", "F21", "F23", "F24"),
         looks_at=("run",),
     ),
 )

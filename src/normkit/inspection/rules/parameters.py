@@ -22,6 +22,9 @@ _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
 # the next; the largest of a model is at most 2.7 times that of its other norms.
 _ZERO_SHARE, _ALONE, _ALONE_IN_MODEL = 0.2, 10.0, 5.0
 _SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+_STUCK = 8
+# Half of the distance to the next number above a power of two.
+_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 _FROZEN = "is frozen, or no optimizer holds it"
 _NORM_KINDS = ("gain", "bias of a norm")
 
@@ -58,7 +61,8 @@ def _start_of_run(facts: Facts, training: Training) -> Outcome:
     if not sites:
         return NotChecked("no gain was measured in step 0")
     as_usual = [site for site in sites if first[site.path] == facts.initial_gain(site.path)]
-    if 2 * len(as_usual) < len(sites) and not _guesses(training):
+    # Of a model that was cut or fed with other data, the loss is that of one that knows nothing.
+    if training.began_trained or (2 * len(as_usual) < len(sites) and not _guesses(training)):
         return NotChecked("the run began with trained weights")
     cases = []
     for site in sites:
@@ -144,9 +148,21 @@ def _not_trained(facts: Facts) -> Outcome:
         for each in frozen
     ]
     cases += [_still(each, "warning", f"had no gradient in {training.steps} steps") for each in idle]
+    cases += [_stuck(each) for each in norms if each.trained and each.moved_steps == 0 < _STUCK <= each.gradient_steps]
     order = {each.path: index for index, each in enumerate(norms)}
     cases.sort(key=lambda case: order[case.line.partition(":")[0]])
     return hit(cases, f"{len(cases)} of {counted(len(norms), 'parameter')} of norms do not move", "parameter")
+
+
+def _stuck(parameter: Parameter) -> Case:
+    """It has gradients, and no step changes it."""
+    line = f"{parameter.path}: had gradients in {parameter.gradient_steps} steps and never moved"
+    if parameter.dtype in _ROUNDING and parameter.learning_rate > 0:
+        share = percent(_ROUNDING[parameter.dtype])
+        line += f": updates below {share} of an element are lost in the rounding of {parameter.dtype}"
+        return Case(parameter.site or parameter.path, "warning", 0.0, line)
+    severity: Severity = "note" if parameter.learning_rate == 0 else "warning"
+    return Case(parameter.site or parameter.path, severity, 0.0, f"{line}; learning rate {parameter.learning_rate:.3g}")
 
 
 def _still(parameter: Parameter, severity: Severity, words: str) -> Case:
@@ -280,7 +296,8 @@ RULES = (
         severity="warning",
         threshold=(
             "some parameters of norms frozen, or held by no optimizer, while at least half of the weights train; or no "
-            f"gradient in {_FIRST_STEPS} steps or more (warning); all of them frozen and without a gradient (note)"
+            f"gradient in {_FIRST_STEPS} steps or more, or gradients in {_STUCK} and no update (warning); all of them "
+            "frozen and without a gradient (note)"
         ),
         source="huggingface/diffusers#11832, unslothai/unsloth#328, huggingface/peft#2080",
         why=(
@@ -290,6 +307,7 @@ RULES = (
         ),
         remedy=(
             "set requires_grad and give the parameter to the optimizer",
+            "keep gains in float32 where updates are lost in 16 bits",
             "if no gradient comes, look for a detach or a branch that is not used",
         ),
         confirm="parameter.requires_grad, parameter.grad after backward, and the optimizer's groups",

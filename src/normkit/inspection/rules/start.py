@@ -23,6 +23,8 @@ def _poor_start(facts: Facts) -> Outcome:
     loss = start_of(training, "loss")
     if not training.vocabulary or math.isnan(loss):
         return NotChecked("the first step, or how many entries the output has, is not known")
+    if training.began_trained:
+        return NotChecked("the run began with trained weights")
     uniform = math.log(training.vocabulary)
     if loss > _NOT_A_MEAN * uniform:
         return NotChecked(f"a first loss of {loss:.3g} is no mean over tokens")

@@ -1,0 +1,152 @@
+"""Group F, the steps: gradients that pile up, updates that go up the gradient, a model that stands still."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from normkit.inspection.rules.rule import CAUSES, NO_RUN, Facts, Hit, NotChecked, Outcome, Rule, counted, percent
+from normkit.inspection.training import Quantity, Training
+
+_FEWEST = 8
+_LEFT, _UPHILL = 0.5, 0.3
+_STILL = 1e-6
+_CUT = 0.01
+_HALF = ("bfloat16", "float16")
+
+
+def _pile_up(facts: Facts) -> Outcome:
+    """Gradients that an optimizer has used, and that are there when the next backward pass begins."""
+    if facts.training is None:
+        return NO_RUN
+    left = _values(facts.training, "gradient left")
+    if len(left) < 2:
+        return NotChecked("too few optimizer steps were seen: give the optimizer to nk.watch")
+    # The last step has no backward pass behind it.
+    kept = [step for step, share in left[:-1] if share > _LEFT]
+    if len(kept) < min(_FEWEST, len(left) - 1) or 2 * len(kept) < len(left) - 1:
+        return None
+    norms = dict(_values(facts.training, "gradient norm"))
+    ends = [norms[step] for step in (kept[0], kept[-1]) if math.isfinite(norms.get(step, math.nan))]
+    grown = f"; the gradient norm went from {ends[0]:.3g} to {ends[1]:.3g}" if len(ends) == 2 else ""
+    return Hit(
+        severity="error",
+        sites=(),
+        measured=f"gradients were not cleared in {len(kept)} of {counted(len(left) - 1, 'step')}: they pile up",
+        evidence=(
+            f"from step {kept[0]} on, the gradients that the optimizer had used were still there when the next "
+            f"backward pass began, which adds to them{grown}",
+        ),
+    )
+
+
+def _uphill(facts: Facts) -> Outcome:
+    """The cosine between updates and gradients: descent has it below 0."""
+    if facts.training is None:
+        return NO_RUN
+    cosines = [value for _, value in _values(facts.training, "update cosine") if math.isfinite(value)]
+    if len(cosines) < _FEWEST:
+        return NotChecked(f"fewer than {_FEWEST} optimizer steps were seen")
+    if (usual := median(cosines)) <= _UPHILL:
+        return None
+    losses = [value for _, value in _values(facts.training, "loss") if math.isfinite(value)]
+    rise = f"; the loss went from {losses[0]:.3g} to {losses[-1]:.3g}" if losses else ""
+    return Hit(
+        severity="error",
+        sites=(),
+        measured=f"gradient ascent: the cosine between updates and gradients is {usual:.2g}, below 0 in a descent",
+        evidence=(f"median of {len(cosines)} steps: {usual:.2g}, from {min(cosines):.2g} to {max(cosines):.2g}{rise}",),
+    )
+
+
+def _stands_still(facts: Facts) -> Outcome:
+    """No step moves the median weight by a millionth of its length, though there are gradients."""
+    training = facts.training
+    if training is None:
+        return NO_RUN
+    moves = [value for series in training.of("update ratio") if not series.path for value in series.values]
+    if len(moves) < _FEWEST:
+        return NotChecked(f"fewer than {_FEWEST} optimizer steps were measured")
+    if max(moves) >= _STILL:
+        return None
+    how = f"moved by at most {max(moves):.2g} of its length in a step" if max(moves) > 0 else "did not move at all"
+    return Hit(
+        severity="error",
+        sites=(),
+        measured=f"in {counted(len(moves), 'step')} the median weight {how}: {_reason(training)}",
+        evidence=_circumstances(training),
+    )
+
+
+def _reason(training: Training) -> str:
+    rates = [value for _, value in _values(training, "learning rate") if math.isfinite(value)]
+    kept = [value for _, value in _values(training, "gradient kept")]
+    if rates and max(rates) == 0:
+        return "the learning rate is 0"
+    if kept and median(kept) < _CUT:
+        return f"clipping leaves {median(kept):.2g} of the gradient"
+    if sum(each.dtype in _HALF for each in training.parameters) > len(training.parameters) / 2:
+        return "updates are lost in the rounding of 16-bit weights"
+    return "the updates are too small beside the weights"
+
+
+def _circumstances(training: Training) -> tuple[str, ...]:
+    names: tuple[Quantity, ...] = ("learning rate", "gradient norm", "gradient kept")
+    found = [(name, [value for _, value in _values(training, name) if math.isfinite(value)]) for name in names]
+    return tuple(f"{name}: {min(values):.3g} to {max(values):.3g}" for name, values in found if values)
+
+
+def _values(training: Training, quantity: Quantity) -> list[tuple[int, float]]:
+    return [pair for series in training.of(quantity) for pair in zip(series.steps, series.values, strict=True)]
+
+
+RULES = (
+    Rule(
+        id="F23",
+        title="Gradients are not cleared",
+        severity="error",
+        threshold=(
+            f"more than {percent(_LEFT)} of the gradients that an optimizer used are there when the next backward pass "
+            "begins, in half of the steps or more (error)"
+        ),
+        source="torch adds to .grad until it is cleared: the documentation of torch.optim.Optimizer.zero_grad",
+        why=(
+            "Each step then follows the sum of all gradients so far, as with a momentum of 1: it grows from step to "
+            "step, and what comes of it looks like a learning rate that is too high."
+        ),
+        remedy=("call optimizer.zero_grad() once between two steps", "see that it clears the parameters of all groups"),
+        confirm="parameter.grad is None, or zeros, before loss.backward()",
+        check=_pile_up,
+        looks_at=("run",),
+    ),
+    Rule(
+        id="F24",
+        title="Updates go up the gradient",
+        severity="error",
+        threshold=f"median cosine between updates and gradients above {_UPHILL:g} over {_FEWEST} steps or more (error)",
+        source="a step of descent lowers the loss to first order: its inner product with the gradient is below 0",
+        why="The loss rises as fast as it should fall: the sign of the update is wrong.",
+        remedy=("set maximize=False", "look for a loss or a learning rate with the wrong sign"),
+        confirm="after one small step on the same batch the loss is lower",
+        check=_uphill,
+        looks_at=("run",),
+    ),
+    Rule(
+        id="F25",
+        title="The model does not move",
+        severity="error",
+        threshold=f"no step of {_FEWEST} or more changes the median weight by {_STILL:g} of its length (error)",
+        source="a healthy step is a thousandth or so; a warm-up over 2,000 steps begins with a millionth or more",
+        why="Gradients come and updates do not: nothing is learnt, however long the run is.",
+        remedy=(
+            "see what sets the learning rate in each step: a scheduler that is stepped once an epoch starts at 0",
+            "compare the limit of clipping with the gradient norm",
+            "keep the weights, or a copy of them for the optimizer, in float32",
+        ),
+        confirm="the update ratio of the next steps is near 0.001",
+        check=_stands_still,
+        looks_at=("run",),
+        follows=CAUSES,
+    ),
+)
+"""The rules of this group, in order."""
