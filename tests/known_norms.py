@@ -28,10 +28,10 @@ def examined_once() -> Iterator[None]:
         yield
 
 
-def _examined(norm: nn.Module, shape: Sequence[int]) -> Examination:
+def _examined(norm: nn.Module, shape: Sequence[int], **options: Any) -> Examination:
     """`examine`; what it said of a module of the same class, settings and numbers is not asked again."""
-    if not _is_untouched(norm):
-        return examine(norm, shape)
+    if options or not _is_untouched(norm):
+        return examine(norm, shape, **options)
     key = (*_identity(norm), tuple(shape))
     if key not in _KNOWN:
         try:

@@ -29,6 +29,8 @@ _PARAMETERS_PER_FEATURE = 4
 _NORM_LIKE = {"degree", "scale"}
 """Readings of what would be a norm but for a fault."""
 
+_HALVES = ({torch.float16}, {torch.bfloat16})
+
 _TELLING = ("degree", "rescaled eps", "partial statistics")
 """Readings that say more than that no spec describes a norm."""
 
@@ -139,7 +141,7 @@ class _Search:
 
     def _consider_whole(self, call: ModuleCall, module: nn.Module) -> None:
         try:
-            found = self._examined(call.path, module, call.input_shape)
+            found = self._examined(call, module)
         except (NormkitError, RuntimeError):
             # It takes no other input than the model's own, as no norm does.
             return
@@ -163,7 +165,8 @@ class _Search:
     def _add_other(self, path: str, module: nn.Module, passport: Passport, reason: str) -> None:
         self.unrecognised.append(OtherNorm(path=path, reason=f"{type(module).__name__}: {reason}", passport=passport))
 
-    def _examined(self, path: str, module: nn.Module, shape: Sequence[int]) -> Examination:
+    def _examined(self, call: ModuleCall, module: nn.Module) -> Examination:
+        path, shape = call.path, call.input_shape
         sizes = tuple((name, value.shape, value.dtype) for name, value in module.named_parameters())
         known = self._known[type(module), tuple(shape[1:]), sizes]
         for first, examination in known:
@@ -172,6 +175,11 @@ class _Search:
         # A call without rows, as for a modality that a batch lacks, still tells the features.
         rows = tuple(max(size, 1) for size in (shape if len(shape) > 1 else (2, *shape)))
         found = examine(module, rows)
+        held = {parameter.dtype for parameter in module.parameters()}
+        if found.passport.spec is None and call.input_dtype == torch.float32 and held in _HALVES:
+            # It may round what enters to the dtype of its parameters, and be a norm of what is left.
+            rounding = examine(module, rows, dtype=held.pop())
+            found = found if rounding.passport.spec is None else rounding
         if found.passport.spec is not None:
             known.append((path, found))
         return found

@@ -100,6 +100,7 @@ class Spectrum:
         outliers: Pairs (index, value) of entries far from the median (more than 6 robust standard deviations).
         digest: Of the entries in float32, in their order: two that agree are the same numbers; "" where not taken.
         members: The same of their magnitudes by size: it stays where entries change places or signs.
+        distinct: How many different numbers the finite entries are; 0 where not counted.
     """
 
     size: int
@@ -111,6 +112,7 @@ class Spectrum:
     outliers: tuple[tuple[int, float], ...]
     digest: str = ""
     members: str = ""
+    distinct: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

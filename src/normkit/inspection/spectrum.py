@@ -49,6 +49,7 @@ def spectrum(values: Tensor, neutral: float) -> Spectrum:
         outliers=tuple((index, float(entries[index])) for index in outlier_indices(entries).tolist()),
         digest=_digest(entries),
         members=_digest(entries.abs().sort().values),
+        distinct=torch.unique(known).numel(),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import normkit as nk
@@ -210,3 +211,23 @@ def test_a_dtype_that_changed_since_an_earlier_run(models, inspected, facts_of):
     assert (hit.severity, hit.sites) == ("warning", ("norm",))
     second = baseline.infer(inspected(other))
     assert DTYPE.check(replace(facts_of(inspected(other), other), baseline=second)) is None
+
+
+class Narrow(nn.Module):
+    """A LayerNorm of float16 that rounds the float32 which enters."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(part.detach().half()) for part in (norm.weight, norm.bias))
+
+    def forward(self, x):
+        row = x.half().float()
+        return F.layer_norm(row, row.shape[-1:], self.weight.float(), self.bias.float()).half().to(x.dtype)
+
+
+def test_one_norm_of_float16_in_a_model_of_float32(models, inspected):
+    model = models.train(models.tiny("GPT2", layers=2))
+    model.transformer.h[1].ln_1 = Narrow(model.transformer.h[1].ln_1)
+    found = inspected(model).findings[0]
+    assert (found.rule, found.severity, found.sites) == ("E6", "warning", ("transformer.h.1.ln_1",))
+    assert "its parameters are float16, and it rounds the float32 that enters" in found.evidence[0]

@@ -313,3 +313,11 @@ def test_gains_that_start_at_0_by_design_are_none(models, inspected):
     for block in model.blocks:
         block.norm_2.weight.data.zero_()
     assert "error" not in {found.severity for found in inspected(model).findings if found.rule == "B10"}
+
+
+def test_one_bias_alone_above_all_others_is_an_error(models, inspected):
+    model = models.train(models.tiny("GPT2"))
+    model.transformer.h[1].ln_2.bias.data[7] = 1e4
+    (found,) = [each for each in inspected(model).findings if each.rule == "B10"]
+    assert (found.severity, found.sites) == ("error", ("transformer.h.1.ln_2",))
+    assert "one bias of 1e+04 (feature 7)" in found.evidence[0]

@@ -155,3 +155,19 @@ def test_gains_that_are_one_parameter_are_another_rules(models, inspected):
     assert of(inspected(plain)) is None
     # Fresh gains are all alike.
     assert of(inspected(models.plain())) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda gain: -gain, "of its gains are negative, of the median other norm's 0 %: its sign was flipped"),
+        (lambda gain: 2 * (gain / 2 * 8).round() / 8, "distinct values, those of the others 64: they were quantized"),
+    ],
+)
+def test_a_gain_unlike_all_others_is_a_warning(models, inspected, change, words):
+    model = models.train(models.tiny("Llama", layers=2))
+    norm = model.model.layers[1].input_layernorm
+    norm.weight.data = change(norm.weight.data)
+    (found,) = [each for each in inspected(model).findings if each.rule == "B14"]
+    assert (found.severity, found.sites) == ("warning", ("model.layers.1.input_layernorm",))
+    assert words in found.evidence[0]

@@ -180,6 +180,10 @@ def _dtype_changes(facts: Facts) -> Outcome:
             continue
         declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
         intended, meant = facts.intended(site), site.dtype
+        found_in = "" if (passport := facts.passports.get(site.path)) is None else passport.dtype
+        if found_in in _HALF and site.dtype not in _HALF:
+            line = f"{site.path}: its parameters are {found_in}, and it rounds the {site.dtype} that enters to that"
+            cases.append(Case(site.path, "warning", 1.0, line))
         if declared is not None and declared.dtype == site.dtype:
             meant = declared.output_dtype
         elif intended is not None:

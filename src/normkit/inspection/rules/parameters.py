@@ -213,11 +213,27 @@ def _extreme(facts: Facts) -> Outcome:
         elif ratio > _LARGE_RATIO:
             line = f"{path}: the largest gain is {ratio:.3g} times the median one of {median:.3g}"
             cases.append(Case(path, "note", 1.0, line))
+    cases += _lone_biases(facts)
     # What trained models have too is no company for what they never have.
     faults = [case for case in cases if case.severity == "error"]
     if faults:
-        return hit(faults, f"gains of 0, or one alone above all others, at {counted(len(faults), 'norm')}")
+        return hit(faults, f"gains of 0, or a gain or bias alone above all others, at {counted(len(faults), 'norm')}")
     return hit(cases, f"gains near 0, or far above the others, at {counted(len(cases), 'norm')}")
+
+
+def _lone_biases(facts: Facts) -> list[Case]:
+    """Biases with one entry far above the next, and above those of all other norms."""
+    biases = {site.path: site.bias for site in facts.sites if site.bias is not None and not site.bias.nonfinite}
+    tops = {path: max(map(abs, bias.quantiles)) for path, bias in biases.items()}
+    cases = []
+    for path, bias in biases.items():
+        elsewhere = max((top for other, top in tops.items() if other != path), default=0.0)
+        if not bias.outliers or tops[path] <= max(_ALONE * _second(bias), _ALONE_IN_MODEL * elsewhere):
+            continue
+        feature, value = max(bias.outliers, key=lambda outlier: abs(outlier[1]))
+        line = f"{path}: one bias of {value:.4g} (feature {feature}) is over {_ALONE:g} times the next largest, the "
+        cases.append(Case(path, "error", abs(value), f"{line}largest of the other norms is {elsewhere:.3g}"))
+    return cases
 
 
 def _second(gain: Spectrum) -> float:
@@ -336,11 +352,12 @@ RULES = (
     ),
     Rule(
         id="B10",
-        title="Gains collapsed or blown up",
+        title="Gains or biases collapsed or blown up",
         severity="error",
         threshold=(
             f"{percent(_ZERO_SHARE)} of a trained gain exactly 0, or one entry over {_ALONE:g} times the next largest, "
-            f"or a third of that and {_ALONE_IN_MODEL:g} times the largest of all other norms (error); at least "
+            f"or a third of that and {_ALONE_IN_MODEL:g} times the largest of all other norms, or an entry of a bias "
+            "over both limits (error); at least "
             f"{percent(_SMALL_SHARE)} of the entries within ±{_SMALL_GAIN:g}, or one over {_LARGE_RATIO:g} times the "
             "median (note)"
         ),
