@@ -135,3 +135,8 @@ def test_layers_that_are_dropped_at_random_have_not_stopped():
 
     inspection = Run(rate=1e-3).go(body=body, steps=24).watch.inspection()
     assert inspection.training.stopped == ()
+
+
+def test_an_eps_that_is_set_in_the_run():
+    inspection = struck(lambda model: setattr(model.blocks[1].norm_1, "eps", 1.0), every=5)
+    assert first(inspection) == ("F26", "error", ("blocks.1.norm_1",))

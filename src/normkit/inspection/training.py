@@ -198,6 +198,25 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A plain number of a norm's module, such as its eps, that is another than when the watch began.
+
+    Attributes:
+        path: The norm.
+        name: Of the module's attribute.
+        before: What it was.
+        after: What it is.
+        step: The first measured step behind which it was seen.
+    """
+
+    path: str
+    name: str
+    before: float
+    after: float
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stop:
     """A norm or block that ran, or a weight that had a gradient, and no longer does.
 
@@ -269,6 +288,7 @@ class Training:
         worst: The worst severity of its findings, or "".
         tokens: Tokens that the run was trained on, or samples where they are no tokens; 0 where that is not known.
         changes: Parameters that were changed by something else than an optimizer.
+        settings: Settings of norms that changed.
         stopped: Norms and blocks that no longer run, and weights that no longer have a gradient.
         skipped: Steps with NaN or infinite gradients that no optimizer took.
         broken: Parameters that held NaN or infinity already when such a value was first seen, in the model's order.
@@ -294,6 +314,7 @@ class Training:
     worst: str = ""
     tokens: int = 0
     changes: tuple[Change, ...] = ()
+    settings: tuple[Setting, ...] = ()
     stopped: tuple[Stop, ...] = ()
     skipped: tuple[int, ...] = ()
     broken: tuple[str, ...] = ()

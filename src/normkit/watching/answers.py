@@ -25,7 +25,7 @@ START = "Is the initialisation off?"
 _OF_NORMS = "ABCDE"
 _OF_DATA = ("F16", "F17", "F18", "F19")
 _OF_PROCESSES = ("E8", "E7")
-_DONE_TO_IT = ("F23", "F24", "F25", "F20", "F21", "F22")
+_DONE_TO_IT = ("F23", "F24", "F25", "F20", "F21", "F22", "F26")
 # Steps that are no descent: their size says nothing of the learning rate.
 _NO_DESCENT = {"F23", "F24"}
 _OF_STARTS = ("F12", "B5")
@@ -113,7 +113,7 @@ def _is_of_norms(finding: Finding, sites: Sequence[Site]) -> bool:
         return first is not None and not first.input.nonfinite
     if finding.rule == "F20":
         return not {site.path for site in sites}.isdisjoint(finding.sites)
-    return finding.rule in ("F9", "F21") or (finding.rule[0] in _OF_NORMS and finding.rule not in _OF_PROCESSES)
+    return finding.rule in ("F9", "F21", "F26") or (finding.rule[0] in _OF_NORMS and finding.rule not in _OF_PROCESSES)
 
 
 def _rate(attentions: Sequence[Attention], began: Origin | None, training: Training) -> Answer:

@@ -62,6 +62,7 @@ def judged(subject: Subject, gauging: Gauging | None, chronicle: Chronicle, run:
         broken=chronicle.broken,
         tokens=chronicle.tokens,
         changes=tuple(chronicle.motions.changes),
+        settings=tuple(chronicle.motions.settings),
         stopped=chronicle.motions.stopped,
         skipped=tuple(chronicle.skipped),
     )

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from normkit.inspection.pace import FASTEST_LIMIT, FROM_NOTHING, GAIN_LIMIT, TYPICAL_LIMIT
-from normkit.inspection.training import Change, Stop
+from normkit.inspection.training import Change, Setting, Stop
 from normkit.watching.gauging import Gauging
 from normkit.watching.tallies import ROW_PEAKS, ROW_SUMS
 from normkit.watching.updates import MOVES
@@ -56,11 +56,14 @@ class Motions:
     Attributes:
         changes: Parameters that were changed by something else than an optimizer.
         moved_steps: Steps in which each parameter moved, by path.
+        settings: Settings of norms that changed.
     """
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
         self.moved_steps: dict[str, int] = {}
+        self.settings: list[Setting] = []
+        self._known: dict[tuple[str, str], float] = {}
         self._slight: dict[int, tuple[int, int, float]] = {}
         self._from_nothing: set[int] | None = None
         self._presences: list[_Presence] = []
@@ -140,6 +143,7 @@ class Motions:
             peaks: The table "row peaks".
         """
         plan = gauging.plan
+        self._add_settings(step, gauging)
         first, found = 2 * len(plan.sites), []
         for index, site in enumerate(plan.sites):
             found.append(("norm", site.path, 2 * index, 2 * index + 1))
@@ -155,6 +159,16 @@ class Motions:
             is_same = bool(((one - other).abs() <= _SAME_ROWS * one.abs()).all())
             presence = self._reported.setdefault(path, _Presence(kind, path))  # type: ignore[arg-type]
             presence.add(step, is_there=not is_same)
+
+    def _add_settings(self, step: int, gauging: Gauging) -> None:
+        for site in gauging.plan.sites:
+            for name, value in vars(site.module).items() if site.module is not None else ():
+                if type(value) not in (int, float) or name.startswith("_"):
+                    continue
+                before = self._known.setdefault((site.path, name), value)
+                if value != before:
+                    self.settings.append(Setting(path=site.path, name=name, before=before, after=value, step=step))
+                    self._known[site.path, name] = value
 
     def _add_presence(self, step: int, gauging: Gauging, ran: Sequence[float], squares: Sequence[float]) -> None:
         plan = gauging.plan

@@ -6,10 +6,10 @@ import pytest
 
 from normkit.inspection.rules.interventions import RULES
 from normkit.inspection.rules.rule import NO_RUN, NotChecked
-from normkit.inspection.training import Change, Stop
+from normkit.inspection.training import Change, Setting, Stop
 from watched_runs import facts, parameter, series, training
 
-CHANGED, NORMS, BLOCKS = RULES
+CHANGED, NORMS, BLOCKS, SETTINGS = RULES
 PARAMETERS = (parameter("norm.weight", "gain", site="norm"), parameter("w"))
 
 
@@ -65,3 +65,13 @@ def test_what_stopped():
     assert (blocks.severity, blocks.sites) == ("error", ("block", "gradient"))
     assert norms.evidence == ("norm: took part in 20 measured steps, and in none of the 40 from step 20 on",)
     assert BLOCKS.check(facts(training(stopped=tuple(stops[2:])))).severity == "warning"
+
+
+def test_settings_that_changed():
+    def found(name):
+        setting = Setting(path="norm", name=name, before=1e-6, after=1.0, step=20)
+        return SETTINGS.check(facts(training(settings=(setting,), parameters=PARAMETERS)))
+
+    assert (found("variance_epsilon").severity, found("variance_epsilon").sites) == ("error", ("norm",))
+    assert found("eps").measured == "norm: eps, its eps, went from 1e-06 to 1 by step 20"
+    assert found("calls").severity == "note"

@@ -59,6 +59,19 @@ def told(change: Change) -> str:
     return f"{change.path} was replaced: its change is {change.ratio:.3g} times its rms"
 
 
+def _settings(facts: Facts) -> Outcome:
+    """Numbers of a norm's module, which no training changes."""
+    training = facts.training
+    if training is None:
+        return NO_RUN
+    cases = []
+    for each in training.settings:
+        what = "its eps" if "eps" in each.name else "a number of its module"
+        line = f"{each.path}: {each.name}, {what}, went from {each.before:.3g} to {each.after:.3g} by step {each.step}"
+        cases.append(Case(each.path, "error" if "eps" in each.name else "note", 0.0, line))
+    return hit(cases, cases[0].line if cases else "", "setting")
+
+
 def _stopped_norms(facts: Facts) -> Outcome:
     training = facts.training
     if training is None:
@@ -138,6 +151,19 @@ RULES = (
         confirm="the block's output differs from its input, and each of its weights has a gradient",
         check=_stopped_blocks,
         follows=("F20", "F21", "F23", "F24"),
+        looks_at=("run",),
+    ),
+    Rule(
+        id="F26",
+        title="A norm's settings changed",
+        severity="error",
+        threshold="a plain number of a norm's module is another than at the report before (error if it is its eps)",
+        source="the eps family: meta-llama/llama#771, pytorch/torchtune#290",
+        why="What was trained around one eps meets another: rows that are short beside it come out shorter.",
+        remedy=("find what sets it at that step: a config that is read again, a checkpoint of another model",),
+        confirm="print the module before and behind that step",
+        check=_settings,
+        follows=("F20",),
         looks_at=("run",),
     ),
 )

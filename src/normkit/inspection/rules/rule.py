@@ -35,7 +35,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """Worst first."""
 
 
-CAUSES = ("F16", "F17", "F18", "F19", "F20", "F21", "F22", "F23", "F24")
+CAUSES = ("F16", "F17", "F18", "F19", "F20", "F21", "F22", "F23", "F24", "F26")
 """Rules of what a run was fed and of what was done to it: what it then does follows from that."""
 
 
