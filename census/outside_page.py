@@ -18,6 +18,7 @@ from pages import settle
 
 PAGE = Path(__file__).parents[1] / "docs" / "outside.md"
 RESULTS = Path(__file__).parent / "outside" / "results"
+TRAINED = RESULTS / "trained_models.txt"
 RUNS = {"before": "the tree before", "first": "first run", "second": "after mending, new draw"}
 """Recorded runs, oldest first, and what the page calls them."""
 
@@ -123,10 +124,16 @@ def missed(document: dict[str, Any]) -> list[str]:
     return lines
 
 
+def trained() -> list[str]:
+    """What whole trained models without a fault are said to have, as census/trained_models.py printed it."""
+    lines = ["## Whole trained models without a fault", "", "`python census/trained_models.py FOLDER`:", ""]
+    return [*lines, *(f"    {line}" for line in TRAINED.read_text(encoding="utf-8").splitlines()), ""]
+
+
 def page() -> str:
     """The page as text."""
     runs = documents()
-    return "\n".join([INTRODUCTION.format(**runs), *rows(runs), *missed(runs["second"]), ""])
+    return "\n".join([INTRODUCTION.format(**runs), *rows(runs), *trained(), *missed(runs["second"]), ""])
 
 
 if __name__ == "__main__":
