@@ -149,7 +149,14 @@ def block_is_dead(draw: Draw) -> Scene:
 
 
 @fault(
-    STREAM, "stream", "scale", "residual", "grows", "large", say="the stream leaves this block a thousand times as long"
+    STREAM,
+    "stream",
+    "scale",
+    "residual",
+    "grows",
+    "large",
+    say="the stream leaves this block a thousand times as long",
+    needs=["smollm2"],
 )
 def branch_is_huge(draw: Draw) -> Scene:
     """One MLP's output matrix of SmolLM2 is 3000 times as large: a wrong scale in dequantization."""
