@@ -109,7 +109,7 @@ RULES = (
             f"more than {percent(_LEFT)} of the gradients that an optimizer used are there when the next backward pass "
             "begins, in half of the steps or more (error)"
         ),
-        source="torch adds to .grad until it is cleared: the documentation of torch.optim.Optimizer.zero_grad",
+        source="a step follows its own batch's gradient: Bottou et al. 2018, arXiv:1606.04838; torch adds to .grad",
         why=(
             "Each step then follows the sum of all gradients so far, as with a momentum of 1: it grows from step to "
             "step, and what comes of it looks like a learning rate that is too high."
@@ -124,7 +124,7 @@ RULES = (
         title="Updates go up the gradient",
         severity="error",
         threshold=f"median cosine between updates and gradients above {_UPHILL:g} over {_FEWEST} steps or more (error)",
-        source="a step of descent lowers the loss to first order: its inner product with the gradient is below 0",
+        source="a step of descent has an inner product below 0 with the gradient: Bottou et al. 2018, arXiv:1606.04838",
         why="The loss rises as fast as it should fall: the sign of the update is wrong.",
         remedy=("set maximize=False", "look for a loss or a learning rate with the wrong sign"),
         confirm="after one small step on the same batch the loss is lower",
@@ -136,7 +136,7 @@ RULES = (
         title="The model does not move",
         severity="error",
         threshold=f"no step of {_FEWEST} or more changes the median weight by {_STILL:g} of its length (error)",
-        source="a healthy step is a thousandth or so; a warm-up over 2,000 steps begins with a millionth or more",
+        source="a healthy step changes a weight by a thousandth or so; gains that stay 1 in bfloat16: flame #47",
         why="Gradients come and updates do not: nothing is learnt, however long the run is.",
         remedy=(
             "see what sets the learning rate in each step: a scheduler that is stepped once an epoch starts at 0",

@@ -219,7 +219,8 @@ def _unlike_the_others(facts: Facts) -> Outcome:
         if gain.size < _TELLING_SIZE or len(others) < _FEWEST:
             continue
         negative = statistics.median(other.negative for other in others)
-        if gain.negative > _FLIPPED and negative < _SELDOM:
+        # A norm whose output is multiplied by a negative number has its own finding.
+        if gain.negative > _FLIPPED and negative < _SELDOM and site.factor > 0:
             line = f"{site.path}: {percent(gain.negative)} of its gains are negative, of the median other norm's "
             cases.append(Case(site.path, "warning", gain.negative, f"{line}{percent(negative)}: its sign was flipped"))
         usual = statistics.median(other.distinct for other in others)
