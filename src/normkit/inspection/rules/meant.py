@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from normkit.identification.passport import CONVENTIONS
-from normkit.inspection.result import Severity, Site
+from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_INTENT, Facts, NotChecked, Outcome, Rule, counted, percent, worst
 from normkit.inspection.rules.scale import HARMFUL, ROUNDING, length_factor, severity_of
@@ -148,13 +148,8 @@ def _gain_presence(facts: Facts) -> Outcome:
 
 
 def _gain(site: Site, meant: NormSpec, facts: Facts) -> Case:
-    source = facts.source_at(site.path)
-    if meant.has_weight:
-        return Case(site.path, "error", 1.0, f"{site.path}: no gain acts on its output, {source} says {meant}")
-    line = f"{site.path}: a gain acts on its output, {source} says {meant}"
-    if site.gain is not None and site.gain.at_initialisation:
-        return Case(site.path, "note", 0.0, f"{line}; all of its entries are 1")
-    return Case(site.path, "error", 1.0, line)
+    words = ("no gain acts on its output", "a gain acts on its output", "all of its entries are 1")
+    return _presence(site, meant, facts, site.gain, meant.has_weight, words)
 
 
 def _bias_presence(facts: Facts) -> Outcome:
@@ -163,12 +158,18 @@ def _bias_presence(facts: Facts) -> Outcome:
 
 
 def _bias(site: Site, meant: NormSpec, facts: Facts) -> Case:
-    source = facts.source_at(site.path)
-    if meant.has_bias:
-        return Case(site.path, "error", 1.0, f"{site.path}: no bias is added, {source} says {meant}")
-    line = f"{site.path}: a bias is added, {source} says {meant}"
-    if site.bias is not None and site.bias.at_initialisation:
-        return Case(site.path, "note", 0.0, f"{line}; all of its entries are 0")
+    words = ("no bias is added", "a bias is added", "all of its entries are 0")
+    return _presence(site, meant, facts, site.bias, meant.has_bias, words)
+
+
+def _presence(
+    site: Site, meant: NormSpec, facts: Facts, found: Spectrum | None, is_meant: bool, words: tuple[str, str, str]
+) -> Case:
+    """A parameter that is missing, one too many, or one too many that changes nothing, in these words."""
+    missing, superfluous, neutral = words
+    line = f"{site.path}: {missing if is_meant else superfluous}, {facts.source_at(site.path)} says {meant}"
+    if not is_meant and found is not None and found.at_initialisation:
+        return Case(site.path, "note", 0.0, f"{line}; {neutral}")
     return Case(site.path, "error", 1.0, line)
 
 
