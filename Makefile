@@ -10,7 +10,7 @@ JOBS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore test test-all check bench lint types clean
+.PHONY: help demo explore test test-all check bench docs lint types clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -57,6 +57,16 @@ bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minut
 	$(BIN)/python benchmarks/explorer.py
 	$(BIN)/python benchmarks/watch_overhead.py
 	$(BIN)/python benchmarks/folding.py --size 2 --shard 0.5
+
+# What builds the site is installed here alone: no test needs it but that of the whole site.
+$(VENV)/.docs-installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $@
+
+docs: $(VENV)/.docs-installed  ## build the site in build/site; a dead link is an error
+	$(BIN)/python docs/building/build_site.py
+	$(BIN)/zensical build --clean --strict
+	$(BIN)/python docs/building/built_site.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
