@@ -195,6 +195,19 @@ def test_squares_that_overflow_in_float16():
     assert "overflow" not in seen(wide)
 
 
+def test_an_overflow_tells_the_statistics_where_no_program_gives_the_bits():
+    def coarse(x):
+        return rms(x.to(torch.float8_e4m3fn).to(x.dtype))
+
+    def rms(x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+    found = recovered(coarse, specs.NANOCHAT, Affine())
+    assert "no program gives its bits" in opened(found)["casts"]
+    assert found.readings["casts"].value == {"statistics_dtype": "input"}
+    assert recovered(lambda x: coarse(x.float()).to(x.dtype), specs.NANOCHAT, Affine()).readings["casts"].value is None
+
+
 @pytest.mark.parametrize("n", [4, 6])
 def test_overflow_in_rows_so_short_that_some_have_one_sign(n):
     found = recovered(lambda x: x / (x.var(-1, keepdim=True) + 1e-6).sqrt(), specs.NANOCHAT, Affine(), n=n)

@@ -69,6 +69,14 @@ def test_gains_with_a_row_for_each_head():
     assert intent.specs["model.layers.0.self_attn.q_norm"] == specs.COHERE
 
 
+def test_a_weight_that_is_a_buffer_is_no_gain():
+    intent = stock_intent(tiny("FalconMamba", state_size=4))
+    path = "backbone.layers.0.mixer.b_layernorm"
+    assert intent.specs[path] == specs.OLMO2.replace(has_weight=False)
+    assert path not in intent.initial_gains
+    assert path not in intent.features
+
+
 def test_the_config_counts_and_not_what_the_model_computes():
     model = gpt2(layer_norm_epsilon=1e-3)
     model.transformer.h[0].ln_1.eps = 0.5

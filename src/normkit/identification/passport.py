@@ -53,7 +53,8 @@ class Reading:
     """One thing that was found out about a norm.
 
     Attributes:
-        value: What it is, as plain JSON; None where it could not be decided.
+        value: What it is, as plain JSON. Of a reading that could not be decided: the conventions that were decided all
+            the same, or None.
         confidence: 1.0 where it was measured; less where it rests on a rule of thumb; 0.0 where it is open.
         evidence: What was seen, one line each.
         undecidable: Why it could not be decided, or None.

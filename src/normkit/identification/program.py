@@ -101,7 +101,9 @@ def recover(
     readings = {**_readings(found, candidates, sum(run.x.numel() for run in compared[first])), **eps}
     if overflows:
         line = "rows of magnitude 1000 overflow in float16: statistics in the input's dtype"
-        readings["casts"] = replace(readings["casts"], evidence=(*readings["casts"].evidence, line))
+        casts = readings["casts"]
+        value = {"statistics_dtype": "input"} if casts.value is None else casts.value
+        readings["casts"] = replace(casts, value=value, evidence=(*casts.evidence, line))
     readings["output dtype"] = reading
     return Program(
         spec=found.spec.replace(eps=_MACHINE_EPS) if eps else found.spec,

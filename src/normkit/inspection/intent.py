@@ -219,7 +219,10 @@ def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
         stock._init_weights(fresh)
     except Exception:
         return None
-    weight = getattr(fresh, "weight", None) if seen is None else seen.affine.of(fresh)[0]
+    if seen is None:
+        weight = fresh.weight if spec.has_weight else None
+    else:
+        weight = seen.affine.of(fresh)[0]
     gain = None if weight is None else reference.effective_weight(weight, spec, torch.float32)
     constant = gain is not None and bool((gain == gain.flatten()[0]).all())
     return _Norm(
@@ -239,7 +242,8 @@ def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
     eps = _eps_of_config(stock) if replaced else known[0] if len(known) == 1 else ""
     if preset is None or not isinstance(eps, float | None):
         return None
-    has_weight, has_bias = (getattr(module, name, None) is not None for name in ("weight", "bias"))
+    # A buffer of that name is a placeholder: FalconMamba's norm without a gain has one.
+    has_weight, has_bias = (isinstance(getattr(module, name, None), nn.Parameter) for name in ("weight", "bias"))
     if not has_weight:
         preset = preset.replace(weight_offset=0.0, weight_placement="after")
     spec = preset.replace(eps=eps, has_weight=has_weight, has_bias=has_bias)

@@ -102,6 +102,15 @@ def test_what_was_not_decided_is_not_clean(known, reading, rules):
         assert found.reason == "not decided at 1 norm, first at transformer.ln_f: nobody knows"
 
 
+def test_statistics_that_overflow_are_found_where_no_program_gives_the_bits(known):
+    facts = known(MEANT.replace(statistics_dtype="input"), undecidable="casts")
+    (path,) = facts.passports
+    casts = replace(facts.passports[path].readings["casts"], value={"statistics_dtype": "input"})
+    facts = replace(facts, passports={path: replace(facts.passports[path], readings={"casts": casts})})
+    assert isinstance(CHECKS["E2"](facts), Hit)
+    assert isinstance(CHECKS["E1"](facts), NotChecked)
+
+
 def test_a_norm_of_the_stock_class_needs_no_decision(known):
     facts = known(MEANT, undecidable="casts")
     assert CHECKS["E1"](replace(facts, intent=replace(facts.intent, stock=frozenset({"transformer.ln_f"})))) is None

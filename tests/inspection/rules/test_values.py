@@ -94,6 +94,19 @@ def test_a_gain_that_was_changed_is_named_with_what_happened(model, inspected, d
     assert words in found.evidence[0]
 
 
+class OnePerCentMore(torch.nn.LayerNorm):
+    def forward(self, x):
+        return 1.01 * super().forward(x)
+
+
+@pytest.mark.slow
+def test_an_output_that_is_multiplied_is_another_rules(model, inspected, declared):
+    model.get_submodule(LATER).__class__ = OnePerCentMore
+    found = inspected(model, intent=declared)
+    assert of(found) is None
+    assert [(each.rule, each.sites) for each in found.findings if each.severity != "note"] == [("E5", (LATER,))]
+
+
 @pytest.mark.slow
 def test_two_gains_that_were_swapped(model, inspected, declared):
     one, other = weight(model, EARLIER), weight(model, LATER)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from normkit.identification.passport import CONVENTIONS
+from normkit.identification.passport import CONVENTIONS, Passport
 from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_INTENT, Facts, NotChecked, Outcome, Rule, counted, percent, worst
@@ -75,7 +75,13 @@ def compared(facts: Facts, fields: tuple[str, ...], judge: Judge, words: str) ->
 def is_open(site: Site, facts: Facts, fields: tuple[str, ...]) -> bool:
     """Identification could not decide one of these fields at a site."""
     passport = facts.passports.get(site.path)
-    return passport is not None and any(_READING_OF[field] in passport.undecidable for field in fields)
+    return passport is not None and any(_open_reading(passport, field) for field in fields)
+
+
+def _open_reading(passport: Passport, field: str) -> str | None:
+    """The reading that should decide a field of the spec and does not; None where the field is known."""
+    name = _READING_OF[field]
+    return name if name in passport.undecidable and field not in (passport.readings[name].value or ()) else None
 
 
 def undecided(facts: Facts, fields: tuple[str, ...]) -> NotChecked | None:
@@ -88,8 +94,8 @@ def undecided(facts: Facts, fields: tuple[str, ...]) -> NotChecked | None:
         if facts.intended(site) is None or facts.is_stock(site.path):
             continue
         passport = facts.passports.get(site.path)
-        for reading in dict.fromkeys(_READING_OF[field] for field in fields):
-            if passport is not None and reading in passport.undecidable:
+        for field in fields:
+            if passport is not None and (reading := _open_reading(passport, field)) is not None:
                 reasons.setdefault(site.path, passport.undecidable[reading])
     if not reasons:
         return None

@@ -328,6 +328,7 @@ RULES = (
         ),
         confirm="parameter.requires_grad, parameter.grad after backward, and the optimizer's groups",
         check=_not_trained,
+        follows=("B9",),
     ),
     Rule(
         id="B9",

@@ -116,7 +116,9 @@ def _other_values(facts: Facts) -> Outcome:
             declared = facts.baseline.norms.get(site.path)
             if declared is None or not {site.path} <= now.keys() & meant.keys():
                 continue
-            # What is added to the weight is another rule's.
+            # What multiplies the output, or is added to the weight, is another rule's.
+            if site.factor != declared.factor:
+                continue
             if name == "gain" and site.spec.weight_offset != declared.spec.weight_offset:
                 continue
             held += 1
