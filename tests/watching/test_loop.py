@@ -88,6 +88,12 @@ def test_a_step_that_no_optimizer_takes_is_left_out(is_taken: bool):
         assert (rules["F5"], rules.get("E3")) == ("note", None)
 
 
+def test_every_step_and_token_is_counted():
+    run = Run(rate=1e-3).go(steps=7, every=3)
+    inspection = run.watch.inspection()
+    assert (inspection.training.steps, inspection.model.tokens) == (7, 7 * run.batch()[:, :-1].numel())
+
+
 def test_an_optimizer_keeps_no_hook():
     run = Run(Transformer).go()
     assert not run.optimizer._optimizer_step_pre_hooks

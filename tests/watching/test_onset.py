@@ -96,6 +96,14 @@ def test_what_rose_long_before_is_not():
     assert origin(run).kind == "non-finite in the forward pass"
 
 
+def test_an_old_blip_is_not_the_origin_where_a_later_step_explains_more():
+    blip, rise = {"at_23": 4.0}, {"at_50": 40.0, "at_51": 40.0}
+    run = training(raised(calm("loss"), **blip, **rise), series("learning rate", [1e-3] * 50 + [3e-2] * 10))
+    began = origin(run)
+    assert (began.kind, began.step) == ("learning rate", 50)
+    assert origin(training(raised(calm("loss"), **blip))).step == 23
+
+
 def test_the_update_that_moved_before_the_loss():
     run = training(
         raised(calm("loss"), at_50=5.0),
