@@ -8,6 +8,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import command_pages
+import name_pages
+import preset_pages
 import rule_pages
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +20,7 @@ _COPIED = {".md", ".yml", ".png", ".svg", ".css", ".js", ".woff2", ".txt"}
 
 def generated() -> dict[str, str]:
     """The content of each generated file by its path in the site."""
-    return {**rule_pages.pages()}
+    return {**rule_pages.pages(), **command_pages.pages(), **name_pages.pages(), **preset_pages.pages()}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import groupby
 
+from marking import marked, table
 from normkit.inspection.rules import RULES, Rule
 
 FOLDER = "reference/rules"
@@ -40,8 +41,8 @@ def index() -> str:
         "`normkit rule F1` prints the same in a terminal.",
     ]
     for letter, rules in groupby(RULES, lambda rule: rule.id[0]):
-        rows = [f"| [{rule.id}]({rule.id}.md) | [{rule.title}]({rule.id}.md) | {rule.severity} |" for rule in rules]
-        parts += [f"## {letter}. {GROUPS[letter]}", "\n".join(["| rule | fault | at worst |", "|---|---|---|", *rows])]
+        rows = [(rule.id, f"[{marked(rule.title)}]({rule.id}.md)", rule.severity) for rule in rules]
+        parts += [f"## {letter}. {GROUPS[letter]}", table(("rule", "fault", "at worst"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,7 +58,7 @@ def page(rule: Rule) -> str:
         _sentence(rule.threshold),
         f"Source: {_linked(rule.source)}.",
         "## Why it matters",
-        rule.why,
+        marked(rule.why),
         "## What to do",
         steps if len(rule.remedy) > 1 else _sentence(rule.remedy[0]),
         "## How to confirm it",
@@ -71,10 +72,20 @@ def page(rule: Rule) -> str:
 
 
 def _sentence(words: str) -> str:
-    return words[0].upper() + words[1:] + ("" if words.endswith(".") else ".")
+    start = words[0].upper() if re.match("[a-z]+[ ,:]", words) else words[0]
+    return marked(start + words[1:]) + ("" if words.endswith(".") else ".")
 
 
 def _linked(source: str) -> str:
-    """A source with its issues and papers as links."""
-    source = re.sub(r"([\w.-]+/[\w.-]+)#(\d+)", r"[\1#\2](https://github.com/\1/issues/\2)", source)
-    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", source)
+    """A source with its issues and papers as links; "and #5" is of the repository before it."""
+    repository, parts = "", []
+    for index, part in enumerate(re.split(r"([\w.-]+/[\w.-]+#\d+|(?<!\S)#\d+|arXiv:\d{4}\.\d{4,5})", source)):
+        name, _, number = part.partition("#")
+        if not index % 2:
+            parts.append(marked(part))
+        elif part.startswith("arXiv:"):
+            parts.append(f"[{part}](https://arxiv.org/abs/{part.removeprefix('arXiv:')})")
+        else:
+            repository = name or repository
+            parts.append(f"[{part}](https://github.com/{repository}/issues/{number})")
+    return "".join(parts)

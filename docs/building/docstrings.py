@@ -1,0 +1,17 @@
+"""Docstrings as mkdocstrings reads them: an "Example:" is a section of examples, and text is text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+
+class Docstrings(griffe.Extension):
+    """Run on each object that is loaded."""
+
+    def on_instance(self, *, obj: griffe.Object, **_given: Any) -> None:
+        """Name the section as griffe's Google style does."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
