@@ -50,7 +50,7 @@ bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minut
 	$(BIN)/normkit bench --pass forward --pass forward-out --pass forward+backward --seconds 0.5 --json > benchmarks/results/norms.json
 	$(BIN)/python benchmarks/llama.py --json > benchmarks/results/llama.json
 	$(BIN)/python benchmarks/bars.py
-	$(BIN)/python benchmarks/readme_table.py
+	$(BIN)/python benchmarks/norms_table.py
 	$(BIN)/python benchmarks/probe_overhead.py
 	$(BIN)/python benchmarks/geometry_scaling.py
 	$(BIN)/python benchmarks/rms_against_layer.py

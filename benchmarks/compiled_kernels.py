@@ -5,7 +5,7 @@
 The launches are those that the operators make for tensors on the meta device, each specialized as Triton would for
 tensors that begin at multiples of 16 bytes. Registers, stack and shared memory are read off the machine code; widths
 off the PTX, where each load and store is told by the source line it comes from. Nothing runs: no time, no bandwidth.
---write records it in results/compiled_kernels.json and in the table of docs/notes/gpu-kernels.md.
+--write records it in results/compiled_kernels.json and in the table of docs/explanation/gpu-kernels.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was found of the compiled kernels, as the table of docs/notes/gpu-kernels.md."""
+"""What was found of the compiled kernels, as the table of docs/explanation/gpu-kernels.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms on this GPU over the public grids, in one command that ends by itself; then the bars, and the README's table.
+"""Norms on this GPU over the public grids, in one command that ends by itself; then the bars, and a table for the docs.
 
     python benchmarks/gpu.py [--minutes 9] [--seconds 0.05] [--results FILE] [--resume]
 

@@ -1,4 +1,4 @@
-"""What was recorded on a GPU, as the README's table in Markdown; "not measured" where nothing was.
+"""What was recorded on a GPU, as the table of docs/explanation/measurements.md; "not measured" where nothing was.
 
     python benchmarks/gpu_table.py [results/gpu.json]
 

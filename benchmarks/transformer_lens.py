@@ -3,7 +3,7 @@
     python benchmarks/transformer_lens.py [--quick] [--json]
     python benchmarks/transformer_lens.py benchmarks/results/transformer_lens.json
 
-The second prints what was recorded as the README's table, and needs no TransformerLens; the first needs it in an
+The second prints what was recorded as a table for the docs, and needs no TransformerLens; the first needs it in an
 environment of its own (it pins what normkit does not):
 
     python -m venv lens && lens/bin/pip install torch==2.13.0 setuptools

@@ -29,7 +29,7 @@ INTRODUCTION = """\
 # What folds where
 
 `normkit fold` and `nk.fold` know {families} families, each as a graph of readers and writers in
-`src/normkit/models/*.toml`. What may be done is derived from that graph ([notes/folding.md](notes/folding.md)); a
+`src/normkit/models/*.toml`. What may be done is derived from that graph ([why](explanation/folding.md)); a
 family or a tensor that is not declared is an error that names it.
 
     python census/folding.py           # writes this page

@@ -1,4 +1,4 @@
-"""The page of the catalogue from outside, from its recorded runs: docs/outside.md.
+"""The page of the catalogue from outside, from its recorded runs: docs/explanation/outside.md.
 
 python census/outside_page.py                         write the page
 python census/outside_page.py --check                 say whether it is up to date
@@ -16,7 +16,7 @@ from typing import Any
 from normkit import files
 from pages import settle
 
-PAGE = Path(__file__).parents[1] / "docs" / "outside.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "outside.md"
 RESULTS = Path(__file__).parent / "outside" / "results"
 TRAINED = RESULTS / "trained_models.txt"
 RUNS = {"before": "the tree before", "first": "first run", "second": "after mending, new draw"}
@@ -25,9 +25,10 @@ RUNS = {"before": "the tree before", "first": "first run", "second": "after mend
 INTRODUCTION = """\
 # Faults planted by someone who has not read the rules
 
-`docs/faults.md` plants faults for which a rule exists: it shows that no rule broke, and cannot show a rule that is
-missing. The catalogue of this page (`census/outside`) was written from the specification of norms alone: each field of
-a norm's definition, each place in a block, each way in which loading, converting, an optimizer or a dataset goes wrong.
+[The page of faults](../faults.md) plants faults for which a rule exists: it shows that no rule broke, and cannot show a
+rule that is missing. The catalogue of this page (`census/outside`) was written from the specification of norms alone:
+each field of a norm's definition, each place in a block, each way in which loading, converting, an optimizer or a
+dataset goes wrong.
 Its author had not read the implementation, its tests or its list of faults. Each case states its truth before its run.
 
     python census/outside/run.py --draw 1 --out result.json --models FOLDER

@@ -1,7 +1,7 @@
-"""What the studies measured: docs/studies.md.
+"""What the studies measured: docs/explanation/studies, an index and one page per study.
 
-python census/studies.py              run all studies with the quick budget (some 15 minutes on 2 cores), write the page
-python census/studies.py --from DIR   write it from what `normkit study --all --out DIR` left
+python census/studies.py              run all studies with the quick budget (15 minutes on 2 cores), write the pages
+python census/studies.py --from DIR   write them from what `normkit study --all --out DIR` left
 """
 
 from __future__ import annotations
@@ -20,25 +20,48 @@ from normkit.plots.numerals import significant, spread
 from normkit.report.study import headline
 from normkit.study.catalogue import NAMES
 
-PAGE = Path(__file__).parents[1] / "docs" / "studies.md"
+FOLDER = Path(__file__).parents[1] / "docs" / "explanation" / "studies"
 
-INTRODUCTION = """\
+INDEX = """\
 # The published claims, rerun
 
-What papers and introductions say of normalization, each as a number with a bound, measured on small models that are
-trained on the spot. {headline}
+These pages tell you which published statements about normalization hold when someone measures them again. Each study
+trains small models and compares a paper's statement with its own numbers.
 
-    normkit study --all --budget quick               # what is below: {seconds} seconds of one core in all
-    python census/studies.py --from normkit-study    # writes this page
+**Result**: {headline}
 
-Measured are medians over {seeds} paired seeds, in brackets the interval of 95 % of the bootstrap medians: with three
-seeds that is their range. A condition holds where its whole interval lies within the bound, and is open where only a
-part does; "shown" decides nothing. A claim is reproduced where all its conditions hold, reproduced only if ... where
-those of a named regime do. What fails here, at these sizes, may hold at others: each study says where it was measured,
-and `--budget full`, `--set` and `torchrun` go further.
+    normkit study --all --budget quick               # everything below: {seconds} seconds of one core in all
+    python census/studies.py --from normkit-study    # writes these pages
 
-torch {torch}, {cpu}.
+## How to read the numbers
 
+- A measured value is the median over {seeds} seeds. All variants of one seed start from the same weights and see the
+  same batches. The brackets hold the interval of 95 % of the bootstrap medians. With three seeds that is their range.
+- A condition **holds** if its whole interval lies within the bound. It is **open** if only a part of the interval does.
+  A number that is **shown** has no bound and decides nothing.
+- A claim is **reproduced** if all its conditions hold, and **reproduced only if ...** if those of one regime do.
+- {own} of {conditions} conditions have no published number. There the bound is ours.
+- The models are small. A claim that fails here may hold at another size. Each page says where it was measured;
+  `--budget full`, `--set` and `torchrun` go further: see [rerun the studies](../../how-to/rerun-the-studies.md).
+
+Measured with torch {torch} on {cpu}.
+
+## All claims
+
+| study | claim | verdict | [ledger](../claims.md) |
+|---|---|---|---|
+"""
+
+STUDY = """\
+# {title}
+
+{question} This study asks it of small models.
+
+- **Result**: {headline}
+- **Measured on**: {regime}.
+- **Data**: {data}.
+- **To repeat it**: `normkit study {name}`.
+- **To read the tables**: see [how to read the numbers](index.md#how-to-read-the-numbers).
 """
 
 
@@ -47,34 +70,50 @@ def main() -> None:
     parser.add_argument("--from", dest="folder", type=Path, help="what `normkit study --all --out DIR` left")
     folder = parser.parse_args().folder
     if folder is not None:
-        files.write_text(PAGE, page(folder))
+        write(folder)
         return
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run([sys.executable, "-m", "normkit", "study", "--all", "--out", scratch], check=True)
-        files.write_text(PAGE, page(Path(scratch)))
+        write(Path(scratch))
 
 
-def page(folder: Path) -> str:
-    """The page as text."""
+def write(folder: Path) -> None:
+    """Write all pages from a folder of results."""
     studies = [json.loads((folder / name / "results.json").read_text(encoding="utf-8")) for name in NAMES]
+    for name, text in pages(studies, sum(_seconds(folder / name) for name in NAMES)).items():
+        files.write_text(FOLDER / f"{name}.md", text)
+
+
+def pages(studies: list[dict[str, Any]], seconds: float) -> dict[str, str]:
+    """The text of the index and of the page of each study, by name.
+
+    Args:
+        studies: The documents of all studies.
+        seconds: How long they took on one core.
+    """
     where = studies[0]["where"]
-    parts = [
-        INTRODUCTION.format(
-            headline=headline(claim["verdict"] for study in studies for claim in study["claims"]) + ".",
-            seconds=f"{sum(_seconds(folder / name) for name in NAMES):,.0f}",
-            seeds=" or ".join(str(seeds) for seeds in sorted({study["settings"]["seeds"] for study in studies})),
-            torch=where["torch"],
-            cpu=where["cpu"],
-        ),
-        "| study | claim | verdict | [ledger](claims.md) |\n|---|---|---|---|\n",
-        *(
-            f"| [{study['study']}](#{study['study']}) | {_cell(claim['says'])} | {_verdict(claim)} "
-            f"| {', '.join(claim['ledger'])} |\n"
-            for study in studies
-            for claim in study["claims"]
-        ),
-    ]
-    return "".join([*parts, *map(_study, studies)])
+    claims = [claim for study in studies for claim in study["claims"]]
+    conditions = [condition for claim in claims for condition in claim["conditions"]]
+    introduction = INDEX.format(
+        headline=_headline(claims),
+        seconds=f"{seconds:,.0f}",
+        seeds=" or ".join(str(seeds) for seeds in sorted({study["settings"]["seeds"] for study in studies})),
+        own=sum(not condition["published"] for condition in conditions),
+        conditions=len(conditions),
+        torch=where["torch"],
+        cpu=where["cpu"],
+    )
+    rows = (
+        f"| [{study['study']}]({study['study']}.md) | {_cell(claim['says'])} | {_verdict(claim)} "
+        f"| {', '.join(claim['ledger'])} |\n"
+        for study in studies
+        for claim in study["claims"]
+    )
+    return {"index": introduction + "".join(rows)} | {study["study"]: _study(study) for study in studies}
+
+
+def _headline(claims: list[dict[str, Any]]) -> str:
+    return headline(claim["verdict"] for claim in claims) + "."
 
 
 def _seconds(folder: Path) -> float:
@@ -84,10 +123,19 @@ def _seconds(folder: Path) -> float:
 
 
 def _study(study: dict[str, Any]) -> str:
-    lines = [f"\n## {study['study']}\n", f"{study['question']} {study['regime'].rstrip('.')}."]
-    lines.append(f"Data: {study['data']}.\n")
+    lines = [
+        STUDY.format(
+            title=study["title"],
+            question=study["question"],
+            headline=_headline(study["claims"]),
+            regime=study["regime"].rstrip("."),
+            data=study["data"],
+            name=study["study"],
+        )
+    ]
     for claim in study["claims"]:
-        lines.append(f"**{_verdict(claim)}**: {claim['says']} ({claim['source']}).\n")
+        rows = f" Decides {', '.join(claim['ledger'])} of [the ledger](../claims.md)." if claim["ledger"] else ""
+        lines += [f"## {claim['says']}\n", f"**{_verdict(claim)}**. Source: {claim['source']}.{rows}\n"]
         lines.append("| must hold | published | measured | holds |\n|---|---|---|---|")
         for condition in claim["conditions"]:
             holds = {True: "yes", False: "no", None: "open"}[condition["holds"]] if condition["judged"] else "shown"
@@ -96,7 +144,7 @@ def _study(study: dict[str, Any]) -> str:
         lines.append("")
     found = _findings(study["measurements"])
     if found:
-        lines.append(f"`inspect` on the trained models: {found}.\n")
+        lines += ["## What `normkit inspect` says of the trained models\n", f"{found[0].upper()}{found[1:]}.\n"]
     return "\n".join(lines)
 
 

@@ -1,58 +1,55 @@
-"""The README's Python runs, and prints what the comments behind its print calls say."""
+"""The README and the pages of docs/: their code runs and prints what they say, and what they name exists."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
 import build_site
 from helpers import ROOT
+from page_blocks import blocks, matches, parse, run_page, shown_commands
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN = [
+    page
+    for page in PAGES
+    if any(block.language in ("python", "console") for block in blocks(page.read_text(encoding="utf-8")))
+    and "archive" not in page.parts
+]
 
-
-def test_there_are_examples() -> None:
-    assert len(BLOCKS) >= 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", BLOCKS, ids=[f"block {number}" for number in range(len(BLOCKS))])
-def test_an_example_prints_what_it_says(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Some write files where they are.
-    monkeypatch.chdir(tmp_path)
-    printed, threads = io.StringIO(), torch.get_num_threads()
-    try:
-        with contextlib.redirect_stdout(printed):
-            exec(compile(block, "README.md", "exec"), {})
-    finally:
-        torch.set_num_threads(threads)
-    expected = [line.removeprefix("# ") for line in block.splitlines() if line.startswith("# ")]
-    assert printed.getvalue().splitlines() == expected
-
-
-def test_the_measured_table_has_its_place() -> None:
-    assert len(re.findall(r"^<!-- bench -->\n(?:.*\n)*?<!-- /bench -->$", README, flags=re.MULTILINE)) == 1
-
-
-def test_every_file_that_the_readme_shows_exists() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r'src(?:set)?="([^":]+)"', README):
-        assert (ROOT / target).exists(), target
-
-
-DOCS = sorted((ROOT / "docs").rglob("*.md"))
 GENERATED = {ROOT / "docs" / name for name in build_site.generated()}
 
 
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_what_a_page_of_the_docs_names_exists(page) -> None:
-    text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN, ids=name)
+def test_a_page_prints_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some write files where they are.
+    monkeypatch.chdir(tmp_path)
+    for block, expected, printed in run_page(page):
+        assert matches(expected, printed), f"{block.text}\n-- prints --\n{printed}\n-- and not --\n{expected}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_that_a_page_shows_exists(page: Path) -> None:
+    for words in shown_commands(page.read_text(encoding="utf-8")):
+        parse(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_a_page_names_exists(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#:]+)\)", text) + re.findall(r'src(?:set)?="([^":]+)"', text):
         assert (page.parent / target).exists() or (page.parent / target).resolve() in GENERATED, target
-    for target in re.findall(r"`((?:src|tests|benchmarks|examples)/[\w/.]+\.py)`", text):
+    for target in re.findall(r"`((?:src|tests|benchmarks|examples|census)/[\w/.]+\.py)`", text):
         assert (ROOT / target).exists(), target
+
+
+def test_the_measured_table_has_its_place() -> None:
+    page = (ROOT / "docs" / "explanation" / "measurements.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^<!-- bench -->\n(?:.*\n)*?<!-- /bench -->$", page, flags=re.MULTILINE)) == 1

@@ -54,13 +54,14 @@ EXTRA_TESTS = {
     "bench/test_gpu_script.py": "benchmarks/gpu.py",
     "census/test_families.py": "census/families.py",
     "census/test_norm_classes.py": "census/norm_classes.py",
+    "census/test_studies.py": "census/studies.py",
     "conversion/test_families.py": "families of transformers",
     "identification/test_third_party.py": "norms of other packages",
     "identification/test_published.py": "norms by their published formula",
     "checkpoint/test_families.py": "every family of normkit.models, folded in memory and on disk",
     "models/test_mutations.py": "readers and writers of every family's file, dropped one by one",
     "conversion/test_models.py": "whole models of transformers and PyTorch",
-    "testing/test_page.py": "docs/testing.md",
+    "testing/test_page.py": "docs/how-to/test-your-norm.md",
     "cli/test_markdown.py": "normkit inspect --format markdown",
     "explorer/test_bad_input.py": "hostile and degenerate points in a browser",
     "identification/test_faults.py": "tests/faulty_norms.py",
@@ -68,13 +69,13 @@ EXTRA_TESTS = {
     "test_tiny_models.py": "tests/tiny_models.py",
     "test_notes.py": "the five notes that the product grew from",
     "test_judges.py": "tests of PyTorch and ONNX",
-    "test_readme.py": "the README",
+    "test_readme.py": "the README and the pages of docs/",
     "test_examples.py": "the scripts of examples/",
     "test_setup.py": "setup.py",
     "test_structure.py": "this file",
     "test_public_api.py": "what `import normkit` offers",
     **{
-        f"claims/test_{name}.py": "docs/claims.md"
+        f"claims/test_{name}.py": "docs/explanation/claims.md"
         for name in ("ledger", "definition", "centring", "shape", "gradient", "scores", "batch", "practice", "training")
     },
     "explorer/test_hosts.py": "the page on a disk, in a sandboxed frame and without scripts",

@@ -213,7 +213,7 @@ def holds_nemotron(draw: Draw) -> Single:
     from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
     width = draw.choice(WIDTHS)
-    # torch's own LayerNorm gradients in 16 bits are wrong on the CPU, as docs/testing.md says.
+    # torch's own LayerNorm gradients in 16 bits are wrong on the CPU, as docs/explanation/bugs-found.md says.
     return Single(
         NemotronLayerNorm1P(width), (2, 3, width), spec=nk.specs.NEMOTRON, skip=("gain gradient", "bias gradient")
     )

@@ -18,8 +18,8 @@ COLUMNS = ("number", "verdict", "statement", "precise", "measured", "check", "no
 
 @pytest.fixture(scope="session")
 def claims() -> dict[str, dict[str, str]]:
-    """Rows of docs/claims.md by number, each a dictionary of its cells."""
-    lines = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8").splitlines()
+    """Rows of docs/explanation/claims.md by number, each a dictionary of its cells."""
+    lines = (ROOT / "docs" / "explanation" / "claims.md").read_text(encoding="utf-8").splitlines()
     rows = [re.split(r"(?<!\\) ?\| ?", line)[1:-1] for line in lines if re.match(r"\| C\d\d ", line)]
     # A bar inside a cell is escaped.
     return {cells[0]: dict(zip(COLUMNS, (cell.replace("\\|", "|") for cell in cells), strict=True)) for cells in rows}

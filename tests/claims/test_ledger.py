@@ -1,4 +1,4 @@
-"""docs/claims.md is complete: numbered in order, each verdict in the vocabulary, each check a test that exists."""
+"""docs/explanation/claims.md is complete: in order, each verdict in the vocabulary, each check a test that exists."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_measuring_test_has_its_row(claims):
 
 
 def test_every_row_names_its_notes(claims):
-    legend = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    legend = (ROOT / "docs" / "explanation" / "claims.md").read_text(encoding="utf-8")
     for number, row in claims.items():
         named = set(row["notes"].split(", "))
         assert named, number

@@ -15,9 +15,9 @@ VERDICT = re.compile(r"reproduced|reproduced only if .+|not reproduced|undecided
 
 @pytest.fixture(scope="module")
 def decided() -> list[tuple[str, str, str, set[str]]]:
-    """Study, claim, verdict and rows of the ledger, for each claim of the page."""
-    lines = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8").splitlines()
-    rows = [re.split(r"(?<!\\) ?\| ?", line)[1:-1] for line in lines if re.match(r"\| \[[a-z-]+\]\(#", line)]
+    """Study, claim, verdict and rows of the ledger, for each claim of the index."""
+    lines = (ROOT / "docs" / "explanation" / "studies" / "index.md").read_text(encoding="utf-8").splitlines()
+    rows = [re.split(r"(?<!\\) ?\| ?", line)[1:-1] for line in lines if re.match(r"\| \[[a-z-]+\]\(", line)]
     # A bar inside a cell is escaped.
     return [
         (study[1 : study.index("]")], says.replace("\\|", "|"), verdict, set(ledger.split(", ")))

@@ -83,7 +83,7 @@ def fold(
             eps than its config's.
 
     Source:
-        Jiang et al. 2023, arXiv:2305.14858, for LayerNorm -> RMSNorm; the conditions are in docs/notes/folding.md.
+        Jiang et al. 2023, arXiv:2305.14858, for LayerNorm -> RMSNorm; the conditions: docs/explanation/folding.md.
     """
     if inverse is not None:
         return _undo(model, inverse)

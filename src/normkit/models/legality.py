@@ -1,6 +1,6 @@
 """What may be changed without changing what a model computes: derived from its graph, with the reason where it may not.
 
-Each function returns None where the change is exact, else one sentence. The conditions: docs/notes/folding.md.
+Each function returns None where the change is exact, else one sentence. The conditions: docs/explanation/folding.md.
 """
 
 from __future__ import annotations

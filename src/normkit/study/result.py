@@ -88,7 +88,7 @@ class Claim:
         says: The statement, in our words.
         source: Authors, year, identifier and place.
         conditions: What must hold. All hold: reproduced. Only those of some regimes: reproduced only if these.
-        ledger: Rows of docs/claims.md that it decides.
+        ledger: Rows of docs/explanation/claims.md that it decides.
     """
 
     says: str

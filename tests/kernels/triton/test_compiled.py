@@ -1,4 +1,4 @@
-"""The kernels compile for three architectures, keep to the registers and load whole vectors: docs/notes/gpu-kernels.md.
+"""The kernels compile for three architectures, within the registers, in whole vectors: docs/explanation/gpu-kernels.md.
 
 Machine code is looked at, none is run. Everything is compiled in one process, without Triton's interpreter.
 """

@@ -1,7 +1,7 @@
 """How rows are cut into pieces for programs: frozen data, chosen by the shape and the sizes of the numbers alone.
 
 The gradients of gain and bias are summed in an order that follows from this, so nothing here asks which GPU it is.
-Registers, spills and shared memory of these choices, and what others would take: docs/notes/gpu-kernels.md.
+Registers, spills and shared memory of these choices, and what others would take: docs/explanation/gpu-kernels.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What was recorded, as the README's table in Markdown.
+"""What was recorded, as the table of docs/explanation/measurements.md.
 
-    python benchmarks/readme_table.py [results/norms.json]
+    python benchmarks/norms_table.py [results/norms.json]
 
 normkit's own time and its multiple of the floor; of the others how many times as long they take.
 """

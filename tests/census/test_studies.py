@@ -1,0 +1,68 @@
+"""The pages of the studies: an index and one page per study, with what the studies ask."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import studies
+from normkit.study.catalogue import NAMES, load
+
+CONDITION = {
+    "says": "the ratio |a| / |b| is at most 1",
+    "published": "",
+    "judged": True,
+    "holds": None,
+    "median": 0.5,
+    "interval": [0.25, "inf"],
+}
+CLAIM = {
+    "says": "Norms help",
+    "source": "a paper, table 1",
+    "ledger": ["C70"],
+    "verdict": "reproduced only if",
+    "only_if": "the model is deep",
+    "conditions": [CONDITION, {**CONDITION, "published": "2", "judged": False}],
+}
+STUDY = {
+    "study": "depth",
+    "title": "Depth",
+    "question": "Do norms help?",
+    "data": "bytes",
+    "regime": "2 layers.",
+    "settings": {"seeds": 3},
+    "where": {"torch": "2.13.0", "cpu": "x86_64"},
+    "claims": [CLAIM],
+    "measurements": {"0": {"left": {"findings": [{"rule": "F2", "severity": "warning"}]}, "right": {"findings": []}}},
+}
+
+
+def test_the_index_has_a_row_for_each_claim_and_counts_bounds_of_our_own() -> None:
+    index = studies.pages([STUDY], 12.0)["index"]
+    assert "| [depth](depth.md) | Norms help | reproduced only if the model is deep | C70 |" in index
+    assert "1 of 2 conditions have no published number" in index
+    assert "12 seconds of one core" in index
+
+
+def test_a_page_has_the_claim_its_conditions_and_what_inspect_says() -> None:
+    page = studies.pages([STUDY], 12.0)["depth"]
+    assert page.startswith("# Depth\n\nDo norms help?")
+    assert "## Norms help\n\n**reproduced only if the model is deep**. Source: a paper, table 1. Decides C70" in page
+    assert r"| the ratio \|a\| / \|b\| is at most 1 | no number | 0.500 [0.250 to inf] | open |" in page
+    assert r"| the ratio \|a\| / \|b\| is at most 1 | 2 | 0.500 [0.250 to inf] | shown |" in page
+    assert "F2 (warning) in left." in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_of_a_study_is_that_of_its_claims(name: str) -> None:
+    study = load(name)
+    page = (studies.FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {study.title}\n\n{study.question}")
+    assert [says for says in re.findall(r"^## (.*)$", page, flags=re.MULTILINE) if "`normkit inspect`" not in says] == [
+        claim.says for claim in study.claims
+    ]
+    for claim in study.claims:
+        assert f"Source: {claim.source}." in page
+        for condition in claim.conditions:
+            assert f"| {condition.says.replace('|', chr(92) + '|')} |" in page
