@@ -1,13 +1,13 @@
-"""One thread, fixed seeds, a fixed order of hypothesis' examples, the models that ship, a browser, and a GPU or not."""
+"""One thread, fixed seeds, a fixed order of hypothesis' examples, models that ship, a browser's window, a GPU."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, CDPSession, Page
 
 # Examples are the same on every machine; time limits are not a property of the code.
 settings.register_profile(
@@ -63,6 +63,55 @@ def chromium() -> Iterator[Browser]:
         message = "no Chromium was found: `apt-get install chromium` lets the tests of the pages run"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
+
+
+# A context of its own takes the browser more than a second of work, a window that another test has left a third of it.
+@pytest.fixture(scope="session")
+def _only_window(chromium: Browser) -> Iterator[tuple[Page, CDPSession]]:
+    page = chromium.new_page()
+    yield page, page.context.new_cdp_session(page)
+    page.close()
+
+
+@pytest.fixture
+def window(_only_window: tuple[Page, CDPSession]) -> Iterator[Callable[..., Page]]:
+    """`window(viewport=..., color_scheme=...)` is the one window of all tests, empty, set up as asked, else as usual.
+
+    Listeners, {event: listener}, hear it until the window is asked for again or the test ends.
+    """
+    page, session = _only_window
+    heard: dict[str, Callable[..., Any]] = {}
+
+    def set_up(
+        *,
+        listeners: dict[str, Callable[..., Any]] | None = None,
+        viewport: dict[str, int] | None = None,
+        java_script_enabled: bool = True,
+        permissions: Sequence[str] = (),
+        color_scheme: str = "light",
+        reduced_motion: str = "no-preference",
+        forced_colors: str = "none",
+    ) -> Page:
+        for event, listener in heard.items():
+            page.remove_listener(event, listener)
+        heard.clear()
+        page.goto("about:blank")
+        page.set_viewport_size(viewport or {"width": 1280, "height": 720})
+        page.emulate_media(
+            media="null", color_scheme=color_scheme, reduced_motion=reduced_motion, forced_colors=forced_colors
+        )
+        session.send("Emulation.setScriptExecutionDisabled", {"value": not java_script_enabled})
+        page.context.clear_permissions()
+        if permissions:
+            page.context.grant_permissions(permissions)
+        heard.update(listeners or {})
+        for event, listener in heard.items():
+            page.on(event, listener)
+        return page
+
+    yield set_up
+    page.mouse.move(0, 0)
+    set_up()

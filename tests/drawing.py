@@ -24,6 +24,11 @@ def as_opened(page: Page) -> Page:
     return page
 
 
+def settle(page: Page) -> None:
+    """Two frames later: what was asked for is drawn."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 class Drawing:
     """The drawing of an open page."""
 
@@ -40,7 +45,7 @@ class Drawing:
 
     def settle(self) -> None:
         """Two frames later: what was asked for is drawn."""
-        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        settle(self.page)
 
     def markers(self) -> list[tuple[float, float]]:
         """Where the points of the cloud are on the page."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -58,7 +59,6 @@ class Modules:
         return json.loads(text, object_hook=lambda found: _NUMBERS[found["$"]] if set(found) == {"$"} else found)
 
 
-# A page of its own takes the browser a second of work, a page that another test has left a quarter of it.
 @pytest.fixture(scope="session")
 def _sheet(chromium: Browser) -> Iterator[Page]:
     page = chromium.new_page()
@@ -67,15 +67,8 @@ def _sheet(chromium: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="session")
-def _window(chromium: Browser) -> Iterator[Page]:
-    page = chromium.new_page()
-    yield page
-    page.close()
-
-
-@pytest.fixture(scope="module")
 def modules(_sheet: Page) -> Modules:
-    """`modules("norms.js", "normalize", points, norm)`; no other file's tests have asked these modules for anything."""
+    """`modules("norms.js", "normalize", points, norm)`: what they return depends on their arguments alone."""
     imports = {name: f"data:text/javascript,{quote(source)}" for name, source in document.modules().items()}
     _sheet.goto("about:blank")
     _sheet.set_content(
@@ -96,56 +89,47 @@ def page_data() -> dict[str, Any]:
 
 
 @pytest.fixture
-def explorer(
-    chromium: Browser, _window: Page, tmp_path: Path, page_data: dict[str, Any]
-) -> Iterator[Callable[..., Page]]:
+def explorer(window: Callable[..., Page], tmp_path: Path, page_data: dict[str, Any]) -> Iterator[Callable[..., Page]]:
     """`explorer(data, hash="#...", viewport=..., color_scheme=...)` opens the whole page from a file and waits for it.
 
-    The test fails on any error of a script, any message of the browser's console, and any request.
+    The test fails on any error of a script, any message of the browser's console, any dialog, and any request.
     """
-    yield from _explorer(chromium, tmp_path, page_data, _window)
+    yield from _explorer(window, tmp_path, page_data)
 
 
 @pytest.fixture(scope="module")
 def lasting_explorer(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Page]]:
     """The same for pages that the tests of a file share; the last of these tests fails on what went wrong."""
-    yield from _explorer(chromium, tmp_path_factory.mktemp("explorer"), _page_data(), None)
+    contexts = []
+
+    def window(listeners: dict[str, Callable[..., Any]], **options: Any) -> Page:
+        contexts.append(chromium.new_context(**options))
+        page = contexts[-1].new_page()
+        for event, listener in listeners.items():
+            page.on(event, listener)
+        return page
+
+    yield from _explorer(window, tmp_path_factory.mktemp("explorer"), _page_data())
+    for context in contexts:
+        context.close()
 
 
-_MEDIA = {"color_scheme": "light", "reduced_motion": "no-preference", "forced_colors": "none"}
-
-
-def _set_up(window: Page, viewport: dict[str, int], media: dict[str, Any]) -> Page:
-    window.set_viewport_size(viewport)
-    window.emulate_media(media="null", **_MEDIA | media)
-    return window
-
-
-def _explorer(
-    chromium: Browser, folder: Path, page_data: dict[str, Any], window: Page | None
-) -> Iterator[Callable[..., Page]]:
-    """Opens the first page in the window that is there, if that can be had as asked for; others in one of their own."""
-    pages: list[Page] = []
+def _explorer(window: Callable[..., Page], folder: Path, page_data: dict[str, Any]) -> Iterator[Callable[..., Page]]:
     complaints: list[str] = []
+    files = itertools.count()
     listeners = {
         "pageerror": lambda error: complaints.append(f"error: {error}"),
         "console": lambda message: complaints.append(f"{message.type}: {message.text}"),
+        "dialog": lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()),
         "request": lambda request: complaints.append(f"request: {request.url}") if _leaves(request) else None,
     }
 
     def open_page(data: dict[str, Any] | None = None, hash: str = "", **options: Any) -> Page:
-        path = folder / f"explorer-{len(pages)}.html"
+        path = folder / f"explorer-{next(files)}.html"
         path.write_text(document.document(page_data | (data or {})), encoding="utf-8")
-        media = {name: value for name, value in options.items() if name in _MEDIA}
-        if window and window not in pages and options.keys() <= {"viewport", *media}:
-            pages.append(_set_up(window, options.get("viewport", {"width": 1280, "height": 720}), media))
-        else:
-            pages.append(chromium.new_context(**options).new_page())
-        page = pages[-1]
-        for event, listener in listeners.items():
-            page.on(event, listener)
+        page = window(listeners=listeners, **options)
         page.goto(path.as_uri() + hash)
-        page.wait_for_selector("html[data-ready='true']", state="attached", timeout=5000)
+        page.wait_for_selector("html[data-ready='true']", state="attached")
         return page
 
     def _leaves(request: Any) -> bool:
@@ -153,12 +137,4 @@ def _explorer(
         return not is_document and not request.url.startswith(("data:", "blob:"))
 
     yield open_page
-    for page in pages:
-        if page is not window:
-            page.context.close()
-            continue
-        page.mouse.move(0, 0)
-        for event, listener in listeners.items():
-            page.remove_listener(event, listener)
-        page.goto("about:blank")
     assert complaints == []

@@ -10,7 +10,7 @@ import pytest
 from normkit.explorer import document
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Frame, Page
+    from playwright.sync_api import Frame, Page
 
 pytestmark = pytest.mark.browser
 
@@ -61,14 +61,14 @@ def test_reloaded_it_is_as_it_was(explorer):
 def test_a_bad_link_opens_the_page_and_is_told(explorer, hash):
     page = explorer(hash=hash)
     assert page.text_content("#message").endswith(".")
+    assert page.evaluate("normkitExplorer.store.get().scene") == "three"
     assert page.evaluate("normkitExplorer.commands().length") > 10
     assert page.evaluate("({}).stage === undefined")
 
 
 @pytest.fixture
-def framed(chromium: Browser, tmp_path, page_data: dict[str, Any]):
+def framed(window, tmp_path, page_data: dict[str, Any]):
     """The page as a notebook shows it: `framed(sandbox) -> (page, frame, complaints)`."""
-    pages: list[Page] = []
 
     def framed(sandbox: str = "allow-scripts allow-downloads") -> tuple[Page, Frame, list[str]]:
         host = tmp_path / "notebook.html"
@@ -78,20 +78,19 @@ def framed(chromium: Browser, tmp_path, page_data: dict[str, Any]):
             'width="1000" height="900"></iframe>',
             encoding="utf-8",
         )
-        page = chromium.new_page(viewport={"width": 1050, "height": 950})
-        pages.append(page)
         complaints: list[str] = []
-        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        listeners = {
+            "pageerror": lambda error: complaints.append(f"error: {error}"),
+            "console": lambda message: complaints.append(f"{message.type}: {message.text}"),
+        }
+        page = window(listeners=listeners, viewport={"width": 1050, "height": 950})
         page.goto(host.as_uri())
         frame = page.frames[1]
         if "allow-scripts" in sandbox:
             frame.wait_for_selector(READY, state="attached")
         return page, frame, complaints
 
-    yield framed
-    for page in pages:
-        page.close()
+    return framed
 
 
 def press(frame: Frame, button: str) -> None:
@@ -134,14 +133,11 @@ def test_a_sandboxed_frame_shows_the_link_that_it_may_not_copy(framed):
     assert "The clipboard is closed to this page" in frame.text_content("#message")
 
 
-def test_without_scripts_it_says_so_and_shows_a_figure(chromium, tmp_path, page_data):
+def test_without_scripts_it_says_so_and_shows_a_figure(window, tmp_path, page_data):
     path = tmp_path / "page.html"
     path.write_text(document.document(page_data), encoding="utf-8")
     for scheme, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(19, 22, 25)")):
-        context = chromium.new_context(
-            java_script_enabled=False, color_scheme=scheme, viewport={"width": 320, "height": 600}
-        )
-        page = context.new_page()
+        page = window(java_script_enabled=False, color_scheme=scheme, viewport={"width": 320, "height": 600})
         page.goto(path.as_uri())
         assert page.locator(".noscript").is_visible()
         assert "JavaScript, which is off" in page.text_content(".noscript")
@@ -152,7 +148,6 @@ def test_without_scripts_it_says_so_and_shows_a_figure(chromium, tmp_path, page_
         assert figure.locator("rect").evaluate("rect => getComputedStyle(rect).fill") == paper
         assert page.locator("main").is_hidden()
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
-        context.close()
 
 
 def test_a_frame_without_scripts_shows_the_figure(framed):

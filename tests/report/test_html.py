@@ -1,6 +1,5 @@
 import base64
 import dataclasses
-import functools
 import gzip
 import hashlib
 import itertools
@@ -18,6 +17,7 @@ from normkit.errors import InputError
 from normkit.plots import theme
 from normkit.report import html
 from normkit.report.wording import printable
+from rendered_pages import rendered
 
 VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
 
@@ -51,12 +51,6 @@ class Page(HTMLParser):
 
     def text(self, tag):
         return "".join(self.content[tag])
-
-
-@functools.cache
-def rendered(inspection):
-    """The page, drawn once for all tests that only read it."""
-    return html.render(inspection)
 
 
 def embedded(data):

@@ -7,6 +7,7 @@ import pytest
 
 import imagined_runs
 from normkit.report import html
+from rendered_pages import rendered
 
 pytestmark = pytest.mark.browser
 
@@ -18,26 +19,25 @@ STICKING_OUT = """() => [...document.querySelectorAll("body *")].filter(element 
 
 
 @pytest.fixture
-def opened(chromium, tmp_path):
+def opened(window, tmp_path):
     """Opens an inspection's page from a file and keeps what the browser asked for and complained of."""
-    contexts = []
 
     def open_page(inspection, **options):
-        path = html.write(inspection, tmp_path / "report.html")
-        contexts.append(chromium.new_context(**options))
-        page = contexts[-1].new_page()
-        page.requests, page.complaints = [], []
-        page.on("request", lambda request: page.requests.append(request.url))
-        page.on("console", lambda message: page.complaints.append(message.text))
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (page.complaints.append(dialog.message), dialog.dismiss()))
+        path = tmp_path / "report.html"
+        path.write_text(rendered(inspection), encoding="utf-8")
+        requests, complaints = [], []
+        listeners = {
+            "request": lambda request: requests.append(request.url),
+            "console": lambda message: complaints.append(message.text),
+            "pageerror": lambda error: complaints.append(str(error)),
+            "dialog": lambda dialog: (complaints.append(dialog.message), dialog.dismiss()),
+        }
+        page = window(listeners=listeners, **options)
         page.goto(path.as_uri())
-        page.address = path.as_uri()
+        page.requests, page.complaints, page.address = requests, complaints, path.as_uri()
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return open_page
 
 
 def size(width):
@@ -154,7 +154,7 @@ def test_a_model_of_18_layers_is_at_most_4500_pixels_high_and_400_kb(opened, per
     page = opened(peri, **size(1280))
     assert len(peri.sites) == 109
     assert page.evaluate("document.documentElement.scrollHeight") <= 4500
-    assert len(html.render(peri).encode()) <= 400_000
+    assert len(rendered(peri).encode()) <= 400_000
 
 
 def test_tables_fit_or_show_by_a_shade_that_there_is_more(opened, peri):
@@ -178,10 +178,9 @@ def test_the_numbers_can_be_saved(opened, healthy, tmp_path):
     assert page.complaints == []
 
 
-def test_a_notebook_frame_shows_the_page(faulty, chromium):
-    page = chromium.new_page()
+def test_a_notebook_frame_shows_the_page(faulty, window):
+    page = window()
     page.set_content(html.frame(faulty))
     heading = page.frame_locator("iframe").locator("h1")
     heading.wait_for()
     assert heading.inner_text() == "demo layernorm, eps planted"
-    page.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from drawing import settle
+
 pytestmark = pytest.mark.browser
 
 STAGE = "() => normkitExplorer.store.get().stage"
@@ -16,11 +18,7 @@ def set_state(page, **patch):
 
 
 def wait_for(page, script, expected):
-    for _ in range(100):
-        if page.evaluate(script) == expected:
-            return
-        page.wait_for_timeout(50)
-    pytest.fail(f"{script} is {page.evaluate(script)}, not {expected}")
+    page.wait_for_function(f"(expected) => ({script})() === expected", arg=expected)
 
 
 def names(page):
@@ -49,7 +47,7 @@ def test_playing_goes_through_every_stage_pauses_there_and_ends(explorer):
     wait_for(page, "() => seen.at(-1) > 0 && seen.at(-1) < 2 && seen.includes(0)", True)
     page.get_by_role("button", name="Pause").click()
     stopped = page.evaluate(STAGE)
-    page.wait_for_timeout(200)
+    settle(page)
     assert page.evaluate(STAGE) == stopped
 
 
@@ -97,12 +95,12 @@ def test_playing_without_motion_jumps_from_stage_to_stage(explorer):
 
 def test_nothing_plays_by_itself_and_a_change_from_elsewhere_ends_the_run(explorer):
     page = explorer()
-    page.wait_for_timeout(300)
+    settle(page)
     assert page.evaluate(STAGE) == 0
     page.get_by_role("button", name="Play").click()
-    wait_for(page, f"({STAGE})() > 0.01", True)
+    wait_for(page, f"() => ({STAGE})() > 0.01", True)
     set_state(page, stage=3.2)
-    page.wait_for_timeout(300)
+    settle(page)
     assert page.evaluate(STAGE) == 3.2
     assert page.get_by_role("button", name="Play").is_visible()
 
@@ -118,10 +116,10 @@ def test_each_stage_has_its_formula_and_what_holds(explorer):
     assert len(set(formulas)) == len(set(invariants)) == 5
     page.evaluate("() => { document.querySelector('#formula math').id = 'kept'; }")
     set_state(page, edits={"0": [1, 2, 4]})
-    page.wait_for_timeout(100)
+    settle(page)
     assert page.locator("#kept").count() == 1, "points that move leave the formula alone"
     set_state(page, stage=2, eps=0.1)
-    page.wait_for_timeout(100)
+    settle(page)
     assert page.locator("#kept").count() == 0
     assert page.locator("#formula math").inner_html() != formulas[2]
 

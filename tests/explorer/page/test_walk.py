@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from drawing import settle
 from normkit.explorer import document
 
 pytestmark = pytest.mark.browser
@@ -176,7 +177,7 @@ def test_walked_with_keys_the_focus_stays_on_the_walk(explorer: Any) -> None:
     page.locator("#walk .turns button").last.focus()
     for _ in range(5):
         page.keyboard.press("Enter")
-        page.wait_for_timeout(60)
+        settle(page)
         assert page.evaluate(focused) == "Next"
     page.keyboard.press("Enter")
     page.wait_for_function("() => normkitExplorer.store.get().walk === 6")
@@ -189,7 +190,7 @@ def test_a_touched_control_ends_it_and_keeps_the_picture(explorer: Any) -> None:
     page.wait_for_selector("#walk h3")
     assert page.evaluate(read) == ["three", "small", 0.01, 3, 2]
     page.evaluate("normkitExplorer.store.set({ stage: 1.5, yaw: 1, selected: 4 })")
-    page.wait_for_timeout(100)
+    settle(page)
     assert page.evaluate(read) == ["three", "small", 0.01, 3, 1.5]
     page.locator("#eps").press("ArrowRight")
     page.wait_for_selector("#walk h3", state="detached")

@@ -1,0 +1,14 @@
+"""Pages of inspections, each drawn once for all tests that only read or open it."""
+
+from __future__ import annotations
+
+import functools
+
+from normkit.inspection.result import Inspection
+from normkit.report import html
+
+
+@functools.cache
+def rendered(inspection: Inspection) -> str:
+    """The page of an inspection; equal inspections share it."""
+    return html.render(inspection)
