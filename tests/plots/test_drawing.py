@@ -9,7 +9,8 @@ from normkit.plots import theme
 from normkit.plots.epsilons import two_epsilons
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "scheme"), diagonal(["svg", "png", "pdf"], ["light", "dark"]))
 def test_a_second_drawing_has_the_same_bytes(kind, scheme):
     def once():
@@ -38,6 +39,7 @@ def test_files_hold_title_and_caption_and_no_date():
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_ground_of_a_file_is_that_of_its_scheme_to_the_edge(scheme):
     with theme.style(scheme):

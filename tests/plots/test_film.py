@@ -112,6 +112,7 @@ def test_everything_stays_within_its_window(layer, rms):
             assert (right - left) / box.width == pytest.approx((high - low) / box.height)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("spec", [SPEC, RMS, SPEC.replace(eps_placement="clamp", eps=1.25e-5, correction=1)])
 def test_words_do_not_overlap_or_leave_the_picture(spec):
     with theme.style():
