@@ -12,6 +12,7 @@ import command_pages
 import name_pages
 import preset_pages
 import rule_pages
+from normkit.explorer.exploration import explore_models
 
 ROOT = Path(__file__).parents[2]
 SOURCE, TARGET = ROOT / "docs", ROOT / "build" / "docs"
@@ -20,7 +21,13 @@ _COPIED = {".md", ".yml", ".png", ".svg", ".css", ".js", ".woff2", ".txt"}
 
 def generated() -> dict[str, str]:
     """The content of each generated file by its path in the site."""
-    return {**rule_pages.pages(), **command_pages.pages(), **name_pages.pages(), **preset_pages.pages()}
+    return {
+        **rule_pages.pages(),
+        **command_pages.pages(),
+        **name_pages.pages(),
+        **preset_pages.pages(),
+        "tutorials/explorer.html": explore_models([]).html(),
+    }
 
 
 def main() -> None:

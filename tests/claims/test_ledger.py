@@ -68,10 +68,13 @@ def test_every_row_names_its_notes(claims):
         assert re.search(rf"`{note}_[0-9a-f]{{16}}\.txt`", legend)
 
 
-def test_the_readme_counts_the_verdicts(claims):
+def test_the_page_counts_the_verdicts(claims):
     verdicts = [re.match(r"\*\*(.+?)\*\*", row["verdict"])[1] for row in claims.values()]
     kinds = ("true", "true if", "false as written", "open")
     words = "{} are true, {} true under a condition, {} false as written, {} wait for training or a count."
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert words.format(*map(verdicts.count, kinds)) in readme
-    assert f"takes {len(claims)} statements" in readme
+    page = " ".join((ROOT / "docs" / "explanation" / "claims.md").read_text(encoding="utf-8").split())
+    assert words.format(*map(verdicts.count, kinds)) in page
+    assert f"takes {len(claims)} statements" in page
+    assert set(re.findall(r"\((C\d\d)\)", page)) == {
+        number for number, row in claims.items() if row["verdict"] == "**false as written**"
+    }
