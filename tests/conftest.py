@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 settings.register_profile(
     "fixed", deadline=None, derandomize=True, print_blob=False, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("fixed")
+settings.register_profile("thinned", settings.get_profile("fixed"), max_examples=25)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("thinned" if config.pluginmanager.has_plugin("thinned") else "fixed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

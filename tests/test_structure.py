@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -147,6 +148,7 @@ def home(module: str, name: str) -> str:
     return normkit._HOME[name] if module == "normkit" else module
 
 
+@functools.cache
 def imports(source: str) -> list[tuple[str, str]]:
     """(module of normkit, innermost function around the import or "") for all but imports under TYPE_CHECKING."""
     found = []

@@ -3,6 +3,7 @@
 - A test marked `exhaustive` is left out.
 - Of a test marked `sampled(count)` that many cases are run, evenly spread over all.
 - Of any other test function so few cases are run that each value of each parameter is in one of them.
+- Hypothesis draws 25 examples for a test instead of 100 (conftest.py), unless the test says how many.
 
 `make test-all` runs without it: all cases.
 """

@@ -4,8 +4,6 @@ import hashlib
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from torch import Tensor
 
 import folding_runs
 from folding_runs import contents, fold
-from helpers import ROOT
+from forks import Fork
 from normkit.checkpoint import writing
 from normkit.checkpoint.plan import Plan
 from normkit.checkpoint.source import CheckpointSource
@@ -163,14 +161,17 @@ def test_a_file_of_which_nothing_is_left_is_still_hashed(source, tmp_path):
     assert written.inputs[name] == hashlib.sha256((source / name).read_bytes()).hexdigest()
 
 
+KILLED = "import runpy; runpy.run_module('folding_runs', run_name='__main__', alter_sys=True)"
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, whole, tmp_path, jobs):
     seeds = [str(seed) for seed in range(6)]
-    command = [sys.executable, str(ROOT / "tests" / "folding_runs.py"), str(source), str(tmp_path), str(jobs), *seeds]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
+    out, error = Fork(KILLED, source, tmp_path, jobs, *seeds).communicate()
+    assert error == ""
+    told = json.loads(out)
     # The moments are right: some kills came, and some of them after a file was finished.
     assert sum(kills for kills, _ in told) >= len(seeds)
     assert any(kept for _, kept in told)
@@ -226,8 +227,7 @@ def test_another_fold_is_not_resumed(own, tmp_path, change):
 
 
 FULL = """
-import os, resource, signal, sys
-sys.path.insert(0, {tests!r})
+import resource, signal, sys
 from pathlib import Path
 import folding_runs
 from normkit.errors import InputError
@@ -247,13 +247,13 @@ def test_a_full_disk_is_one_line_and_a_resume_finishes(source, whole, tmp_path, 
     # The last file is the largest, and the only one that does not fit.
     size = max(file.stat().st_size for file in whole.glob("*.safetensors")) - 1000
     out = tmp_path / "out"
-    program = FULL.format(tests=str(ROOT / "tests"), size=size, source=str(source), out=str(out), jobs=jobs)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = FULL.format(size=size, source=str(source), out=str(out), jobs=jobs)
+    told = Fork(program).communicate()
     last = partial(out) / "model-00003-of-00003.safetensors.part"
-    assert done.stdout == (
+    message = (
         f"cannot write {last}: No space left on device; finished files are kept: make room, then go on with --resume"
     )
-    assert done.stderr == ""
+    assert told == (message, "")
     assert not out.exists()
     # What it had of that file goes, as it may be what filled the disk.
     assert not last.exists()

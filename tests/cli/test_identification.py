@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from click.testing import Result
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from forks import Fork
 from normkit import demo
 from normkit.identification.book import PassportBook
 
@@ -265,6 +264,7 @@ def test_wrong_usage(run: Run, arguments: tuple[str, ...], message: str) -> None
 
 @pytest.mark.slow
 def test_a_difference_exits_with_1_in_a_process_of_its_own(gpt2: Path, port: Path) -> None:
-    arguments = [sys.executable, "-m", "normkit", "identify", str(port), "--against", str(gpt2), *QUICK]
-    done = subprocess.run(arguments, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (1, b"")
+    program = "import runpy; runpy.run_module('normkit', run_name='__main__', alter_sys=True)"
+    process = Fork(program, "identify", port, "--against", gpt2, *QUICK)
+    _, error = process.communicate()
+    assert (process.returncode, error) == (1, "")

@@ -6,8 +6,6 @@ import json
 import os
 import pty
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -344,15 +342,11 @@ runpy.run_module("normkit", run_name="__main__", alter_sys=True)
 """
 
 
-def on_terminal(*arguments: str, forked: bool = True, **variables: str) -> tuple[int, str, str]:
+def on_terminal(*arguments: str, **variables: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a run whose two streams are terminals."""
     terminals, ends = zip(*(pty.openpty() for _ in range(2)), strict=True)
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "HF_HUB_OFFLINE": "1", **variables}
-    if forked:
-        process = Fork(PROGRAM, *map(os.ttyname, ends), *arguments, environment=environment)
-    else:
-        command = [sys.executable, "-m", "normkit", *arguments]
-        process = subprocess.Popen(command, stdout=ends[0], stderr=ends[1], env=environment)
+    process = Fork(PROGRAM, *map(os.ttyname, ends), *arguments, environment=environment)
     # Together, or the process would wait for a reader of the one while the other is read.
     with ThreadPoolExecutor() as pool:
         read = [pool.submit(_drain, terminal) for terminal in terminals]
@@ -376,13 +370,14 @@ def _drain(end: int) -> str:
 
 
 def test_a_terminal_gets_colour_and_progress(gpt2: Path) -> None:
-    code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report", forked=False)
+    code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report")
     assert code == 0
     assert "\x1b[1m" in out
     assert "loading" in err
     assert "tiny: selectable keys" in err
 
 
+@pytest.mark.exhaustive
 def test_no_color_leaves_no_escape_code(gpt2: Path) -> None:
     code, out, err = on_terminal("inspect", str(gpt2), *QUICK, "--no-report", NO_COLOR="1")
     assert code == 0

@@ -206,7 +206,7 @@ def until(condition: Callable[[], object]) -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [2, 1])
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path, jobs: int) -> None:
     process = started("tiny", "--out", tmp_path, "--jobs", jobs, "--set", "pause=0.1")
     until(lambda: list(tmp_path.glob("tiny/arms/*.json")))

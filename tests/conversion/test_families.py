@@ -46,13 +46,13 @@ def assert_as_promised(family: Family) -> None:
     assert done.swapped == SWAPPED.get(family.name, done.swapped)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*QUICK, *LIKE])
 def test_a_converted_family_is_as_near_to_float64(name, built):
     assert_as_promised(built[name])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in (*QUICK, *LIKE)][::12])
 def test_a_twelfth_of_the_others_is_as_near_to_float64(name, built):

@@ -42,18 +42,20 @@ for norm, rows, n, architectures in json.loads(sys.argv[2]):
                 found[place] = compiled_kernels.compiled(call, arch)._asdict()
 print(json.dumps(found))
 """
+# What `make test` compiles of it: a vector of rows at a time, and one number at a time.
+QUICK = [("layer_norm", 4096, 4096, (90,)), ("layer_norm", 512, 1001, (90,))]
 # What each kernel reads and writes of rows.
 OF_ROWS = {"normalize_rows": ("x", "y"), "differentiate": ("dy", "x", "dx"), "sum_gradient_rows": ("dy", "x")}
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory):
+@pytest.fixture(scope="module", params=[QUICK, pytest.param(COMPILED, marks=pytest.mark.exhaustive)], ids=len)
+def figures(request, tmp_path_factory):
     """What each kernel takes, by norm, n, architecture and name."""
     if importlib.util.find_spec("triton") is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
         pytest.skip("Triton's compiler is not here")
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(BENCHMARKS), json.dumps(COMPILED)],
+        [sys.executable, "-c", SCRIPT, str(BENCHMARKS), json.dumps(request.param)],
         capture_output=True,
         text=True,
         check=False,
@@ -64,6 +66,7 @@ def figures(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("figures", [COMPILED], indirect=True, ids=len)
 def test_all_kernels_of_whole_rows_compile_for_each_architecture(figures):
     for arch in (80, 90, 100):
         assert {f"layer_norm 4096 sm_{arch} {name}" for name in ("normalize_rows", "differentiate")} <= figures.keys()
