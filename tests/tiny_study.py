@@ -73,8 +73,19 @@ def fail(fault: str) -> None:
         case "asleep":
             Path(f"{os.getpid()}.asleep").touch()
             time.sleep(600)
+        case fault if fault.startswith("meets in "):
+            meet(Path(fault.removeprefix("meets in ")))
         case "device memory":
             raise torch.OutOfMemoryError("CUDA out of memory.\nmore")
+
+
+def meet(folder: Path) -> None:
+    """Wait until another process does the same."""
+    (folder / f"{os.getpid()}").touch()
+    end = time.monotonic() + 60.0
+    while len(list(folder.iterdir())) < 2:
+        assert time.monotonic() < end, "no other process came"
+        time.sleep(0.01)
 
 
 def difference(paired: Paired) -> float:

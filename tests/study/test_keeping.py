@@ -190,7 +190,7 @@ def test_a_refused_file_leaves_the_model_alone(tmp_path, kept):
     assert state(model) == state(Model())
 
 
-PROGRAM = "import sys, pathlib, study_runs; study_runs.keep(pathlib.Path(sys.argv[1]))"
+PROGRAM = "import sys, pathlib, study_runs; study_runs.keep(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
 
 
 @pytest.mark.slow
@@ -198,8 +198,8 @@ def test_a_process_killed_at_any_time_leaves_a_run_that_ends_in_the_same_bits(tm
     model, points = run(steps=LONG)
     chance = random.Random(time.time_ns())
     first = 1
-    for _ in range(3):
-        process = Fork(PROGRAM, tmp_path)
+    for last in (20, 40, LONG):
+        process = Fork(PROGRAM, tmp_path, last)
         # From the first line on, the process is in its steps; it is killed before, in or after a write.
         while "\n" not in process.told():
             assert process.poll() is None
@@ -211,7 +211,7 @@ def test_a_process_killed_at_any_time_leaves_a_run_that_ends_in_the_same_bits(tm
         process.kill()
         process.communicate()
     assert not (tmp_path / "end.json").exists()
-    process = Fork(PROGRAM, tmp_path)
+    process = Fork(PROGRAM, tmp_path, 0)
     assert process.communicate()[1] == ""
     end = json.loads((tmp_path / "end.json").read_text())
     assert end["state"] == state(model)

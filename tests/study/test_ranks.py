@@ -84,15 +84,19 @@ def test_only_what_tells_of_a_lost_process_is_taken_for_one():
     assert not isinstance(alone.value, LostRankError)
 
 
+SHARE = "import sys, pathlib, torch, study_runs; torch.set_num_threads(1); study_runs.share(pathlib.Path(sys.argv[1]))"
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """What two processes did together, each one's, and the folder; and the same runs in this process."""
-    folder = tmp_path_factory.mktemp("shared")
-    before, threads = threading.active_count(), torch.get_num_threads()
-    done = torchrun(folder)
+    folder, threads = tmp_path_factory.mktemp("shared"), torch.get_num_threads()
+    first, second = forks.pair(SHARE, folder)
+    assert second.communicate()[1] == ""
+    # As torchrun does to those that are left.
+    os.kill(first.pid, signal.SIGTERM)
+    assert first.communicate()[1] == ""
     found = [folder / f"{rank}.json" for rank in range(2)]
-    assert all(path.exists() for path in found), done.stderr
-    assert threading.active_count() == before
     torch.set_num_threads(1)
     alone = shared_runs(ALONE)
     torch.set_num_threads(threads)
@@ -150,6 +154,18 @@ def test_an_indivisible_batch_is_one_line_in_each(shared):
 def test_a_process_that_is_killed_is_one_line_in_one_that_is_busy_by_itself(shared):
     _, _, folder = shared
     assert (folder / "ended.txt").read_text() == LOST
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_torchrun_starts_the_same_two_and_ends_the_one_that_is_left(shared, tmp_path):
+    before = threading.active_count()
+    done = torchrun(tmp_path)
+    found = [tmp_path / f"{rank}.json" for rank in range(2)]
+    assert all(path.exists() for path in found), done.stderr
+    assert [json.loads(path.read_text()) for path in found] == shared[0]
+    assert (tmp_path / "ended.txt").read_text() == LOST
+    assert threading.active_count() == before
 
 
 LOSE = "import sys, pathlib, study_runs; study_runs.lose(pathlib.Path(sys.argv[1]))"

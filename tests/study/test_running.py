@@ -177,7 +177,7 @@ fork = multiprocessing.get_context("fork")
 workers.multiprocessing.get_context = lambda kind: fork
 running._digest_of_text = lambda: "text"
 if __name__ == "__main__":
-    settings = {**tiny_study.STUDY.quick, "seeds": 1, "steps": 8, "pause": 0.05, "trains": True}
+    settings = {**tiny_study.STUDY.quick, "seeds": 1, "steps": 8, "pause": 0.02, "trains": True}
     running.run(tiny_study.STUDY, settings, out=Path(sys.argv[1]), jobs=int(sys.argv[2]), resume=True)
 """
 
@@ -250,9 +250,9 @@ def whole(tmp_path_factory) -> bytes:
 def test_killed_at_any_time_it_goes_on_to_the_same_bytes(tmp_path, whole, jobs, kills):
     """In one process it is killed in each of its arms; in two, where it is in two arms at a time, once."""
     chance, is_caught = random.Random(jobs), False
-    for attempt in range(10):
+    for attempt in range(20):
         folder, caught = tmp_path / f"killed {attempt}", set()
-        while len(caught) < kills and (now := killed(folder, jobs, caught, 0.2 * chance.random())) is not None:
+        while len(caught) < kills and (now := killed(folder, jobs, caught, 0.1 * chance.random())) is not None:
             caught |= now
             is_caught |= is_midway(folder)
         # A run may be done before it is killed.

@@ -51,20 +51,22 @@ def test_one_job_works_here_and_leaves_threads_and_random_numbers_alone():
 
 
 @pytest.mark.slow
-def test_several_jobs_give_the_same_bytes_as_one():
+@pytest.mark.parametrize("begun", ["begun_at_once", pytest.param("spawned", marks=pytest.mark.exhaustive)])
+def test_several_jobs_give_the_same_bytes_as_one(begun, request, tmp_path):
+    if begun == "begun_at_once":
+        request.getfixturevalue(begun)
     told = []
     with Crew() as one, Crew(jobs=2) as two:
         here = outcomes(one, trials())
         beside = outcomes(two, trials(), lambda trial, share: told.append((trial.seed, share)))
-        start = time.monotonic()
         again = outcomes(two, trials())
-        slow = outcomes(two, trials(seeds=1, pause=1.0, steps=1))
-        elapsed = time.monotonic() - start
+        # Each of two trials waits until the other has begun.
+        meeting = outcomes(two, trials(fault=f"meets in {tmp_path}"))
     texts = {key: outcome.text for key, outcome in here.items()}
     assert {key: outcome.text for key, outcome in beside.items()} == texts
     assert {key: outcome.text for key, outcome in again.items()} == texts
     assert {seed for seed, _ in told} == {0, 1}
-    assert elapsed < sum(outcome.seconds for outcome in slow.values())
+    assert {outcome.error for outcome in meeting.values()} == {""}
 
 
 @pytest.mark.slow

@@ -112,7 +112,13 @@ def eager(run: Run, steps: int = 3, **options: Any) -> Run:
 
 
 @pytest.mark.parametrize(
-    "way", [given_compiled, *(pytest.param(way, marks=pytest.mark.slow) for way in (compiled_whole, in_place))]
+    "way",
+    [
+        given_compiled,
+        # Asked of a larger model below.
+        pytest.param(compiled_whole, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        pytest.param(in_place, marks=pytest.mark.slow),
+    ],
 )
 def test_a_compiled_model_is_two_graphs_and_counts_alike(way: Callable[..., Run]):
     backend = CompileCounterWithBackend("eager")

@@ -24,6 +24,7 @@ def test_each_report_is_one_line_and_the_end_a_page(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_pages")
 def test_a_line_holds_headroom_and_z_score(tmp_path: Path):
     inspection = Run().go(steps=18, every=17, out=tmp_path).watch.inspection()
     line = json.loads((tmp_path / "history.jsonl").read_text().splitlines()[-1])

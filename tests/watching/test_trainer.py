@@ -31,6 +31,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training begins with a look through all objects that there are, which takes as long as the training."""
+    monkeypatch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=int))
+
+
 def build() -> GPT2LMHeadModel:
     torch.default_generator.manual_seed(0)
     sizes = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -206,6 +212,7 @@ def test_a_training_that_raises_is_closed_by_hand_or_by_the_next(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_pages")
 def test_a_training_that_raises_is_closed_at_the_end_of_a_block(tmp_path: Path) -> None:
     model = failing("an error")
     with pytest.raises(RuntimeError, match="out of luck"), WatchCallback(every=2, out=tmp_path / "report") as callback:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,15 +60,17 @@ def observed(
     """
     observer = _Observer(sites, listener)
     handles: list[RemovableHandle] = []
+    parents = sorted(set(parents))
     try:
-        for path in sorted(set(parents)):
+        for path in parents:
             handles.extend(observer.hook_parent(path, model.get_submodule(path)))
         for block in blocks:
             handles.extend(_hook_block(block, listener))
         for site in sites:
             if site.module is not None:
                 handles.extend(_hook_site(site, site.module, listener))
-        with observer:
+        # A mode is in the way of every function that the model calls.
+        with observer if parents else nullcontext():
             yield
     finally:
         for handle in handles:
