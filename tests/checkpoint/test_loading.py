@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -299,11 +298,6 @@ def test_an_image_model(tmp_path: Path) -> None:
 def test_a_configuration_that_no_model_can_have(gpt2: Path, edit: object) -> None:
     edit(gpt2 / "config.json", n_head=3)
     assert one_line(str(gpt2)).startswith("transformers cannot build GPT2LMHeadModel from ")
-
-
-def test_without_transformers_the_extra_is_named(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert one_line(str(gpt2)).endswith('pip install "normkit[hf]"')
 
 
 def test_a_revision_of_a_folder_is_refused(gpt2: Path) -> None:

@@ -268,7 +268,7 @@ def test_nothing_is_written(saved):
     } == before
 
 
-def test_without_transformers_the_rest_is_proved(saved, monkeypatch):
+def test_without_accelerate_the_rest_is_proved(saved, monkeypatch):
     monkeypatch.setattr(reloading, "find_spec", lambda _: None)
     found = verify(saved.source, saved.result)
     assert check(found, "reload").passed is None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from helpers import ROOT
 from normkit.cli import environment
 from normkit.cli.entry import verbs
 from normkit.kernels import cpu
@@ -29,7 +32,7 @@ def test_text() -> None:
     assert lines["torch"] == torch.__version__
     assert lines["normkit"] == version("normkit")
     assert lines["threads"] == str(torch.get_num_threads())
-    assert "extra hf        installed" in shown.output
+    assert "extra study     installed" in shown.output
 
 
 def test_json_is_one_document() -> None:
@@ -38,7 +41,7 @@ def test_json_is_one_document() -> None:
     assert (document["schema_version"], document["torch"]) == (1, torch.__version__)
     assert set(document["norms"]["cpu"]) == {"float32", "bfloat16", "float16", "float64"}
     assert set(document["norms"]["cpu"]["float32"]) == {"implementation", "why"}
-    assert document["extras"]["hf"] == {"transformers": version("transformers")}
+    assert document["extras"]["lightning"] == {"lightning": version("lightning")}
 
 
 def test_what_computes_norms_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,24 +84,25 @@ def test_an_unknown_choice_of_kernels_is_one_line() -> None:
 
 
 def test_a_missing_extra_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_matplotlib(package: str) -> str:
-        if package == "matplotlib":
+    def without_scipy(package: str) -> str:
+        if package == "scipy":
             raise PackageNotFoundError(package)
         return "1.0"
 
-    monkeypatch.setattr(environment, "version", without_matplotlib)
+    monkeypatch.setattr(environment, "version", without_scipy)
     shown = CliRunner().invoke(verbs, ["env"])
-    assert 'extra plot      missing matplotlib: pip install "normkit[plot]"' in shown.output
+    assert 'extra study     missing scipy: pip install "normkit[study]"' in shown.output
 
 
 def test_the_extras_are_those_of_the_package() -> None:
-    declared: dict[str, set[str]] = {}
-    for requirement in requires("normkit") or []:
-        name, _, condition = requirement.partition(";")
-        if "extra" in condition and not name.startswith("normkit"):
-            extra = condition.split("==")[1].strip().strip("\"'")
-            declared.setdefault(extra, set()).add(name.split(">")[0].split("<")[0].split("=")[0].strip())
-    assert {extra: set(packages) for extra, packages in environment.EXTRAS.items()} == declared
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {
+        extra: tuple(re.split("[<>=]", package)[0] for package in packages)
+        for extra, packages in project["optional-dependencies"].items()
+        if extra != "all"
+    }
+    assert declared == environment.EXTRAS
+    assert project["optional-dependencies"]["all"] == [f"normkit[{','.join(declared)}]"]
 
 
 def test_cpu_flags_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:

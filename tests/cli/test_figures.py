@@ -138,12 +138,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_drawn(
     assert "is read-only; choose another folder with --out" in refused(run("figures"))
 
 
-def test_without_matplotlib_one_line_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert refused(run("figures")) == 'figures need Matplotlib, which is not installed: pip install "normkit[plot]"'
-    assert not Path("normkit-figures").exists()
-
-
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_whole_command_and_a_third_of_it_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from normkit.errors import InputError
 from normkit.plots import theme
 from normkit.plots.inspection import drawings
 
@@ -110,9 +109,3 @@ def test_another_process_draws_the_same_bytes(healthy, monkeypatch):
     done = subprocess.run([sys.executable, "-c", DIGEST, source], capture_output=True, text=True, check=True)
     here = "".join(drawing.svg() for drawing in drawings(healthy))
     assert done.stdout.strip() == hashlib.sha256(here.encode()).hexdigest()
-
-
-def test_without_matplotlib_one_line_names_the_extra(healthy, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r'pip install "normkit\[plot\]"'):
-        drawings(healthy)

@@ -1,5 +1,4 @@
 import math
-import sys
 
 import pytest
 from rich.console import Console
@@ -109,12 +108,6 @@ def test_the_page_is_whole_escaped_and_repeats_its_bytes(tmp_path):
     assert (tmp_path / "loss.svg").read_text().startswith("<?xml")
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
     assert write(result, tmp_path).read_text() == text
-
-
-def test_the_page_without_matplotlib_says_so(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    text = write(invented(1.5), tmp_path).read_text()
-    assert "No figures: figures need Matplotlib" in text
 
 
 def test_the_index_links_each_study(tmp_path):

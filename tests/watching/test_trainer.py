@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -259,10 +257,3 @@ def test_where_nan_began_is_said_at_its_step(tmp_path: Path) -> None:
     assert any("first at transformer.h.1.ln_2" in line for line in said)
     assert inspection.findings[0].severity == "error"
     assert callback.findings == inspection.findings
-
-
-def test_without_transformers_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "normkit.watching.trainer")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(InputError, match=r'not installed: pip install "normkit\[hf\]"'):
-        importlib.import_module("normkit.watching.trainer")

@@ -138,10 +138,8 @@ def _compiled(case: Case, given: Arguments) -> Call:
 def _llama(case: Case, given: Arguments) -> Call:
     if case.centres:
         raise AbsentError("has no LayerNorm")
-    try:
-        from transformers.models.llama.modeling_llama import LlamaRMSNorm
-    except ImportError:
-        raise AbsentError('transformers is not installed: pip install "normkit[hf]"') from None
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
     module = LlamaRMSNorm(case.shape[1], EPS)
     # The leaf itself takes the place of the parameter, so that its gradient can be asked for.
     del module.weight

@@ -132,10 +132,31 @@ def _configuration(values: dict[str, Any], folder: Path) -> Any:
         raise ModelError(
             f"transformers {__version__} knows no model type {quoted(kind)}, named in {folder / CONFIG}; {advice}"
         )
+    if __version__.startswith("4."):
+        values = _for_transformers_4(values, folder)
     try:
         return CONFIG_MAPPING[kind].from_dict(_numbers(_without_refused(values)))
     except Exception as error:  # each family checks its values in its own way
         raise ModelError(f"{folder / CONFIG} is no {kind} configuration: {first_line(error)}") from error
+
+
+def _for_transformers_4(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration with what transformers 5 calls rope_parameters under the names of 4, which passes over it.
+
+    Raises:
+        ModelError: If there are several, which 4 has no one name for.
+    """
+    if not (paths := paths_to(values, key := "rope_parameters")):
+        return values
+    rope = dict(values.get(key) or {})
+    if paths != [key] or any(isinstance(value, dict) for value in rope.values()):
+        raise ModelError(
+            f"{folder / CONFIG} was written by transformers 5, and transformers 4 does not read its {paths[0]}; "
+            "install transformers>=5"
+        )
+    known = {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    scaling = None if rope.get("rope_type", "default") == "default" else rope
+    return {name: value for name, value in values.items() if name != key} | known | {"rope_scaling": scaling}
 
 
 def _without_refused(values: Any) -> Any:

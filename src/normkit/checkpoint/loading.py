@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,6 @@ def load_model(
     path, name = _folder(model, dtype, revision, local_files_only=local_files_only, show_downloads=show_downloads)
     # Before transformers is imported, so that a slip costs a moment and not seconds.
     values, files = read_config(path, infinity=True), weight_files(path)
-    _require_transformers()
     with silence():
         found, notes = _built(path, values, files, dtype, text_only=True)
         tokenizer, tokenizer_note = _tokenizer(path)
@@ -120,7 +118,6 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
         raise KindError(f"load: path must be a model's folder or a Hub id, got {path!r}")
     folder, _ = _folder(str(path), dtype, None)
     values, files = read_config(folder, infinity=True), weight_files(folder)
-    _require_transformers()
     with silence():
         found, notes = _built(folder, values, files, dtype)
     if found.missing:
@@ -150,7 +147,6 @@ def _folder(
             raise InputError(f"a revision belongs to a Hub id, and {model!r} is a folder; leave out the revision")
         return path, ""
     name, revision = hub.split_identifier(model, revision)
-    _require_transformers()
     with silence(downloads=show_downloads):
         return hub.fetch(name, revision, local_files_only=local_files_only), name
 
@@ -166,11 +162,6 @@ def _local_folder(model: str) -> Path | None:
             return path.parent
         raise ModelError(f"expected a model directory or the {CONFIG} or {WEIGHTS} in it, got the file {model}")
     return None
-
-
-def _require_transformers() -> None:
-    if find_spec("transformers") is None:
-        raise ModelError('loading a model needs transformers, which is not installed; pip install "normkit[hf]"')
 
 
 def _built(
@@ -210,13 +201,18 @@ def _built(
 
 def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
     """The tokenizer, or None; and a note where one is there and cannot be loaded."""
-    from transformers import AutoTokenizer
+    import transformers
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     # transformers makes up an empty one for a folder that has none.
     if not any(file.is_file() for pattern in _TOKENIZERS for file in folder.glob(pattern)):
         return None, ()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        name = get_tokenizer_config(str(folder), local_files_only=True).get("tokenizer_class")
+        # The name that transformers 5 writes for the class that 4 has under another.
+        renamed = name == "TokenizersBackend" and transformers.__version__.startswith("4.")
+        class_ = transformers.PreTrainedTokenizerFast if renamed else transformers.AutoTokenizer
+        tokenizer = class_.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         tokenizer("a")
     except Exception as error:
         return None, (f"its tokenizer cannot be loaded ({first_line(error)})",)

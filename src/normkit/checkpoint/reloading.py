@@ -64,9 +64,8 @@ def reload_of(values: Mapping[str, Any], tensors: Mapping[str, TensorInfo], fold
         ModelError: If transformers cannot build the model, or the record fits it not; one line.
     """
     name = values["architectures"][0]
-    for package in ("transformers", "accelerate"):
-        if find_spec(package) is None:
-            return Reload(class_name=name, ran=False, reason=f"{package} is not installed")
+    if find_spec("accelerate") is None:
+        return Reload(class_name=name, ran=False, reason="accelerate is not installed")
     import torch
 
     from normkit.checkpoint.fitting import fit

@@ -12,9 +12,8 @@ import click
 from normkit.files import json_text
 
 EXTRAS = {
-    "hf": ("transformers",),
     "lightning": ("lightning",),
-    "plot": ("matplotlib",),
+    "ports": ("gguf", "onnx", "onnxruntime"),
     "study": ("scikit-learn", "scipy"),
     "video": ("imageio-ffmpeg",),
 }

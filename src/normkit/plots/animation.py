@@ -64,7 +64,7 @@ def write_animation(
     Raises:
         ShapeError: If the points, gain or bias are not of three features.
         InputError: If the file is neither .gif nor .mp4 or cannot be written; if points, groups, norm or times cannot
-            be used; if Matplotlib is not installed, or for MP4 ffmpeg.
+            be used; if it is an MP4 and ffmpeg is not installed.
     """
     target = Path(path)
     kind = clips.clip_of(target)

@@ -23,7 +23,7 @@ def attention_logits(inspection: Inspection, ax: Axes | None = None) -> Drawing:
     """The bound on each attention's logits and the largest sampled one, on a log axis.
 
     Raises:
-        InputError: If there is no attention, or Matplotlib is not installed.
+        InputError: If there is no attention.
     """
     attentions = present(inspection.attentions, "attention logits", "attention call")
     places = range(len(attentions))
@@ -74,7 +74,7 @@ def attention_entropy(inspection: Inspection, ax: Axes | None = None) -> Drawing
     """The mean entropy of each attention against that of uniform attention, in nats.
 
     Raises:
-        InputError: If there is no attention, or Matplotlib is not installed.
+        InputError: If there is no attention.
     """
     attentions = present(inspection.attentions, "attention entropy", "attention call")
     places = range(len(attentions))

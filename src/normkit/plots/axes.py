@@ -29,9 +29,6 @@ def normalized_together(axes: Sequence[Axes] | None = None) -> Drawing:
 
     Args:
         axes: Two axes to draw into, or None for a new figure.
-
-    Raises:
-        InputError: If Matplotlib is not installed.
     """
     panels = (
         ("BatchNorm", "one feature, over all samples and tokens:\na vector's result depends on its neighbours", 1),

@@ -41,7 +41,7 @@ def norm_drift(inspection: Inspection) -> Drawing:
     Gain, input rms, eps share, kurtosis, headroom and bias.
 
     Raises:
-        InputError: If no norm was measured twice in a run, or Matplotlib is not installed.
+        InputError: If no norm was measured twice in a run.
     """
     measured = _measured(inspection.training) if inspection.training else {}
     if not measured:

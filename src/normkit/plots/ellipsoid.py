@@ -26,7 +26,7 @@ def ellipsoid_depth(inspection: Inspection, ax: Axes | None = None) -> Drawing:
     """The shortest, median and longest semi-axis of each norm's image over sqrt(n), on a log axis.
 
     Raises:
-        InputError: If no norm has an image of semi-axes, or Matplotlib is not installed.
+        InputError: If no norm has an image of semi-axes.
     """
     sites = present(inspection.sites, "an ellipsoid over depth", "norm")
     shapes = {place: site.geometry for place, site in enumerate(sites) if site.geometry and has_axes(site)}
@@ -87,7 +87,7 @@ def interlacing(weight: Tensor, spec: NormSpec, name: str = "", ax: Axes | None 
         ax: Where to draw, or None for a new figure.
 
     Raises:
-        InputError: If the norm does not centre, or Matplotlib is not installed.
+        InputError: If the norm does not centre.
     """
     if not (spec.centre_numerator and spec.centre_statistics):
         raise InputError("without centring the semi-axes are the gain's entries themselves; give a norm that centres")

@@ -34,7 +34,7 @@ def two_epsilons(eps: float = 1e-5, axes: Sequence[Axes] | None = None) -> Drawi
         axes: Two axes to draw into, or None for a new figure.
 
     Raises:
-        InputError: If eps is not between 0 and 1, or Matplotlib is not installed.
+        InputError: If eps is not between 0 and 1.
     """
     if not 0.0 < eps < 1.0:
         raise InputError(f"eps must lie between 0 and 1 for the two places to agree anywhere, got {eps!r}")

@@ -28,7 +28,7 @@ def gain_spectrum(inspection: Inspection, ax: Axes | None = None) -> Drawing:
     """The entries of each norm's effective gain: range, 5 to 95 %, quartiles, median; recurring outliers marked.
 
     Raises:
-        InputError: If no norm has a finite gain, or Matplotlib is not installed.
+        InputError: If no norm has a finite gain.
     """
     sites = inspection.sites
     quantiles = [site.gain.quantiles if site.gain and has_finite_gain(site) else _GAP for site in sites]

@@ -37,11 +37,7 @@ _ROLES: dict[Role, tuple[str, str, str]] = {
 
 
 def drawings(inspection: Inspection) -> tuple[Drawing, ...]:
-    """Every figure for which the inspection holds numbers; those of a training run come first.
-
-    Raises:
-        InputError: If Matplotlib is not installed.
-    """
+    """Every figure for which the inspection holds numbers; those of a training run come first."""
     with theme.style():
         figures = []
         if inspection.sites:
@@ -59,7 +55,7 @@ def input_scale(inspection: Inspection, ax: Axes | None = None) -> Drawing:
     """The rms of the rows that enter each norm, and of the residual stream between blocks, on a log axis.
 
     Raises:
-        InputError: If there are no norms, or Matplotlib is not installed.
+        InputError: If there are no norms.
     """
     sites = present(inspection.sites, "input scale", "norm")
     with theme.style():
@@ -112,7 +108,7 @@ def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:
     """The share of a row's energy along the all-ones direction at each norm, in percent.
 
     Raises:
-        InputError: If there are no norms, or Matplotlib is not installed.
+        InputError: If there are no norms.
     """
     sites = present(inspection.sites, "mean direction", "norm")
     with theme.style():

@@ -25,9 +25,6 @@ def invariance_marks(table: InvarianceTable, ax: Axes | None = None) -> Drawing:
     Args:
         table: Of `normkit.geometry.invariances`.
         ax: Where to draw, or None for a new figure.
-
-    Raises:
-        InputError: If Matplotlib is not installed.
     """
     with theme.style():
         ax = ax or theme.new_axes(7.2, 0.55 * (len(table.rows) + 1.8))

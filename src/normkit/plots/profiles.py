@@ -36,7 +36,7 @@ def depth_profiles(inspection: Inspection) -> Drawing:
     """Gradient, residual stream and largest update ratio by block, one panel each, first report and last.
 
     Raises:
-        InputError: If no block was measured in a run, or Matplotlib is not installed.
+        InputError: If no block was measured in a run.
     """
     profiles, training = _profiles(inspection), inspection.training
     if not profiles or training is None:

@@ -49,7 +49,7 @@ def hyperplane_steps(
 
     Raises:
         ShapeError: If the points are not of four features.
-        InputError: If the norm does not centre, or Matplotlib is not installed.
+        InputError: If the norm does not centre.
     """
     colours = groups_of(x, 4, groups, "; see three_steps for n = 3")
     if not (spec.centre_numerator and spec.centre_statistics):
@@ -104,7 +104,7 @@ def rms_sphere(
 
     Raises:
         ShapeError: If the points are not of three features.
-        InputError: If the norm centres, or Matplotlib is not installed.
+        InputError: If the norm centres.
     """
     colours = groups_of(x, 3, groups)
     if spec.centre_numerator or spec.centre_statistics:

@@ -47,7 +47,7 @@ def three_steps(
 
     Raises:
         ShapeError: If the points are not of three features.
-        InputError: If the norm does not centre, or Matplotlib is not installed.
+        InputError: If the norm does not centre.
     """
     colours = groups_of(x, 3, groups, "; see hyperplane_steps for n = 4")
     if not (spec.centre_numerator and spec.centre_statistics):

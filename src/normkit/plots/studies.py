@@ -38,9 +38,6 @@ def study_drawing(chart: Chart) -> Drawing:
 
     Args:
         chart: Curves, bars or marks.
-
-    Raises:
-        InputError: If Matplotlib is not installed.
     """
     with theme.style():
         if isinstance(chart, Curves):

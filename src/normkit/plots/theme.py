@@ -110,14 +110,9 @@ def style(chosen: Scheme | None = None) -> Iterator[None]:
 
     Args:
         chosen: Colours on white or on a dark page; None keeps the scheme of the `style` around this one.
-
-    Raises:
-        InputError: If Matplotlib is not installed.
     """
-    try:
-        from matplotlib import rc_context
-    except ImportError:
-        raise InputError('figures need Matplotlib, which is not installed: pip install "normkit[plot]"') from None
+    from matplotlib import rc_context
+
     token = _SCHEME.set(chosen or scheme())
     settings: Any = {**_SETTINGS, **{key: colour(name) for name, keys in _COLOURED.items() for key in keys}}
     try:

@@ -26,11 +26,7 @@ _NEAR, _LONG = 24, 120
 
 
 def run_drawings(inspection: Inspection) -> tuple[Drawing, ...]:
-    """Every figure for which the run holds numbers; none without a run.
-
-    Raises:
-        InputError: If Matplotlib is not installed.
-    """
+    """Every figure for which the run holds numbers; none without a run."""
     training = inspection.training
     if training is None:
         return ()
@@ -51,7 +47,7 @@ def run_timeline(inspection: Inspection) -> Drawing:
     second column.
 
     Raises:
-        InputError: If there is no run or it holds none of these, or Matplotlib is not installed.
+        InputError: If there is no run or it holds none of these.
     """
     training = inspection.training
     strands = _strands(training) if training else []

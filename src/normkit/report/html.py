@@ -9,7 +9,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from normkit.errors import InputError
 from normkit.files import write_text
 from normkit.inspection.result import Inspection
 from normkit.plots import theme
@@ -29,16 +28,8 @@ _SECTIONS = {"run": "run", "attention": "attention", "ellipsoid": "geometry", ""
 
 
 def render(inspection: Inspection) -> str:
-    """The page as text.
-
-    Where Matplotlib is not installed, the page says so in place of its figures.
-    """
-    figures: tuple[Drawing, ...] = ()
-    missing = ""
-    try:
-        figures = printable(drawings(inspection))
-    except InputError as error:
-        missing = f"No figures: {error}"
+    """The page as text."""
+    figures = printable(drawings(inspection))
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return (
         environment()
@@ -46,7 +37,6 @@ def render(inspection: Inspection) -> str:
         .render(
             report=describe(inspection),
             figures={about: [figure for figure in figures if _about(figure) == about] for about in _SECTIONS.values()},
-            missing=missing,
             colours={"light": theme.LIGHT, "dark": theme.DARK},
             style=Markup(style_sheet()),
             script=Markup(script),

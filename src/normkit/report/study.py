@@ -15,10 +15,8 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from normkit.errors import InputError
 from normkit.files import write_bytes, write_text
 from normkit.plots import theme
-from normkit.plots.drawing import Drawing
 from normkit.plots.numerals import counted, significant, spread
 from normkit.plots.studies import study_drawing
 from normkit.report.grids import marked
@@ -151,23 +149,16 @@ def summary(results: Sequence[StudyResult]) -> RenderableType:
 def write(result: StudyResult, folder: Path) -> Path:
     """Write index.html and its figures as SVG files into a folder.
 
-    Where Matplotlib is not installed, the page says so in place of its figures.
-
     Returns:
         The page's path.
 
     Raises:
         InputError: If the folder cannot be written to.
     """
-    drawings: tuple[Drawing, ...] = ()
-    missing = ""
-    try:
-        drawings = printable(tuple(study_drawing(chart) for chart in result.charts))
-    except InputError as error:
-        missing = f"No figures: {error}"
+    drawings = printable(tuple(study_drawing(chart) for chart in result.charts))
     for drawing in drawings:
         write_bytes(folder / f"{drawing.name}.svg", drawing.file("svg"))
-    text = _render("study.html", page=describe_study(result), figures=drawings, missing=missing)
+    text = _render("study.html", page=describe_study(result), figures=drawings)
     return write_text(folder / "index.html", text)
 
 

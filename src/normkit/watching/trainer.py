@@ -12,17 +12,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
+from transformers import TrainerCallback
 
 from normkit.errors import InputError
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.result import Finding, Inspection
 from normkit.watching.hooks import Failures, Hook
 from normkit.watching.watcher import Watch, watch
-
-try:
-    from transformers import TrainerCallback
-except ImportError:
-    raise InputError('WatchCallback needs transformers, which is not installed: pip install "normkit[hf]"') from None
 
 COMPILED = (
     "the model's own call is compiled: its loss is not seen, and its gradients only after the Trainer clipped them"
