@@ -5,26 +5,40 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEVELOPED := $(VENV)/.developed
+OLDEST := $(VENV)/transformers-4
 JOBS ?= 2
+TORCHES ?= '==2.10.*' '>=2.10'
 # The tests start many processes: each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore test test-all check bench docs lint types clean
+.PHONY: help demo explore test test-all check oldest bench docs lint types wheel clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
 
-# torch comes first and from the constraints file: the package's own extras would take any newer build, and the C++
-# kernels are compiled against the torch that is there. Without a C++ compiler the package installs without them.
-# timm comes alone: of it only the files of its norms are tested, and it asks for a torchvision built for CUDA.
+# What a user installs. torch comes first and from the constraints file: the package itself would take any newer build.
+# Without a C++ compiler the package installs without its kernels.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/normkit/kernels/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet -r constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation -e ".[all]"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation -e .
+	@touch $@
+
+# What the checks need on top.
+# timm comes alone: of it only the files of its norms are tested, and it asks for a torchvision built for CUDA.
+$(DEVELOPED): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "normkit[all]" --group dev
 	$(BIN)/python -m pip install --quiet --no-deps timm==1.0.31
+	@touch $@
+
+# The oldest transformers that the package takes, beside the newest; `kernels` of that time, as it imports it.
+$(OLDEST)/.installed: Makefile $(DEVELOPED)
+	rm -rf $(OLDEST)
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target $(OLDEST) \
+		transformers==4.57.6 huggingface-hub==0.36.2 kernels==0.10.5 tokenizers==0.22.2
 	@touch $@
 
 demo: $(STAMP)  ## inspect the two models that ship: healthy, then with a planted fault
@@ -36,16 +50,16 @@ explore: $(STAMP)  ## write the explorer of the geometry, one offline page, and 
 # Each test process computes with one thread: two beside each other would wait for cores more than they compute.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
-test: lint types $(STAMP)  ## every check that a change needs: lint, types, tests, examples (under 6 minutes on 2 cores)
+test: lint types $(DEVELOPED)  ## every check that a change needs: lint, types, tests, examples (under 6 minutes on 2 cores)
 	$(PYTEST) -p thinned
 
-test-all: lint types $(STAMP)  ## the exhaustive products on top, for a night or a release (under 40 minutes)
+test-all: lint types $(DEVELOPED)  ## the exhaustive products on top, for a night or a release (under 40 minutes)
 	$(PYTEST)
 
-check: lint types $(STAMP)  ## lint, types and the quick tests, while you work (under 2 minutes)
+check: lint types $(DEVELOPED)  ## lint, types and the quick tests, while you work (under 2 minutes)
 	$(PYTEST) -p thinned -m "not slow and not browser"
 
-bench: $(STAMP)  ## measure what the README states, on an idle machine (20 minutes)
+bench: $(DEVELOPED)  ## measure what the README states, on an idle machine (20 minutes)
 	@mkdir -p benchmarks/results
 	$(BIN)/normkit bench --pass forward --pass forward-out --pass forward+backward --seconds 0.5 --json > benchmarks/results/norms.json
 	$(BIN)/python benchmarks/llama.py --json > benchmarks/results/llama.json
@@ -68,12 +82,19 @@ docs: $(VENV)/.docs-installed  ## build the site in build/site; a dead link is a
 	$(BIN)/zensical build --clean --strict
 	$(BIN)/python docs/building/built_site.py
 
-lint: $(STAMP)
+oldest: $(OLDEST)/.installed  ## the tests of what depends on transformers, with the oldest that the package takes
+	PYTHONPATH=$(OLDEST) $(PYTEST) -p thinned tests/test_transformers.py
+
+wheel: $(DEVELOPED)  ## dist/: the source archive and the wheel for Linux, proved beside the oldest torch and the newest (gigabytes)
+	$(BIN)/python -m pip install --quiet --group release
+	.ci/wheel $(BIN)/python $(TORCHES)
+
+lint: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(DEVELOPED)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info src/normkit/kernels/_cpu.*
+	rm -rf $(VENV) build dist src/*.egg-info src/normkit/kernels/_cpu.*

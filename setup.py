@@ -2,7 +2,7 @@
 
 The library registers kernels with torch when it is loaded. It knows nothing of Python: one file serves every
 version of Python, and of torch from 2.10. Where it cannot be built the package installs without it and computes
-with plain torch; `normkit env` says which.
+with plain torch: the name of the wheel that pip makes and `normkit env` say which.
 """
 
 from __future__ import annotations
@@ -23,11 +23,20 @@ from setuptools.command.build_ext import build_ext
 SOURCES = Path("src/normkit/kernels/csrc")
 
 
+def torch_folder() -> Path | None:
+    """Where torch lies: in the build's own environment, or in the one that pip builds for and hides from the build."""
+    # Importing torch takes seconds; where it lies is enough.
+    if found := find_spec("torch"):
+        return Path(found.submodule_search_locations[0])
+    hidden = Path(sysconfig.get_path("platlib"), "torch")
+    return hidden if (hidden / "include/torch/csrc/stable").is_dir() else None
+
+
 def obstacle() -> str | None:
     """Why the kernels cannot be built here, on one line; None if they can."""
     if sys.platform == "win32":
         return "they need g++ or clang++, and are not built on Windows"
-    if find_spec("torch") is None:
+    if torch_folder() is None:
         return "torch is not installed where the package is built; install it first, then use --no-build-isolation"
     compiler = os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++"
     if shutil.which(shlex.split(compiler)[0]) is None:
@@ -37,8 +46,7 @@ def obstacle() -> str | None:
 
 def extension() -> Extension:
     """The library next to normkit/kernels/cpu.py, from every C++ file of its folder."""
-    # Importing torch takes seconds; where it lies is enough.
-    torch = Path(find_spec("torch").submodule_search_locations[0])
+    torch = torch_folder()
     return Extension(
         "normkit.kernels._cpu",
         # The one that takes longest comes first, so that all cores are busy to the end.
@@ -51,6 +59,8 @@ def extension() -> Extension:
         define_macros=[("TORCH_TARGET_VERSION", "0x020a000000000000")],
         # Instruction sets are chosen function by function, at run time; Python's own flags ask for debug symbols.
         extra_compile_args=["-O3", "-std=c++20", "-ffp-contract=off", "-g0", "-fvisibility=hidden"],
+        # Conversions of float16 from libgcc.a, as older systems lack them in libgcc_s; csrc/symbols.cpp has the rest.
+        extra_link_args=["-lgcc"] if sys.platform == "linux" else [],
         language="c++",
         optional=True,
         py_limited_api=True,
@@ -73,12 +83,15 @@ class ParallelBuild(build_ext):
         super().build_extension(ext)
 
 
-class AnyPythonWheel(bdist_wheel):
-    """A wheel that is bound to a platform, but to no version of Python."""
+class NamedWheel(bdist_wheel):
+    """A wheel whose name says what is in it: the library for any Python, or none."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Keep the platform only."""
-        return "py3", "none", super().get_tag()[2]
+        """Any Python from 3.11 on this platform; without the library any platform, and a name that says so."""
+        if any(Path(self.bdist_dir).rglob("_cpu.*")):
+            return "cp311", "abi3", super().get_tag()[2]
+        self.build_number = "0_without_kernels"
+        return "py3", "none", "any"
 
 
 problem = obstacle()
@@ -86,5 +99,5 @@ if problem:
     sys.stderr.write(f"normkit: installed without its C++ kernels: {problem}\n")
 setup(
     ext_modules=[] if problem else [extension()],
-    cmdclass={"build_ext": ParallelBuild, "bdist_wheel": AnyPythonWheel},
+    cmdclass={"build_ext": ParallelBuild, "bdist_wheel": NamedWheel},
 )

@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+
+import pytest
 
 from helpers import ROOT
 
-WITHOUT_TORCH = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path('setup.py', run_name='__main__')"
+WITHOUT_TORCH = """
+import runpy, sys, sysconfig
+sys.modules["torch"], sysconfig.get_path = None, lambda _: "nowhere"
+runpy.run_path("setup.py", run_name="__main__")
+"""
 
 
 def build(folder: Path, *program: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -46,3 +53,14 @@ def test_with_a_compiler_that_fails(tmp_path: Path) -> None:
     assert built.returncode == 0
     assert 'building extension "normkit.kernels._cpu" failed' in built.stderr
     assert not list(tmp_path.rglob("_cpu*"))
+
+
+@pytest.mark.slow
+def test_the_name_of_a_wheel_without_kernels_says_so(tmp_path: Path) -> None:
+    folders = ["egg_info", "--egg-base", tmp_path, "build", "--build-base", tmp_path / "build"]
+    command = [sys.executable, "setup.py", "-q", *folders, "bdist_wheel", "--bdist-dir", tmp_path / "wheel"]
+    environment = {**os.environ, "CXX": "no-such-compiler"}
+    subprocess.run([*command, "--dist-dir", tmp_path / "dist"], cwd=ROOT, env=environment, check=True)
+    assert [path.name for path in (tmp_path / "dist").iterdir()] == [
+        f"normkit-{version('normkit')}-0_without_kernels-py3-none-any.whl"
+    ]

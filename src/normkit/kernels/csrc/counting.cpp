@@ -48,10 +48,11 @@ int64_t bin(double value) {
     return std::clamp<int64_t>((octave - lowest_octave) * bins_per_octave + eighth, 0, bins - 1);
 }
 
-// How much eps shortens a row whose divisor is so many times eps, or its root where eps is inside.
+// How much eps shortens a row whose divisor is so many times eps, or its root where eps is inside; at most `untouched`.
 double attenuation(double ratio, EpsPlacement placement) {
     switch (placement) {
-        case EpsPlacement::inside: return ratio / std::hypot(ratio, 1);
+        // Not std::hypot: that of today's glibc is not in that of manylinux_2_28. The square does not overflow.
+        case EpsPlacement::inside: return ratio / std::sqrt(ratio * ratio + 1);
         case EpsPlacement::outside: return ratio / (ratio + 1);
         default: return std::min(ratio, 1.0);
     }
