@@ -62,6 +62,8 @@ EXTRA_TESTS = {
     "checkpoint/test_families.py": "every family of normkit.models, folded in memory and on disk",
     "models/test_mutations.py": "readers and writers of every family's file, dropped one by one",
     "conversion/test_models.py": "whole models of transformers and PyTorch",
+    "docs/test_build_site.py": "docs/building",
+    "docs/test_rule_examples.py": "docs/building/rule_examples.toml",
     "testing/test_page.py": "docs/how-to/test-your-norm.md",
     "cli/test_markdown.py": "normkit inspect --format markdown",
     "explorer/test_bad_input.py": "hostile and degenerate points in a browser",

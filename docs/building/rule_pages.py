@@ -7,6 +7,7 @@ from itertools import groupby
 
 from marking import marked, table
 from normkit.inspection.rules import RULES, Rule
+from rule_examples import EXAMPLES, program
 
 FOLDER = "reference/rules"
 GROUPS = {
@@ -59,6 +60,8 @@ def page(rule: Rule) -> str:
         f"Source: {_linked(rule.source)}.",
         "## Why it matters",
         marked(rule.why),
+        "## The smallest failing model",
+        _example(rule.id),
         "## What to do",
         steps if len(rule.remedy) > 1 else _sentence(rule.remedy[0]),
         "## How to confirm it",
@@ -69,6 +72,14 @@ def page(rule: Rule) -> str:
         causes = "\n".join(f"- [{cause}: {titles[cause]}]({cause}.md)" for cause in rule.follows)
         parts += ["## Causes", f"Where one of these is found too, it comes first: {rule.id} follows from it.", causes]
     return "\n\n".join(parts) + "\n"
+
+
+def _example(rule: str) -> str:
+    text = program(rule)
+    if not text:
+        return str(EXAMPLES[rule]["words"])
+    how = "a short training run" if "run" in EXAMPLES[rule] else "an inspection"
+    return f"This program runs as it is, without any download: {how} that finds {rule}.\n\n```python\n{text}```"
 
 
 def _sentence(words: str) -> str:
