@@ -150,11 +150,12 @@ def _rewrite(path: Path) -> None:
     """Write what the commands of a page print now, where it is something else."""
     page, place = path.read_text(encoding="utf-8"), 0
     for block, expected, printed in run_page(path):
-        place = page.index(f"{block.text}\n{expected}" if block.language == "console" else block.text, place)
+        shown = f"$ {block.text}\n" if block.language == "console" else block.text
+        place = page.index(shown, place) + len(shown)
         if block.language == "console" and not matches(expected, printed):
             plain = "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())
-            start = place + len(block.text) + 1
-            page = page[:start] + plain + page[start + len(expected) :]
+            page = page[:place] + plain + page[place + len(expected) :]
+            place += len(plain)
         elif not matches(expected, printed):
             sys.stderr.write(f"{path}: {block.text}\n-- prints --\n{printed}\n\n")
     path.write_text(page, encoding="utf-8")

@@ -44,7 +44,7 @@ def test_every_command_that_a_page_shows_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_a_page_names_exists(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#:]+)\)", text) + re.findall(r'src(?:set)?="([^":]+)"', text):
+    for target in re.findall(r"\]\(([^)#:]+)\)", text) + re.findall(r'src(?:set)?="([^"#:]+)', text):
         assert (page.parent / target).exists() or (page.parent / target).resolve() in GENERATED, target
     for target in re.findall(r"`((?:src|tests|benchmarks|examples|census)/[\w/.]+\.py)`", text):
         assert (ROOT / target).exists(), target
