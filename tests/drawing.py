@@ -10,11 +10,13 @@ if TYPE_CHECKING:
 
 
 def as_opened(page: Page) -> Page:
-    """The page in its first state, at its top, with nothing in focus."""
+    """The page in its first state, at its top, with nothing in focus, opened or told."""
     page.evaluate(
         """async () => {
           const { DEFAULTS } = await import("explorer/state.js");
           document.activeElement.blur();
+          for (const part of document.querySelectorAll("details")) part.open = false;
+          document.getElementById("message").textContent = "";
           scrollTo(0, 0);
           normkitExplorer.store.set(DEFAULTS);
           await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));

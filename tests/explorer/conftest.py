@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
+from drawing import as_opened, settle
 from normkit.explorer import document
 
 if TYPE_CHECKING:
@@ -114,27 +115,69 @@ def lasting_explorer(chromium: Browser, tmp_path_factory: pytest.TempPathFactory
         context.close()
 
 
-def _explorer(window: Callable[..., Page], folder: Path, page_data: dict[str, Any]) -> Iterator[Callable[..., Page]]:
-    complaints: list[str] = []
-    files = itertools.count()
-    listeners = {
+@pytest.fixture(scope="session")
+def _lasting_page(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, list[str]]]:
+    page, complaints = chromium.new_page(), []
+    for event, listener in _listeners(complaints).items():
+        page.on(event, listener)
+    yield _opened(page, tmp_path_factory.mktemp("explorer") / "explorer.html", _page_data()), complaints
+    page.close()
+
+
+@pytest.fixture
+def lasting_page(_lasting_page: tuple[Page, list[str]]) -> Iterator[Callable[..., Page]]:
+    """`lasting_page(viewport=..., color_scheme=..., stage=2)`: what `explorer()` opens, opened once, in a state.
+
+    For tests that change nothing of it but state, focus, scrolling, and what is folded and said.
+    """
+    page, complaints = _lasting_page
+
+    def set_up(
+        viewport: dict[str, int] | None = None,
+        color_scheme: str = "light",
+        reduced_motion: str = "no-preference",
+        **patch: Any,
+    ) -> Page:
+        page.set_viewport_size(viewport or {"width": 1280, "height": 720})
+        page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
+        as_opened(page)
+        page.evaluate("(patch) => normkitExplorer.store.set(patch)", patch)
+        settle(page)
+        return page
+
+    yield set_up
+    found = complaints.copy()
+    complaints.clear()
+    assert found == []
+
+
+def _opened(page: Page, path: Path, data: dict[str, Any], hash: str = "") -> Page:
+    path.write_text(document.document(data), encoding="utf-8")
+    page.goto(path.as_uri() + hash)
+    page.wait_for_selector("html[data-ready='true']", state="attached")
+    return page
+
+
+def _listeners(complaints: list[str]) -> dict[str, Callable[..., Any]]:
+    def leaves(request: Any) -> bool:
+        is_document = request.is_navigation_request() and request.url.startswith("file:")
+        return not is_document and not request.url.startswith(("data:", "blob:"))
+
+    return {
         "pageerror": lambda error: complaints.append(f"error: {error}"),
         "console": lambda message: complaints.append(f"{message.type}: {message.text}"),
         "dialog": lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()),
-        "request": lambda request: complaints.append(f"request: {request.url}") if _leaves(request) else None,
+        "request": lambda request: complaints.append(f"request: {request.url}") if leaves(request) else None,
     }
 
-    def open_page(data: dict[str, Any] | None = None, hash: str = "", **options: Any) -> Page:
-        path = folder / f"explorer-{next(files)}.html"
-        path.write_text(document.document(page_data | (data or {})), encoding="utf-8")
-        page = window(listeners=listeners, **options)
-        page.goto(path.as_uri() + hash)
-        page.wait_for_selector("html[data-ready='true']", state="attached")
-        return page
 
-    def _leaves(request: Any) -> bool:
-        is_document = request.is_navigation_request() and request.url.startswith("file:")
-        return not is_document and not request.url.startswith(("data:", "blob:"))
+def _explorer(window: Callable[..., Page], folder: Path, page_data: dict[str, Any]) -> Iterator[Callable[..., Page]]:
+    complaints: list[str] = []
+    files = itertools.count()
+
+    def open_page(data: dict[str, Any] | None = None, hash: str = "", **options: Any) -> Page:
+        page = window(listeners=_listeners(complaints), **options)
+        return _opened(page, folder / f"explorer-{next(files)}.html", page_data | (data or {}), hash)
 
     yield open_page
     assert complaints == []

@@ -73,8 +73,8 @@ def test_the_drawing_keeps_its_size_while_the_stages_pass(explorer, models):
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (1100, 1000), (1000, 500)])
-def test_scrolled_anywhere_nothing_lies_over_the_numbers(explorer, size):
-    page = explorer(viewport={"width": size[0], "height": size[1]})
+def test_scrolled_anywhere_nothing_lies_over_the_numbers(lasting_page, size):
+    page = lasting_page(viewport={"width": size[0], "height": size[1]})
     page.evaluate("() => document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     edges = """(y) => {
       scrollTo(0, y);
@@ -87,16 +87,16 @@ def test_scrolled_anywhere_nothing_lies_over_the_numbers(explorer, size):
             assert stage["bottom"] <= below["top"] + 0.5, (scene, y)
 
 
-def test_the_button_of_the_normal_does_not_lie_over_its_numbers(explorer):
-    page = explorer(viewport={"width": 1280, "height": 800})
+def test_the_button_of_the_normal_does_not_lie_over_its_numbers(lasting_page):
+    page = lasting_page(viewport={"width": 1280, "height": 800})
     page.evaluate("normkitExplorer.store.set({ mode: 'plane' })")
     page.wait_for_selector("#snap")
     snap, field = page.locator("#snap").bounding_box(), page.locator("#normal input").first.bounding_box()
     assert snap["y"] + snap["height"] <= field["y"]
 
 
-def test_on_a_phone_the_drawing_stays_in_sight_while_a_control_is_used(explorer):
-    page = explorer(viewport={"width": 390, "height": 844})
+def test_on_a_phone_the_drawing_stays_in_sight_while_a_control_is_used(lasting_page):
+    page = lasting_page(viewport={"width": 390, "height": 844})
     page.locator("#gain input").first.scroll_into_view_if_needed()
     page.locator("#gain input").first.focus()
     view, control = page.locator("#view").bounding_box(), page.locator("#gain input").first.bounding_box()

@@ -71,8 +71,8 @@ def test_a_scene_shows_the_controls_that_matter_there_and_each_has_a_name(explor
         assert sorted(visible(page)) == sorted([*SHOWN[scene], "normal"])
 
 
-def test_a_reset_stays_in_the_scene_with_its_own_points(explorer):
-    page = explorer()
+def test_a_reset_stays_in_the_scene_with_its_own_points(lasting_page):
+    page = lasting_page()
     for scene, cloud in [("clusters", "clusters"), ("four", "four"), ("gradient", "scatter")]:
         set_state(page, scene=scene)
         start = page.evaluate("() => normkitExplorer.store.get()")
@@ -112,8 +112,8 @@ def test_a_site_is_shown_by_the_norm_that_it_has(explorer, models):
     assert (state(page, "scene"), state(page, "model"), state(page, "site")) == ("model", 0, 0)
 
 
-def test_a_key_changes_the_state_and_the_picture(explorer):
-    page = explorer()
+def test_a_key_changes_the_state_and_the_picture(lasting_page):
+    page = lasting_page()
     for scene, control, key, press in [
         ("three", "#eps", "eps", "End"),
         ("three", "#gain [type=range] >> nth=0", "gain", "End"),
@@ -162,8 +162,8 @@ def test_what_the_scene_cannot_show_says_why(explorer, models):
     assert page.locator("#colour option:disabled").inner_text() == "layer (one layer)"
 
 
-def test_epsilon_is_told_in_words_and_ends_at_exactly_0(explorer):
-    page = explorer()
+def test_epsilon_is_told_in_words_and_ends_at_exactly_0(lasting_page):
+    page = lasting_page()
     slider = page.locator("#eps")
     assert slider.get_attribute("aria-valuetext") == "epsilon 1e-5"
     slider.focus()

@@ -85,8 +85,8 @@ def test_the_drawing_has_the_pixels_of_the_screen(lasting_explorer):
     assert page.evaluate(sizes)[0] == page.evaluate(sizes)[2] != width
 
 
-def test_a_change_of_the_colour_scheme_is_drawn(explorer):
-    page = explorer(color_scheme="light")
+def test_a_change_of_the_colour_scheme_is_drawn(lasting_page):
+    page = lasting_page(color_scheme="light")
     light = page.evaluate(PICTURE)
     page.emulate_media(color_scheme="dark")
     page.evaluate(QUIET)

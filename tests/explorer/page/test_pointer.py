@@ -18,14 +18,9 @@ pytestmark = pytest.mark.browser
 SIZE = {"width": 1100, "height": 800}
 
 
-@pytest.fixture(scope="module")
-def page(lasting_explorer) -> Page:
-    return lasting_explorer(viewport=SIZE)
-
-
 @pytest.fixture
-def drawing(page) -> Drawing:
-    return Drawing(as_opened(page))
+def drawing(lasting_page) -> Drawing:
+    return Drawing(lasting_page(viewport=SIZE))
 
 
 def test_a_drag_turns_the_drawing(drawing):

@@ -75,8 +75,8 @@ def test_a_stage_is_stepped_to_jumped_to_and_scrubbed(explorer):
     page.locator("#stage[aria-valuetext='99 % from gain to bias']").wait_for()
 
 
-def test_a_step_at_the_end_hands_the_focus_to_play(explorer):
-    page = explorer(reduced_motion="reduce")
+def test_a_step_at_the_end_hands_the_focus_to_play(lasting_page):
+    page = lasting_page(reduced_motion="reduce")
     for button, stage, end in [("#step", 3, 4), ("#back", 1, 0)]:
         set_state(page, stage=stage)
         page.focus(button)
@@ -105,8 +105,8 @@ def test_nothing_plays_by_itself_and_a_change_from_elsewhere_ends_the_run(explor
     assert page.get_by_role("button", name="Play").is_visible()
 
 
-def test_each_stage_has_its_formula_and_what_holds(explorer):
-    page = explorer()
+def test_each_stage_has_its_formula_and_what_holds(lasting_page):
+    page = lasting_page()
     formulas, invariants = [], []
     for stage in range(5):
         set_state(page, stage=stage)
@@ -124,8 +124,8 @@ def test_each_stage_has_its_formula_and_what_holds(explorer):
     assert page.locator("#formula math").inner_html() != formulas[2]
 
 
-def test_the_stages_of_the_modes_and_scenes(explorer):
-    page = explorer()
+def test_the_stages_of_the_modes_and_scenes(lasting_page):
+    page = lasting_page()
     assert names(page) == ["raw", "centre", "scale", "gain", "bias"]
     for patch, expected in [
         ({"mode": "rms"}, "as it is"),

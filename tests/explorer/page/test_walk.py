@@ -150,8 +150,8 @@ def test_batchnorm_is_one_map_of_the_cloud_and_depends_on_the_others(steps: Any)
     assert torch.allclose(functional.rms_norm(raw[:-8], (3,), eps=0), rms[:-8], atol=1e-13)
 
 
-def test_it_is_walked_with_buttons(explorer: Any) -> None:
-    page = explorer()
+def test_it_is_walked_with_buttons(lasting_page: Any) -> None:
+    page = lasting_page()
     walk = page.locator("#walk")
     state = "normkitExplorer.store.get()"
     walk.get_by_role("button", name="Start").click()
@@ -171,8 +171,8 @@ def test_it_is_walked_with_buttons(explorer: Any) -> None:
     assert page.evaluate(f"[{state}.scene, {state}.walk]") == ["clusters", 6]
 
 
-def test_walked_with_keys_the_focus_stays_on_the_walk(explorer: Any) -> None:
-    page = explorer()
+def test_walked_with_keys_the_focus_stays_on_the_walk(lasting_page: Any) -> None:
+    page = lasting_page()
     focused = "() => document.activeElement.textContent"
     page.locator("#walk .turns button").last.focus()
     for _ in range(5):
