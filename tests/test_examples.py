@@ -28,15 +28,18 @@ def output(path: Path) -> str:
     return done.stdout
 
 
+def test_each_example_is_run_below() -> None:
+    assert [path.name for path in EXAMPLES] == ["attribution.py", "use_kernels.py", "watch_training.py"]
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
 def test_an_example_is_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < 60
 
 
-# What the attribution prints is asked below.
-@pytest.mark.sampled(1)
+# What the attribution prints is asked below. The shortest is run each time.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [path.name for path in EXAMPLES if path.name != "attribution.py"])
+@pytest.mark.parametrize("name", ["use_kernels.py", pytest.param("watch_training.py", marks=pytest.mark.exhaustive)])
 def test_an_example_runs(name: str) -> None:
     assert output(ROOT / "examples" / name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,12 @@ def text_batch(rows: int = 4, length: int = 128) -> dict[str, Tensor]:
     return {"input_ids": ids.reshape(rows, length), "attention_mask": torch.ones(rows, length, dtype=torch.long)}
 
 
+@functools.cache
+def of_twin(name: str) -> nk.Inspection:
+    """What several tests look at."""
+    return nk.inspect(demo_model(name), text_batch(), name=name)
+
+
 def tiny_llama() -> LlamaForCausalLM:
     config = LlamaConfig(
         hidden_size=32,
@@ -43,7 +50,7 @@ def tiny_llama() -> LlamaForCausalLM:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "centred"), [("layernorm", True), ("rmsnorm", False)])
 def test_a_healthy_twin_has_thirteen_sites_and_no_finding(name: str, centred: bool) -> None:
-    inspection = nk.inspect(demo_model(name), text_batch(), name=name)
+    inspection = of_twin(name)
 
     assert len(inspection.sites) == 13
     assert {site.spec.centre_numerator for site in inspection.sites} == {centred}
@@ -83,8 +90,7 @@ def test_a_removed_final_norm_is_found(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dimension"), [("layernorm", 62), ("rmsnorm", 63)])
 def test_a_twin_has_a_geometry(name: str, dimension: int) -> None:
-    model = demo_model(name)
-    inspection = nk.inspect(model, text_batch())
+    model, inspection = demo_model(name), of_twin(name)
 
     for site in inspection.sites:
         shape, gain = site.geometry, model.get_submodule(site.path).weight.detach().double().abs()
@@ -112,7 +118,7 @@ def test_a_twin_has_a_geometry(name: str, dimension: int) -> None:
 
 @pytest.mark.slow
 def test_the_keys_of_a_twin_can_all_be_selected() -> None:
-    inspection = nk.inspect(demo_model("layernorm"), text_batch())
+    inspection = of_twin("layernorm")
 
     assert [one.path for one in inspection.selections] == [one.path for one in inspection.attentions]
     for one in inspection.selections:

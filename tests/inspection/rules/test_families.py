@@ -37,7 +37,7 @@ def assert_checked(inspection):
     assert all(left.values())
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "family", [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in DECODERS]
 )
@@ -45,6 +45,7 @@ def test_decoders(models, inspected, family):
     assert_clean(inspected(models.tiny(family, layers=4, **DECODERS[family])))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "family", ["Gemma2", "Cohere", *(pytest.param(family, marks=pytest.mark.slow) for family in ("Llama", "Olmo2"))]
 )
@@ -101,6 +102,7 @@ def test_the_models_that_ship(demo_directories, name):
     assert_checked(inspection)
 
 
+@pytest.mark.exhaustive
 def test_a_trained_sentence_encoder():
     from pathlib import Path
 
