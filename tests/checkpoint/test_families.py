@@ -191,7 +191,7 @@ def test_a_checkpoint_in_pieces_folds_loads_and_has_the_bits_of_the_fold_in_memo
     folded_on_disk(family, tied=False, square=False, folder=tmp_path)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize(("family", "tied"), OTHERS)

@@ -17,6 +17,7 @@ from normkit.errors import ShapeError
 from normkit.identification.behaviour import agrees, examine, identify
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("n", [6, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_comes_back(name, n):

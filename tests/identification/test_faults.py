@@ -27,6 +27,7 @@ def decided(passport, spec):
     return {name: getattr(passport.spec, name) for name in names}, {name: getattr(spec, name) for name in names}
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_fault_is_recognised_as_what_it_is(fault):
     passport = identify(fault.build(), SHAPE)

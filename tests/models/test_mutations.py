@@ -147,7 +147,7 @@ def _is_of_no_matter(graph: Graph, changed: Graph, kind: str, place: str) -> boo
     return all(legality.against_rms(graph, norm, untie=True) for norm in graph.norms_of(place))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in catalogue.names()]
 )

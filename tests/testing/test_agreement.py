@@ -54,6 +54,7 @@ class Bounded(Gain):
         return (self.weight.float() * rows).clamp(-self.of_outputs, self.of_outputs).to(x.dtype)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"of_rows": 6.0}, {"of_rows": 7.5}, {"of_outputs": 6.0}, {"of_outputs": 10.0}])
 def test_outputs_that_are_bounded(bounds):

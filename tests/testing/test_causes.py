@@ -16,7 +16,7 @@ LAYER = specs.TORCH_LAYER_NORM
 RMS = specs.OLMO2
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "change", "check", "expected", "found"),
