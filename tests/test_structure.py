@@ -74,6 +74,7 @@ EXTRA_TESTS = {
     "test_judges.py": "tests of PyTorch and ONNX",
     "test_readme.py": "the README and the pages of docs/",
     "test_examples.py": "the scripts of examples/",
+    "test_repository.py": "the files around the package",
     "test_setup.py": "setup.py",
     "test_structure.py": "this file",
     "test_public_api.py": "what `import normkit` offers",
