@@ -28,7 +28,16 @@ def test_one_rule_is_explained(name: str) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     text = " ".join(done.stdout.split())
     known = next(rule for rule in RULES if rule.id == "F2")
-    for part in (known.title, known.threshold, known.source, known.why, *known.remedy, known.confirm, *known.follows):
+    for part in (
+        known.title,
+        known.threshold,
+        known.source,
+        known.why,
+        *known.remedy,
+        known.confirm,
+        *known.follows,
+        known.page,
+    ):
         assert part in text
     assert max(map(len, done.stdout.splitlines())) <= 100
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,6 +37,15 @@ def test_a_page_opens_with_what_the_reader_gets(name):
     assert re.fullmatch(r"# .+", heading)
     assert re.match(r"[A-Z`].*[.:]", opening.replace("\n", " "))
     assert len(re.findall(r"^# ", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)) == 1
+
+
+def test_the_address_of_each_rule_is_one_of_this_site():
+    address = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["site_url"]
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert about["urls"]["Documentation"] == address
+    for rule in RULES:
+        name = rule.page.removeprefix(address)
+        assert name.replace(".html", ".md") in PAGES
 
 
 def test_each_option_of_each_command_is_told():

@@ -108,6 +108,13 @@ def test_no_element_asks_for_anything_outside_the_page(page):
 
 
 @pytest.mark.slow
+def test_a_finding_leads_to_the_page_of_its_rule_and_to_the_command(faulty):
+    first = dataclasses.replace(faulty.findings[0], page="https://example.org/A1.html")
+    page = rendered(dataclasses.replace(faulty, findings=(first,)))
+    assert '<a href="https://example.org/A1.html">A model that fails A1</a>' in page
+    assert "<code>normkit rule A1</code>" in page
+
+
 def test_the_policy_lets_this_script_run_and_nothing_load(page):
     policy = next(m["content"] for m in page.named("meta") if m.get("http-equiv") == "Content-Security-Policy")
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))

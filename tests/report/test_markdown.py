@@ -33,6 +33,12 @@ def test_the_verdict_the_facts_the_findings_and_the_table_in_a_fence(faulty):
     assert len(said.splitlines()) < 45
 
 
+def test_a_finding_leads_to_the_page_of_its_rule(faulty):
+    first = dataclasses.replace(faulty.findings[0], page="https://example.org/A1.html")
+    said = markdown(dataclasses.replace(faulty, findings=(first,)), ORIGIN)
+    assert "- error **[A1](https://example.org/A1.html)** eps is not the config's" in said
+
+
 def test_a_long_model_stays_short_and_a_model_without_norms_needs_no_table(long, empty):
     assert len(markdown(long, ORIGIN).splitlines()) < 30
     assert "```" not in markdown(empty, ORIGIN)

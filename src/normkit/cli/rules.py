@@ -42,6 +42,7 @@ def explain_rule(name: str | None) -> None:
         "do": "\n".join(steps),
         "confirm": rule.confirm,
         "follows from": " ".join(rule.follows),
+        "page": rule.page,
     }
     console.print(lines(Fact(label=label, value=value) for label, value in facts.items() if value))
 

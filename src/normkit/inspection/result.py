@@ -212,6 +212,7 @@ class Finding:
         why: Why it matters.
         remedy: What to do, most likely cure first.
         confirm: How to confirm it.
+        page: Address of the rule's page in the documentation.
     """
 
     rule: str
@@ -225,6 +226,7 @@ class Finding:
     why: str
     remedy: tuple[str, ...]
     confirm: str
+    page: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,8 @@ def markdown(inspection: Inspection, origin: str) -> str:
     parts = [f"### {_plain(report.verdict.headline)}", f"{_plain(report.title)}: {_plain(report.subtitle)}"]
     parts.append("\n".join(f"- {fact.label}: {_plain(fact.value)}" for fact in report.glance) or _plain(report.source))
     lines = [
-        f"- {found.severity} **{found.rule}** {_plain(found.title)}: {_plain(found.measured)}"
+        f"- {found.severity} **{f'[{found.rule}]({found.page})' if found.page else found.rule}** "
+        f"{_plain(found.title)}: {_plain(found.measured)}"
         + (f" (at {_plain(shortened(found.sites, 2))})" if found.sites else "")
         for found in report.findings[:_MOST_FINDINGS]
     ]

@@ -32,14 +32,16 @@ def summary(inspection: Inspection) -> RenderableType:
     report = describe(inspection)
     head = Text.assemble((report.title, "bold"), "  ", report.subtitle, "\n", (report.source, "dim"))
     parts: list[RenderableType] = [head, "", _verdict(report.verdict)]
+    hint = (f"normkit rule {found.rule} says where the limit comes from" for found in report.findings[:1])
+    findings = [*map(finding, report.findings), *hint]
     if report.run:
         parts += [_run(report.run, report.verdict), ""] if report.findings else [_run(report.run, report.verdict)]
         facts = [*report.glance, *(fact for fact in report.run.facts if fact.label != "optimizer")]
-        parts += [*map(finding, report.findings), "", lines(facts)]
+        parts += [*findings, "", lines(facts)]
     else:
         # The table says the rest of what stands at a glance.
         parts.append(lines(fact for fact in report.glance if fact.label not in _IN_TABLE))
-        parts += ["", *map(finding, report.findings)] if report.findings else []
+        parts += ["", *findings] if findings else []
     if report.sites.rows and not report.run:
         parts += ["", Norms(report.sites, report.formulas)]
     if report.unrecognised:
@@ -104,7 +106,8 @@ def finding(found: Finding) -> RenderableType:
     )
     where = f"  at {shortened(found.sites, 1)}" if found.sites else ""
     head = marked(found.severity, found.severity)
-    title = Text.assemble(head, f"  {found.rule}  ", (found.title, "bold"), where)
+    rule = (found.rule, f"link {found.page}" if found.page else "")
+    title = Text.assemble(head, "  ", rule, "  ", (found.title, "bold"), where)
     return Group(title, Padding(lines(fact for fact in facts if fact.value), (0, 0, 0, 2)))
 
 

@@ -87,7 +87,7 @@ def test_a_finding_carries_the_rules_text(monkeypatch):
     monkeypatch.setattr(rules, "RULES", (replace(rule, check=fixed(hit("warning"))),))
     (found,), _ = rules.check(EVERYTHING)
     assert (found.title, found.threshold, found.source) == (rule.title, rule.threshold, rule.source)
-    assert (found.why, found.remedy, found.confirm) == (rule.why, rule.remedy, rule.confirm)
+    assert (found.why, found.remedy, found.confirm, found.page) == (rule.why, rule.remedy, rule.confirm, rule.page)
     assert (found.severity, found.sites, found.measured, found.evidence) == ("warning", ("a",), "m", ("e",))
 
 

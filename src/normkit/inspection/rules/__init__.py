@@ -155,4 +155,5 @@ def _finding(rule: Rule, hit: Hit) -> Finding:
         why=rule.why,
         remedy=rule.remedy,
         confirm=rule.confirm,
+        page=rule.page,
     )

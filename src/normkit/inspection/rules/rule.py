@@ -254,6 +254,11 @@ class Rule:
     looks_at: tuple[Subject, ...] = ("norms",)
     is_of_text: bool = False
 
+    @property
+    def page(self) -> str:
+        """Address of its page in the documentation."""
+        return f"https://normkit.github.io/normkit/reference/rules/{self.id}.html"
+
 
 WRONG_NORMS = ("A5", "A11", "A12", "B1", "B2", "B6", "B10", "B11", "B12", "B13", "D6", "E5")
 """Faults of single norms that change what the model computes: large logits, streams and numbers follow from them."""
