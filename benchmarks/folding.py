@@ -1,6 +1,6 @@
 """Throughput and memory of `normkit fold` on synthetic sharded checkpoints, beside a copy of the same files.
 
-    python benchmarks/folding.py [--size 20] [--shard 5] [--rounds 3] [--jobs 2] [--case NAME ...] [--folder DIR]
+    python benchmarks/folding.py [--size 20] [--shard 5] [--rounds 3] [--threads 2] [--case NAME ...] [--folder DIR]
 
 Each case writes a checkpoint of so many GB of bfloat16 (the shapes of a family, as many layers as fit), then `cp -r`
 and `sync` take turns with a fold in a process of its own. It needs twice the size on the disk, and cleans up.
@@ -46,7 +46,7 @@ CASES = {
 FOLD = """
 import json, sys, time
 from normkit.checkpoint import folding
-source, target, operations, jobs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
+source, target, operations, threads = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
 def timed(name, action):
     def run(*arguments, **choices):
         begun = time.perf_counter()
@@ -56,7 +56,7 @@ def timed(name, action):
     return run
 seconds = {}
 folding.write_shards = timed("weights", folding.write_shards)
-timed("whole", folding.fold)(source, target, operations=operations, jobs=jobs)
+timed("whole", folding.fold)(source, target, operations=operations, threads=threads)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps(seconds | {"peak": int(peak.split()[1]) * 1024}))
 """
@@ -133,20 +133,20 @@ def copied(source: Path, target: Path) -> float:
     return time.perf_counter() - begun
 
 
-def folded(source: Path, target: Path, case: str, jobs: int) -> dict[str, float]:
+def folded(source: Path, target: Path, case: str, threads: int) -> dict[str, float]:
     """Seconds and memory of a fold in a process of its own."""
-    command = [sys.executable, "-c", FOLD, str(source), str(target), json.dumps(CASES[case][3]), str(jobs)]
+    command = [sys.executable, "-c", FOLD, str(source), str(target), json.dumps(CASES[case][3]), str(threads)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def measure(folder: Path, case: str, size: float, shard: float, rounds: int, jobs: int) -> Row:
+def measure(folder: Path, case: str, size: float, shard: float, rounds: int, threads: int) -> Row:
     """All rounds of one case; nothing is left of it."""
     source, target = folder / "source", folder / "target"
     source.mkdir()
     total = write_checkpoint(source, case, size, shard) / 1e9
     copies, folds = [], []
     for _ in range(rounds):
-        for times, action in ((copies, copied), (folds, lambda source, target: folded(source, target, case, jobs))):
+        for times, action in ((copies, copied), (folds, lambda source, target: folded(source, target, case, threads))):
             subprocess.run(["sync"], check=True)
             times.append(action(source, target))
             shutil.rmtree(target)
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=20, help="GB of each checkpoint")
     parser.add_argument("--shard", type=float, default=5, help="GB of each of its files")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--folder", type=Path, help="on the disk to measure; a temporary one by default")
     parser.add_argument("--json", action="store_true")
@@ -171,11 +171,11 @@ def main() -> None:
     rows = []
     for case in options.case:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            rows.append(measure(Path(folder), case, options.size, options.shard, options.rounds, options.jobs))
+            rows.append(measure(Path(folder), case, options.size, options.shard, options.rounds, options.threads))
         if not options.json:
             row = rows[-1]
             if len(rows) == 1:
-                print(f"torch {torch.__version__}, {options.jobs} jobs, {options.rounds} rounds\n")
+                print(f"torch {torch.__version__}, {options.threads} threads, {options.rounds} rounds\n")
                 titles = f"{'':20}{'GB':>6}{'cp, GB/s':>10}{'weights':>9}{'share':>7}{'whole':>8}{'share':>7}"
                 print(f"{titles}{'peak, GB':>10}")
             print(

@@ -185,10 +185,10 @@ def chain(dtype: str) -> tuple[dict[str, Tensor], tuple[VectorEdit, ...]]:
     return tensors, (edit_of(second, "d", 6, dtype, "d"), edit_of(first, "c", 12, dtype, "c"))
 
 
-@pytest.mark.parametrize("jobs", [1, 4])
-def test_a_sum_of_another_sum(tmp_path, jobs):
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_sum_of_another_sum(tmp_path, threads):
     tensors, edits = chain("BF16")
-    result = vectors(plan_of(*edits), source_of(tmp_path, **tensors), jobs=jobs)
+    result = vectors(plan_of(*edits), source_of(tmp_path, **tensors), threads=threads)
     assert list(result) == ["d", "c"]
     wide = {name: tensor.to(F64) for name, tensor in tensors.items()}
     first = wide["c"] + wide["qkv"] @ wide["b"]
@@ -215,11 +215,11 @@ def test_bits_do_not_depend_on_jobs_chunks_or_threads(tmp_path, monkeypatch):
     source = source_of(tmp_path, w=drawn("BF16", 300, 300), v=drawn("BF16", 300, seed=1) * 1e6)
     expected = vectors(plan_of(*edits), source)
     threads = torch.get_num_threads()
-    for size, jobs, count in ((2**17, 3, 1), (300, 1, 3), (1000, 2, 2), (77_777, 5, 1)):
+    for size, threads, count in ((2**17, 3, 1), (300, 1, 3), (1000, 2, 2), (77_777, 5, 1)):
         monkeypatch.setattr(arithmetic, "CHUNK", size)
         try:
             torch.set_num_threads(count)
-            found = vectors(plan_of(*edits), source, jobs=jobs)
+            found = vectors(plan_of(*edits), source, threads=threads)
         finally:
             torch.set_num_threads(threads)
         assert all(torch.equal(found[name].value, expected[name].value) for name in expected)
@@ -261,14 +261,14 @@ def test_progress_is_told(tmp_path):
     assert vectors(plan_of(), source_of(tmp_path, x=torch.ones(1))) == {}
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bad", ["w", "v", "c"])
-def test_weights_that_are_no_numbers(tmp_path, bad, jobs):
+def test_weights_that_are_no_numbers(tmp_path, bad, threads):
     tensors = {"w": drawn("BF16", 5, 4), "v": drawn("BF16", 4), "c": drawn("BF16", 5)}
     tensors[bad].view(-1)[2] = math.nan
     terms = (Product(matrix="w", in_axis=1, vector=Reference(name="v")),)
     with pytest.raises(ModelError, match=f"{bad} holds a NaN"):
-        vectors(plan_of(edit_of(Sum(terms=terms), "c", 5)), source_of(tmp_path, **tensors), jobs=jobs)
+        vectors(plan_of(edit_of(Sum(terms=terms), "c", 5)), source_of(tmp_path, **tensors), threads=threads)
 
 
 def test_tensors_that_do_not_fit_the_plan(tmp_path):

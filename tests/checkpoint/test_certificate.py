@@ -97,7 +97,7 @@ def test_a_class_that_changes_is_named(tmp_path):
 
 
 def test_the_same_fold_elsewhere_gives_the_same_bytes(pair, tmp_path):
-    fold(pair.source, tmp_path / "elsewhere" / "again", operations=ALL, untie=True, jobs=3)
+    fold(pair.source, tmp_path / "elsewhere" / "again", operations=ALL, untie=True, threads=3)
     content = (pair.result / NAME).read_bytes()
     assert (tmp_path / "elsewhere" / "again" / NAME).read_bytes() == content
     assert str(pair.source.parent).encode() not in content

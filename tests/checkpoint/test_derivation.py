@@ -77,8 +77,8 @@ def written(request, tmp_path) -> tuple[Path, Path, Plan]:
     return source, tmp_path / "result", made
 
 
-def derived(source: Path, result: Path, made: Plan, jobs: int = 1):
-    workers = Workers(jobs, "deriving", None)
+def derived(source: Path, result: Path, made: Plan, threads: int = 1):
+    workers = Workers(threads, "deriving", None)
     with CheckpointSource(source) as opened:
         layouts = lay_out(made, opened)
         assert header_faults(layouts, result) == {}
@@ -86,7 +86,7 @@ def derived(source: Path, result: Path, made: Plan, jobs: int = 1):
 
 
 def test_what_was_written_is_derived_again(written):
-    found = derived(*written, jobs=2)
+    found = derived(*written, threads=2)
     assert found.deviations == {}
     assert found.tensors == {"identical": 4, "product": 2, "sum": 3, "constant": 1}
     assert found.elements["product"] == ROWS * COLUMNS + COLUMNS

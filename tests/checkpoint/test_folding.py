@@ -364,7 +364,7 @@ def test_what_would_change_the_answers_is_refused_not_skipped(source, operations
 
 
 def test_no_threads_are_refused(source):
-    assert refused(source, InputError, jobs=0) == "expected at least one thread as jobs, got 0"
+    assert refused(source, InputError, threads=0) == "expected threads of 1 or more, got 0"
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):

@@ -53,7 +53,7 @@ def pair(saved, tmp_path) -> Pair:
 
 @pytest.mark.slow
 def test_every_kind_of_tensor_is_counted_and_proved(saved):
-    found = verify(saved.source, saved.result, jobs=2)
+    found = verify(saved.source, saved.result, threads=2)
     assert failed(found) == {}
     assert (found.source, found.result) == ("GPT2LMHeadModel", "GPT2LMHeadModel")
     relations = [entry["relation"] for entry in saved.certificate["tensors"].values()]
@@ -106,12 +106,14 @@ def test_hidden_files_beside_the_result_do_not_matter(pair):
 
 @pytest.mark.slow
 def test_the_answer_does_not_depend_on_the_threads(centred):
-    assert verify(centred.source, centred.result).to_json() == verify(centred.source, centred.result, jobs=3).to_json()
+    assert (
+        verify(centred.source, centred.result).to_json() == verify(centred.source, centred.result, threads=3).to_json()
+    )
 
 
 def test_progress_counts_every_byte(saved):
     seen = []
-    verify(saved.source, saved.result, jobs=2, progress=lambda *call: seen.append(call))
+    verify(saved.source, saved.result, threads=2, progress=lambda *call: seen.append(call))
     assert {stage for stage, _, _ in seen} == {"verifying"}
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
     assert seen[-1][1] == seen[-1][2]
@@ -296,9 +298,9 @@ from normkit.demo import directory
 
 source, result, small = sys.argv[1:]
 fold(directory("rmsnorm"), small)
-assert verify(directory("rmsnorm"), small, jobs=2).passed
+assert verify(directory("rmsnorm"), small, threads=2).passed
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert verify(source, result, jobs=2).passed
+assert verify(source, result, threads=2).passed
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 

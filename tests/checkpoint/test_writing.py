@@ -119,22 +119,22 @@ def test_residuals_are_told_of_sums_and_are_small(whole):
         assert 0 < residual < (2**-23 if name == "created.table" else 2**-8)
 
 
-@pytest.mark.parametrize("jobs", [2, 3, 8])
-def test_bytes_do_not_depend_on_jobs(source, whole, tmp_path, jobs):
-    fold(source, tmp_path / "out", jobs=jobs)
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_bytes_do_not_depend_on_the_number_of_threads(source, whole, tmp_path, threads):
+    fold(source, tmp_path / "out", threads=threads)
     assert contents(tmp_path / "out") == contents(whole)
 
 
 def test_bytes_do_not_depend_on_memory(source, whole, tmp_path):
-    fold(source, tmp_path / "out", jobs=4, max_memory=2 * 10**9)
+    fold(source, tmp_path / "out", threads=4, max_memory=2 * 10**9)
     assert contents(tmp_path / "out") == contents(whole)
 
 
 @pytest.mark.slow
 def test_one_file_is_shared_by_all_jobs_and_has_no_index(tmp_path):
     model = folding_runs.save(tmp_path / "model", shards=1)
-    for jobs in (1, 4):
-        fold(model, tmp_path / f"out{jobs}", jobs=jobs)
+    for threads in (1, 4):
+        fold(model, tmp_path / f"out{threads}", threads=threads)
     assert sorted(contents(tmp_path / "out1")) == ["model.safetensors", "written.json"]
     assert contents(tmp_path / "out1") == contents(tmp_path / "out4")
     assert loaded(tmp_path / "out4").keys() == definition(torch.bfloat16).keys()
@@ -155,7 +155,7 @@ def test_a_file_of_which_nothing_is_left_is_still_hashed(source, tmp_path):
         first = {name for name, tensor in opened.tensors.items() if tensor.file == opened.files[0]}
     plan = folding_runs.plan()
     plan = replace(plan, edits=tuple(edit for edit in plan.edits if edit.name not in first))
-    written = fold(source, tmp_path / "out", made=plan, jobs=2)
+    written = fold(source, tmp_path / "out", made=plan, threads=2)
     assert loaded(tmp_path / "out").keys() == {edit.name for edit in plan.edits}
     name = min(written.inputs)
     assert written.inputs[name] == hashlib.sha256((source / name).read_bytes()).hexdigest()
@@ -166,10 +166,10 @@ KILLED = "import runpy; runpy.run_module('folding_runs', run_name='__main__', al
 
 @pytest.mark.sampled(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, whole, tmp_path, jobs):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, whole, tmp_path, threads):
     seeds = [str(seed) for seed in range(6)]
-    out, error = Fork(KILLED, source, tmp_path, jobs, *seeds).communicate()
+    out, error = Fork(KILLED, source, tmp_path, threads, *seeds).communicate()
     assert error == ""
     told = json.loads(out)
     # The moments are right: some kills came, and some of them after a file was finished.
@@ -234,7 +234,7 @@ from normkit.errors import InputError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
 try:
-    folding_runs.fold(Path({source!r}), Path({out!r}), jobs={jobs})
+    folding_runs.fold(Path({source!r}), Path({out!r}), threads={threads})
 except InputError as error:
     sys.stdout.write(str(error))
 """
@@ -242,12 +242,12 @@ except InputError as error:
 
 @pytest.mark.slow
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_full_disk_is_one_line_and_a_resume_finishes(source, whole, tmp_path, jobs):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_full_disk_is_one_line_and_a_resume_finishes(source, whole, tmp_path, threads):
     # The last file is the largest, and the only one that does not fit.
     size = max(file.stat().st_size for file in whole.glob("*.safetensors")) - 1000
     out = tmp_path / "out"
-    program = FULL.format(size=size, source=str(source), out=str(out), jobs=jobs)
+    program = FULL.format(size=size, source=str(source), out=str(out), threads=threads)
     told = Fork(program).communicate()
     last = partial(out) / "model-00003-of-00003.safetensors.part"
     message = (
@@ -268,14 +268,14 @@ def test_too_little_room_is_told_before_anything_is_written(source, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_weight_that_is_no_number_ends_all_and_leaves_nothing(own, tmp_path, jobs):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_weight_that_is_no_number_ends_all_and_leaves_nothing(own, tmp_path, threads):
     file = own / "model-00001-of-00003.safetensors"
     held = load_file(file)
     held["one.read.weight"][5, 7] = torch.nan
     save_file(held, file)
     with pytest.raises(ModelError, match=r"one\.read\.weight"):
-        fold(own, tmp_path / "out", jobs=jobs)
+        fold(own, tmp_path / "out", threads=threads)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
@@ -306,8 +306,8 @@ def test_a_source_that_changes_meanwhile_is_told(own, tmp_path, change):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_an_interrupt_ends_all_threads_and_keeps_finished_files(source, whole, tmp_path, jobs):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_ends_all_threads_and_keeps_finished_files(source, whole, tmp_path, threads):
     sent = []
 
     def interrupt(stage, done, total):
@@ -318,7 +318,7 @@ def test_an_interrupt_ends_all_threads_and_keeps_finished_files(source, whole, t
             threading.Event().wait(0.2)
 
     with pytest.raises(KeyboardInterrupt):
-        fold(source, tmp_path / "out", jobs=jobs, progress=interrupt)
+        fold(source, tmp_path / "out", threads=threads, progress=interrupt)
     assert not (tmp_path / "out").exists()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("fold")]
     assert not (partial(tmp_path / "out") / "model-00003-of-00003.safetensors").exists()
@@ -328,7 +328,7 @@ def test_an_interrupt_ends_all_threads_and_keeps_finished_files(source, whole, t
 
 def test_progress_rises_to_the_end_in_known_stages(source, tmp_path):
     told: list[tuple[str, int, int]] = []
-    fold(source, tmp_path / "out", jobs=2, progress=lambda *state: told.append(state))
+    fold(source, tmp_path / "out", threads=2, progress=lambda *state: told.append(state))
     writing_states = [state[1:] for state in told if state[0] == "writing"]
     assert {total for _, total in writing_states} == {writing_states[-1][0]}
     assert writing_states == sorted(writing_states)

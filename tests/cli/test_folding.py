@@ -78,7 +78,7 @@ def test_json_is_the_certificate(run: Run, tmp_path: Path):
         (("out", "--ops", "gain,fold"), "got 'fold'"),
         (("out", "--ops", ","), "expected all, or some of"),
         (("out", "--max-memory", "much"), "a size such as 1GB or 800MB, got 'much'"),
-        (("out", "--jobs", "0"), "0 is not in the range"),
+        (("out", "--threads", "0"), "0 is not in the range"),
         (("out", "--dtype", "float16"), "'float16' is not one of"),
     ],
 )

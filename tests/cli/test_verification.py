@@ -95,7 +95,7 @@ def test_json_is_one_document(pair: Pair, run: Run) -> None:
 
 
 def test_the_output_does_not_depend_on_the_threads(saved: Pair, run: Run) -> None:
-    answers = {run("verify", saved.source, saved.result, "--jobs", jobs).stdout for jobs in (1, 2, 5)}
+    answers = {run("verify", saved.source, saved.result, "--threads", threads).stdout for threads in (1, 2, 5)}
     assert len(answers) == 1
 
 

@@ -64,13 +64,13 @@ class Outcome:
     residual: float = 0.0
 
 
-def vectors(plan: Plan, source: Source, *, jobs: int = 1, progress: Progress | None = None) -> dict[str, MadeVector]:
-    """Every gain and bias of a plan, in the order of its edits; the same bits with any number of jobs.
+def vectors(plan: Plan, source: Source, *, threads: int = 1, progress: Progress | None = None) -> dict[str, MadeVector]:
+    """Every gain and bias of a plan, in the order of its edits; the same bits with any number of threads.
 
     Args:
         plan: What is done.
         source: What it is done to.
-        jobs: Threads.
+        threads: How many compute at a time.
         progress: Called with a stage's name, the vectors done and the vectors in all.
 
     Raises:
@@ -82,7 +82,7 @@ def vectors(plan: Plan, source: Source, *, jobs: int = 1, progress: Progress | N
     order = TopologicalSorter({name: _awaited(edit) for name, edit in edits.items()})
     order.prepare()
     running: dict[Future[tuple[Tensor, MadeVector]], str] = {}
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         try:
             while order.is_active():
                 for name in order.get_ready():

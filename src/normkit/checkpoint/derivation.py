@@ -95,7 +95,7 @@ def derive(
     Raises:
         ModelError: If gains or biases cannot be made, or a file cannot be read to its end.
     """
-    new = vectors(plan, source, jobs=workers.jobs)
+    new = vectors(plan, source, threads=workers.threads)
     derived = Derived()
     with ExitStack() as opened:
         tasks = []

@@ -31,7 +31,7 @@ def fold(
     untie: bool = False,
     dtype: str = "same",
     max_memory: int | None = None,
-    jobs: int = 1,
+    threads: int = 1,
     resume: bool = False,
     for_training: bool = False,
     progress: Progress | None = None,
@@ -45,7 +45,7 @@ def fold(
         untie: Give a tied head a table of its own.
         dtype: Of what is written: "same", or "float32".
         max_memory: Bytes that the process may occupy.
-        jobs: Threads that compute; the bits do not depend on them.
+        threads: Threads that compute; the bits do not depend on them.
         resume: Finish a fold that was interrupted; the bits are those of one that was not.
         for_training: The result is to be trained further: dropout is then an error.
         progress: Called with a stage, bytes done, and all bytes.
@@ -58,8 +58,8 @@ def fold(
             transformers would load something else from it; or if it changes while it is folded.
         InputError: If nothing of what was asked can be done, or the destination cannot be written.
     """
-    if jobs < 1:
-        raise InputError(f"expected at least one thread as jobs, got {jobs}")
+    if threads < 1:
+        raise InputError(f"expected threads of 1 or more, got {threads}")
     folder, destination = Path(source).expanduser(), Path(destination).expanduser()
     with open_checkpoint(folder) as opened:
         plan = make_plan(
@@ -77,7 +77,9 @@ def fold(
         config = folded_config(opened.config, plan)
         with Staging(destination, source=folder, resume=resume) as staging:
             reload = _reloaded(plan, opened, config)
-            written = write_shards(plan, opened.source, staging, jobs=jobs, max_memory=max_memory, progress=progress)
+            written = write_shards(
+                plan, opened.source, staging, threads=threads, max_memory=max_memory, progress=progress
+            )
             staging.write(CONFIG, json_text(config).encode(), like=folder / CONFIG)
             for name, path in beside:
                 staging.copy(path, name)

@@ -34,7 +34,9 @@ from normkit.files import json_text, quoted
 _UNCOMPARED = {"residual", "reason", "reasons", "remarks"}
 
 
-def verify(source: Path | str, result: Path | str, *, jobs: int = 1, progress: Progress | None = None) -> Verification:
+def verify(
+    source: Path | str, result: Path | str, *, threads: int = 1, progress: Progress | None = None
+) -> Verification:
     """Prove that a folder is what folding makes of another, or say where it is not.
 
     Every file is hashed, the plan is made anew, and every tensor is derived anew from the source and compared bit for
@@ -43,7 +45,7 @@ def verify(source: Path | str, result: Path | str, *, jobs: int = 1, progress: P
     Args:
         source: The folder that was folded.
         result: The folder that came of it, with its certificate.
-        jobs: Threads.
+        threads: How many compute at a time.
         progress: Called with a stage, bytes done, and all bytes.
 
     Raises:
@@ -64,7 +66,7 @@ def verify(source: Path | str, result: Path | str, *, jobs: int = 1, progress: P
         if not path.is_dir():
             raise InputError(f"expected the folder of a checkpoint, got {path}: it is none; give SRC, then DST")
     recorded = Certificate.read(made)
-    workers = Workers(jobs, "verifying", progress)
+    workers = Workers(threads, "verifying", progress)
     try:
         with open_checkpoint(folder) as opened, one_thread_an_operation():
             checks = _checks(recorded, opened, made, workers)

@@ -16,17 +16,17 @@ class Workers:
     """Threads for work on files.
 
     Args:
-        jobs: How many.
+        threads: How many.
         stage: What their work is called.
         progress: Called with the stage, the bytes done, and all bytes.
 
     Attributes:
-        jobs: How many.
+        threads: How many.
         total: All bytes; to be set before the first are done.
     """
 
-    def __init__(self, jobs: int, stage: str, progress: Progress | None) -> None:
-        self.jobs, self.total = jobs, 0
+    def __init__(self, threads: int, stage: str, progress: Progress | None) -> None:
+        self.threads, self.total = threads, 0
         self._stage, self._progress = stage, progress
         self._done, self._told, self._is_stopped = 0, 0, False
         self._guard = threading.Lock()
@@ -44,7 +44,7 @@ class Workers:
 
     def map(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """What each of them returns; the first error ends them all."""
-        with ThreadPoolExecutor(self.jobs, thread_name_prefix=self._stage) as pool:
+        with ThreadPoolExecutor(self.threads, thread_name_prefix=self._stage) as pool:
             futures = [pool.submit(task) for task in tasks]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)

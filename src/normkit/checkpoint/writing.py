@@ -53,7 +53,7 @@ def write_shards(
     source: CheckpointSource,
     staging: Staging,
     *,
-    jobs: int = 1,
+    threads: int = 1,
     max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Written:
@@ -63,7 +63,7 @@ def write_shards(
         plan: What becomes of each tensor.
         source: The checkpoint; only read.
         staging: Where to; files that an interrupted fold has finished there are kept.
-        jobs: Threads that compute.
+        threads: Threads that compute.
         max_memory: Bytes that the process may occupy; threads that do not fit are left out.
         progress: Called with a stage, bytes done, and all bytes.
 
@@ -75,12 +75,12 @@ def write_shards(
     finished = staging.begin(_identity(plan, source))
     pending = [layout for layout in layouts if layout.name not in finished]
     staging.require_room(sum(layout.size for layout in pending))
-    jobs = affordable(plan, source, jobs, max_memory)
+    threads = affordable(plan, source, threads, max_memory)
     with one_thread_an_operation():
         made: Mapping[str, MadeVector] = {}
         if any(isinstance(edit, VectorEdit) for layout in pending for edit in layout.edits):
-            made = vectors(plan, source, jobs=jobs, progress=progress)
-        _Crew(pending, source, staging, made, progress).work(jobs)
+            made = vectors(plan, source, threads=threads, progress=progress)
+        _Crew(pending, source, staging, made, progress).work(threads)
     if (document := index(layouts, source)) is not None:
         staging.write(INDEX, json_text(document).encode(), like=source.files[0].parent / INDEX)
     files = [staging.finished[layout.name] for layout in layouts]
@@ -91,27 +91,27 @@ def write_shards(
     )
 
 
-def memory_needed(plan: Plan, source: CheckpointSource, jobs: int) -> int:
+def memory_needed(plan: Plan, source: CheckpointSource, threads: int) -> int:
     """Bytes that the process occupies at most: what it does now, every vector, and the buffers of each thread."""
     widest = max((tensor.matrix[1] for tensor in source.tensors.values()), default=0)
     each = _ARRAYS * 8 * max(CHUNK, widest) + PIECE
     vector_bytes = sum(3 * 8 * edit.size for edit in plan.edits if isinstance(edit, VectorEdit))
-    return _occupied() + vector_bytes + jobs * each
+    return _occupied() + vector_bytes + threads * each
 
 
-def affordable(plan: Plan, source: CheckpointSource, jobs: int, max_memory: int | None) -> int:
+def affordable(plan: Plan, source: CheckpointSource, threads: int, max_memory: int | None) -> int:
     """How many threads fit into the memory, of those asked for.
 
     Raises:
         InputError: If not even one does; with the least that would do.
     """
     if max_memory is None:
-        return jobs
+        return threads
     fixed, first = (memory_needed(plan, source, count) for count in (0, 1))
     if first > max_memory:
         least = -(-first // 10**7) / 100
         raise InputError(f"this fold takes {least:.2f} GB of memory, {max_memory / 1e9:.2f} GB are allowed; allow more")
-    return min(jobs, (max_memory - fixed) // (first - fixed))
+    return min(threads, (max_memory - fixed) // (first - fixed))
 
 
 class _StoppedError(Exception):
@@ -142,11 +142,11 @@ class _Crew:
         self._opened = ExitStack()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="fold-disk")
 
-    def work(self, jobs: int) -> None:
+    def work(self, threads: int) -> None:
         """Make all of it; the first error of any thread ends it."""
-        with self._opened, self._disk, ThreadPoolExecutor(jobs, thread_name_prefix="fold") as pool:
+        with self._opened, self._disk, ThreadPoolExecutor(threads, thread_name_prefix="fold") as pool:
             try:
-                wait([pool.submit(self._try, self._take_turns) for _ in range(jobs)])
+                wait([pool.submit(self._try, self._take_turns) for _ in range(threads)])
             except BaseException:
                 # An interrupt from the keyboard.
                 self._is_stopped = True

@@ -75,7 +75,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     help="Of what is written.",
 )
 @click.option("--max-memory", callback=_bytes, metavar="SIZE", help="That the process may occupy, as in 1GB.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads.")
 @click.option("--resume", is_flag=True, help="Finish a fold that was interrupted.")
 @click.option("--plan", "only_plan", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--for-training", is_flag=True, help="Refuse a model with dropout: it would train differently.")
@@ -88,7 +88,7 @@ def fold_checkpoint(
     untie: bool,
     dtype: str,
     max_memory: int | None,
-    jobs: int,
+    threads: int,
     resume: bool,
     only_plan: bool,
     for_training: bool,
@@ -104,7 +104,7 @@ def fold_checkpoint(
                 return
             from normkit.checkpoint.writing import memory_needed
 
-            _print_plan(plan, checkpoint, memory_needed(plan, checkpoint, jobs))
+            _print_plan(plan, checkpoint, memory_needed(plan, checkpoint, threads))
         return
     if destination is None:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
@@ -112,7 +112,7 @@ def fold_checkpoint(
 
     with progress(shown=shows_progress(quiet=quiet or as_json)) as report:
         certificate = fold(
-            source, destination, max_memory=max_memory, jobs=jobs, resume=resume, progress=report, **asked
+            source, destination, max_memory=max_memory, threads=threads, resume=resume, progress=report, **asked
         )
     if as_json:
         _print_json(certificate.to_json())

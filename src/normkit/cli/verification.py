@@ -37,7 +37,7 @@ What this does not prove: {"; ".join(LIMITS)}.
 @click.argument("result", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--logits", is_flag=True, help="Run both too, in float64, on a text and on token ids at random.")
 @click.option("--text", metavar="FILE", help="UTF-8 text for --logits, - for stdin.  [default: a text that ships]")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.pass_context
@@ -47,7 +47,7 @@ def verify_fold(
     result: Path,
     logits: bool,
     text: str | None,
-    jobs: int,
+    threads: int,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -60,7 +60,7 @@ def verify_fold(
     words = None if text is None else read_text(text, _TOKENS)
     shown = shows_progress(quiet=quiet or as_json)
     with progress(shown=shown) as report:
-        found = verify(source, result, jobs=jobs, progress=report)
+        found = verify(source, result, threads=threads, progress=report)
     agreement, tokens = _agreement(source, result, text, words) if logits and found.passed else (None, "")
     if as_json:
         from normkit.files import json_text
