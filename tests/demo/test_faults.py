@@ -1,63 +1,33 @@
 import pytest
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
 
 from normkit import demo
-from normkit.demo.architecture import build
-from normkit.demo.entropy import bits_per_byte
-from normkit.demo.faults import without_final_norm, wrong_eps
-from normkit.errors import ModelError
-
-IDS = torch.tensor([list(b"def mean(values):\n    ")])
+from normkit.demo.faults import write_twins
 
 
-@pytest.fixture(params=["layernorm", "rmsnorm"])
-def model(request):
-    return AutoModelForCausalLM.from_pretrained(demo.directory(request.param)).eval()
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory):
+    return write_twins(tmp_path_factory.mktemp("twins"))
 
 
-def eps_of(model):
-    modules = model.modules()
-    values = [getattr(module, "eps", getattr(module, "variance_epsilon", None)) for module in modules]
-    return [value for value in values if value is not None]
+def test_the_healthy_folder_is_the_model_that_ships(twins):
+    _, healthy = twins
+    shipped = demo.directory("layernorm")
+    names = sorted(file.name for file in shipped.iterdir())
+    assert sorted(file.name for file in healthy.iterdir()) == names
+    assert all((healthy / name).read_bytes() == (shipped / name).read_bytes() for name in names)
 
 
-def test_wrong_eps_reaches_all_thirteen_norms_and_the_output(model):
-    healthy = model(input_ids=IDS).logits
-    assert wrong_eps(model) is model
-    assert eps_of(model) == [1e-2] * 13
-    assert not torch.allclose(model(input_ids=IDS).logits, healthy)
+def test_the_faulty_folder_differs_in_one_tensor_which_is_a_copy(twins):
+    faulty, healthy = (load_file(folder / "model.safetensors") for folder in twins)
+    assert faulty.keys() == healthy.keys()
+    changed = [name for name in healthy if not torch.equal(faulty[name], healthy[name])]
+    assert changed == ["transformer.h.3.ln_1.weight"]
+    assert torch.equal(faulty[changed[0]], healthy["transformer.h.2.ln_1.weight"])
 
 
-def test_without_final_norm_removes_that_norm_only(model):
-    states = []
-    final = model.transformer.ln_f if hasattr(model, "transformer") else model.model.norm
-    final.register_forward_pre_hook(lambda _, arguments: states.append(arguments[0]))
-    model(input_ids=IDS)
-    assert without_final_norm(model) is model
-    assert len(eps_of(model)) == 12
-    # The output embedding now reads what the final norm used to read: the same product, bit for bit.
-    assert torch.equal(model(input_ids=IDS).logits, model.lm_head(states[0]))
-
-
-@pytest.mark.slow
-def test_each_fault_costs_bits_and_the_missing_norm_more(model):
-    text = demo.text().encode()
-    healthy = bits_per_byte(model, text)
-    spoilt = bits_per_byte(wrong_eps(model), text)
-    assert healthy < spoilt < bits_per_byte(without_final_norm(model), text) - 0.5
-
-
-@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
-def test_both_work_on_models_with_normkit_layers(name):
-    model = build(name)
-    assert eps_of(wrong_eps(model, 1e-3)) == [1e-3] * 13
-    assert len(eps_of(without_final_norm(model))) == 12
-
-
-def test_a_fault_that_finds_nothing_to_spoil_says_so(model):
-    with pytest.raises(ModelError, match="found none in Linear"):
-        wrong_eps(nn.Linear(2, 2))
-    with pytest.raises(ModelError, match="found none in"):
-        without_final_norm(without_final_norm(model))
+def test_a_second_time_the_bytes_are_the_same(twins):
+    before = {file: file.read_bytes() for folder in twins for file in folder.iterdir()}
+    write_twins(twins[0].parent)
+    assert {file: file.read_bytes() for folder in twins for file in folder.iterdir()} == before

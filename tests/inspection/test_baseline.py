@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import normkit as nk
-from normkit.demo import faults
+import planted_faults as faults
 from normkit.errors import InputError
 from normkit.inspection import baseline
 from normkit.inspection.baseline import Baseline

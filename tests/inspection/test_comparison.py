@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normkit.demo import faults
+import planted_faults as faults
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text
 from normkit.inspection.comparison import compare

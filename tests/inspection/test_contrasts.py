@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normkit.demo import faults
+import planted_faults as faults
 from normkit.files import json_text
 from normkit.identification.book import PassportBook, survey
 from normkit.inspection.comparison import compare

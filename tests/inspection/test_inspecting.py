@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import normkit as nk
+import planted_faults as faults
 from normkit import demo
-from normkit.demo import faults
 from normkit.errors import InputError
 
 

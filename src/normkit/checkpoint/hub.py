@@ -12,6 +12,8 @@ _IDENTIFIER = re.compile(r"(?P<id>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[^
 # What configures a model and its tokenizer; the weights follow once it is known how they are split.
 _SETTINGS = ["*.json", "*.txt", "*.model", "*.tiktoken"]
 _FOLDERS = ["*/*"]
+# A name with such an ending and no organisation is that of a file which is not there.
+_FILES = (".md", ".txt", ".json", ".py", ".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
 
 
 def split_identifier(model: str, revision: str | None) -> tuple[str, str | None]:
@@ -22,7 +24,7 @@ def split_identifier(model: str, revision: str | None) -> tuple[str, str | None]
         InputError: If two different revisions are given.
     """
     match = _IDENTIFIER.fullmatch(model)
-    if match is None:
+    if match is None or ("/" not in model and model.endswith(_FILES)):
         raise ModelError(f"expected a model directory or a Hub id such as org/name, got {model!r}: nothing lies there")
     within = match["revision"]
     if within and revision and within != revision:

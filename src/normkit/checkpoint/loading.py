@@ -130,6 +130,35 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
     return found.model
 
 
+def find_model(
+    model: str, revision: str | None = None, *, local_files_only: bool = False, show_downloads: bool = False
+) -> tuple[Path, str]:
+    """The folder of a model, and its Hub id or "".
+
+    Args:
+        model: A folder, the config.json or model.safetensors in it, or else a Hub id "org/name[@revision]".
+        revision: Branch, tag or commit of a Hub id.
+        local_files_only: Ask no server; a Hub id must be in the cache.
+        show_downloads: Leave the Hub's download bars on.
+
+    Raises:
+        ModelError: If it is another file, or neither on this machine nor on the Hub.
+        InputError: If a revision is given for a folder, or two for a Hub id.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        if path.name not in (CONFIG, WEIGHTS, INDEX):
+            raise ModelError(f"{model} is a file and no model; give a model's folder, or its {CONFIG} or {WEIGHTS}")
+        path = path.parent
+    elif not (model and path.is_dir()):
+        name, revision = hub.split_identifier(model, revision)
+        with silence(downloads=show_downloads):
+            return hub.fetch(name, revision, local_files_only=local_files_only), name
+    if revision is not None:
+        raise InputError(f"a revision belongs to a Hub id, and {model!r} is a folder; leave out the revision")
+    return path, ""
+
+
 def _folder(
     model: str,
     dtype: str,
@@ -138,30 +167,12 @@ def _folder(
     local_files_only: bool = False,
     show_downloads: bool = False,
 ) -> tuple[Path, str]:
-    """The folder of a model, and its Hub id or nothing."""
+    """Likewise, for a model whose name is shown."""
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    path = _local_folder(model)
-    if path is not None:
-        if revision is not None:
-            raise InputError(f"a revision belongs to a Hub id, and {model!r} is a folder; leave out the revision")
-        return path, ""
-    name, revision = hub.split_identifier(model, revision)
-    with silence(downloads=show_downloads):
-        return hub.fetch(name, revision, local_files_only=local_files_only), name
-
-
-def _local_folder(model: str) -> Path | None:
-    path = Path(model).expanduser()
-    if not (model + path.resolve().name).isprintable():
+    if not (model + Path(model).expanduser().resolve().name).isprintable():
         raise ModelError(f"expected a printable path in UTF-8, got {model!a}; rename the folder")
-    if model and path.is_dir():
-        return path
-    if path.is_file():
-        if path.name in (CONFIG, WEIGHTS, INDEX):
-            return path.parent
-        raise ModelError(f"expected a model directory or the {CONFIG} or {WEIGHTS} in it, got the file {model}")
-    return None
+    return find_model(model, revision, local_files_only=local_files_only, show_downloads=show_downloads)
 
 
 def _built(

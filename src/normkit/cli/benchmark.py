@@ -7,6 +7,7 @@ import os
 import click
 
 from normkit.bench import allocation
+from normkit.cli.options import json_option, quiet_option
 from normkit.cli.terminal import progress, results, shows_progress
 from normkit.errors import InputError
 from normkit.files import json_text
@@ -15,13 +16,24 @@ _OPS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 _PASSES = ("forward", "forward-out", "backward", "forward+backward")
 
 
-@click.command("bench", short_help="How fast norms are here, beside PyTorch and others.")
+@click.command("bench", short_help="Time norms on this machine, beside PyTorch and others.")
 @click.option(
-    "--device", "place", type=click.Choice(["cpu", "cuda"]), default="cpu", help="A GPU is cuda.  [default: cpu]"
+    "--device",
+    "place",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Run on the CPU or on a GPU.",
 )
 @click.option("--op", "ops", multiple=True, type=click.Choice(_OPS), help="Repeatable.  [default: the first two]")
 @click.option("--shape", "shapes", multiple=True, metavar="RxN", help="Rows x features; repeatable.  [default: seven]")
-@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(["float32", "bfloat16"]), help="Repeatable.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Repeatable.  [default: both]",
+)
 @click.option(
     "--pass",
     "directions",
@@ -29,13 +41,21 @@ _PASSES = ("forward", "forward-out", "backward", "forward+backward")
     type=click.Choice(_PASSES),
     help="Repeatable; forward-out reuses y.  [default: forward, forward+backward]",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="On the CPU, of every library.  [default: torch's choice]")
 @click.option(
-    "--seconds", type=click.FloatRange(0, 3600), metavar="S", help="For each number.  [default: 0.3; on a GPU 0.1]"
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of every library, on the CPU.  [default: torch's choice]",
 )
-@click.option("--quick", is_flag=True, help="Two shapes, 0.05 seconds for each number.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600),
+    metavar="S",
+    help="Seconds for each number.  [default: 0.3; on a GPU 0.1]",
+)
+@click.option("--quick", is_flag=True, help="Only two shapes, 0.05 seconds for each number.")
+@json_option
+@quiet_option
 def run_benchmark(
     place: str,
     ops: tuple[str, ...],
@@ -48,18 +68,18 @@ def run_benchmark(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Time normkit beside torch, torch.compile, a plain copy, and what else computes norms here.
+    """Time normkit beside torch, torch.compile, a plain copy, and other libraries that are installed.
 
-    On the CPU that is Hugging Face's module and onnxruntime; on a GPU Liger, quack and flash-attn, where installed.
-    Every answer is first held against float64: what is wrong is timed and marked. Then all take turns, in many rounds
-    (onnxruntime after the others, as its threads spin on). A turn is some calls that are not counted and a sample of at
-    least 2 ms of calls; a time is the median of the samples, marked ~ where they spread by over 15 %. All have the
-    same settings of the memory allocator; without these, outputs over 32 MiB are mapped anew at each call.
+    The others are Hugging Face's module and onnxruntime on the CPU, and Liger, quack and flash-attn on a GPU. Every
+    result is first compared with float64; a wrong one is timed and marked. Then all take turns, in many rounds
+    (onnxruntime after the others, because its threads keep spinning). A turn is some calls that are not counted and a
+    sample of at least 2 ms of calls. A time is the median of the samples, marked ~ where they differ by over 15 %. All
+    have the same settings of the memory allocator; without them, outputs over 32 MiB are mapped anew at each call.
 
-    On a GPU a call has two times: that of its work, between two events, with a cold L2 cache and a host that is ahead;
-    and that of the host until the call returns. In a row of calls the slower counts: for few rows the host.
+    On a GPU a call has two times: its work between two events, with a cold L2 cache and a host that is ahead, and the
+    time of the host until the call returns. In a row of calls the slower one counts: for few rows the host.
 
-    Takes 5 minutes on 2 cores. Nothing else should run meanwhile; where something did, the table says so.
+    Takes 5 minutes on 2 cores. Run nothing else meanwhile; the table says where something else ran.
     """
     from normkit.bench import cases
 

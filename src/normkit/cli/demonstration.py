@@ -1,80 +1,67 @@
-"""`normkit inspect` without a model: what a norm does, and what a report says when one is wrong, in a minute.
-
-The two models that ship are measured; then faults are planted in copies of one. The faults are the
-show's own, so they do not make the exit code 1.
-"""
+"""`normkit inspect` without a model: a GPT-2 with one wrong tensor, its healthy twin, and a count of PyTorch's."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import torch
+from rich.text import Text
 
 from normkit import demo
 from normkit.checkpoint.loading import LoadedModel, load_model
 from normkit.cli.measurement import measure
-from normkit.cli.reports import DEFAULT, report_folder, write_report
-from normkit.cli.terminal import Progress, progress, results
+from normkit.cli.reports import output_folder, write_report
+from normkit.cli.terminal import progress, results, shell_word
 from normkit.cli.texts import Batches, from_text
-from normkit.demo import faults
+from normkit.demo.faults import write_twins
 from normkit.files import json_text
-from normkit.report import text
+from normkit.layers import LayerNorm
 from normkit.report.description import describe
+from normkit.report.grids import lines, marked
+from normkit.report.parts import Fact
+from normkit.report.wording import shortened
 
 if TYPE_CHECKING:
-    import torch
-    from rich.console import Console, RenderableType
-
     from normkit.inspection.result import Inspection
 
 _TOKENS, _BATCH_SIZE = 4096, 8
 _ROWS = 8192
 
-_FAULTS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-    (
-        "The same weights with a fault",
-        "A norm adds eps, a tiny number, so as never to divide by zero. In a copy of the LayerNorm model it is 1e-2, "
-        "not the configuration's 1e-5: a setting overlooked in a port. What the rules say of that copy:",
-        faults.wrong_eps,
-    ),
-    (
-        "And with another",
-        "In a second copy the norm behind the last block is left out. What the rules say of it:",
-        faults.without_final_norm,
-    ),
-)
-"""Of each fault: a heading, what it is, and the function that plants it."""
 
+def run(*, out: Path, report: bool, as_json: bool, shown: bool) -> None:
+    """Inspect both models, count rows with PyTorch, and print one screen of 80 columns by 40 lines.
 
-def run(*, out: Path | None, report: bool, as_json: bool, shown: bool) -> None:
-    """Run the show.
+    The fault is planted by the demo, so it does not make the exit code 1.
 
     Args:
-        out: Folder for the reports of both models; None is `normkit-report`.
-        report: Write them.
-        as_json: Print one JSON document with both models' results instead.
+        out: The models are written to its folder `demo`, and the page of the faulty one beside it.
+        report: Write these files; else nothing is left behind.
+        as_json: Print one JSON document instead.
         shown: Show progress.
     """
-    twins = [load_model(str(demo.directory(name))) for name in ("layernorm", "rmsnorm")]
-    batches = {twin.name: demo_batches(twin) for twin in twins}
-    folders = [report_folder((out or DEFAULT) / twin.name, twin.name, twin.path) for twin in twins] if report else []
-    with progress(shown=shown) as told:
-        inspections = [measure(twin, batches[twin.name], progress=told) for twin in twins]
-        faulty = [] if as_json else _with_faults(twins[0], batches[twins[0].name], told)
-    pages = [write_report(inspection, folder) for inspection, folder in zip(inspections, folders, strict=False)]
+    with ExitStack() as stack:
+        home = output_folder(out, "demo") if report else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folders = write_twins(home)
+        told = stack.enter_context(progress(shown=shown))
+        inspections = []
+        for folder in folders:
+            told(f"{folder.name}: loading", 0, 0)
+            twin = load_model(str(folder))
+            inspections.append(measure(twin, demo_batches(twin), progress=told))
+        told("writing the page", 0, 0)
+        page = write_report(inspections[0], out / folders[0].name) if report else None
+    counts = {"torch": _counted(torch.nn.LayerNorm), "normkit": _counted(LayerNorm)}
     if as_json:
         models = [inspection.to_json() for inspection in inspections]
-        click.echo(json_text({"schema_version": 1, "models": models}), nl=False)
+        document = {"schema_version": 1, "models": models, "bias_gradient": {"rows": _ROWS, **counts}}
+        click.echo(json_text(document), nl=False)
         return
-    console = results()
-    _print_walk(console, inspections[0])
-    _print_verdicts(console, inspections)
-    _print_faults(console, inspections[0], faulty)
-    _print_gradient(console)
-    _print_reports(console, pages)
+    names = [shell_word(folder) if report else folder.name for folder in folders]
+    _print(inspections, names, counts, page)
 
 
 def demo_batches(twin: LoadedModel) -> Batches:
@@ -90,76 +77,49 @@ def demo_batches(twin: LoadedModel) -> Batches:
     )
 
 
-def _with_faults(twin: LoadedModel, batches: Batches, told: Progress) -> list[Inspection]:
-    """What an inspection says of a copy with each fault, in the order of `_FAULTS`."""
-    return [measure(twin, batches, model=plant(copy.deepcopy(twin.model)), progress=told) for _, _, plant in _FAULTS]
-
-
-def _print_walk(console: Console, inspection: Inspection) -> None:
-    if inspection.walk is None:
-        return
-    _introduce(
-        console,
-        "What a norm does to one token",
-        f"A language model holds every token as a vector, here of {inspection.walk.features} numbers. A norm centres "
-        "it, scales it to one length, then applies a gain and a bias that were learnt. One token, stage by stage:",
-        text.walk_table(inspection.walk),
+def _print(inspections: list[Inspection], names: list[str], counts: dict[str, int], page: Path | None) -> None:
+    faulty, healthy = map(describe, inspections)
+    losses = [f"{inspection.model.loss:.3f}" for inspection in inspections]
+    found = faulty.findings[0]
+    facts = {
+        "  evidence": found.evidence[0],
+        "  where": shortened(found.sites, 2),
+        "  do": found.remedy[0],
+        "  more": f"normkit rule {found.rule}",
+    }
+    console = results()
+    console.print("This GPT-2 looks fine. It is not.\n", style="bold")
+    console.print(
+        f"It has {inspections[0].model.parameters:,} parameters and went through a converter with a bug. It loads without "
+        f"a warning, every name and shape is right, and its loss is {losses[0]} nats per token; the original's is "
+        f"{losses[1]}.\n"
     )
-
-
-def _print_verdicts(console: Console, inspections: list[Inspection]) -> None:
-    _introduce(
-        console,
-        "Two healthy models",
-        "Two small language models of one size and one training text ship with normkit: one with LayerNorm (a GPT-2), "
-        "one with RMSNorm (a Llama), which leaves out the centring. What the rules say of their norms:",
-        text.side_by_side(inspections),
+    console.print(f"$ normkit inspect {names[0]}", soft_wrap=True)
+    console.print(marked(found.severity, f"{found.severity}  {found.rule}  {found.title}"))
+    console.print(lines(Fact(label=label, value=value) for label, value in facts.items()))
+    console.print(f"\n$ normkit inspect {names[1]}", soft_wrap=True)
+    console.print(
+        Text.assemble(marked(healthy.verdict.tone, healthy.verdict.headline), f"  {healthy.verdict.detail}\n")
     )
-
-
-def _print_faults(console: Console, healthy: Inspection, faulty: list[Inspection]) -> None:
-    known = {finding.rule for finding in healthy.findings}
-    for (title, words, _), inspection in zip(_FAULTS, faulty, strict=True):
-        new = (finding for finding in describe(inspection).findings if finding.rule not in known)
-        _introduce(console, title, words, *map(text.finding, new))
-
-
-def _print_gradient(console: Console) -> None:
-    import torch
-
-    right, measured = _bias_gradient(torch.float64), _bias_gradient(torch.bfloat16)
-    count = torch.get_num_threads()
-    _introduce(
-        console,
-        "And PyTorch itself, on this machine",
-        f"In training, a LayerNorm's bias sums one gradient a row. Of {_ROWS:,} rows with 1 each, right is {right:g}; "
-        f"torch {torch.__version__} in bfloat16 on {count} thread{'s' * (count > 1)} returns {measured:g}.",
+    threads = torch.get_num_threads()
+    is_wrong = counts["torch"] != _ROWS
+    headline = f"PyTorch counts {_ROWS:,} rows as {counts['torch']:,}" if is_wrong else "This PyTorch counts rows right"
+    console.print(headline, style="bold")
+    console.print(
+        f"In training, the bias of a LayerNorm adds up one gradient per row. For {_ROWS:,} rows with gradient 1, "
+        f"torch {torch.__version__} returns {counts['torch']:,} (CPU, bfloat16, {threads} "
+        f"thread{'s' * (threads > 1)}); nk.LayerNorm returns {counts['normkit']:,}.\n"
     )
+    if page is not None:
+        console.print(f"report      {shell_word(page)}  (for a browser)", soft_wrap=True)
+    console.print("one token   normkit inspect --token  (what a norm does to its vector)")
+    console.print("your model  normkit inspect MODEL  (a folder or a Hugging Face id)")
 
 
-def _bias_gradient(dtype: torch.dtype) -> float:
-    """What torch's LayerNorm on the CPU returns for its bias where the gradient of every output is 1."""
-    import torch
-
-    layer = torch.nn.LayerNorm(64, dtype=dtype)
+def _counted(layer: type[torch.nn.LayerNorm], dtype: torch.dtype = torch.bfloat16) -> int:
+    """The gradient of a LayerNorm's bias on the CPU where that of each output is 1: the number of rows, if right."""
+    module = layer(64, dtype=dtype)
     rows = torch.randn(_ROWS, 64, generator=torch.Generator().manual_seed(0))
-    layer(rows.to(dtype)).sum().backward()
-    assert layer.bias.grad is not None
-    return float(layer.bias.grad[0])
-
-
-def _print_reports(console: Console, pages: list[Path]) -> None:
-    if pages:
-        _introduce(console, "The whole reports", "Every norm, figure and rule, one page a model, for a browser:")
-        console.print()
-    for page in pages:
-        console.print(str(page), soft_wrap=True)
-    _introduce(console, "Next", "normkit inspect MODEL does the same for a model of yours: a folder, or a Hub id.")
-
-
-def _introduce(console: Console, title: str, words: str, *body: RenderableType) -> None:
-    from rich.text import Text
-
-    console.print(Text.assemble("\n", (title, "bold"), "\n", words))
-    for part in body:
-        console.print("", part, sep="\n")
+    module(rows.to(dtype)).sum().backward()
+    assert module.bias.grad is not None
+    return int(module.bias.grad[0])

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from normkit.cli.benchmark import run_benchmark
+from normkit.cli.completion import print_completion
 from normkit.cli.environment import show_environment
 from normkit.cli.exploration import explore_norms
 from normkit.cli.figures import make_figures
@@ -31,8 +32,15 @@ _GROUPS = {
     "See": ("inspect", "rule", "explore", "study", "figures"),
     "Check": ("identify", "verify"),
     "Change": ("fold",),
-    "This machine": ("env", "bench"),
+    "This machine": ("env", "bench", "completion"),
 }
+
+# The first line keeps click from joining the others.
+_EPILOG = """\b
+MODEL is a model's folder or a file in it, else a Hub id such as org/name.
+Everything is written below normkit-out, or below the folder after --out.
+Exit codes: 0 done, 1 findings or a failed proof, 2 wrong usage or input,
+101 a bug of normkit. Tab completion: normkit completion --help."""
 
 _USAGE, _BUG, _INTERRUPTED, _BROKEN_PIPE = 2, 101, 130, 141
 
@@ -84,13 +92,13 @@ def _wants_traceback() -> bool:
 @click.group(
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 findings, 2 wrong usage or input, 101 a bug of normkit.",
+    epilog=_EPILOG,
 )
 @click.version_option(package_name="normkit", message="%(prog)s %(version)s")
 def verbs() -> None:
     """Show what each normalization layer of a model does to its vectors, and say when it is wrong.
 
-    Start with `normkit inspect`: it needs no model of yours.
+    Start with `normkit inspect`: it needs no model.
     """
 
 
@@ -104,6 +112,7 @@ verbs.add_command(verify_fold)
 verbs.add_command(fold_checkpoint)
 verbs.add_command(show_environment)
 verbs.add_command(run_benchmark)
+verbs.add_command(print_completion)
 
 
 def main() -> None:

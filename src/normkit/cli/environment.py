@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from normkit.cli.options import json_option
 from normkit.files import json_text
 
 EXTRAS = {
@@ -25,10 +26,10 @@ _FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "a
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-@click.command("env", short_help="Versions, CPU and kernels of this machine.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+@click.command("env", short_help="Show versions, CPU and kernels, for a bug report.")
+@json_option
 def show_environment(as_json: bool) -> None:
-    """Show what decides a result: versions, threads, the CPU, what computes norms, the extras."""
+    """Show versions, the CPU, what computes norms here, and which extras are installed. Paste it into a bug report."""
     facts = _environment()
     if as_json:
         click.echo(json_text(facts), nl=False)

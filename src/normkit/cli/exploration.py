@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.cli.options import run_options, source_options
+from normkit.cli.options import (
+    json_option,
+    model_argument,
+    out_option,
+    quiet_option,
+    run_options,
+    site_option,
+    source_options,
+)
 from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 from normkit.errors import InputError
 
@@ -26,26 +34,21 @@ _WITHOUT_MODEL = {"model", "out", "animation", "no_open", "as_json", "quiet"}
 _CLIPS = (".gif", ".mp4")
 
 
-@click.command("explore", short_help="The geometry of normalization as an interactive page, also of a model.")
-@click.argument("model", required=False)
+@click.command("explore", short_help="Open the geometry of normalization as an interactive page.")
+@model_argument("model", "[MODEL]", required=False)
 @run_options
-@click.option("--site", "sites", multiple=True, metavar="PATH", help="Norm to show; repeatable.  [default: all]")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The page.  [default: normkit-report/[NAME/]explorer.html]",
-)
+@site_option
+@out_option
 @click.option(
     "--animation",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write only a clip of the four steps, as .gif or .mp4.",
+    help="Instead of the page, write a clip of the four steps to this .gif or .mp4.",
 )
-@click.option("--no-open", is_flag=True, help="Write the page and open no browser.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else, no browser.")
+@click.option("--no-open", is_flag=True, help="Do not open a browser.")
+@json_option
 @source_options
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
+@quiet_option
 @click.pass_context
 def explore_norms(
     ctx: click.Context,
@@ -55,8 +58,8 @@ def explore_norms(
     seq_length: int | None,
     batch_size: int,
     dtype: str,
-    sites: tuple[str, ...],
-    out: Path | None,
+    site: str | None,
+    out: Path,
     animation: Path | None,
     no_open: bool,
     as_json: bool,
@@ -64,24 +67,28 @@ def explore_norms(
     local_files_only: bool,
     quiet: bool,
 ) -> None:
-    """Write one HTML file that shows what a norm does to vectors, and open it. It works offline.
+    """Write one HTML page that shows what a norm does to vectors, and open it. It works offline.
 
-    With MODEL, the folder of a transformers model or a Hub id, also what enters each of its norms for some tokens of a
-    text, in the basis of all-ones and the two principal directions. Without MODEL, that of the two models that ship.
+    With MODEL, the page also shows what enters each of its norms for some tokens of a text. MODEL is a folder with a
+    transformers model, a config.json or model.safetensors in one, or else a Hub id such as org/name[@revision].
+    Without MODEL, the two small models that ship. The page is DIR/explorer.html, or DIR/NAME/explorer.html.
     """
     shown = shows_progress(quiet=quiet or as_json)
     if animation is not None:
-        _refuse_beside_animation(model, out)
+        if model is not None:
+            raise InputError(
+                f"--animation shows points of three features and takes no MODEL, got {model}; leave one out"
+            )
         refuse_options_but(ctx, _WITHOUT_MODEL)
         with progress(shown=shown) as told:
             _animate(animation, told)
         _print_clip(animation, as_json=as_json)
         return
-    from normkit.cli.reports import page_file
+    from normkit.cli.reports import output_folder
 
     if model is None:
         refuse_options_but(ctx, _WITHOUT_MODEL)
-        path = page_file(out, "", None)
+        folder = output_folder(out)
         with progress(shown=shown) as told:
             page = _of_twins(told)
     else:
@@ -95,11 +102,11 @@ def explore_norms(
         loaded = load_model(
             model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown
         )
-        path = page_file(out, loaded.name, loaded.path)
+        folder = output_folder(out, loaded.name, source=loaded.path)
         batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
         with progress(shown=shown) as told:
-            page = _of_model(loaded, batches, sites, told)
-    page.write_html(path)
+            page = _of_model(loaded, batches, site, told)
+    path = page.write_html(folder / "explorer.html")
     for remark in () if quiet or as_json else page.notes:
         note(remark)
     _print(path, page, as_json=as_json)
@@ -129,16 +136,16 @@ def _of_twins(told: Progress) -> Exploration:
     from normkit.explorer.exploration import explore_models
 
     twins = [load_model(str(demo.directory(name))) for name in ("layernorm", "rmsnorm")]
-    return explore_models([_gathered(twin, demo_batches(twin), (), told) for twin in twins], start_there=False)
+    return explore_models([_gathered(twin, demo_batches(twin), None, told) for twin in twins], start_there=False)
 
 
-def _of_model(loaded: LoadedModel, batches: Batches, sites: tuple[str, ...], told: Progress) -> Exploration:
+def _of_model(loaded: LoadedModel, batches: Batches, site: str | None, told: Progress) -> Exploration:
     from normkit.explorer.exploration import explore_models
 
-    return explore_models([_gathered(loaded, batches, sites, told)], title=f"The norms of {loaded.name}")
+    return explore_models([_gathered(loaded, batches, site, told)], title=f"The norms of {loaded.name}")
 
 
-def _gathered(loaded: LoadedModel, batches: Batches, sites: tuple[str, ...], told: Progress) -> Activations:
+def _gathered(loaded: LoadedModel, batches: Batches, site: str | None, told: Progress) -> Activations:
     from normkit.checkpoint.silence import silence
     from normkit.cli.texts import check_runs
     from normkit.explorer.activations import activations
@@ -151,17 +158,10 @@ def _gathered(loaded: LoadedModel, batches: Batches, sites: tuple[str, ...], tol
             batches.batches,
             name=loaded.name,
             decode=batches.decode,
-            sites=sites or None,
+            site=site,
             progress=lambda stage, done, steps: told(f"{loaded.name}: {stage}", done, steps or total),
         )
     return replace(found, notes=(*loaded.notes, *found.notes))
-
-
-def _refuse_beside_animation(model: str | None, out: Path | None) -> None:
-    if model is not None:
-        raise InputError(f"--animation shows points of three features and takes no MODEL, got {model}; leave one out")
-    if out is not None:
-        raise InputError("--animation writes its own file and no page; leave out --out")
 
 
 def _animate(path: Path, told: Progress) -> None:

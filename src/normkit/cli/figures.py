@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from normkit.cli.options import json_option, out_option, quiet_option
 from normkit.cli.terminal import progress, results, shows_progress
 
 if TYPE_CHECKING:
@@ -16,40 +17,36 @@ if TYPE_CHECKING:
     from normkit.plots.gallery import Twin
     from normkit.plots.theme import Format, Scheme
 
-DEFAULT = Path("normkit-figures")
 
-
-@click.command("figures", short_help="The geometry of normalization as figures, for lessons and papers.")
+@click.command("figures", short_help="Draw the geometry of normalization, for lessons and papers.")
+@out_option
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    default=DEFAULT,
+    "--format",
+    "kind",
+    type=click.Choice(["svg", "png", "pdf"]),
+    default="svg",
     show_default=True,
-    help="Folder for the figures and index.html.",
-)
-@click.option(
-    "--format", "kind", type=click.Choice(["svg", "png", "pdf"]), default="svg", show_default=True, help="Of the files."
+    help="Format of the files.",
 )
 @click.option(
     "--scheme",
     type=click.Choice(["light", "dark", "both"]),
     default="light",
     show_default=True,
-    help="Colours on white, on a dark page, or a file for each.",
+    help="Colours for a white page, a dark page, or one file for each.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@json_option
+@quiet_option
 def make_figures(out: Path, kind: Format, scheme: str, as_json: bool, quiet: bool) -> None:
     """Draw what a norm does to vectors: its three steps in space, invariances, epsilons, and the gains of real models.
 
-    Each figure is a file with its title and caption; index.html shows them all. The same version of normkit
-    writes the same bytes.
+    Each figure is a file in DIR/figures, with its title and caption; DIR/figures/index.html shows them all. The same
+    version of normkit writes the same bytes.
     """
-    from normkit.cli.reports import require_writable
+    from normkit.cli.reports import output_folder
     from normkit.plots import theme
 
-    require_writable(out)
+    out = output_folder(out, "figures")
     with theme.style():
         schemes: tuple[Scheme, ...] = (
             ("light", "dark") if scheme == "both" else ("light" if scheme == "light" else "dark",)

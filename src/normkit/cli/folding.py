@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normkit.checkpoint.plan import OPERATIONS, Plan
+from normkit.cli.options import json_option, model_argument, quiet_option, source_options, threads_option
 from normkit.cli.terminal import progress, results, shell_word, shows_progress
 
 if TYPE_CHECKING:
@@ -18,18 +19,19 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
-_HELP = """Fold the checkpoint in the folder SRC into the new folder DST, which loads in the stock class.
+_HELP = """Fold the norms of the checkpoint SRC into its matrices and write the result to the new folder DST.
 
 \b
 gain    W (g * z) = (W diag(g)) z: gains go into the matrices that read them
-bias    W b goes into their biases; where there are none, it stays as b / g
+bias    W b goes into their biases; where there are none, b / g remains
 final   both, for the norm before the head; a tied head needs --untie
-centre  what is added to a sum that only LayerNorms read loses its mean
-rms     such LayerNorms become RMSNorms, with the same eps
+centre  sums that only LayerNorms read lose their mean
+rms     such LayerNorms become RMSNorms with the same eps
 value   the bias of values moves behind the attention
 
-What would change the model's answers is not done, and named. The weights are streamed, so that memory does not
-grow with them; DST appears when all is done. `normkit verify SRC DST` proves it from the files.
+SRC is a folder with a transformers model, a config.json or model.safetensors in one, or else a Hub id. A step that
+would change the model's answers is not done, and the result says why. The weights are streamed: memory does not grow
+with them. DST appears when everything is written. `normkit verify SRC DST` proves the result from the files.
 """
 
 
@@ -57,8 +59,8 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     return given
 
 
-@click.command("fold", help=_HELP, short_help="Fold the norms of a checkpoint into its matrices, with a certificate.")
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.command("fold", help=_HELP, short_help="Fold the norms of a checkpoint into its matrices, exactly.")
+@model_argument("source", "SRC")
 @click.argument("destination", metavar="[DST]", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--ops",
@@ -66,23 +68,24 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
     metavar="LIST",
     help="Some of gain,bias,final,centre,rms,value, or all.  [default: gain,bias,final]",
 )
-@click.option("--untie", is_flag=True, help="Give a tied head a table of its own.")
+@click.option("--untie", is_flag=True, help="Give a tied head its own copy of the table.")
 @click.option(
     "--dtype",
     type=click.Choice(["same", "float32"]),
     default="same",
     show_default=True,
-    help="Of what is written.",
+    help="Dtype of the written weights.",
 )
-@click.option("--max-memory", callback=_bytes, metavar="SIZE", help="That the process may occupy, as in 1GB.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads.")
+@click.option("--max-memory", callback=_bytes, metavar="SIZE", help="Use at most this much memory, such as 1GB.")
+@threads_option
 @click.option("--resume", is_flag=True, help="Finish a fold that was interrupted.")
-@click.option("--plan", "only_plan", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--for-training", is_flag=True, help="Refuse a model with dropout: it would train differently.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, and write nothing.")
+@click.option("--for-training", is_flag=True, help="Refuse a model with dropout, as it would train differently.")
+@json_option
+@source_options
+@quiet_option
 def fold_checkpoint(
-    source: Path,
+    source: str,
     destination: Path | None,
     ops: tuple[str, ...] | None,
     untie: bool,
@@ -93,12 +96,20 @@ def fold_checkpoint(
     only_plan: bool,
     for_training: bool,
     as_json: bool,
+    revision: str | None,
+    local_files_only: bool,
     quiet: bool,
 ) -> None:
     """Fold a checkpoint, or say what folding would do."""
+    from normkit.checkpoint.loading import find_model
+
+    shown = shows_progress(quiet=quiet or as_json)
+    folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
+    if destination is None and not only_plan:
+        raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
     asked: dict[str, Any] = {"operations": ops, "untie": untie, "dtype": dtype, "for_training": for_training}
     if only_plan:
-        with _planned(source, asked) as (plan, checkpoint):
+        with _planned(folder, asked) as (plan, checkpoint):
             if as_json:
                 _print_json({"schema_version": 1, **plan.to_json()})
                 return
@@ -106,21 +117,20 @@ def fold_checkpoint(
 
             _print_plan(plan, checkpoint, memory_needed(plan, checkpoint, threads))
         return
-    if destination is None:
-        raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
+    assert destination is not None
     from normkit.checkpoint.folding import fold
 
-    with progress(shown=shows_progress(quiet=quiet or as_json)) as report:
+    with progress(shown=shown) as report:
         certificate = fold(
-            source, destination, max_memory=max_memory, threads=threads, resume=resume, progress=report, **asked
+            folder, destination, max_memory=max_memory, threads=threads, resume=resume, progress=report, **asked
         )
     if as_json:
         _print_json(certificate.to_json())
         return
-    with _planned(source, asked) as (plan, checkpoint):
+    with _planned(folder, asked) as (plan, checkpoint):
         _print_plan(plan, checkpoint)
-    folders = shell_word(source), shell_word(destination)
-    results().print(f"\nfolded: {folders[1]}\nproof:  normkit verify {' '.join(folders)}", soft_wrap=True)
+    words = shell_word(source), shell_word(destination)
+    results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
 
 
 @contextmanager

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from normkit.cli.options import run_options, source_options
+from normkit.cli.options import (
+    json_option,
+    model_argument,
+    no_report_option,
+    out_option,
+    quiet_option,
+    run_options,
+    site_option,
+    source_options,
+)
 from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 from normkit.errors import InputError, NormkitError
 
@@ -17,31 +26,27 @@ if TYPE_CHECKING:
     from normkit.identification.book import PassportBook
     from normkit.inspection.differences import Comparison
 
-_FILE = "passports.json"
 _OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
 # Enough to see every norm called.
 _TOKENS = 16
 # What only a run on a text needs.
 _WITH_AGAINST = {"text", "max_tokens", "seq_length", "batch_size"}
 # What can be asked of the models that ship.
-_WITHOUT_MODEL = {"model", "no_report", "quiet"}
+_WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 
 
-@click.command("identify", short_help="What each norm really computes; a port against its reference.")
-@click.argument("model", required=False)
-@click.option("--against", metavar="MODEL", help="Its reference: another model, or a file of passports.")
-@click.option("--site", metavar="GLOB", help="Only norms whose path matches, as in 'model.layers.*.input_layernorm'.")
-@run_options
+@click.command("identify", short_help="Find what each norm really computes; compare a port with its reference.")
+@model_argument("model", "[MODEL]", required=False)
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Where the JSON goes.  [default: normkit-report/NAME/passports.json; with --against, nowhere]",
+    "--against", metavar="MODEL", help="Compare with this reference: another model, or a passports.json of one."
 )
-@click.option("--no-report", is_flag=True, help="Write no file.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@site_option
+@run_options
+@out_option
+@no_report_option
+@json_option
 @source_options
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
+@quiet_option
 @click.pass_context
 def identify_norms(
     ctx: click.Context,
@@ -53,31 +58,35 @@ def identify_norms(
     seq_length: int | None,
     batch_size: int,
     dtype: str,
-    out: Path | None,
+    out: Path,
     no_report: bool,
     as_json: bool,
     revision: str | None,
     local_files_only: bool,
     quiet: bool,
 ) -> None:
-    """Find out what every norm of MODEL computes, and write it down; or hold MODEL against its reference.
+    """Find out what every norm of MODEL computes and write it down; or compare MODEL with its reference.
 
-    A norm is found by calling copies of it on chosen inputs, never by its name. MODEL is the folder of a transformers
-    model, or a Hub id such as org/name[@revision]; no code that comes with it is run.
+    Norms are found by calling copies of them on chosen inputs, not by their names. MODEL is a folder with a
+    transformers model, a config.json or model.safetensors in one, or else a Hub id such as org/name[@revision]; code
+    that comes with a model is never run. The result is DIR/NAME/passports.json. Without MODEL, the two small models
+    that ship.
 
-    With --against, norms are paired by path, or by their order. The answer is what differs, what that does to the rows
-    that really arrive, and, as both models run on one text, where the first difference is born. Against a file only
-    formulas are compared. Exit code 1 on a difference. Without MODEL, the passports of the two small models that ship.
+    With --against, norms are paired by path, or by order where the paths differ. The result says which conventions
+    differ, how much that changes the rows that arrive there, and where the first difference appears when both models
+    run on one text; it is DIR/NAME/comparison.json. A passports.json cannot be run: only formulas are compared. Exit
+    code 1 if anything differs.
     """
     shown = shows_progress(quiet=quiet or as_json)
     if model is None:
         refuse_options_but(ctx, _WITHOUT_MODEL)
-        _show(report=not no_report, shown=shown)
+        _show(None if no_report else out, as_json=as_json, shown=shown)
         return
     if against is None:
         _refuse_run_options(ctx)
     _refuse_passports(model)
     from normkit.checkpoint.loading import load_model
+    from normkit.cli.reports import output_folder
     from normkit.cli.texts import read_text
 
     words = None if text is None else read_text(text, max_tokens)
@@ -86,18 +95,21 @@ def identify_norms(
     if shown:
         click.echo(f"loading {model}", err=True)
     loaded = load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
-    path = None if no_report else _path(out, loaded, due=against is None)
+    folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
     if against is None:
         _tell(loaded, quiet=quiet)
         found = _survey(loaded, site, shown=shown)
-        _give_passports(found, path, as_json=as_json)
+        if as_json:
+            _print_json(found.to_json())
+        _give_passports(found, folder, as_json=as_json)
         return
     other = None
     if book is None:
         if shown:
             click.echo(f"loading {against}", err=True)
         other = load_model(against, dtype=dtype, local_files_only=local_files_only, show_downloads=shown)
-        path = None if path is None else _path(path, other, due=False)
+        if folder is not None:
+            output_folder(out, loaded.name, source=other.path)
     _tell(loaded, *([other] if other else []), quiet=quiet)
     from normkit.cli.inputs import batches_for
 
@@ -105,24 +117,29 @@ def identify_norms(
     names = _names(loaded, other, book, model, against)
     comparison = _compare(loaded, other.model if other else book, batches, names, site, shown=shown)
     _print_comparison(comparison, as_json=as_json)
-    if path is not None:
+    if folder is not None:
         from normkit.files import json_text, write_text
 
-        write_text(path, json_text(comparison.to_json()))
+        path = write_text(folder / "comparison.json", json_text(comparison.to_json()))
         _say_where("comparison", path, as_json=as_json)
     if comparison.differs:
         ctx.exit(1)
 
 
-def _show(*, report: bool, shown: bool) -> None:
+def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:
     """The passports of the models that ship."""
     from normkit import demo
     from normkit.checkpoint.loading import load_model
+    from normkit.cli.reports import output_folder
 
-    for name in ("layernorm", "rmsnorm"):
-        loaded = load_model(str(demo.directory(name)))
-        _give_passports(_survey(loaded, None, shown=shown), _path(None, loaded, due=report), as_json=False)
-        click.echo()
+    twins = [load_model(str(demo.directory(name))) for name in ("layernorm", "rmsnorm")]
+    folders = [None if out is None else output_folder(out, twin.name, source=twin.path) for twin in twins]
+    books = [_survey(twin, None, shown=shown) for twin in twins]
+    if as_json:
+        _print_json({"schema_version": 1, "models": [book.to_json() for book in books]})
+    for book, folder in zip(books, folders, strict=True):
+        _give_passports(book, folder, as_json=as_json)
+        click.echo("", nl=not as_json)
 
 
 def _refuse_run_options(ctx: click.Context) -> None:
@@ -152,16 +169,6 @@ def _passports(name: str) -> PassportBook | None:
     from normkit.identification.book import PassportBook
 
     return PassportBook.read(path)
-
-
-def _path(out: Path | None, loaded: LoadedModel, *, due: bool) -> Path | None:
-    """The file to write, checked before minutes are spent; None where none was asked for and none is due."""
-    if out is None and not due:
-        return None
-    from normkit.cli.reports import report_folder
-
-    folder = report_folder(None if out is None else out.parent, loaded.name, loaded.path)
-    return folder / (_FILE if out is None else out.name)
 
 
 def _tell(*models: LoadedModel, quiet: bool) -> None:
@@ -213,16 +220,14 @@ def _compare(
         )
 
 
-def _give_passports(found: PassportBook, path: Path | None, *, as_json: bool) -> None:
-    if as_json:
-        _print_json(found.to_json())
-    else:
+def _give_passports(found: PassportBook, folder: Path | None, *, as_json: bool) -> None:
+    """Print them, if not as JSON, and write them to a folder."""
+    if not as_json:
         from normkit.report.passports import passport_list
 
         results().print(passport_list(found))
-    if path is not None:
-        found.write(path)
-        _say_where("passports", path, as_json=as_json)
+    if folder is not None:
+        _say_where("passports", found.write(folder / "passports.json"), as_json=as_json)
 
 
 def _print_comparison(found: Comparison, *, as_json: bool) -> None:

@@ -8,53 +8,58 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.cli.options import run_options, source_options
+from normkit.cli.options import (
+    json_option,
+    model_argument,
+    no_report_option,
+    out_option,
+    quiet_option,
+    run_options,
+    site_option,
+    source_options,
+)
 from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
 
 _WORST_FIRST = ("error", "warning", "note")
-# What can be asked of the models that ship; every other option needs a MODEL.
+# What can be asked of the demo; every other option needs a MODEL.
 _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 
 
-@click.command("inspect", short_help="Measure and check every norm of a model; without one, a show.")
-@click.argument("model", required=False)
+@click.command("inspect", short_help="Measure and check every norm of a model; without MODEL, a demo.")
+@model_argument("model", "[MODEL]", required=False)
 @run_options
-@click.option("--site", metavar="PATH", help="Norm to follow one token through.  [default: in the middle block]")
-@click.option("--train-step", is_flag=True, help="Also one batch forward and backward; no weight changes.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder for report.html and report.json.  [default: normkit-report/NAME]",
-)
-@click.option("--no-report", is_flag=True, help="Write no files.")
+@site_option
+@click.option("--token", is_flag=True, help="Also print what the norm does to one token, step by step.")
+@click.option("--train-step", is_flag=True, help="Also run one training step on one batch; no weight changes.")
+@out_option
+@no_report_option
 @click.option(
     "--fail-on",
     type=click.Choice([*_WORST_FIRST, "never"]),
     default="error",
     show_default=True,
-    help="Exit with 1 on a finding at least this bad.",
+    help="Exit with 1 if a finding is this severe or worse.",
 )
 @click.option(
     "--intent",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="What the model is meant to be, to hold it to; written if it is not there.",
+    help="Compare with what the model is meant to be, as this file says; if there is no such file, write it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+@json_option
 @click.option(
     "--format",
     "form",
     type=click.Choice(["text", "markdown", "json"]),
     default="text",
     show_default=True,
-    help="Of what is printed; markdown is made for an issue.",
+    help="Format of what is printed; markdown is for an issue.",
 )
 @source_options
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
+@quiet_option
 @click.pass_context
 def inspect_model(
     ctx: click.Context,
@@ -65,8 +70,9 @@ def inspect_model(
     batch_size: int,
     dtype: str,
     site: str | None,
+    token: bool,
     train_step: bool,
-    out: Path | None,
+    out: Path,
     no_report: bool,
     fail_on: str,
     intent: Path | None,
@@ -78,12 +84,18 @@ def inspect_model(
 ) -> None:
     """Run MODEL on a text, measure every norm in it, check it against the rules, and write a report.
 
-    MODEL is the folder of a transformers model, or a Hub id such as org/name[@revision]. Only safetensors
-    are read, and no code that comes with a model is run. Without MODEL, the two small models that ship show
-    what a norm does, and what a report says when one is wrong.
+    MODEL is a folder with a transformers model, a config.json or model.safetensors in one, or else a Hub id such as
+    org/name[@revision]. Only safetensors are read, and code that comes with a model is never run.
+
+    Without MODEL, the demo: a small GPT-2 with one fault, and its healthy twin. With --token and without MODEL, the
+    healthy twin. The report is DIR/NAME/report.html and report.json; with --site it still holds all norms.
     """
     form = "json" if as_json else form
     shown = shows_progress(quiet=quiet or form == "json")
+    if model is None and token:
+        from normkit import demo
+
+        model = str(demo.directory("layernorm"))
     if model is None:
         refuse_options_but(ctx, _WITHOUT_MODEL)
         from normkit.cli.demonstration import run
@@ -92,7 +104,7 @@ def inspect_model(
         return
     from normkit.checkpoint.loading import load_model
     from normkit.cli.inputs import batches_for
-    from normkit.cli.reports import report_folder, write_report
+    from normkit.cli.reports import output_folder, write_report
     from normkit.cli.texts import read_text
     from normkit.inspection import baseline
 
@@ -102,7 +114,7 @@ def inspect_model(
     if shown:
         click.echo(f"loading {model}", err=True)
     loaded = load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
-    folder = None if no_report else report_folder(out, loaded.name, loaded.path)
+    folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
     batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
     if not quiet:
         for remark in loaded.notes:
@@ -122,7 +134,7 @@ def inspect_model(
             inspection = joined(inspection, step)
     if unwritten is not None and not quiet:
         note(_written(inspection, unwritten))
-    _print(inspection, form, _origin(ctx))
+    _print(inspection, form, _origin(ctx), site=site, token=token)
     if folder is not None:
         page = write_report(inspection, folder)
         if form == "text":
@@ -131,7 +143,7 @@ def inspect_model(
         ctx.exit(1)
 
 
-def _print(inspection: Inspection, form: str, origin: str) -> None:
+def _print(inspection: Inspection, form: str, origin: str, *, site: str | None, token: bool) -> None:
     if form == "json":
         from normkit.files import json_text
 
@@ -143,7 +155,10 @@ def _print(inspection: Inspection, form: str, origin: str) -> None:
     else:
         from normkit.report import text
 
-        results().print(text.summary(inspection))
+        console = results()
+        console.print(text.summary(inspection, site))
+        if token and inspection.walk is not None:
+            console.print("", text.walk_table(inspection.walk), sep="\n")
 
 
 def _origin(ctx: click.Context) -> str:

@@ -1,47 +1,103 @@
-"""Options of every verb that loads a model and runs it on a text."""
+"""Arguments and options that several verbs share: each has one meaning and one wording."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+OUT = Path("normkit-out")
 
 _RUN = (
-    click.option("--text", metavar="FILE", help="UTF-8 text to run on, - for stdin.  [default: a text that ships]"),
     click.option(
-        "--max-tokens", type=click.IntRange(min=8), metavar="N", default=4096, show_default=True, help="Tokens in all."
+        "--text", metavar="FILE", help="UTF-8 text to run the model on; - reads stdin.  [default: a text that ships]"
     ),
     click.option(
-        "--seq-length", type=click.IntRange(min=2), metavar="N", help="Tokens a window.  [default: 256, or the context]"
+        "--max-tokens",
+        type=click.IntRange(min=8),
+        metavar="N",
+        default=4096,
+        show_default=True,
+        help="Stop after this many tokens.",
     ),
     click.option(
-        "--batch-size", type=click.IntRange(min=1), metavar="N", default=8, show_default=True, help="Windows a batch."
+        "--seq-length",
+        type=click.IntRange(min=2),
+        metavar="N",
+        help="Tokens per sequence.  [default: 256, or the model's context if shorter]",
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        metavar="N",
+        default=8,
+        show_default=True,
+        help="Sequences per batch.",
     ),
     click.option(
         "--dtype",
         type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
         default="auto",
         show_default=True,
-        help="Of the weights; auto is the checkpoint's.",
+        help="Load the weights in this dtype; auto keeps the checkpoint's.",
     ),
 )
 
 _SOURCE = (
-    click.option("--revision", metavar="REV", help="Branch, tag or commit of MODEL, a Hub id."),
-    click.option("--local-files-only", is_flag=True, help="Ask no server."),
+    click.option("--revision", metavar="REV", help="Branch, tag or commit, if the model is on the Hub."),
+    click.option(
+        "--local-files-only", is_flag=True, help="Do not use the network: take the model from the Hub's cache."
+    ),
 )
 
 
+def _files(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def model_argument(name: str, metavar: str, *, required: bool = True) -> Callable[[Any], Any]:
+    """A model: a folder or a file in it, else a Hub id; a shell completes paths."""
+    return click.argument(name, metavar=metavar, required=required, shell_complete=_files)
+
+
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The text, how much of it, in what portions, and the dtype of the weights."""
+    """What a model is run on, and in which dtype."""
     for option in reversed(_RUN):
         function = option(function)
     return function
 
 
 def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Which version of a Hub id, and whether its server may be asked."""
+    """Which version of a model on the Hub, and whether the network may be used."""
     for option in reversed(_SOURCE):
         function = option(function)
     return function
+
+
+site_option = click.option(
+    "--site",
+    metavar="GLOB",
+    help="Show only norms whose path matches, such as 'model.layers.*.input_layernorm'.  [default: all]",
+)
+
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    default=OUT,
+    show_default=True,
+    help="Write files below this folder.",
+)
+
+no_report_option = click.option("--no-report", is_flag=True, help="Write no files.")
+
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads that compute."
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress and no notes.")

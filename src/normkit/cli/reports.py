@@ -1,4 +1,4 @@
-"""Where a verb's report goes: a folder that is no model's own, written whole or not at all."""
+"""Where a verb writes: below one folder, never in the folder of a model."""
 
 from __future__ import annotations
 
@@ -12,47 +12,25 @@ from normkit.errors import InputError
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
 
-DEFAULT = Path("normkit-report")
 
-
-def report_folder(out: Path | None, name: str, source: Path) -> Path:
-    """The folder for the report on a model, checked before minutes are spent on measuring.
+def output_folder(out: Path, *names: str, source: Path | None = None) -> Path:
+    """The folder that a verb writes to, checked before minutes are spent on measuring.
 
     Args:
-        out: The folder that the user chose, or None for `normkit-report/<name>`.
-        name: Of the model; the "/" of a Hub id becomes "--".
-        source: The folder that the model was read from.
+        out: What stands after --out.
+        names: Of the folders below it; the "/" of a Hub id becomes "--".
+        source: The folder that the model was read from, or None.
 
     Raises:
         InputError: If it lies within the model's folder, or cannot be made or written to.
     """
-    folder = out if out is not None else DEFAULT / name.replace("/", "--")
-    if folder.resolve().is_relative_to(source.resolve()):
+    folder = out.joinpath(*(name.replace("/", "--") for name in names))
+    if source is not None and folder.resolve().is_relative_to(source.resolve()):
         raise InputError(
-            f"the report would be written to {folder}, inside the model's own folder; choose --out elsewhere"
+            f"the results would be written to {folder}, inside the model's own folder; choose --out elsewhere"
         )
     require_writable(folder)
     return folder
-
-
-def page_file(out: Path | None, name: str, source: Path | None) -> Path:
-    """The file for the explorer's page, checked before a model runs.
-
-    Args:
-        out: The file that the user chose, or None for `normkit-report/<name>/explorer.html`.
-        name: Of the model, or "" for the page without one; the "/" of a Hub id becomes "--".
-        source: The folder that the model was read from, or None.
-
-    Raises:
-        InputError: If it is stdout, lies within the model's folder, is a folder, or cannot be written.
-    """
-    if out is not None and str(out) == "-":
-        raise InputError("the page is a file to be opened and does not go to stdout, got --out -; name a file")
-    file = out if out is not None else DEFAULT / name.replace("/", "--") / "explorer.html"
-    if source is not None and file.resolve().is_relative_to(source.resolve()):
-        raise InputError(f"the page would be written to {file}, inside the model's own folder; choose --out elsewhere")
-    require_file(file)
-    return file
 
 
 def require_file(file: Path) -> None:

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import TYPE_CHECKING
-
 import click
 
+from normkit.cli.options import json_option
 from normkit.cli.terminal import results
-from normkit.errors import InputError
+from normkit.errors import InputError, offer
 
-if TYPE_CHECKING:
-    from normkit.inspection.rules.rule import Rule
+_FIELDS = ("id", "title", "severity", "threshold", "source", "why", "remedy", "confirm", "follows")
 
 
-@click.command("rule", short_help="Explain a rule of inspect and watch; without one, list them all.")
+@click.command("rule", short_help="Explain a rule of inspect and watch; without RULE, list them all.")
 @click.argument("name", required=False, metavar="[RULE]")
-def explain_rule(name: str | None) -> None:
-    """Explain RULE, as in F2: what it holds against what, where that comes from, why it matters, what to do.
+@json_option
+def explain_rule(name: str | None, as_json: bool) -> None:
+    """Explain RULE, such as F2: what it compares, where its threshold comes from, why it matters, what to do.
 
-    Without RULE, every rule with its title.
+    Without RULE, list every rule with its title.
     """
     from normkit.inspection.rules import RULES
     from normkit.report.grids import lines
     from normkit.report.parts import Fact
 
+    chosen = [rule for rule in RULES if name is None or rule.id == name.upper()]
+    if name is not None and not chosen:
+        known = [f"{rule.id} {rule.title}" for rule in RULES]
+        raise InputError(f"there is no rule {name}; {offer(name, known, 'normkit rule')}")
+    if as_json:
+        from normkit.files import json_text
+
+        listed = [{field: getattr(rule, field) for field in _FIELDS} for rule in chosen]
+        click.echo(json_text({"schema_version": 1, "rules": listed}), nl=False)
+        return
     console = results()
     if name is None:
         console.print(lines(Fact(label=rule.id, value=rule.title) for rule in RULES))
         return
-    rule = next((rule for rule in RULES if rule.id == name.upper()), None)
-    if rule is None:
-        raise InputError(f"there is no rule {name}; {_nearest(name, RULES)}normkit rule lists them all")
+    rule = chosen[0]
     steps = rule.remedy if len(rule.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(rule.remedy, 1)]
     console.print(f"{rule.id}  {rule.title}", style="bold")
     facts = {
@@ -45,10 +51,3 @@ def explain_rule(name: str | None) -> None:
         "page": rule.page,
     }
     console.print(lines(Fact(label=label, value=value) for label, value in facts.items() if value))
-
-
-def _nearest(name: str, rules: tuple[Rule, ...]) -> str:
-    """The rule whose identifier or title is most like what was typed, as half a sentence; "" where none is."""
-    titles = {**{rule.title.lower(): rule for rule in rules}, **{rule.id.lower(): rule for rule in rules}}
-    found = difflib.get_close_matches(name.lower(), titles, n=1, cutoff=0.5)
-    return f"the nearest is {titles[found[0]].id}, {titles[found[0]].title}; " if found else ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from normkit.cli.options import json_option, out_option, quiet_option
 from normkit.cli.pace import duration, paced
 from normkit.cli.request import Request, jobs_of, requested
 from normkit.cli.terminal import one_line, results, shows_progress
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from normkit.study.running import Progress
     from normkit.study.settings import Budget
     from normkit.study.workers import Crew
-
-DEFAULT = Path("normkit-study")
 
 _DTYPES = ("float32", "float64", "bfloat16")
 # The first line keeps click from joining the others.
@@ -68,33 +67,38 @@ class _Done:
         return in_a_line(error)
 
 
-@click.command("study", short_help="Published claims about norms, rerun with numbers.", epilog=_EXAMPLES)
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--list", "listed", is_flag=True, help="The studies, and what each takes.  [default without NAME]")
-@click.option("--all", "everything", is_flag=True, help="Every study.")
+def _names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from normkit.study.catalogue import NAMES
+
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+@click.command("study", short_help="Rerun published claims about norms, with numbers.", epilog=_EXAMPLES)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_names)
+@click.option(
+    "--list", "listed", is_flag=True, help="List the studies and how long each takes.  [default without NAME]"
+)
+@click.option("--all", "everything", is_flag=True, help="Run every study.")
 @click.option(
     "--budget",
     type=click.Choice(["quick", "full"]),
     default="quick",
     show_default=True,
-    help="full: more seeds and steps, up to ten times as long.",
+    help="full has more seeds and steps, and takes up to ten times as long.",
+)
+@out_option
+@click.option("--resume", is_flag=True, help="Continue with what the folder already holds.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds per arm, paired.  [default: the budget's]"
 )
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    default=DEFAULT,
-    show_default=True,
-    help="Folder; each study gets one in it.",
+    "--set", "changed", multiple=True, metavar="NAME=VALUE", help="Change a setting, such as steps=100; repeatable."
 )
-@click.option("--resume", is_flag=True, help="Go on with what the folder holds.")
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Of each arm, paired.  [default: the budget's]")
-@click.option("--set", "changed", multiple=True, metavar="K=V", help="Change a setting, as in steps=100; repeatable.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Arms at a time.  [default: one a core; 1 on CUDA and under torchrun]",
+    help="Processes, each of which runs one arm.  [default: one per core; 1 on CUDA and under torchrun]",
 )
 @click.option(
     "--threads",
@@ -102,14 +106,20 @@ class _Done:
     metavar="N",
     default=1,
     show_default=True,
-    help="Of each arm; they decide bits.",
+    help="Threads of each process; the last bits depend on it.",
 )
 @click.option(
-    "--device", default="cpu", show_default=True, metavar="NAME", help="As torch names it: cpu, cuda, cuda:1."
+    "--device", default="cpu", show_default=True, metavar="NAME", help="Run on this torch device: cpu, cuda, cuda:1."
 )
-@click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True, help="bfloat16: autocast.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option(
+    "--dtype",
+    type=click.Choice(_DTYPES),
+    default="float32",
+    show_default=True,
+    help="Compute in this dtype; bfloat16 is autocast.",
+)
+@json_option
+@quiet_option
 @click.pass_context
 def run_studies(
     ctx: click.Context,
@@ -128,12 +138,13 @@ def run_studies(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Measure what papers claim of normalization: each claim against numbers fixed beforehand, over paired seeds.
+    """Measure what papers claim about normalization: each claim has conditions fixed in advance, over paired seeds.
 
-    Nothing is downloaded: models are small, and learn the source of Python's standard library, digits that come with
-    scikit-learn, or tasks of known best loss. An interrupted study goes on with --resume, to the same bytes of
-    results.json. The verdicts do not change the exit code.
+    Nothing is downloaded. The models are small and learn the source code of Python's standard library, the digits of
+    scikit-learn, or tasks whose best loss is known. The results are in DIR/study/NAME. An interrupted study continues
+    with --resume and ends with the same bytes in results.json. The verdicts do not change the exit code.
     """
+    out = out / "study"
     if listed or not (names or everything):
         _refuse_all_but_list(ctx)
         _print_list(as_json=as_json)

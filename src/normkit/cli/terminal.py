@@ -83,7 +83,7 @@ def one_line(message: str) -> str:
     return "".join(character if character.isprintable() else " " for character in message)
 
 
-def shell_word(path: Path) -> str:
+def shell_word(path: Path | str) -> str:
     """A path as a shell takes it, on one line: what cannot be printed stands in $'...' as its bytes."""
     text = str(path)
     if text.isprintable():

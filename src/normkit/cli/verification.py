@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from normkit.checkpoint.verification import LIMITS
+from normkit.cli.options import json_option, model_argument, quiet_option, source_options, threads_option
 from normkit.cli.terminal import progress, results, shows_progress
 
 if TYPE_CHECKING:
@@ -19,49 +20,57 @@ if TYPE_CHECKING:
 _TOKENS, _LENGTH, _BATCH = 256, 64, 4
 
 
-_HELP = f"""Prove that the folder DST is what `normkit fold` makes of the folder SRC, or say where it is not.
+_HELP = f"""Prove that the folder DST is what `normkit fold` makes of SRC, or say where it is not.
 
-The plan is made anew from SRC, every tensor is derived anew and compared bit for bit, and config.json, the index,
-the tokenizer and the certificate are held against what follows. Of the certificate only what was asked for is
-taken. Neither model is run, and no file is held in memory.
+SRC is a folder with a transformers model, a config.json or model.safetensors in one, or else a Hub id. The plan is made
+again from SRC, every tensor is derived again and compared bit for bit, and config.json, the index, the tokenizer and
+the certificate are compared with what follows. The certificate only says what was asked for. Neither model is run, and
+no file is held in memory.
 
-With --logits both are then run, in float64 throughout: how far apart their logits are, and how far the source's own
-move when its weights move within their rounding. Exit code 1 if anything fails.
+With --logits both models are then run in float64: how far apart their logits are, and how far those of SRC move when
+its weights move within their rounding. Exit code 1 if anything fails.
 
 What this does not prove: {"; ".join(LIMITS)}.
 """
 
 
-@click.command("verify", help=_HELP, short_help="A folded checkpoint against its source: every tensor derived anew.")
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.command("verify", help=_HELP, short_help="Prove a folded checkpoint from its source, tensor by tensor.")
+@model_argument("source", "SRC")
 @click.argument("result", metavar="DST", type=click.Path(path_type=Path))
-@click.option("--logits", is_flag=True, help="Run both too, in float64, on a text and on token ids at random.")
-@click.option("--text", metavar="FILE", help="UTF-8 text for --logits, - for stdin.  [default: a text that ships]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@click.option("--logits", is_flag=True, help="Also run both models in float64, on a text and on random token ids.")
+@click.option(
+    "--text", metavar="FILE", help="UTF-8 text to run the models on; - reads stdin.  [default: a text that ships]"
+)
+@threads_option
+@json_option
+@source_options
+@quiet_option
 @click.pass_context
 def verify_fold(
     ctx: click.Context,
-    source: Path,
+    source: str,
     result: Path,
     logits: bool,
     text: str | None,
     threads: int,
     as_json: bool,
+    revision: str | None,
+    local_files_only: bool,
     quiet: bool,
 ) -> None:
     """Verify a fold; say what was checked, and end with 1 if anything fails."""
     if text is not None and not logits:
         raise click.UsageError("--text needs --logits: the files alone need no text.", ctx)
+    from normkit.checkpoint.loading import find_model
     from normkit.checkpoint.verifying import verify
     from normkit.cli.texts import read_text
 
     words = None if text is None else read_text(text, _TOKENS)
     shown = shows_progress(quiet=quiet or as_json)
+    folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     with progress(shown=shown) as report:
-        found = verify(source, result, threads=threads, progress=report)
-    agreement, tokens = _agreement(source, result, text, words) if logits and found.passed else (None, "")
+        found = verify(folder, result, threads=threads, progress=report)
+    agreement, tokens = _agreement(folder, result, text, words) if logits and found.passed else (None, "")
     if as_json:
         from normkit.files import json_text
 

@@ -1,60 +1,44 @@
-"""Faults planted in a loaded model, in memory: what a slip in a port does, for a report to find.
-
-Both are mistakes that a model survives: it still runs and still predicts, only worse.
-"""
+"""The models of the demo as folders: the GPT-2 that ships, and a copy in which one tensor is wrong."""
 
 from __future__ import annotations
 
-from torch import nn
+from pathlib import Path
 
-from normkit.errors import ModelError
+from safetensors.torch import load, save
 
-# Where the families keep the norm before the output embedding.
-_FINAL_NORMS = ("transformer.ln_f", "model.norm")
+from normkit import demo, files
 
+HEALTHY, FAULTY = "gpt2", "gpt2-converted"
 
-def wrong_eps(model: nn.Module, eps: float = 1e-2) -> nn.Module:
-    """Give every norm of a model another eps, as a port does that overlooks the configuration's.
-
-    Args:
-        model: Changed in place.
-        eps: In units of x squared.
-
-    Returns:
-        The same model.
-
-    Raises:
-        ModelError: If no module has an eps.
-    """
-    found = False
-    for module in model.modules():
-        for name in ("eps", "variance_epsilon"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, eps)
-                found = True
-    if not found:
-        raise ModelError(f"expected norms with an eps, found none in {type(model).__name__}; give a model with norms")
-    return model
+_TAKEN, _PLACE = "transformer.h.2.ln_1.weight", "transformer.h.3.ln_1.weight"
 
 
-def without_final_norm(model: nn.Module) -> nn.Module:
-    """Replace the norm before the output embedding by the identity, as a port does that forgets it.
+def write_twins(folder: Path) -> tuple[Path, Path]:
+    """Write two folders that load and run alike: "gpt2-converted", with one wrong tensor, and "gpt2", which is right.
+
+    The wrong tensor is the gain of one norm. It holds the gain of the norm one block earlier, as a converter writes it
+    whose index is off by one: every name and every shape is right.
 
     Args:
-        model: A GPT-2 or Llama of `transformers`, changed in place.
+        folder: Of both; it is made.
 
     Returns:
-        The same model.
+        The faulty folder and the healthy one.
 
     Raises:
-        ModelError: If there is no such norm, or it is gone already.
+        InputError: If a file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [twin.name for twin in write_twins(Path(folder))]
+        ['gpt2-converted', 'gpt2']
     """
-    modules = dict(model.named_modules())
-    for name in _FINAL_NORMS:
-        if name in modules and not isinstance(modules[name], nn.Identity):
-            model.set_submodule(name, nn.Identity())
-            return model
-    raise ModelError(
-        f"expected a final norm named {' or '.join(_FINAL_NORMS)}, found none in {type(model).__name__}; "
-        "give a freshly loaded GPT-2 or Llama"
-    )
+    for name in (FAULTY, HEALTHY):
+        for file in demo.directory("layernorm").iterdir():
+            content = file.read_bytes()
+            if name == FAULTY and file.suffix == ".safetensors":
+                weights = load(content)
+                content = save({**weights, _PLACE: weights[_TAKEN].clone()}, {"format": "pt"})
+            files.write_bytes(folder / name / file.name, content)
+    return folder / FAULTY, folder / HEALTHY

@@ -78,7 +78,7 @@ def activations(
     *,
     name: str = "",
     decode: Callable[[int], str] | None = None,
-    sites: Sequence[str] | None = None,
+    site: str | None = None,
     points: int = BUDGET,
     progress: Progress | None = None,
 ) -> Activations:
@@ -94,7 +94,8 @@ def activations(
             whose "attention_mask" is 0 are left out.
         name: What to call the model; its class by default.
         decode: Token id -> text; without it the ids are the names.
-        sites: Paths of the norms to gather; all by default, or 48 of them spread evenly where there are more.
+        site: Gather only the norms whose path this is or matches, as "model.layers.*.input_layernorm" does; all by
+            default. Of more than 48, 48 are gathered, spread evenly.
         points: Rows over all norms.
         progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
 
@@ -102,7 +103,7 @@ def activations(
         The activations, and notes on the norms that no page can draw.
 
     Raises:
-        InputError: If there is no batch, a path is no norm of the model, or there is no norm that can be drawn.
+        InputError: If there is no batch, `site` matches no norm of the model, or there is no norm that can be drawn.
 
     Example:
         >>> from torch import nn
@@ -121,7 +122,7 @@ def activations(
         called = trace(model, runner(model, small))
         found, unrecognised = find_sites(model, called)
         blocks = find_blocks(model, called)
-        selection = select(name, found, unrecognised, called, sites)
+        selection = select(name, found, unrecognised, called, site)
         parents = [path for path, _ in model.named_modules() if any(site.function for site in selection.norms)]
         gatherers = []
         for prefix, read in by_stream(selection.norms, called, small).items():

@@ -9,7 +9,7 @@ from normkit.checkpoint.weights import listed
 from normkit.errors import InputError, SpecError
 from normkit.explorer.conventions import Convention, convention_of
 from normkit.explorer.gathering import DECODER
-from normkit.identification.sites import NormSite, OtherNorm
+from normkit.identification.sites import NormSite, OtherNorm, chosen
 from normkit.identification.tracing import Trace
 from normkit.inspection.blocks import BlockCall, block_of
 from normkit.inspection.running import Batch
@@ -39,27 +39,25 @@ def select(
     found: Sequence[NormSite],
     unrecognised: Sequence[OtherNorm],
     called: Trace,
-    wanted: Sequence[str] | None,
+    pattern: str | None,
 ) -> Selection:
-    """Of the norms of a model those that the page can draw: those wanted, or up to 48 spread evenly over all.
+    """The norms of a model that the page can draw, of those that match a pattern: up to 48, spread evenly.
 
     Args:
         name: Of the model.
         found: Its norms, in forward order.
         unrecognised: The modules that normalize as no spec describes.
         called: The trace in which they were found.
-        wanted: Paths, or None for all.
+        pattern: Of paths, or None for all.
 
     Raises:
-        InputError: If a path is no norm of the model, or there is no norm that can be drawn.
+        InputError: If no norm of the model matches, or none that does can be drawn.
     """
     reasons = {other.path: other.reason for other in unrecognised}
-    known = {site.path for site in found} | reasons.keys()
-    if missing := [path for path in wanted or () if path not in known]:
-        paths = ", ".join(site.path for site in found) or "none at all"
-        raise InputError(f"{name} has no norm at {missing[0]!r}; it has {paths}")
+    known = [*(site.path for site in found), *reasons]
     if not known:
         raise InputError(f"{name} has no norms: there is nothing to draw")
+    wanted = chosen(known, pattern, name)
     dtypes = {call.order: call.input_dtype for call in called.modules}
     dtypes |= {call.order: call.input_dtype for call in called.functions}
     norms: dict[NormSite, Convention] = {}
@@ -71,9 +69,8 @@ def select(
             norms[site] = convention_of(site.spec, site.shape[0], dtypes[site.order])
         except SpecError as error:
             reasons[site.path] = str(error)
-    if wanted is not None:
-        norms = {site: made for site, made in norms.items() if site.path in wanted}
-        reasons = {path: why for path, why in reasons.items() if path in wanted}
+    norms = {site: made for site, made in norms.items() if site.path in wanted}
+    reasons = {path: why for path, why in reasons.items() if path in wanted}
     if not norms:
         raise InputError(f"{name} has no norm that the page can draw: {' '.join(left_out(reasons))}")
     notes: tuple[str, ...] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 from normkit import files
 from normkit.errors import IdentificationError, InputError, NormkitError
 from normkit.identification.passport import Passport
-from normkit.identification.sites import NormSite, OtherNorm, find_sites
+from normkit.identification.sites import NormSite, OtherNorm, chosen, find_sites
 from normkit.identification.tracing import trace
 
 _SCHEMA = 1
@@ -75,19 +74,17 @@ class PassportBook:
         return cls(model=name, entries=tuple(map(Entry.of, sites)), left_out=reasons)
 
     def only(self, pattern: str | None) -> PassportBook:
-        """The book of the norms whose paths match a pattern such as "model.layers.*.input_layernorm"; None is all.
+        """The book of the norms that `sites.chosen` chooses.
 
         Raises:
-            InputError: If none does.
+            InputError: If it chooses none.
         """
-        if pattern is None:
-            return self
-        entries = tuple(entry for entry in self.entries if fnmatchcase(entry.path, pattern))
-        left_out = {path: reason for path, reason in self.left_out.items() if fnmatchcase(path, pattern)}
-        if not entries and not left_out:
-            known = ", ".join(entry.path for entry in self.entries) or "none at all"
-            raise InputError(f"no norm of {self.model} is called {pattern!r}; it has {known}")
-        return PassportBook(model=self.model, entries=entries, left_out=left_out)
+        paths = chosen([*(entry.path for entry in self.entries), *self.left_out], pattern, self.model)
+        return PassportBook(
+            model=self.model,
+            entries=tuple(entry for entry in self.entries if entry.path in paths),
+            left_out={path: reason for path, reason in self.left_out.items() if path in paths},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`."""

@@ -11,12 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from normkit import reference, specs
-from normkit.errors import NormkitError
+from normkit.errors import InputError, NormkitError, offer
 from normkit.identification.behaviour import Examination, agrees, examine
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sharding import is_elsewhere, whole
@@ -316,3 +317,26 @@ def _acting(parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
     leading = values.shape[: max(values.dim() - len(shape), 0)]
     spread = values.expand(*leading, *shape).reshape(-1, math.prod(shape))
     return spread[0] if len(spread) == 1 else spread
+
+
+def matches(path: str, pattern: str | None) -> bool:
+    """The path is the pattern or matches it, as in a shell, though "*" matches dots too; None matches all."""
+    return pattern is None or path == pattern or fnmatchcase(path, pattern)
+
+
+def chosen(paths: Sequence[str], pattern: str | None, model: str) -> list[str]:
+    """The paths that match a pattern such as "model.layers.*.input_layernorm".
+
+    Args:
+        paths: Of the norms of the model.
+        pattern: None chooses all.
+        model: What to call the model in the message.
+
+    Raises:
+        InputError: If there is a pattern and no path matches it.
+    """
+    found = [path for path in paths if matches(path, pattern)]
+    if pattern is not None and not found:
+        listing = "normkit identify MODEL"
+        raise InputError(f"{model} has no norm at {pattern!r}; {offer(pattern, paths, listing)}")
+    return found

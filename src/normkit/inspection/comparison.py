@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from inspect import signature
 from itertools import chain
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from normkit.errors import InputError, ModelError, NormkitError
 from normkit.identification.book import PassportBook
-from normkit.identification.sites import NormSite, find_sites
+from normkit.identification.sites import NormSite, find_sites, matches
 from normkit.identification.specimen import first_line
 from normkit.identification.tracing import first_output, trace
 from normkit.inspection.contrasts import Survey, contrast, unmatched, with_swaps
@@ -66,7 +65,7 @@ def compare(
         name: What to call the model.
         reference_name: What to call the reference; that of its passports by default.
         source: What the batches are, in a few words.
-        site: Pattern of paths, as in "model.layers.*.input_layernorm": list only norms that match, of either.
+        site: List only the norms, of either, whose path this is or matches, as "model.layers.*.input_layernorm" does.
         progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
 
     Raises:
@@ -232,4 +231,4 @@ def _diverged(
 
 
 def _is_wanted(pattern: str | None, *paths: str) -> bool:
-    return pattern is None or any(fnmatchcase(path, pattern) for path in paths)
+    return any(matches(path, pattern) for path in paths)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from normkit.errors import InputError
 from normkit.identification.sharding import local
-from normkit.identification.sites import NormSite
+from normkit.identification.sites import NormSite, chosen
 from normkit.inspection import baseline, rules
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.foldedness import foldedness
@@ -73,7 +73,8 @@ def inspect(
         name: What to call the model in the report.
         source: What the batches are, in a few words.
         decode: Token id -> text, for the token walk.
-        site: Path of the norm that the token walk goes through; a norm of the middle block by default.
+        site: Path of the norm that the token walk goes through, or a pattern whose first match it is; a norm of the
+            middle block by default.
         intent: What the model is meant to be, and is held to; or the file that says so. If there is no such file, it
             is written: from what is found here, and from the stock class of the model's config where there is one.
         progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
@@ -101,8 +102,7 @@ def inspect(
         structure = _surveyed(model, first, report)
         found, blocks = structure.sites, structure.blocks
         # Before the whole text is run: a slip in the path is told at once.
-        if site is not None and site not in (paths := [norm.path for norm in found]):
-            raise InputError(f"the model has no norm at {site!r}; it has {', '.join(paths) or 'none at all'}")
+        followed = None if site is None else chosen([norm.path for norm in found], site, name or "the model")[0]
         baseline.check_fits(declared, [norm.path for norm in found])
         tokens, padding, seen = 0, 0, set[int]()
         loss = NextTokenLoss(model, first)
@@ -120,7 +120,7 @@ def inspect(
         selections = key_selections(
             model, structure.called, blocks, runner(model, text), valid, partial(report, "selectable keys")
         )
-        walked = _walk(model, found, sites, first, decode, site)
+        walked = _walk(model, found, sites, first, decode, followed)
         leaks = find_leaks(model, structure, first)
     measured = _blocks(probe, structure, decode)
     intended = stock_intent(model)

@@ -5,7 +5,7 @@
     sites.py        the table of norms, and the same with alike neighbours folded
     training.py     a watched run: what happened, where it began, the answers, the table of parameters
     description.py  Inspection -> Report: everything the two below say
-    text.py         Report -> rich renderables: `summary`, `walk_table`, `side_by_side`
+    text.py         Report -> rich renderables: `summary`, `walk_table`
     html.py         Report -> one self-contained page: `render`, `write`, `frame`
     formula.py      a NormSpec as MathML
     conventions.py  the conventions of a norm in words, and how two norms differ in one

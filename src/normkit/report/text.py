@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 
 from rich import box
@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from normkit.identification.sites import matches
 from normkit.inspection.result import Finding, Inspection, Walk
 from normkit.report.description import describe, describe_walk
 from normkit.report.grids import lines, marked
@@ -27,8 +28,13 @@ _NAME, _LEAST_NAME = 20, 12
 _IN_TABLE = {"norms", "input rows"}
 
 
-def summary(inspection: Inspection) -> RenderableType:
-    """The verdict, what to know, the findings, the norms and the checks, on one screen for a small model."""
+def summary(inspection: Inspection, site: str | None = None) -> RenderableType:
+    """The verdict, what to know, the findings, the norms and the checks, on one screen for a small model.
+
+    Args:
+        inspection: What was found.
+        site: List only norms whose path this is or matches; findings are those of all norms.
+    """
     report = describe(inspection)
     head = Text.assemble((report.title, "bold"), "  ", report.subtitle, "\n", (report.source, "dim"))
     parts: list[RenderableType] = [head, "", _verdict(report.verdict)]
@@ -43,7 +49,7 @@ def summary(inspection: Inspection) -> RenderableType:
         parts.append(lines(fact for fact in report.glance if fact.label not in _IN_TABLE))
         parts += ["", *findings] if findings else []
     if report.sites.rows and not report.run:
-        parts += ["", Norms(report.sites, report.formulas)]
+        parts += ["", Norms(_only(report.sites, site), report.formulas)]
     if report.unrecognised:
         parts += ["", Text("not identified", "bold"), lines(report.unrecognised)]
     return Group(*parts, "", _checks(report.outcomes))
@@ -79,19 +85,6 @@ class Stages:
         yield grid
         if not beside:
             yield lines(truths)
-
-
-def side_by_side(inspections: Sequence[Inspection]) -> RenderableType:
-    """The verdicts of several models, one row each."""
-    grid = _ruled()
-    for heading in ("model", "norms", "verdict", "findings"):
-        grid.add_column(heading)
-    for inspection in inspections:
-        report = describe(inspection)
-        norms = next((fact.value for fact in report.glance if fact.label == "norms"), "none")
-        found = "\n".join(f"{finding.rule} {finding.title}" for finding in report.findings) or "none"
-        grid.add_row(Text(report.title), Text(norms), marked(report.verdict.tone, report.verdict.headline), Text(found))
-    return grid
 
 
 def finding(found: Finding) -> RenderableType:
@@ -190,6 +183,12 @@ class Norms:
             yield Text(f"and {len(rows) - len(shown)} rows more", "dim")
         yield Text(table.legend, "dim")
         yield from (Text(f"{formula.norms} {formula.name}: {formula.text}") for formula in self.formulas)
+
+
+def _only(table: Table, site: str | None) -> Table:
+    if site is None:
+        return table
+    return replace(table, rows=tuple(row for row in table.rows if matches(row[0].text, site)), groups=())
 
 
 def _room(width: int, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:

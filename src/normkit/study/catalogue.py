@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from normkit.errors import InputError
+from normkit.errors import InputError, offer
 
 if TYPE_CHECKING:
     from normkit.study.result import Study
@@ -54,12 +53,6 @@ def load(name: str) -> Study:
         InputError: If there is none; the nearest name is offered.
     """
     if name not in CATALOGUE:
-        raise InputError(f"no study is called {name!r}; {offer(name, NAMES)}")
+        raise InputError(f"no study is called {name!r}; {offer(name, NAMES, 'normkit study --list')}")
     study: Study = import_module(f"normkit.study.experiments.{CATALOGUE[name].module}").STUDY
     return study
-
-
-def offer(name: str, known: tuple[str, ...]) -> str:
-    """The nearest of some names, or all of them where none is near, as the end of a message."""
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"

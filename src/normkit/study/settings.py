@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from normkit.errors import InputError
-from normkit.study.catalogue import offer
+from normkit.errors import InputError, offer
 from normkit.study.result import Setting, Settings, Study
 
 Budget = Literal["quick", "full"]
