@@ -1,6 +1,6 @@
-"""docs/report.png: the report of the LayerNorm model that ships, its first section opened, in Debian's Chromium.
+"""docs/report.png: the report of the faulty model of the demo, its first section opened, in Debian's Chromium.
 
-    make demo && python census/report_picture.py normkit-report/layernorm/report.html
+    make demo && python census/report_picture.py normkit-out/gpt2-converted/report.html
 
 It also says how high the page is with its sections closed, and what it weighs.
 """

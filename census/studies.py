@@ -1,7 +1,7 @@
 """What the studies measured: docs/explanation/studies, an index and one page per study.
 
 python census/studies.py              run all studies with the quick budget (15 minutes on 2 cores), write the pages
-python census/studies.py --from DIR   write them from what `normkit study --all --out DIR` left
+python census/studies.py --from DIR   write them from the folder that `normkit study --all` left
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ trains small models and compares a paper's statement with its own numbers.
 **Result**: {headline}
 
     normkit study --all --budget quick               # everything below: {seconds} seconds of one core in all
-    python census/studies.py --from normkit-study    # writes these pages
+    python census/studies.py --from normkit-out/study    # writes these pages
 
 ## How to read the numbers
 
@@ -67,14 +67,14 @@ STUDY = """\
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", dest="folder", type=Path, help="what `normkit study --all --out DIR` left")
+    parser.add_argument("--from", dest="folder", type=Path, help="the folder `study` that `normkit study --all` left")
     folder = parser.parse_args().folder
     if folder is not None:
         write(folder)
         return
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run([sys.executable, "-m", "normkit", "study", "--all", "--out", scratch], check=True)
-        write(Path(scratch))
+        write(Path(scratch) / "study")
 
 
 def write(folder: Path) -> None:

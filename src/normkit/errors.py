@@ -86,7 +86,7 @@ def offer(name: str, known: Collection[str], listing: str = "") -> str:
         return max(SequenceMatcher(None, asked, part).ratio() for part in (whole, *re.split(r"[\s.:-]+", whole)))
 
     ranked = sorted(known, key=likeness, reverse=True)
-    near = [each for each in ranked[:5] if likeness(each) > 0.6]
+    near = [each for each in ranked[:5] if likeness(each) > 0.5]
     lists = f"`{listing}` lists them" if listing else ""
     if near:
         return f"did you mean {', '.join(near)}? {lists}".rstrip()

@@ -31,7 +31,9 @@ def test_id_and_revision(model: str, revision: str | None, expected: tuple[str, 
     assert split_identifier(model, revision) == expected
 
 
-@pytest.mark.parametrize("model", ["/no/such", "./no", "../no", "~/no", "a/b/c", "a b", "org/", ".hidden"])
+@pytest.mark.parametrize(
+    "model", ["/no/such", "./no", "../no", "~/no", "a/b/c", "a b", "org/", ".hidden", "README.md", "model.gguf"]
+)
 def test_what_can_only_be_a_path(model: str) -> None:
     with pytest.raises(ModelError, match="nothing lies there"):
         split_identifier(model, None)

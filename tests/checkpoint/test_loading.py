@@ -274,7 +274,7 @@ def test_a_path_that_cannot_be_printed(gpt2: Path, tmp_path: Path, name: str) ->
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
-    assert "got the file" in one_line(str(tmp_path / "notes.txt"))
+    assert "is a file and no model; give a model's folder" in one_line(str(tmp_path / "notes.txt"))
 
 
 def test_weights_of_another_shape(gpt2: Path, edit: object) -> None:

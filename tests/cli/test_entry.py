@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -33,52 +36,56 @@ def normkit(*arguments: str, before: str = "", **variables: str) -> subprocess.C
 FAILING = "import normkit.cli.environment as e\ndef fail(): {}\ne._environment = fail"
 
 
-def test_help_lists_the_verbs_in_their_groups() -> None:
+def test_help_lists_every_verb_in_its_group() -> None:
     shown = CliRunner().invoke(verbs, ["--help"], prog_name="normkit")
     assert shown.exit_code == 0
-    assert "See:\n  inspect  " in shown.output
-    assert "\n  rule     " in shown.output
-    assert "\n  explore  " in shown.output
-    assert "\n  study    " in shown.output
-    assert "\n  figures  " in shown.output
-    assert "Check:\n  identify  " in shown.output
-    assert "This machine:\n  env  " in shown.output
-    assert max(map(len, shown.output.splitlines())) <= 100
+    groups = re.findall(r"^(\S[\w ]+):\n((?:  \w.*\n|   +.*\n)+)", shown.output, re.MULTILINE)
+    found = {heading: re.findall(r"^  (\w+)", body, re.MULTILINE) for heading, body in groups}
+    assert found == {
+        "See": ["inspect", "rule", "explore", "study", "figures"],
+        "Check": ["identify", "verify"],
+        "Change": ["fold"],
+        "This machine": ["env", "bench", "completion"],
+    }
+    assert sum(map(len, found.values())) == len(verbs.commands)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["-h"],
-        ["inspect", "-h"],
-        ["rule", "-h"],
-        ["identify", "-h"],
-        ["explore", "-h"],
-        ["study", "-h"],
-        ["figures", "-h"],
-        ["env", "-h"],
-    ],
-)
-def test_every_verb_has_help_that_fits_a_terminal(arguments: list[str]) -> None:
-    shown = CliRunner().invoke(verbs, arguments, prog_name="normkit")
+@pytest.mark.parametrize("verb", verbs.commands)
+def test_every_verb_has_help_that_fits_a_terminal(verb: str) -> None:
+    shown = CliRunner().invoke(verbs, [verb, "-h"], prog_name="normkit")
     assert shown.exit_code == 0
-    assert shown.output.startswith("Usage: normkit")
+    assert shown.output.startswith(f"Usage: normkit {verb}")
     assert max(map(len, shown.output.splitlines())) <= 100
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["inspect", "--help"],
-        ["rule", "--help"],
-        ["identify", "--help"],
-        ["explore", "--help"],
-        ["study", "--help"],
-        ["figures", "--help"],
-        ["--version"],
-    ],
-)
+def test_one_spelling_is_one_option_everywhere() -> None:
+    """An option of several verbs has one type, one default and one meaning; where not, the reason is here."""
+    different = {
+        "--dtype": "that of a model, of a fold, of a study and of a timing",
+        "--format": "of printed text and of figures",
+        "--device": "a study takes any of torch's, bench measures two",
+        "--threads": "a study and bench have defaults of their own",
+    }
+    options: dict[str, set[tuple[object, ...]]] = {}
+    for command in verbs.commands.values():
+        for option in command.params:
+            if isinstance(option, click.Option):
+                said = (repr(option.type), repr(option.default), option.multiple, option.is_flag, option.help)
+                options.setdefault(option.opts[0], set()).add(said)
+    assert {name for name, meanings in options.items() if len(meanings) > 1} == different.keys()
+
+
+def test_every_verb_that_tells_something_tells_it_as_json() -> None:
+    without = {name for name, verb in verbs.commands.items() if "as_json" not in {each.name for each in verb.params}}
+    assert without == {"completion"}
+
+
+def test_everything_is_written_below_one_folder() -> None:
+    defaults = {each.default for verb in verbs.commands.values() for each in verb.params if each.name == "out"}
+    assert defaults == {Path("normkit-out")}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in verbs.commands)])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     listing = "import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))"
     done = normkit(*arguments, before=listing)
@@ -121,6 +128,7 @@ def test_python_m_normkit_is_the_same_command() -> None:
     [
         (["inspct"], "Did you mean 'inspect'"),
         (["inspect", "--no-such-option"], "No such option"),
+        (["inspect", "--no-repotr"], "Did you mean '--no-report'"),
         (["inspect", "--fail-on", "fatal"], "'fatal' is not one of"),
         (["inspect", "--max-tokens", "none"], "'none' is not a valid integer"),
     ],

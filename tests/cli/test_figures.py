@@ -50,9 +50,9 @@ def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("two-epsilons.svg       One epsilon, two places")
     assert lines[1].startswith("jacobian-spectrum.svg  What a norm lets through")
-    assert lines[2:] == ["", "all on one page: normkit-figures/index.html"]
+    assert lines[2:] == ["", "all on one page: normkit-out/figures/index.html"]
     assert max(map(len, lines)) <= 100
-    assert list(written("normkit-figures")) == ["index.html", "jacobian-spectrum.svg", "two-epsilons.svg"]
+    assert list(written("normkit-out/figures")) == ["index.html", "jacobian-spectrum.svg", "two-epsilons.svg"]
 
 
 @pytest.mark.sampled(1)
@@ -69,7 +69,7 @@ def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
 def test_formats_and_schemes(run: Run, kind: str, magic: bytes) -> None:
     done = run("figures", "--out", "a", "--format", kind, "--scheme", "both")
     assert (done.exit_code, done.stderr) == (0, "")
-    files = written("a")
+    files = written("a/figures")
     assert set(files) == {"index.html", *(f"{name}{dark}.{kind}" for name in NAMES for dark in ("", "-dark"))}
     assert all(content.startswith(magic) for name, content in files.items() if name != "index.html")
     page = files["index.html"].decode()
@@ -81,9 +81,9 @@ def test_formats_and_schemes(run: Run, kind: str, magic: bytes) -> None:
 @pytest.mark.usefixtures("few")
 def test_dark_alone_is_named_dark_and_makes_the_same_page(run: Run) -> None:
     assert run("figures", "--out", "dark", "--scheme", "dark").exit_code == 0
-    assert list(written("dark")) == ["index.html", "jacobian-spectrum-dark.svg", "two-epsilons-dark.svg"]
-    assert b"var(--accent)" in written("dark")["index.html"]
-    assert b"#56b4e9" in written("dark")["two-epsilons-dark.svg"]
+    assert list(written("dark/figures")) == ["index.html", "jacobian-spectrum-dark.svg", "two-epsilons-dark.svg"]
+    assert b"var(--accent)" in written("dark/figures")["index.html"]
+    assert b"#56b4e9" in written("dark/figures")["two-epsilons-dark.svg"]
 
 
 @pytest.mark.exhaustive
@@ -91,7 +91,7 @@ def test_dark_alone_is_named_dark_and_makes_the_same_page(run: Run) -> None:
 def test_the_page_of_both_schemes_is_that_of_the_light_one_with_links_to_the_dark_ones(run: Run) -> None:
     for scheme in ("light", "both"):
         assert run("figures", "--out", scheme, "--scheme", scheme).exit_code == 0
-    light, both = written("light"), written("both")
+    light, both = written("light/figures"), written("both/figures")
     pages = light.pop("index.html"), both.pop("index.html")
     assert {name: content for name, content in both.items() if not name.endswith("-dark.svg")} == light
     assert re.sub(rb'<a href="[\w-]+-dark.svg">[^<]+</a> ', b"", pages[1]) == pages[0] != pages[1]
@@ -103,10 +103,10 @@ def test_json_lists_the_files(run: Run) -> None:
     done = run("figures", "--json", "--out", "here", "--scheme", "both")
     document = json.loads(done.stdout)
     assert (done.exit_code, done.stderr) == (0, "")
-    assert (document["schema_version"], document["folder"], document["index"]) == (1, "here", "index.html")
+    assert (document["schema_version"], document["folder"], document["index"]) == (1, "here/figures", "index.html")
     assert [figure["name"] for figure in document["figures"]] == list(NAMES)
     for figure in document["figures"]:
-        assert all((Path("here") / name).exists() for name in figure["files"])
+        assert all((Path("here/figures") / name).exists() for name in figure["files"])
         assert len(figure["files"]) == 2
         assert figure["title"]
         assert figure["caption"].endswith(".")
@@ -125,7 +125,7 @@ def test_wrong_options(run: Run, arguments: tuple[str, ...], message: str) -> No
     done = run("figures", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
-    assert not Path("normkit-figures").exists()
+    assert not Path("normkit-out/figures").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_drawn(
@@ -147,7 +147,7 @@ def test_the_whole_command_and_a_third_of_it_again(run: Run, tmp_path: Path, mon
     assert done.stderr == ""
     assert max(map(len, done.stdout.splitlines()[:-1])) <= 100
     assert "…" not in done.stdout
-    both = written(tmp_path / "both")
+    both = written(tmp_path / "both" / "figures")
     page = both.pop("index.html")
     assert len(both) == 30
     assert sum(name.endswith("-dark.svg") for name in both) == 15
@@ -156,7 +156,7 @@ def test_the_whole_command_and_a_third_of_it_again(run: Run, tmp_path: Path, mon
     whole = gallery.gallery
     monkeypatch.setattr(gallery, "gallery", lambda twins: whole(twins)[::3])
     assert run("figures", "--out", "third").exit_code == 0
-    third = written("third")
+    third = written("third/figures")
     del third["index.html"]
     assert len(third) == 5
     assert all(both[name] == content for name, content in third.items())

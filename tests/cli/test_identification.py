@@ -60,21 +60,21 @@ def test_alike_norms_stand_together_with_their_formula_in_full(gpt2: Path, run: 
     assert "transformer.h.*.ln_1 2 LayerNorm 16" in lines
     assert "transformer.ln_f 1 LayerNorm 16" in lines
     assert "eps 1e-05, inside the root" in lines
-    assert lines[-1] == "passports: normkit-report/tiny/passports.json"
+    assert lines[-1] == "passports: normkit-out/tiny/passports.json"
     assert widest(done) <= 100
 
 
 def test_the_file_holds_every_norm_and_json_prints_the_same(gpt2: Path, run: Run) -> None:
-    done = run("identify", gpt2, "--json", "--out", "mine.json")
+    done = run("identify", gpt2, "--json", "--out", "mine")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert Path("mine.json").read_text() == done.stdout
+    assert Path("mine/tiny/passports.json").read_text() == done.stdout
     document = json.loads(done.stdout)
     assert (document["schema_version"], document["model"], len(document["sites"])) == (1, "tiny", 5)
-    book = PassportBook.read(Path("mine.json"))
+    book = PassportBook.read(Path("mine/tiny/passports.json"))
     assert {str(entry.passport.spec) for entry in book.entries} == {
         "y = weight * (x - mean(x)) / sqrt(var(x) + 1e-05) + bias"
     }
-    assert not Path("normkit-report").exists()
+    assert not Path("normkit-out").exists()
 
 
 def test_no_report_writes_nothing(gpt2: Path, run: Run) -> None:
@@ -87,8 +87,10 @@ def test_no_report_writes_nothing(gpt2: Path, run: Run) -> None:
 def test_a_pattern_chooses_norms(gpt2: Path, run: Run) -> None:
     done = run("identify", gpt2, "--site", "*.ln_1", "--json", "--no-report")
     assert list(json.loads(done.stdout)["sites"]) == ["transformer.h.0.ln_1", "transformer.h.1.ln_1"]
-    assert "no norm of tiny is called 'x*'; it has transformer.h.0.ln_1" in refused(
-        run("identify", gpt2, "--site", "x*")
+    line = refused(run("identify", gpt2, "--site", "x*"))
+    assert line == (
+        "tiny has no norm at 'x*'; there are transformer.h.0.ln_1, transformer.h.0.ln_2, transformer.h.1.ln_1, "
+        "transformer.h.1.ln_2, transformer.ln_f"
     )
 
 
@@ -116,9 +118,13 @@ def test_without_a_model_the_two_that_ship(run: Run) -> None:
     done = run("identify")
     assert done.exit_code == 0
     assert done.output.index("LayerNorm, eps 1e-5") < done.output.index("RMSNorm, eps 1e-5")
-    folders = [path.parent.name for path in Path().glob("normkit-report/*/passports.json")]
+    folders = [path.parent.name for path in Path().glob("normkit-out/*/passports.json")]
     assert sorted(folders) == ["layernorm", "rmsnorm"]
-    assert "--json needs a MODEL" in run("identify", "--json").stderr
+    done = run("identify", "--json", "--out", "json")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, done.stderr, document["schema_version"]) == (0, "", 1)
+    written = [json.loads(Path(f"json/{name}/passports.json").read_text()) for name in ("layernorm", "rmsnorm")]
+    assert document["models"] == written
 
 
 def test_a_model_against_itself(gpt2: Path, run: Run) -> None:
@@ -126,7 +132,11 @@ def test_a_model_against_itself(gpt2: Path, run: Run) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     assert "+ the same  all 5 norms compute the same formulas." in done.stdout
     assert "Side by side they agree to the bit at 5 norms and in their output." in done.stdout
-    assert list(Path().iterdir()) == []
+    assert done.stdout.endswith("\ncomparison: normkit-out/tiny/comparison.json\n")
+    done = run("identify", gpt2, "--against", gpt2, *QUICK, "--no-report", "--out", "none")
+    assert done.exit_code == 0
+    assert "comparison:" not in done.stdout
+    assert not Path("none").exists()
 
 
 def test_a_port_with_another_eps(gpt2: Path, port: Path, run: Run) -> None:
@@ -144,9 +154,9 @@ def test_a_port_with_another_eps(gpt2: Path, port: Path, run: Run) -> None:
 
 
 def test_json_of_a_comparison_and_its_file(gpt2: Path, port: Path, run: Run) -> None:
-    done = run("identify", port, "--against", gpt2, *QUICK, "--json", "--out", "difference.json")
+    done = run("identify", port, "--against", gpt2, *QUICK, "--json", "--out", "here")
     assert (done.exit_code, done.stderr) == (1, "")
-    assert Path("difference.json").read_text() == done.stdout
+    assert Path("here/port/comparison.json").read_text() == done.stdout
     document = json.loads(done.stdout)
     assert (document["schema_version"], document["differs"]) == (1, True)
     assert document["divergence"]["birth"]["path"] == "transformer.h.0.ln_1"
@@ -154,12 +164,13 @@ def test_json_of_a_comparison_and_its_file(gpt2: Path, port: Path, run: Run) -> 
 
 
 def test_a_file_in_place_of_the_reference(gpt2: Path, port: Path, run: Run) -> None:
-    assert run("identify", gpt2, "--out", "tiny.json").exit_code == 0
-    done = run("identify", port, "--against", "tiny.json", *QUICK)
+    assert run("identify", gpt2).exit_code == 0
+    file = "normkit-out/tiny/passports.json"
+    done = run("identify", port, "--against", file, *QUICK)
     assert done.exit_code == 1
     assert "5 norms: eps 0.001 instead of 1e-05" in done.stdout
     assert "The two were not run side by side: a file of passports cannot be run." in done.stdout
-    assert run("identify", gpt2, "--against", "tiny.json", *QUICK).exit_code == 0
+    assert run("identify", gpt2, "--against", file, *QUICK).exit_code == 0
 
 
 def test_two_models_of_one_name_are_called_as_they_were_given(gpt2: Path, run: Run) -> None:
@@ -210,9 +221,10 @@ def test_a_text_of_ones_own(gpt2: Path, run: Run) -> None:
 
 
 def test_passports_as_the_first_argument(gpt2: Path, run: Run) -> None:
-    run("identify", gpt2, "--out", "tiny.json")
-    line = refused(run("identify", "tiny.json"))
-    assert line == "tiny.json holds passports, and the first argument is a model; give it as --against tiny.json"
+    run("identify", gpt2)
+    file = "normkit-out/tiny/passports.json"
+    line = refused(run("identify", file))
+    assert line == f"{file} holds passports, and the first argument is a model; give it as --against {file}"
 
 
 def test_a_file_that_is_no_passports(gpt2: Path, run: Run) -> None:
@@ -220,7 +232,7 @@ def test_a_file_that_is_no_passports(gpt2: Path, run: Run) -> None:
     assert "cannot use other.json as passports" in refused(run("identify", gpt2, "--against", "other.json"))
     Path("other.txt").write_text("no")
     assert "expected passports in other.txt" in refused(run("identify", gpt2, "--against", "other.txt"))
-    assert "got the file other.json" in refused(run("identify", "other.json"))
+    assert refused(run("identify", "other.json")).startswith("other.json is a file and no model; give a model's folder")
 
 
 def test_paths_that_are_no_model(gpt2: Path, tmp_path: Path, run: Run) -> None:
@@ -235,14 +247,14 @@ def test_a_config_is_taken_for_its_model(gpt2: Path, run: Run) -> None:
 
 def test_the_models_own_folder_is_not_written_to(gpt2: Path, run: Run) -> None:
     before = sorted(gpt2.iterdir())
-    assert "inside the model's own folder" in refused(run("identify", gpt2, "--out", gpt2 / "passports.json"))
-    line = refused(run("identify", gpt2, "--against", gpt2, "--out", gpt2 / "difference.json"))
+    assert "inside the model's own folder" in refused(run("identify", gpt2, "--out", gpt2 / "here"))
+    line = refused(run("identify", gpt2, "--against", gpt2, "--out", gpt2 / "here"))
     assert "inside the model's own folder" in line
     assert sorted(gpt2.iterdir()) == before
 
 
 def test_the_reference_s_own_folder_is_not_written_to(gpt2: Path, port: Path, run: Run) -> None:
-    line = refused(run("identify", port, "--against", gpt2, "--out", gpt2 / "difference.json"))
+    line = refused(run("identify", port, "--against", gpt2, "--out", gpt2 / "here"))
     assert "inside the model's own folder" in line
 
 
@@ -252,7 +264,6 @@ def test_the_reference_s_own_folder_is_not_written_to(gpt2: Path, port: Path, ru
         (("--site", "ln_f"), "--site needs a MODEL"),
         (("m", "--text", "x.txt"), "--text needs --against: formulas alone need no text."),
         (("m", "--max-tokens", "64"), "--max-tokens needs --against"),
-        (("m", "--out", "."), "is a directory"),
         (("m", "--dtype", "int8"), "'int8' is not one of"),
     ],
 )

@@ -57,9 +57,9 @@ def test_results_and_where_the_report_lies(gpt2: Path, run: Run) -> None:
     assert "tiny  GPT2LMHeadModel (gpt2)" in done.stdout
     assert "the start of demo text, in windows of 32" in done.stdout
     assert "transformer.h.1.ln_2" in done.stdout
-    assert done.stdout.endswith("\nreport: normkit-report/tiny/report.html\n")
+    assert done.stdout.endswith("\nreport: normkit-out/tiny/report.html\n")
     assert max(map(len, done.stdout.splitlines())) <= 100
-    assert sorted(file.name for file in Path("normkit-report/tiny").iterdir()) == ["report.html", "report.json"]
+    assert sorted(file.name for file in Path("normkit-out/tiny").iterdir()) == ["report.html", "report.json"]
 
 
 def test_json_is_exactly_one_document_and_the_one_that_is_written(gpt2: Path, run: Run) -> None:
@@ -68,7 +68,7 @@ def test_json_is_exactly_one_document_and_the_one_that_is_written(gpt2: Path, ru
     document = json.loads(done.stdout)
     assert (document["schema_version"], document["model"]["name"], document["model"]["tokens"]) == (1, "tiny", 64)
     assert document["training"] is None
-    assert Path("here/report.json").read_text() == done.stdout
+    assert Path("here/tiny/report.json").read_text() == done.stdout
 
 
 @pytest.mark.exhaustive
@@ -76,7 +76,7 @@ def test_a_second_run_writes_the_same_bytes(gpt2: Path, run: Run) -> None:
     for out in ("one", "two"):
         assert run("inspect", gpt2, *QUICK, "--out", out).exit_code == 0
     for name in ("report.html", "report.json"):
-        assert Path("one", name).read_bytes() == Path("two", name).read_bytes()
+        assert Path("one/tiny", name).read_bytes() == Path("two/tiny", name).read_bytes()
 
 
 def test_no_report_writes_nothing(gpt2: Path, run: Run) -> None:
@@ -86,10 +86,22 @@ def test_no_report_writes_nothing(gpt2: Path, run: Run) -> None:
     assert list(Path().iterdir()) == []
 
 
-def test_the_site_of_the_walk_can_be_chosen(gpt2: Path, run: Run) -> None:
-    done = run("inspect", gpt2, *QUICK, "--json", "--no-report", "--site", "transformer.ln_f")
-    assert json.loads(done.stdout)["walk"]["path"] == "transformer.ln_f"
-    assert "no norm at 'nowhere'" in refused(run("inspect", gpt2, *QUICK, "--site", "nowhere"))
+def test_a_pattern_chooses_the_norms_that_are_printed_and_the_one_of_the_walk(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, *QUICK, "--token", "--site", "*.ln_2")
+    assert re.findall(r"^transformer\S+", done.stdout, re.MULTILINE) == ["transformer.h.0.ln_2", "transformer.h.1.ln_2"]
+    words = " ".join(done.stdout.split())
+    assert "at transformer.h.0.ln_2, n = 16" in words
+    assert "on the sphere of radius sqrt(n)" in words
+    assert "on the sphere" not in run("inspect", gpt2, *QUICK, "--no-report").stdout
+    assert len(json.loads(Path("normkit-out/tiny/report.json").read_text())["sites"]) == 5
+
+
+def test_a_path_that_is_no_norm_gets_at_most_five_names(gpt2: Path, run: Run) -> None:
+    line = refused(run("inspect", gpt2, *QUICK, "--site", "ln_ff"))
+    assert line == (
+        "tiny has no norm at 'ln_ff'; did you mean transformer.ln_f, transformer.h.0.ln_1, transformer.h.0.ln_2, "
+        "transformer.h.1.ln_1, transformer.h.1.ln_2? `normkit identify MODEL` lists them"
+    )
 
 
 def test_a_training_step_is_told_of_in_results_files_and_json(gpt2: Path, run: Run) -> None:
@@ -97,8 +109,8 @@ def test_a_training_step_is_told_of_in_results_files_and_json(gpt2: Path, run: R
     assert (done.exit_code, done.stderr) == (0, "")
     assert re.search(r"One step watched|at step 0", done.stdout)
     assert "is chance among 256 entries" in done.stdout
-    assert 'id="run"' in Path("normkit-report/tiny/report.html").read_text()
-    training = json.loads(Path("normkit-report/tiny/report.json").read_text())["training"]
+    assert 'id="run"' in Path("normkit-out/tiny/report.html").read_text()
+    training = json.loads(Path("normkit-out/tiny/report.json").read_text())["training"]
     assert (training["steps"], training["reports"], training["remarks"]) == (1, 1, [])
 
 
@@ -196,7 +208,7 @@ def test_a_weight_that_is_not_finite_is_a_finding(gpt2: Path, run: Run) -> None:
     done = run("inspect", gpt2, *QUICK)
     assert (done.exit_code, done.stderr) == (1, "")
     assert "transformer.h.1.ln_1" in done.stdout
-    document = json.loads(Path("normkit-report/tiny/report.json").read_text())
+    document = json.loads(Path("normkit-out/tiny/report.json").read_text())
     assert document["findings"][0]["severity"] == "error"
     assert run("inspect", gpt2, *QUICK, "--no-report", "--fail-on", "never").exit_code == 0
 
@@ -227,7 +239,7 @@ def test_a_model_without_a_norm_gets_a_clear_report(tmp_path: Path, run: Run, mo
     done = run("inspect", tmp_path / "bare", *QUICK)
     assert (done.exit_code, done.stderr) == (0, "")
     assert "norm" in done.stdout
-    document = json.loads(Path("normkit-report/bare/report.json").read_text())
+    document = json.loads(Path("normkit-out/bare/report.json").read_text())
     assert (document["sites"], document["walk"]) == ([], None)
 
 
@@ -309,7 +321,10 @@ def test_a_pickled_checkpoint(gpt2: Path, run: Run) -> None:
 def test_a_folder_that_cannot_be_written(gpt2: Path, run: Run) -> None:
     Path("file").touch()
     line = refused(run("inspect", gpt2, "--out", "file/report"))
-    assert line == f"cannot write to file/report: {Path('file').resolve()} is a file; choose another folder with --out"
+    assert (
+        line
+        == f"cannot write to file/report/tiny: {Path('file').resolve()} is a file; choose another folder with --out"
+    )
 
 
 def test_the_models_own_folder_is_not_written_to(gpt2: Path, run: Run) -> None:

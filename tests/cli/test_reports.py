@@ -1,4 +1,4 @@
-"""Where a report may go, checked before anything is measured."""
+"""Where a verb writes: below one folder, and never in the folder of a model."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from normkit.cli.reports import page_file, report_folder, require_file, require_writable
+from normkit.cli.reports import output_folder, require_file, require_writable
 from normkit.errors import InputError
 
 
-def test_the_default_bears_the_models_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_become_folders_below_the_one_that_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    source = tmp_path / "model"
-    assert report_folder(None, "name", source) == Path("normkit-report/name")
-    assert report_folder(None, "org/name", source) == Path("normkit-report/org--name")
-    assert report_folder(Path("a/b"), "name", source) == Path("a/b")
+    assert output_folder(Path("out")) == Path("out")
+    assert output_folder(Path("out"), "figures") == Path("out/figures")
+    assert output_folder(Path("a/b"), "org/name", source=tmp_path / "model") == Path("a/b/org--name")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_never_inside_the_models_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for out in (None, Path(), Path("deep/er")):
+    for out in (Path(), Path("deep/er")):
         with pytest.raises(InputError, match="inside the model's own folder; choose"):
-            report_folder(out, "name", tmp_path)
+            output_folder(out, "name", source=tmp_path)
 
 
 def test_a_file_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file is a file; choose another folder with --out"):
-        report_folder(tmp_path / "file" / "deeper", "name", tmp_path / "model")
+        output_folder(tmp_path / "file" / "deeper", "name")
 
 
 def test_any_folder_can_be_tried(tmp_path: Path) -> None:
@@ -44,20 +43,7 @@ def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # Permissions do not bind root, who runs tests in containers.
     monkeypatch.setattr("os.access", lambda path, _mode: Path(path) != tmp_path)
     with pytest.raises(InputError, match="is read-only; choose another folder with --out"):
-        report_folder(tmp_path / "new", "name", tmp_path / "model")
-
-
-def test_where_a_page_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = tmp_path / "model"
-    assert page_file(None, "", None) == Path("normkit-report/explorer.html")
-    assert page_file(None, "org/name", source) == Path("normkit-report/org--name/explorer.html")
-    assert page_file(Path("a/b.html"), "name", source) == Path("a/b.html")
-    with pytest.raises(InputError, match="inside the model's own folder; choose --out elsewhere"):
-        page_file(Path("model/page.html"), "name", source)
-    with pytest.raises(InputError, match="got --out -; name a file"):
-        page_file(Path("-"), "", None)
-    assert list(tmp_path.iterdir()) == []
+        output_folder(tmp_path / "new", "name")
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

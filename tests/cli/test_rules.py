@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from click.testing import CliRunner, Result
 
@@ -50,11 +52,19 @@ def test_every_rule_can_be_explained() -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("F33", "the nearest is F3, "), ("eps is added outside the rot", "the nearest is A2, "), ("zzz", "")],
+    [("F33", "did you mean F3 "), ("eps is added outside the rot", "did you mean A2 "), ("zzz", "it is none of ")],
 )
 def test_an_unknown_rule_is_one_line_with_the_nearest(name: str, nearest: str) -> None:
     done = rule(name)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"normkit: there is no rule {name}; {nearest}")
-    assert done.stderr.endswith("normkit rule lists them all\n")
+    assert done.stderr.endswith(" `normkit rule` lists them\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_json_is_one_document_of_the_rules_that_were_asked_for() -> None:
+    one, all_of_them = (json.loads(rule(*asked, "--json").stdout) for asked in (("f2",), ()))
+    assert [each["id"] for each in all_of_them["rules"]] == [each.id for each in RULES]
+    assert one["schema_version"] == all_of_them["schema_version"] == 1
+    assert one["rules"] == [each for each in all_of_them["rules"] if each["id"] == "F2"]
+    assert one["rules"][0]["remedy"] == [*next(each for each in RULES if each.id == "F2").remedy]

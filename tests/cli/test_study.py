@@ -86,7 +86,7 @@ def test_wrong_usage(run: Run, arguments: tuple[str, ...], message: str) -> None
         (("tiny", "--set", "steps=few"), "steps takes a whole number, got 'few'"),
         (("tiny", "--device", "warp"), "cannot compute on the device 'warp': "),
         (("needy",), 'needy needs no_such_package, which is not installed: pip install "normkit[study]"'),
-        (("tiny", "--out", "file"), "cannot write to file: file is a file; choose another folder with --out"),
+        (("tiny", "--out", "file"), "cannot write to file/study: file is a file; choose another folder with --out"),
     ],
 )
 def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: str) -> None:
@@ -100,9 +100,9 @@ def test_the_table_the_page_and_the_numbers(run: Run) -> None:
     done = run("study", "tiny", "--set", "steps=3", "--set", "widths=5,6", "--seeds", 3, "--budget", "full")
     assert (done.exit_code, done.stderr) == (0, "")
     assert "+ reproduced" in done.stdout
-    assert done.stdout.splitlines()[-1] == "page: normkit-study/tiny/index.html"
+    assert done.stdout.splitlines()[-1] == "page: normkit-out/study/tiny/index.html"
     assert max(map(len, done.stdout.splitlines())) <= 100
-    folder = Path("normkit-study/tiny")
+    folder = Path("normkit-out/study/tiny")
     names = {"arms", "configuration.json", "index.html", "log.jsonl", "results.json", "values.svg"}
     assert {path.name for path in folder.iterdir()} == names
     settings = json.loads((folder / "results.json").read_text())["settings"]
@@ -117,21 +117,21 @@ def test_the_table_the_page_and_the_numbers(run: Run) -> None:
 def test_json_is_one_document_of_what_the_folder_holds(run: Run) -> None:
     done = run("study", "other", "tiny", "other", "--json", "--out", "here")
     document = json.loads(done.stdout)
-    assert (done.exit_code, done.stderr, document["schema_version"], document["folder"]) == (0, "", 1, "here")
+    assert (done.exit_code, done.stderr, document["schema_version"], document["folder"]) == (0, "", 1, "here/study")
     assert [each["study"] for each in document["studies"]] == ["other", "tiny"]
     for each in document["studies"]:
-        assert each == json.loads((Path("here") / each["study"] / "results.json").read_text())
+        assert each == json.loads((Path("here/study") / each["study"] / "results.json").read_text())
 
 
 def test_results_are_not_written_over(run: Run) -> None:
     run("study", "other")
-    before = Path("normkit-study/other/results.json").stat().st_mtime_ns
-    message = "normkit-study/other holds results already; go on with --resume, or choose another folder with --out"
+    before = Path("normkit-out/study/other/results.json").stat().st_mtime_ns
+    message = "normkit-out/study/other holds results already; go on with --resume, or choose another folder with --out"
     assert refused(run("study", "tiny", "other")) == message
     # Before the first of them was begun.
-    assert not Path("normkit-study/tiny").exists()
+    assert not Path("normkit-out/study/tiny").exists()
     assert "with settings.steps 2, and this run has 5" in refused(run("study", "other", "--resume", "--set", "steps=5"))
-    assert Path("normkit-study/other/results.json").stat().st_mtime_ns == before
+    assert Path("normkit-out/study/other/results.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_one_study_that_cannot_be_run_keeps_none_from_running(run: Run) -> None:
     assert done.stderr == "normkit: not run, or not all of it: needy; --resume tries again\n"
     assert "not run: every arm: needy needs no_such_package" in " ".join(done.stdout.split())
     assert "3 claims: 2 reproduced, 1 not run" in done.stdout
-    assert done.stdout.splitlines()[-1] == "page: normkit-study/index.html"
-    assert {path.name for path in Path("normkit-study").iterdir()} == {"index.html", "tiny", "other"}
+    assert done.stdout.splitlines()[-1] == "page: normkit-out/study/index.html"
+    assert {path.name for path in Path("normkit-out/study").iterdir()} == {"index.html", "tiny", "other"}
     document = json.loads(run("study", "--all", "--resume", "--json").stdout)
     assert [each["claims"][0]["verdict"] for each in document["studies"]] == ["reproduced", "reproduced", "not run"]
     assert document["studies"][2]["trouble"]["every arm"].startswith("needy needs no_such_package")
@@ -152,7 +152,7 @@ def test_an_arm_that_fails_is_told_and_the_others_are_kept(run: Run) -> None:
     done = run("study", "tiny", "--set", "fault=input")
     assert (done.exit_code, done.stderr) == (2, "normkit: not run, or not all of it: tiny; --resume tries again\n")
     assert "not run: right [seed 1]: expected a better setting; choose another" in " ".join(done.stdout.split())
-    assert len(list(Path("normkit-study/tiny/arms").iterdir())) == 4
+    assert len(list(Path("normkit-out/study/tiny/arms").iterdir())) == 4
 
 
 def test_a_bug_in_one_of_several_studies_is_told_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_bug_in_one_of_several_studies_is_told_at_the_end(run: Run, monkeypatc
     done = run("study", "tiny", "other")
     assert done.exit_code == 101
     assert "this is a bug of normkit: KeyError: 'gone'" in " ".join(done.stdout.split())
-    assert Path("normkit-study/other/results.json").exists()
+    assert Path("normkit-out/study/other/results.json").exists()
 
 
 @pytest.mark.parametrize(("names", "page"), [(("tiny",), "tiny/"), (("tiny", "other"), "")])
@@ -177,7 +177,7 @@ def test_a_page_that_cannot_be_written_costs_no_numbers(
     monkeypatch.setattr(report, "write", full if page else report.write)
     monkeypatch.setattr(report, "write_index", full)
     done = run("study", *names)
-    assert (done.exit_code, done.stderr) == (2, f"normkit: cannot write normkit-study/{page}index.html: no room\n")
+    assert (done.exit_code, done.stderr) == (2, f"normkit: cannot write normkit-out/study/{page}index.html: no room\n")
     assert "+ reproduced" in done.stdout
     assert "page:" not in done.stdout
 
@@ -209,18 +209,18 @@ def until(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize("jobs", [2, 1])
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path, jobs: int) -> None:
     process = started("tiny", "--out", tmp_path, "--jobs", jobs, "--set", "pause=0.1")
-    until(lambda: list(tmp_path.glob("tiny/arms/*.json")))
+    until(lambda: list(tmp_path.glob("study/tiny/arms/*.json")))
     # A terminal sends it to all processes of the group.
     os.killpg(process.pid, signal.SIGINT)
     out, error = process.communicate()
     assert (process.returncode, out) == (130, "")
-    assert error == f"normkit: interrupted; finished arms are kept in {tmp_path}: --resume goes on from there\n"
-    assert not (tmp_path / "tiny" / "results.json").exists()
+    assert error == f"normkit: interrupted; finished arms are kept in {tmp_path}/study: --resume goes on from there\n"
+    assert not (tmp_path / "study" / "tiny" / "results.json").exists()
     # The same in one process: others need seconds to begin.
     out, error = started("tiny", "--out", tmp_path, "--jobs", 1, "--set", "pause=0.1", "--resume").communicate()
     assert "+ reproduced" in out
     assert error == ""
-    assert len((tmp_path / "tiny" / "log.jsonl").read_text().splitlines()) == 6
+    assert len((tmp_path / "study" / "tiny" / "log.jsonl").read_text().splitlines()) == 6
 
 
 @pytest.mark.exhaustive
@@ -231,7 +231,7 @@ def test_two_processes_share_every_arm_and_the_first_speaks(tmp_path: Path) -> N
     assert [process.returncode for process in both] == [0, 0], error
     assert "+ reproduced" in out
     assert silent[0] == ""
-    content = json.loads((tmp_path / "tiny" / "results.json").read_text())
+    content = json.loads((tmp_path / "study" / "tiny" / "results.json").read_text())
     assert content["where"]["processes"] == "2"
     alone = running.run(tiny_study.STUDY, {**tiny_study.STUDY.quick, "trains": True}, seeds=1)
     losses = content["measurements"]["0"]["right"]["losses"]
@@ -244,23 +244,25 @@ def test_where_one_of_two_processes_dies_the_other_says_so_in_a_line(tmp_path: P
     both = forks.pair(
         PROGRAM, "study", "tiny", "--out", tmp_path, "--set", "trains=yes", "--set", "pause=0.1", "--set", "steps=8"
     )
-    until(lambda: list(tmp_path.glob("tiny/arms/*.json")))
+    until(lambda: list(tmp_path.glob("study/tiny/arms/*.json")))
     both[1].kill()
     out, error = both[0].communicate(timeout=300)
     both[1].communicate()
     assert (both[0].returncode, out) == (2, "")
     assert error.splitlines()[-1].startswith("normkit: expected 2 processes to the end of the run, and another")
-    assert list(tmp_path.glob("tiny/arms/*.json"))
+    assert list(tmp_path.glob("study/tiny/arms/*.json"))
 
 
 @pytest.mark.slow
 def test_where_the_folder_cannot_be_used_one_of_two_processes_says_so(tmp_path: Path) -> None:
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "photo.jpg").touch()
+    (tmp_path / "study" / "tiny").mkdir(parents=True)
+    (tmp_path / "study" / "tiny" / "photo.jpg").touch()
     both = forks.pair(PROGRAM, "study", "tiny", "--out", tmp_path)
     told = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [2, 2]
-    message = f"normkit: {tmp_path / 'tiny'} holds results already; go on with --resume, or choose another folder"
+    message = (
+        f"normkit: {tmp_path / 'study' / 'tiny'} holds results already; go on with --resume, or choose another folder"
+    )
     assert told[0][1].splitlines()[-1].startswith(message)
     assert "normkit:" not in told[1][1]
 
@@ -274,7 +276,7 @@ def test_a_real_study_as_one_starts_it(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stderr == ""
     assert "Post-LN transformers need warm-up" in done.stdout
-    arms = json.loads((tmp_path / "normkit-study" / "warmup" / "results.json").read_text())["measurements"]["1"]
+    arms = json.loads((tmp_path / "normkit-out" / "study" / "warmup" / "results.json").read_text())["measurements"]["1"]
     slow, fast = arms["post, warm-up"]["losses"], arms["post, no warm-up"]["losses"]
     assert len(slow) == len(fast) == 3
     assert slow[0] == fast[0]

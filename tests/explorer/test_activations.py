@@ -333,10 +333,10 @@ def test_of_many_norms_some_are_shown_and_that_is_told() -> None:
 
 def test_norms_can_be_chosen() -> None:
     model = nn.Sequential(*(nn.LayerNorm(4) for _ in range(3)))
-    gathered = activations(model, {"input": torch.randn(1, 9, 4)}, sites=["2", "1"])
+    gathered = activations(model, {"input": torch.randn(1, 9, 4)}, site="[12]")
     assert [site.path for site in gathered.sites] == ["1", "2"]
-    with pytest.raises(InputError, match="Sequential has no norm at '7'; it has 0, 1, 2"):
-        activations(model, {"input": torch.randn(1, 9, 4)}, sites=["1", "7"])
+    with pytest.raises(InputError, match="Sequential has no norm at '7'; there are 0, 1, 2"):
+        activations(model, {"input": torch.randn(1, 9, 4)}, site="7")
 
 
 def test_a_model_without_norms_and_no_batch() -> None:

@@ -330,7 +330,7 @@ def test_gains_swapped_between_two_norms(names: tuple[str, ...]) -> None:
 def test_no_batch_and_no_such_site(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
     with pytest.raises(InputError, match="at least one batch"):
         compare(port, stock, [])
-    with pytest.raises(InputError, match=r"no norm of mine is called 'nowhere'"):
+    with pytest.raises(InputError, match=r"mine has no norm at 'nowhere'"):
         compare(port, stock, batch, name="mine", site="nowhere")
 
 

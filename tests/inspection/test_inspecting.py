@@ -199,9 +199,9 @@ def test_the_walk_goes_through_the_chosen_site_and_ends_where_the_module_does() 
     assert walk.module_error < 64 * torch.finfo(torch.float32).eps
 
 
-def test_an_unknown_site_is_an_error_that_lists_the_sites() -> None:
-    with pytest.raises(InputError, match=r"no norm at 'ln_9'; it has model\.layers\.0\.input_layernorm"):
-        nk.inspect(tiny_llama(), {"input_ids": torch.arange(8)[None]}, site="ln_9")
+def test_an_unknown_site_is_an_error_that_offers_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"no norm at 'layernorm'; did you mean model\.layers\.0\.input_layernorm"):
+        nk.inspect(tiny_llama(), {"input_ids": torch.arange(8)[None]}, site="layernorm")
 
 
 def test_an_unknown_site_is_told_before_the_text_is_run() -> None:

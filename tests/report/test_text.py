@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import unicodedata
 
 import pytest
@@ -130,17 +131,6 @@ BARE = """\
 norms        13 LayerNorm, eps 1e-5
 """
 
-TWINS = """\
-model                    norms                    verdict                  findings
-────────────────────────────────────────────────────────────────────────────────────────────────────
-demo layernorm           13 LayerNorm, eps 1e-5   + No fault found         none
-demo layernorm, eps      10 LayerNorm, eps 1e-5;  x eps is not the         A1 eps is not the
-planted                  3 LayerNorm, eps 0.001   config's, and 1 more     config's
-                                                  fault                    F1 attention logits above
-                                                                           100
-a plain network          none                     - No norms               none
-"""
-
 
 def shown(renderable, width=100, **options):
     """The plain text, without the spaces that rich leaves at the ends of lines."""
@@ -235,8 +225,10 @@ def test_the_walk(healthy):
     assert shown(text.walk_table(healthy.walk)) == WALK
 
 
-def test_several_models_side_by_side(healthy, faulty, empty):
-    assert shown(text.side_by_side([healthy, faulty, empty])) == TWINS
+def test_a_pattern_chooses_the_norms_of_the_table(healthy):
+    said = shown(text.summary(healthy, "*.3.ln_?"))
+    assert re.findall(r"^transformer\S+", said, re.MULTILINE) == ["transformer.h.3.ln_1", "transformer.h.3.ln_2"]
+    assert said.splitlines()[:4] == shown(text.summary(healthy)).splitlines()[:4]
 
 
 def test_nothing_of_a_model_reaches_the_terminal_as_a_command(hostile):
@@ -246,7 +238,6 @@ def test_nothing_of_a_model_reaches_the_terminal_as_a_command(hostile):
         text.summary(hostile),
         text.summary(watched_run),
         text.walk_table(hostile.walk),
-        text.side_by_side([hostile]),
     ):
         lines = shown(renderable)
         assert {c for c in lines if unicodedata.category(c)[0] == "C"} == {"\n"}

@@ -37,7 +37,13 @@ def test_what_is_asked_fits_a_line():
     assert all(len(entry.asks) <= 70 for entry in CATALOGUE.values())
 
 
-@pytest.mark.parametrize(("name", "offer"), [("warmp", "did you mean warmup?"), ("zzz", "there are invariances, grad")])
+@pytest.mark.parametrize(
+    ("name", "offer"),
+    [
+        ("warmp", "did you mean warmup?"),
+        ("zzz", "it is none of 13, such as invariances, gradients, depth; `normkit study --list` lists them"),
+    ],
+)
 def test_an_unknown_name_is_refused(name, offer):
     with pytest.raises(InputError) as refused:
         load(name)

@@ -75,7 +75,7 @@ def test_assignments_may_be_of_any_of_the_studies(study):
         (["=3"], "--set takes name=value"),
         (["whole="], "--set takes name=value"),
         (["whol=3"], "typed has no setting 'whol'; did you mean whole?"),
-        (["q=3"], "typed has no setting 'q'; there are seeds, whole, rate, word, yes, widths, rates"),
+        (["q=3"], "typed has no setting 'q'; it is none of 7, such as seeds, whole, rate"),
         (["whole=3", "whole=4"], "--set whole is given twice: 3 and 4; give it once"),
     ],
 )

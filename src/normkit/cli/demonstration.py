@@ -90,9 +90,9 @@ def _print(inspections: list[Inspection], names: list[str], counts: dict[str, in
     console = results()
     console.print("This GPT-2 looks fine. It is not.\n", style="bold")
     console.print(
-        f"It has {inspections[0].model.parameters:,} parameters and went through a converter with a bug. It loads without "
-        f"a warning, every name and shape is right, and its loss is {losses[0]} nats per token; the original's is "
-        f"{losses[1]}.\n"
+        f"It has {inspections[0].model.parameters:,} parameters and went through a converter with a bug. It loads "
+        "without a warning, every name and shape is right, and its loss is "
+        f"{losses[0]} nats per token; the original's is {losses[1]}.\n"
     )
     console.print(f"$ normkit inspect {names[0]}", soft_wrap=True)
     console.print(marked(found.severity, f"{found.severity}  {found.rule}  {found.title}"))
@@ -101,19 +101,25 @@ def _print(inspections: list[Inspection], names: list[str], counts: dict[str, in
     console.print(
         Text.assemble(marked(healthy.verdict.tone, healthy.verdict.headline), f"  {healthy.verdict.detail}\n")
     )
-    threads = torch.get_num_threads()
-    is_wrong = counts["torch"] != _ROWS
-    headline = f"PyTorch counts {_ROWS:,} rows as {counts['torch']:,}" if is_wrong else "This PyTorch counts rows right"
+    headline, count = _count_in_words(counts)
     console.print(headline, style="bold")
-    console.print(
-        f"In training, the bias of a LayerNorm adds up one gradient per row. For {_ROWS:,} rows with gradient 1, "
-        f"torch {torch.__version__} returns {counts['torch']:,} (CPU, bfloat16, {threads} "
-        f"thread{'s' * (threads > 1)}); nk.LayerNorm returns {counts['normkit']:,}.\n"
-    )
+    console.print(f"{count}\n")
     if page is not None:
         console.print(f"report      {shell_word(page)}  (for a browser)", soft_wrap=True)
     console.print("one token   normkit inspect --token  (what a norm does to its vector)")
     console.print("your model  normkit inspect MODEL  (a folder or a Hugging Face id)")
+
+
+def _count_in_words(counts: dict[str, int]) -> tuple[str, str]:
+    is_right = counts["torch"] == _ROWS
+    threads = torch.get_num_threads()
+    count = (
+        f"In training, the bias of a LayerNorm adds up one gradient per row. For {_ROWS:,} rows with gradient 1, "
+        f"torch {torch.__version__} returns {counts['torch']:,} (CPU, bfloat16, {threads} "
+        f"thread{'s' * (threads > 1)}); nk.LayerNorm returns {counts['normkit']:,}."
+    )
+    rows = f"{_ROWS:,} rows"
+    return ("This PyTorch counts rows right" if is_right else f"PyTorch counts {rows} as {counts['torch']:,}"), count
 
 
 def _counted(layer: type[torch.nn.LayerNorm], dtype: torch.dtype = torch.bfloat16) -> int:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normkit.checkpoint.plan import OPERATIONS, Plan
-from normkit.cli.options import json_option, model_argument, quiet_option, source_options, threads_option
+from normkit.cli.options import (
+    json_option,
+    model_argument,
+    quiet_option,
+    resume_option,
+    source_options,
+    threads_option,
+)
 from normkit.cli.terminal import progress, results, shell_word, shows_progress
 
 if TYPE_CHECKING:
@@ -78,7 +85,7 @@ def _operations(ctx: click.Context, parameter: click.Parameter, value: str | Non
 )
 @click.option("--max-memory", callback=_bytes, metavar="SIZE", help="Use at most this much memory, such as 1GB.")
 @threads_option
-@click.option("--resume", is_flag=True, help="Finish a fold that was interrupted.")
+@resume_option
 @click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, and write nothing.")
 @click.option("--for-training", is_flag=True, help="Refuse a model with dropout, as it would train differently.")
 @json_option

@@ -11,10 +11,12 @@ from click.shell_completion import CompletionItem
 
 OUT = Path("normkit-out")
 
+text_option = click.option(
+    "--text", metavar="FILE", help="UTF-8 text to run on; - reads stdin.  [default: a text that ships]"
+)
+
 _RUN = (
-    click.option(
-        "--text", metavar="FILE", help="UTF-8 text to run the model on; - reads stdin.  [default: a text that ships]"
-    ),
+    text_option,
     click.option(
         "--max-tokens",
         type=click.IntRange(min=8),
@@ -58,6 +60,10 @@ def _files(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) ->
     return [CompletionItem(incomplete, type="file")]
 
 
+def _folders(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
 def model_argument(name: str, metavar: str, *, required: bool = True) -> Callable[[Any], Any]:
     """A model: a folder or a file in it, else a Hub id; a shell completes paths."""
     return click.argument(name, metavar=metavar, required=required, shell_complete=_files)
@@ -85,7 +91,8 @@ site_option = click.option(
 
 out_option = click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path),
+    shell_complete=_folders,
     metavar="DIR",
     default=OUT,
     show_default=True,
@@ -93,6 +100,8 @@ out_option = click.option(
 )
 
 no_report_option = click.option("--no-report", is_flag=True, help="Write no files.")
+
+resume_option = click.option("--resume", is_flag=True, help="Finish what an interrupted run has begun.")
 
 threads_option = click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", default=2, show_default=True, help="Threads that compute."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from normkit.cli.options import json_option, out_option, quiet_option
+from normkit.cli.options import json_option, out_option, quiet_option, resume_option
 from normkit.cli.pace import duration, paced
 from normkit.cli.request import Request, jobs_of, requested
 from normkit.cli.terminal import one_line, results, shows_progress
@@ -87,7 +87,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) ->
     help="full has more seeds and steps, and takes up to ten times as long.",
 )
 @out_option
-@click.option("--resume", is_flag=True, help="Continue with what the folder already holds.")
+@resume_option
 @click.option(
     "--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds per arm, paired.  [default: the budget's]"
 )

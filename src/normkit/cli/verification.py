@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from normkit.checkpoint.verification import LIMITS
-from normkit.cli.options import json_option, model_argument, quiet_option, source_options, threads_option
+from normkit.cli.options import (
+    json_option,
+    model_argument,
+    quiet_option,
+    source_options,
+    text_option,
+    threads_option,
+)
 from normkit.cli.terminal import progress, results, shows_progress
 
 if TYPE_CHECKING:
@@ -38,9 +45,7 @@ What this does not prove: {"; ".join(LIMITS)}.
 @model_argument("source", "SRC")
 @click.argument("result", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--logits", is_flag=True, help="Also run both models in float64, on a text and on random token ids.")
-@click.option(
-    "--text", metavar="FILE", help="UTF-8 text to run the models on; - reads stdin.  [default: a text that ships]"
-)
+@text_option
 @threads_option
 @json_option
 @source_options
