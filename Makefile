@@ -1,5 +1,5 @@
 # Both of these work on a fresh Linux machine with Python >= 3.11:
-#   make demo     inspect the models that ship, healthy and with a planted fault
+#   make demo     a model that looks fine and is not: the fault, its evidence, the page
 #   make test     every check: lint, types, tests, examples in docstrings and README
 PYTHON ?= python3
 VENV := .venv
@@ -41,7 +41,7 @@ $(OLDEST)/.installed: Makefile $(DEVELOPED)
 		transformers==4.57.6 huggingface-hub==0.36.2 kernels==0.10.5 tokenizers==0.22.2
 	@touch $@
 
-demo: $(STAMP)  ## inspect the two models that ship: healthy, then with a planted fault
+demo: $(STAMP)  ## a model that looks fine and is not: the fault, its evidence, the page
 	$(BIN)/normkit inspect
 
 explore: $(STAMP)  ## write the explorer of the geometry, one offline page, and open it
