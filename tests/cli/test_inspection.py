@@ -305,7 +305,7 @@ def test_a_folder_that_cannot_be_written(gpt2: Path, run: Run) -> None:
     line = refused(run("inspect", gpt2, "--out", "file/report"))
     assert (
         line
-        == f"cannot write to file/report/tiny: {Path('file').resolve()} is a file; choose another folder with --out"
+        == f"cannot write to file/report/tiny: file is a file; choose another folder with --out"
     )
 
 

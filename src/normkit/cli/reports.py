@@ -52,7 +52,7 @@ def require_writable(folder: Path) -> None:
     Raises:
         InputError: If a file is in its place or above it, or what it would lie in is read-only.
     """
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir():
         raise InputError(f"cannot write to {folder}: {existing} is a file; choose another folder with --out")
     if not os.access(existing, os.W_OK | os.X_OK):
