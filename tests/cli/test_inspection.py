@@ -303,10 +303,7 @@ def test_a_model_with_code_of_its_own(gpt2: Path, run: Run) -> None:
 def test_a_folder_that_cannot_be_written(gpt2: Path, run: Run) -> None:
     Path("file").touch()
     line = refused(run("inspect", gpt2, "--out", "file/report"))
-    assert (
-        line
-        == f"cannot write to file/report/tiny: file is a file; choose another folder with --out"
-    )
+    assert line == "cannot write to file/report/tiny: file is a file; choose another folder with --out"
 
 
 def test_the_models_own_folder_is_not_written_to(gpt2: Path, run: Run) -> None:
