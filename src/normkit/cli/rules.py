@@ -6,7 +6,8 @@ import click
 
 from normkit.cli.options import json_option
 from normkit.cli.terminal import results
-from normkit.errors import InputError, offer
+from normkit.errors import InputError
+from normkit.text import offer
 
 _FIELDS = ("id", "title", "severity", "threshold", "source", "why", "remedy", "confirm", "follows")
 

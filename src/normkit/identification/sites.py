@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference, specs
-from normkit.errors import InputError, NormkitError, offer
+from normkit.errors import InputError, NormkitError
 from normkit.identification.behaviour import Examination, agrees, examine
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sharding import is_elsewhere, whole
 from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
 from normkit.spec import NormSpec
+from normkit.text import offer
 
 _PARAMETERS_PER_FEATURE = 4
 """A gain and a bias make two; anything with more than twice that is a block, a projection or an attention."""

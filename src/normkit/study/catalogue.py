@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from normkit.errors import InputError, offer
+from normkit.errors import InputError
+from normkit.text import offer
 
 if TYPE_CHECKING:
     from normkit.study.result import Study

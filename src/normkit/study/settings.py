@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from normkit.errors import InputError, offer
+from normkit.errors import InputError
 from normkit.study.result import Setting, Settings, Study
+from normkit.text import offer
 
 Budget = Literal["quick", "full"]
 
