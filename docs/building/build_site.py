@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import command_pages
+import json_pages
 import name_pages
 import preset_pages
 import rule_pages
@@ -26,6 +27,7 @@ def generated() -> dict[str, str]:
         **command_pages.pages(),
         **name_pages.pages(),
         **preset_pages.pages(),
+        **json_pages.pages(),
         "tutorials/explorer.html": explore_models([]).html(),
     }
 

@@ -44,7 +44,7 @@ def _index(found: dict[str, dict[str, click.Command]]) -> str:
         "# Commands",
         "Every command of `normkit` with all its options, as `normkit COMMAND --help` prints them, and what an exit "
         "code means. Results go to stdout, progress to stderr; with `--json` stdout is exactly one "
-        "JSON document.",
+        "[JSON document](../json.md).",
     ]
     for heading, commands in found.items():
         rows = [

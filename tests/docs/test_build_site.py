@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -13,9 +15,12 @@ import pytest
 
 import build_site
 import built_site
-from helpers import ROOT
+import json_pages
+from helpers import ROOT, SOURCE
 from marking import marked
+from normkit.checkpoint.plan import Plan
 from normkit.cli.entry import verbs
+from normkit.inspection.result import Finding, Inspection
 from normkit.inspection.rules import RULES
 
 PAGES = build_site.generated()
@@ -53,6 +58,26 @@ def test_each_option_of_each_command_is_told():
         for option in command.params:
             if option.opts[0].startswith("--"):
                 assert f"{option.opts[0]}" in PAGES[f"reference/commands/{name}.md"]
+
+
+@pytest.mark.parametrize("document", json_pages.DOCUMENTS, ids=lambda document: document["title"])
+def test_the_keys_of_a_document_are_those_that_the_code_writes(document):
+    name, _, function = document["code"].partition(":")
+    tree = ast.parse((SOURCE / name).read_text(encoding="utf-8"))
+    bodies = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
+    written = [
+        {key.value for key in node.keys if isinstance(key, ast.Constant)}
+        for body in bodies
+        for node in ast.walk(body)
+        if isinstance(node, ast.Dict)
+    ]
+    assert document["keys"].keys() in [keys for keys in written if "schema_version" in keys]
+
+
+def test_every_field_of_an_inspection_and_of_a_plan_is_told():
+    page = PAGES[json_pages.PAGE]
+    for told in (*dataclasses.fields(Inspection), *dataclasses.fields(Plan), *dataclasses.fields(Finding)):
+        assert re.search(rf"\| `{told.name}` \| [^|]+ \| \S.*\|", page), told.name
 
 
 @pytest.mark.parametrize(
