@@ -99,4 +99,4 @@ types: $(DEVELOPED)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/normkit/kernels/_cpu.*
+	rm -rf $(VENV) build .cache dist src/*.egg-info src/normkit/kernels/_cpu.*

@@ -1,4 +1,4 @@
-"""What `normkit.convert` does to the model families of transformers: docs/conversions.md.
+"""What `normkit.convert` does to the model families of transformers: docs/reference/conversions.md.
 
 python census/conversions.py              write the page
 python census/conversions.py --check      say whether the page is up to date
@@ -26,7 +26,7 @@ from configurations import Family, families, tiny_batch, tiny_model
 from normkit.conversion.swapping import convert
 from pages import settle
 
-PAGE = Path(__file__).parents[1] / "docs" / "conversions.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "conversions.md"
 # Relative errors: of the outputs and of all gradients together, and of a single parameter's gradient. Eight and 32
 # times float32's machine epsilon; the original's own error, times so much, where that is larger.
 TOGETHER, SINGLE = (2.0**-20, 1.5), (2.0**-18, 2.0)

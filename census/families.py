@@ -1,4 +1,4 @@
-"""What the model families of transformers use: docs/census.md.
+"""What the model families of transformers use: docs/reference/census.md.
 
 python census/families.py              write the page
 python census/families.py --check      say whether the page is up to date
@@ -19,7 +19,7 @@ from configurations import families, refused
 from family_facts import Facts, Kind, NormKind, measure
 from pages import settle
 
-PAGE = Path(__file__).parents[1] / "docs" / "census.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "census.md"
 RECENT = 2024
 """Families whose modelling file has a copyright notice of this year or a later one are counted once more."""
 TITLES: dict[Kind, str] = {

@@ -1,4 +1,4 @@
-"""What folds in each declared family, and how exactly: docs/folding.md.
+"""What folds in each declared family, and how exactly: docs/reference/folding.md.
 
 python census/folding.py            write the page (a minute on one core)
 python census/folding.py --check    say whether it is up to date
@@ -23,13 +23,13 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from tiny_models import RECIPES, configuration, tiny
 
-PAGE = Path(__file__).parents[1] / "docs" / "folding.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "folding.md"
 
 INTRODUCTION = """\
 # What folds where
 
 `normkit fold` and `nk.fold` know {families} families, each as a graph of readers and writers in
-`src/normkit/models/*.toml`. What may be done is derived from that graph ([why](explanation/folding.md)); a
+`src/normkit/models/*.toml`. What may be done is derived from that graph ([why](../explanation/folding.md)); a
 family or a tensor that is not declared is an error that names it.
 
     python census/folding.py           # writes this page

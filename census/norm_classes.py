@@ -1,4 +1,4 @@
-"""Every norm class of transformers, identified, against what its source says: docs/coverage.md.
+"""Every norm class of transformers, identified, against what its source says: docs/reference/coverage.md.
 
     python census/norm_classes.py            write the table
     python census/norm_classes.py --check    say whether the table is up to date
@@ -23,7 +23,7 @@ from definitions import Definition, find
 from pages import settle
 
 EXPECTED = Path(__file__).parent / "expected.toml"
-TABLE = Path(__file__).parents[1] / "docs" / "coverage.md"
+TABLE = Path(__file__).parents[1] / "docs" / "reference" / "coverage.md"
 
 
 class ExpectationError(Exception):

@@ -15,7 +15,7 @@ PAGE = "reference/presets.md"
 
 def pages() -> dict[str, str]:
     """The page, by path."""
-    rows = [(f"`nk.specs.{name}`", f"`{getattr(specs, name)}`", marked(words)) for name, words in _described().items()]
+    rows = [(f"`{name}`", f"`{getattr(specs, name)}`", marked(words)) for name, words in _described().items()]
     parts = [
         "# Presets",
         f"The conventions of {len(rows)} norms as `NormSpec`s: the formula of each, and the code it was read "

@@ -59,9 +59,9 @@ RECENT = 2024
 
 
 def families(sections: set[str], since: int, before: int = 9999) -> list[dict[str, str]]:
-    """The rows of docs/census.md in these sections with a notice of these years."""
+    """The rows of docs/reference/census.md in these sections with a notice of these years."""
     found, section, header = [], "", []
-    for line in (ROOT / "docs" / "census.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "reference" / "census.md").read_text(encoding="utf-8").splitlines():
         section = line.removeprefix("## ") if line.startswith("## ") else section
         cells = re.split(r" ?\| ?", line)[1:-1]
         if cells and cells[0] == "family":

@@ -1,4 +1,4 @@
-"""Model families of transformers, converted: no further from float64 than before, and as docs/conversions.md says."""
+"""Model families of transformers, converted: as near to float64 as before, as docs/reference/conversions.md says."""
 
 from __future__ import annotations
 
