@@ -88,8 +88,21 @@ def _loaded(class_: Any, config: Any, weights: Mapping[str, Tensor], folder: Pat
         asked=class_.__name__,
         missing=sorted(report["missing_keys"]),
         unexpected=sorted(report["unexpected_keys"]),
-        mismatched=sorted((name, tuple(given), tuple(asked)) for name, given, asked in report["mismatched_keys"]),
+        mismatched=sorted(_mismatch(found, weights, model) for found in report["mismatched_keys"]),
     )
+
+
+def _mismatch(
+    found: str | tuple[str, Any, Any], weights: Mapping[str, Tensor], model: Any
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """A weight with its two shapes; transformers 4 names it alone, as the model does, whose prefix weights may lack."""
+    if isinstance(found, str):
+        given = next(
+            held for name, held in weights.items() if f".{name}".endswith(f".{found}") or found.endswith(f".{name}")
+        )
+        return found, tuple(given.shape), tuple(model.state_dict()[found].shape)
+    name, given, asked = found
+    return name, tuple(given), tuple(asked)
 
 
 def _in_body(name: str, model: Any) -> bool:
