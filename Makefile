@@ -52,10 +52,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist workste
 
 # pytest rewrites assertions to show their values, which is half of what a process of a fresh clone takes to collect the
 # tests (20 of 42 s): only those that failed are run again with it.
-test: lint types $(DEVELOPED)  ## every check that a change needs: lint, types, tests, examples (under 6 minutes on 2 cores)
+test: lint types oldest  ## every check that a change needs: lint, types, tests, examples (under 6 minutes on 2 cores)
 	$(PYTEST) -p thinned --assert=plain || { $(PYTEST) -p thinned --last-failed --last-failed-no-failures none; exit 1; }
 
-test-all: lint types $(DEVELOPED)  ## the exhaustive products on top, for a night or a release (under 40 minutes)
+test-all: lint types oldest  ## the exhaustive products on top, for a night or a release (under 40 minutes)
 	$(PYTEST)
 
 check: lint types $(DEVELOPED)  ## lint, types and the quick tests, while you work (under 2 minutes)
@@ -85,7 +85,7 @@ docs: $(VENV)/.docs-installed  ## build the site in build/site; a dead link is a
 	$(BIN)/python docs/building/built_site.py
 
 oldest: $(OLDEST)/.installed  ## the tests of what depends on transformers, with the oldest that the package takes
-	PYTHONPATH=$(OLDEST) $(PYTEST) -p thinned tests/test_transformers.py
+	PYTHONPATH=$(abspath $(OLDEST)) $(PYTEST) tests/test_transformers.py
 
 wheel: $(DEVELOPED)  ## dist/: the source archive and the wheel for Linux, proved beside the oldest torch and the newest (gigabytes)
 	$(BIN)/python -m pip install --quiet --group release

@@ -76,6 +76,7 @@ EXTRA_TESTS = {
     "test_examples.py": "the scripts of examples/",
     "test_repository.py": "the files around the package",
     "test_setup.py": "setup.py",
+    "test_transformers.py": "the oldest transformers and the newest",
     "test_structure.py": "this file",
     "test_public_api.py": "what `import normkit` offers",
     **{
