@@ -53,7 +53,7 @@ random, and the model is inspected, or trained for {steps} steps under a watch. 
     python census/faults.py --check   # says whether it is up to date
 
 The catalogue has a fault for each rule: this page shows that no rule broke. How many faults have no rule is shown by
-[a catalogue written without reading the rules](outside.md).
+[a catalogue written without reading the rules](explanation/outside.md).
 
 **Named**: the first finding of the report is that of the rule, or of one of the rules, in the second column.
 **Placed**: named, and the finding's sites are the planted ones and no others; of what is felt by all that follows (NaN,

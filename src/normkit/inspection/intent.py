@@ -219,7 +219,8 @@ def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
         stock._init_weights(fresh)
     except Exception:
         return None
-    weight = seen.affine.of(fresh)[0] if seen is not None else fresh.weight if spec.has_weight else None
+    parameters = dict(fresh.named_parameters())
+    weight = seen.affine.of(fresh)[0] if seen is not None else parameters.get("weight")
     gain = None if weight is None else reference.effective_weight(weight, spec, torch.float32)
     constant = gain is not None and bool((gain == gain.flatten()[0]).all())
     return _Norm(
