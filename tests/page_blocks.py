@@ -112,12 +112,14 @@ def _python(code: str, name: str, names: dict[str, Any]) -> str:
 
 def _command(command: str, code: int) -> tuple[int, str]:
     """Exit code and output of a command; `code` is that of the command before."""
-    words = shlex.split(command)
-    if words[0] == "normkit" and not SHELL.search(command):
-        done = CliRunner().invoke(verbs, words[1:], prog_name="normkit")
+    line, _, file = command.partition(" > ")
+    if line.startswith("normkit ") and not SHELL.search(line + file):
+        done = CliRunner().invoke(verbs, shlex.split(line)[1:], prog_name="normkit")
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
-        return done.exit_code, done.output
+        if file:
+            Path(file).write_text(done.stdout, encoding="utf-8")
+        return done.exit_code, done.stderr if file else done.output
     # On a build server pytest shortens nothing, and elsewhere to the width of the terminal.
     surroundings = {name: value for name, value in os.environ.items() if name not in ("CI", "BUILD_NUMBER")}
     shell = subprocess.run(
@@ -133,9 +135,9 @@ def _command(command: str, code: int) -> tuple[int, str]:
 
 
 def shown_commands(page: str) -> list[list[str]]:
-    """The words of every `normkit` command in the `sh` blocks of a page."""
-    text = "".join(block.text for block in blocks(page) if block.language == "sh")
-    lines = text.replace("\\\n", " ").splitlines()
+    """The words of every `normkit` command in the `sh` and `console` blocks of a page."""
+    text = "".join(block.text for block in blocks(page) if block.language in ("sh", "console"))
+    lines = [line.removeprefix("$ ").partition(" > ")[0] for line in text.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("normkit ")]
 
 

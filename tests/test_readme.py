@@ -18,7 +18,15 @@ RUN = [
     if any(block.language in ("python", "console") for block in blocks(page.read_text(encoding="utf-8")))
     and "archive" not in page.parts
 ]
-
+# More than eight seconds, or commands that the tests of the command line run on smaller models.
+EXHAUSTIVE = {
+    "a-port-gone-wrong",
+    "declare-intent",
+    "gate-a-model-in-ci",
+    "rerun-the-studies",
+    "test-your-norm",
+    "watch-training",
+}
 GENERATED = {ROOT / "docs" / name for name in build_site.generated()}
 
 
@@ -27,7 +35,11 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN, ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.exhaustive] * (page.stem in EXHAUSTIVE)) for page in RUN],
+    ids=[name(page) for page in RUN],
+)
 def test_a_page_prints_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Some write files where they are.
     monkeypatch.chdir(tmp_path)
