@@ -22,6 +22,7 @@ RUN = [
 EXHAUSTIVE = {
     "a-port-gone-wrong",
     "declare-intent",
+    "first-inspection",
     "gate-a-model-in-ci",
     "rerun-the-studies",
     "test-your-norm",
