@@ -1,4 +1,4 @@
-"""Faults planted in clean models and runs, and what is reported: docs/faults.md.
+"""Faults planted in clean models and runs, and what is reported: docs/explanation/faults.md.
 
 python census/faults.py            write the page (some 12 minutes on one core)
 python census/faults.py --check    say whether the page is up to date
@@ -31,7 +31,7 @@ from injection import FAULTS, Trial
 
 Result = TypeVar("Result")
 
-PAGE = Path(__file__).parents[1] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "faults.md"
 SEEDS, RUN_SEEDS, HEALTHY_SEEDS = (8331,), (1941, 6231), (2762, 1953, 7226)
 HEALTHY_STEPS = 100
 
@@ -45,6 +45,8 @@ NOT_CLEAN = {
 INTRODUCTION = """\
 # Faults planted, and what is reported
 
+This page shows how many planted faults normkit names and places, and how often it blames a healthy model.
+
 Each fault of the catalogue that can be seen from a model or a run is planted in clean tiny models, at a place drawn at
 random, and the model is inspected, or trained for {steps} steps under a watch. The injector (`tests/injection.py`,
 `tests/injected_runs.py`) was written by another hand than the rules.
@@ -53,7 +55,7 @@ random, and the model is inspected, or trained for {steps} steps under a watch. 
     python census/faults.py --check   # says whether it is up to date
 
 The catalogue has a fault for each rule: this page shows that no rule broke. How many faults have no rule is shown by
-[a catalogue written without reading the rules](explanation/outside.md).
+[a catalogue written without reading the rules](outside.md).
 
 **Named**: the first finding of the report is that of the rule, or of one of the rules, in the second column.
 **Placed**: named, and the finding's sites are the planted ones and no others; of what is felt by all that follows (NaN,

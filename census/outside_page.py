@@ -25,7 +25,7 @@ RUNS = {"before": "the tree before", "first": "first run", "second": "after mend
 INTRODUCTION = """\
 # Faults planted by someone who has not read the rules
 
-[The page of faults](../faults.md) plants faults for which a rule exists: it shows that no rule broke, and cannot show a
+[The page of faults](faults.md) plants faults for which a rule exists: it shows that no rule broke, and cannot show a
 rule that is missing. The catalogue of this page (`census/outside`) was written from the specification of norms alone:
 each field of a norm's definition, each place in a block, each way in which loading, converting, an optimizer or a
 dataset goes wrong.

@@ -21,7 +21,7 @@ from injected_runs import RUN_FAULTS
 from injection import FAULTS
 from known_norms import examined_once
 
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "explanation" / "faults.md"
 OWN = {f"{clean.group}: {clean.name}": clean for clean in own_models()}
 
 

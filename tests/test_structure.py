@@ -99,7 +99,7 @@ EXTRA_TESTS = {
     },
     "kernels/triton/test_interpreter.py": "tests/triton_kernels.py",
     "kernels/triton/test_compiled.py": "the machine code of the Triton kernels",
-    "test_injection.py": "tests/injection.py, and what docs/faults.md states",
+    "test_injection.py": "tests/injection.py, and what docs/explanation/faults.md states",
     "watching/test_bad_input.py": "models, optimizers and calls that a watch has not foreseen",
     "watching/test_compile.py": "torch.compile",
     "inspection/rules/test_families.py": "all rules together, on untrained models of many families",

@@ -75,7 +75,7 @@ def test_c75_batch_norm_where_it_fails_and_where_not(told):
 
 
 def test_c76_runs_that_explode_although_every_block_is_normalized(measured):
-    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "faults.md").read_text(encoding="utf-8")
     runs = page[page.index("## In runs") : page.index("## Clean models and healthy runs")]
     explode = ("learning rate times 30", "a summed loss", "initialisation times 10", "queries and keys that grow")
     rows = [re.split(r" ?\| ?", line)[1:-1] for line in runs.splitlines() if line.startswith("| ")]
