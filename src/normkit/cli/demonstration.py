@@ -43,7 +43,11 @@ def run(*, out: Path, report: bool, as_json: bool, shown: bool) -> None:
         as_json: Print one JSON document instead.
         shown: Show progress.
     """
+    counts = {"torch": _counted(torch.nn.LayerNorm), "normkit": _counted(LayerNorm)}
     with ExitStack() as stack:
+        # These models are too small to share between threads: where cores are busy, threads wait for each other.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         home = output_folder(out, "demo") if report else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folders = write_twins(home)
         told = stack.enter_context(progress(shown=shown))
@@ -54,7 +58,6 @@ def run(*, out: Path, report: bool, as_json: bool, shown: bool) -> None:
             inspections.append(measure(twin, demo_batches(twin), progress=told))
         told("writing the page", 0, 0)
         page = write_report(inspections[0], out / folders[0].name) if report else None
-    counts = {"torch": _counted(torch.nn.LayerNorm), "normkit": _counted(LayerNorm)}
     if as_json:
         models = [inspection.to_json() for inspection in inspections]
         document = {"schema_version": 1, "models": models, "bias_gradient": {"rows": _ROWS, **counts}}
