@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 
 from normkit import demo
+from normkit.checkpoint import hub
 
 Run = Callable[..., Result]
 
@@ -60,6 +61,20 @@ def test_the_command_that_proves_it_can_be_pasted(run: Run, tmp_path: Path, name
     words = proof.removeprefix("proof:  normkit verify ")
     found = subprocess.run(["bash", "-c", f"printf '%s\\0' {words}"], capture_output=True, check=True).stdout
     assert found.split(b"\0")[:2] == [os.fsencode(RMSNORM), os.fsencode(out)]
+
+
+def test_a_hub_id_and_a_file_of_a_model_are_sources_too(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(hub, "fetch", lambda *given, **_: asked.append(given) or RMSNORM)
+    done = run("fold", "org/name", tmp_path / "out", "--revision", "v1")
+    assert (done.exit_code, done.stderr) == (0, "")
+    proof = f"org/name@v1 {tmp_path / 'out'}"
+    assert done.stdout.endswith(f"proof:  normkit verify {proof}\n")
+    assert run("verify", *proof.split()).exit_code == 0
+    assert asked == [("org/name", "v1")] * 2
+    assert run("verify", RMSNORM / "config.json", tmp_path / "out").exit_code == 0
 
 
 def test_json_is_the_certificate(run: Run, tmp_path: Path):

@@ -136,7 +136,7 @@ def fold_checkpoint(
         return
     with _planned(folder, asked) as (plan, checkpoint):
         _print_plan(plan, checkpoint)
-    words = shell_word(source), shell_word(destination)
+    words = shell_word(source if revision is None else f"{source}@{revision}"), shell_word(destination)
     results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
 
 
