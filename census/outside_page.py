@@ -25,11 +25,13 @@ RUNS = {"before": "the tree before", "first": "first run", "second": "after mend
 INTRODUCTION = """\
 # Faults planted by someone who has not read the rules
 
-[The page of faults](faults.md) plants faults for which a rule exists: it shows that no rule broke, and cannot show a
-rule that is missing. The catalogue of this page (`census/outside`) was written from the specification of norms alone:
-each field of a norm's definition, each place in a block, each way in which loading, converting, an optimizer or a
-dataset goes wrong.
-Its author had not read the implementation, its tests or its list of faults. Each case states its truth before its run.
+How many faults of other people does normkit find? This page answers for a catalogue whose author had not read the
+rules, their code, their tests or their list of faults: **{found} were named first and placed on the first run.**
+
+[The page of faults](faults.md) plants faults for which a rule exists. It shows that no rule broke, and cannot show a
+rule that is missing. This catalogue (`census/outside`) was written from the specification of norms alone: each field of
+a norm's definition, each place in a block, each way in which loading, converting, an optimizer or a dataset goes wrong.
+Each case states its truth before its run.
 
     python census/outside/run.py --draw 1 --out result.json --models FOLDER
     python census/outside_page.py          # writes this page from census/outside/results
@@ -134,7 +136,8 @@ def trained() -> list[str]:
 def page() -> str:
     """The page as text."""
     runs = documents()
-    return "\n".join([INTRODUCTION.format(**runs), *rows(runs), *trained(), *missed(runs["second"]), ""])
+    found = counts(groups(runs["first"])["Faults that a tool can see"]).partition(" (")[0]
+    return "\n".join([INTRODUCTION.format(**runs, found=found), *rows(runs), *trained(), *missed(runs["second"]), ""])
 
 
 if __name__ == "__main__":
