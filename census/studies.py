@@ -46,6 +46,8 @@ trains small models and compares a paper's statement with its own numbers.
 
 Measured with torch {torch} on {cpu}.
 
+![Gradient of the last MLP over the depth: level in Post-LN, falling like 1/sqrt(L) in Pre-LN](../../study.svg)
+
 ## All claims
 
 | study | claim | verdict | [ledger](../claims.md) |
