@@ -12,8 +12,11 @@ class Docstrings(griffe.Extension):
     """Run on each object that is loaded."""
 
     def on_object(self, *, obj: griffe.Object, **_given: Any) -> None:
-        """Name the section as griffe's Google style does; methods that are called by signs alone are not listed."""
+        """Name the section as griffe's Google style does."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
-        if obj.is_function and obj.name.startswith("__") and obj.name != "__init__":
-            obj.public = False
+
+    def on_class(self, *, cls: griffe.Class, **_given: Any) -> None:
+        """Leave out methods that are called by signs alone, as by `with`."""
+        for name in [name for name in cls.members if name.startswith("__") and name != "__init__"]:
+            cls.del_member(name)

@@ -38,8 +38,8 @@ def index() -> str:
     parts = [
         "# Rules",
         f"Every fault that `normkit inspect` and `nk.watch` look for: {len(RULES)} rules in {len(GROUPS)} groups. "
-        "Each page says what the rule sees, why it matters, what to do and how to confirm it; "
-        "`normkit rule F1` prints the same in a terminal.",
+        "Each page says what the rule sees, why it matters, what to do and how to confirm it, and shows a program that "
+        "fails it; `normkit rule F1` explains a rule in a terminal.",
     ]
     for letter, rules in groupby(RULES, lambda rule: rule.id[0]):
         rows = [(rule.id, f"[{marked(rule.title)}]({rule.id}.md)", rule.severity) for rule in rules]
