@@ -25,7 +25,7 @@ const std::array<int32_t, 4> dtype_numbers = {aoti_torch_dtype_float32(), aoti_t
 template <class Answer>
 Answer ask(AOTITorchError (*question)(AtenTensorHandle, Answer*), const Tensor& tensor) {
     Answer answer;
-    STABLE_TORCH_ERROR_CODE_CHECK(question(tensor.get(), &answer));
+    TORCH_ERROR_CODE_CHECK(question(tensor.get(), &answer));
     return answer;
 }
 
@@ -63,9 +63,9 @@ Tensor empty(const Shape& shape, Type type) {
         stride *= std::max<int64_t>(shape.sizes[axis], 1);
     }
     AtenTensorHandle handle;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.axes, shape.sizes, strides,
-                                                           dtype_numbers[static_cast<size_t>(type)],
-                                                           aoti_torch_device_type_cpu(), 0, &handle));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.axes, shape.sizes, strides,
+                                                    dtype_numbers[static_cast<size_t>(type)],
+                                                    aoti_torch_device_type_cpu(), 0, &handle));
     return Tensor(handle);
 }
 
