@@ -31,6 +31,10 @@ EXHAUSTIVE = {
 GENERATED = {ROOT / "docs" / name for name in build_site.generated()}
 
 
+def test_the_readme_is_one_page() -> None:
+    assert (ROOT / "README.md").stat().st_size <= 9000
+
+
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
