@@ -13,7 +13,7 @@ TORCHES ?= '==2.10.*' '>=2.10'
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore test test-all check oldest bench docs lint types wheel clean
+.PHONY: help demo explore test thinned test-all check oldest bench docs lint types wheel clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -50,9 +50,13 @@ explore: $(STAMP)  ## write the explorer of the geometry, one offline page, and 
 # Each test process computes with one thread: two beside each other would wait for cores more than they compute.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
+# mypy and the tests run side by side: neither keeps both cores busy.
+test: lint $(DEVELOPED)  ## every check that a change needs: lint, types, tests, examples (under 6 minutes on 2 cores)
+	@$(MAKE) --no-print-directory -j2 types thinned
+
 # pytest rewrites assertions to show their values, which is half of what a process of a fresh clone takes to collect the
 # tests (20 of 42 s): only those that failed are run again with it.
-test: lint types oldest  ## every check that a change needs: lint, types, tests, examples (under 6 minutes on 2 cores)
+thinned: $(DEVELOPED)
 	$(PYTEST) -p thinned --assert=plain || { $(PYTEST) -p thinned --last-failed --last-failed-no-failures none; exit 1; }
 
 test-all: lint types oldest  ## the exhaustive products on top, for a night or a release (under 40 minutes)

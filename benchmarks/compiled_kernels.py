@@ -35,7 +35,7 @@ from normkit.ops.plans import plan
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "compiled_kernels.json"
-PAGE = ROOT / "docs" / "notes" / "gpu-kernels.md"
+PAGE = ROOT / "docs" / "explanation" / "gpu-kernels.md"
 
 # Of one multiprocessor: registers, threads, programs, and bytes of shared memory, of which each program costs 1 KB more
 # than it asks for (CUDA C++ programming guide, table of compute capabilities).

@@ -37,9 +37,10 @@ def test_an_example_is_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < 60
 
 
-# What the attribution prints is asked below. The shortest is run each time.
+# What the attribution prints is asked below.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["use_kernels.py", pytest.param("watch_training.py", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["use_kernels.py", "watch_training.py"])
 def test_an_example_runs(name: str) -> None:
     assert output(ROOT / "examples" / name)
 

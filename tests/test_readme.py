@@ -21,6 +21,7 @@ RUN = [
 # More than eight seconds, or commands that the tests of the command line run on smaller models.
 EXHAUSTIVE = {
     "a-port-gone-wrong",
+    "a-run-that-breaks",
     "declare-intent",
     "first-inspection",
     "gate-a-model-in-ci",

@@ -75,6 +75,7 @@ def test_what_computes_norms_on_a_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_unknown_choice_of_kernels_is_one_line() -> None:
     program = [sys.executable, "-m", "normkit", "env"]

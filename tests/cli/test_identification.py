@@ -273,6 +273,7 @@ def test_wrong_usage(run: Run, arguments: tuple[str, ...], message: str) -> None
     assert message in " ".join(done.stderr.split())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_difference_exits_with_1_in_a_process_of_its_own(gpt2: Path, port: Path) -> None:
     program = "import runpy; runpy.run_module('normkit', run_name='__main__', alter_sys=True)"

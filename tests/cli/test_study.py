@@ -239,6 +239,7 @@ def test_two_processes_share_every_arm_and_the_first_speaks(tmp_path: Path) -> N
     assert losses == pytest.approx(alone.measured[0]["right"]["losses"], rel=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_where_one_of_two_processes_dies_the_other_says_so_in_a_line(tmp_path: Path) -> None:
     both = forks.pair(

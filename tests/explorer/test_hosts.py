@@ -114,6 +114,7 @@ def test_in_a_sandboxed_frame_it_works(framed):
     assert complaints == []
 
 
+@pytest.mark.exhaustive
 def test_a_sandboxed_frame_saves_pictures(framed):
     page, frame, complaints = framed()
     for button in ("png", "svg"):

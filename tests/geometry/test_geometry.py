@@ -27,7 +27,7 @@ def test_all_is_sorted_and_defined_here():
 
 
 def test_every_name_is_documented_and_nothing_else():
-    lines = (ROOT / "docs" / "api" / "geometry.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs" / "reference" / "api" / "geometry.md").read_text(encoding="utf-8").splitlines()
     documented = [
         name for line in lines if line.startswith("- `") for name in re.findall(r"`(\w+)`", line.split(":")[0])
     ]

@@ -282,6 +282,7 @@ def test_the_model_is_left_as_it_was_after_an_exception(calls_before: int, monke
     assert same(before, fingerprint(model))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_json_and_html_are_the_same_bytes_on_a_second_run(tmp_path: Path) -> None:
     pages, documents = set(), set()

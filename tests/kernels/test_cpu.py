@@ -104,6 +104,7 @@ for name in {sets_of_this_machine()}: cpu.select(name); print(cpu.instructions()
     return in_a_fresh_process("auto", program).splitlines()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_it_loads_in_a_fresh_process(fresh: list[str]) -> None:
     expected = "None" if LIBRARY else NOT_BUILT

@@ -19,6 +19,7 @@ def test_no_figure_bears_the_name_of_a_file():
     assert not set(plots.__all__) & {path.stem for path in (SOURCE / "plots").glob("*.py")}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_importing_the_figures_loads_no_matplotlib():
     modules = "normkit.plots.gallery, normkit.plots.inspection, normkit.plots.page"

@@ -316,6 +316,7 @@ def test_the_same_inspection_gives_the_same_bytes(faulty):
     assert html.render(faulty) == rendered(faulty)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_page_of_twelve_layers_is_under_150_kb_and_of_a_hundred_under_1_mb(twelve, long):
     assert len(rendered(twelve).encode()) < 150_000

@@ -16,6 +16,7 @@ def test_a_library_is_listed_the_same_twice(tmp_path):
     assert first.digest == second.digest
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_library_is_listed_in_order(library):
     names = [file.name for file in library.files]

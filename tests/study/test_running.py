@@ -244,6 +244,7 @@ def whole(tmp_path_factory) -> bytes:
     return results(folder)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "kills"), [(1, 10), (2, 1)])

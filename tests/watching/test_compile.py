@@ -166,6 +166,7 @@ def test_inductor_counts_alike():
 
 @pytest.mark.slow
 # Traced with its model, a checkpoint is the same operator of either kind.
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("way", "kind"), [("whole", "not re-entrant"), ("blocks", "re-entrant"), ("blocks", "not re-entrant")]

@@ -56,6 +56,7 @@ def start_over(page, **patch):
     set_state(page, **patch)
 
 
+@pytest.mark.exhaustive
 def test_a_scene_shows_the_controls_that_matter_there_and_each_has_a_name(explorer, models):
     page = explorer({"models": models})
     nameless = """() => [...document.querySelectorAll("input, select, button")]

@@ -105,6 +105,7 @@ def quick_clip(explorer):
     return page
 
 
+@pytest.mark.exhaustive
 def test_the_clip_is_one_run_of_the_timeline(quick_clip):
     page = quick_clip
     page.evaluate("() => { globalThis.seen = []; normkitExplorer.store.subscribe(({ stage }) => seen.push(stage)); }")

@@ -25,6 +25,7 @@ def names(page):
     return page.locator("#stages button").all_inner_texts()
 
 
+@pytest.mark.exhaustive
 def test_playing_goes_through_every_stage_pauses_there_and_ends(explorer):
     page = explorer()
     page.evaluate(WATCH)

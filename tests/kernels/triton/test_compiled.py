@@ -74,6 +74,7 @@ def test_all_kernels_of_whole_rows_compile_for_each_architecture(figures):
     assert "layer_norm 16384 sm_80 sum_gradient_rows" in figures
 
 
+@pytest.mark.exhaustive
 def test_rows_that_are_taken_whole_fit_into_registers(figures):
     for place, found in figures.items():
         assert found["stack"] == 0, place
@@ -103,5 +104,5 @@ def test_page_shows_what_is_recorded(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     table = importlib.import_module("compiled_table")
     recorded = json.loads((BENCHMARKS / "results" / "compiled_kernels.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "notes" / "gpu-kernels.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "gpu-kernels.md").read_text(encoding="utf-8")
     assert table.with_part(page, table.page_part(recorded)) == page
