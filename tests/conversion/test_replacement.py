@@ -237,8 +237,10 @@ def test_under_autocast_a_norm_of_single_operations_keeps_its_own_forward():
         expected = model(x)
     report = convert(model)
     assert report.counts["swapped"] == 1
-    assert report.swapped[0].computed_by.endswith("under autocast its own forward")
+    how = report.swapped[0].computed_by
+    # Without vector instructions PyTorch's operations may round as the kernel does: then the kernel computes there too.
+    assert how in ("kernel", "kernel; under autocast its own forward")
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model(x), expected)
     assert type(model[0]).__name__ == "NormkitHandWritten"
-    assert "own forward" in str(report)
+    assert ("own forward" in str(report)) is how.endswith("own forward")

