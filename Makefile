@@ -13,7 +13,7 @@ TORCHES ?= '==2.10.*' '>=2.10'
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore test thinned test-all check oldest bench docs lint types wheel clean
+.PHONY: help demo explore test thinned quick test-all check oldest bench docs lint types wheel clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -54,16 +54,18 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist workste
 test: lint $(DEVELOPED)  ## every check that a change needs: lint, types, tests, examples (under 6 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j2 types thinned
 
+check: lint $(DEVELOPED)  ## lint, types and the quick tests, while you work (under 2 minutes)
+	@$(MAKE) --no-print-directory -j2 types quick
+
 # pytest rewrites assertions to show their values, which is half of what a process of a fresh clone takes to collect the
 # tests (20 of 42 s): only those that failed are run again with it.
-thinned: $(DEVELOPED)
-	$(PYTEST) -p thinned --assert=plain || { $(PYTEST) -p thinned --last-failed --last-failed-no-failures none; exit 1; }
+quick: CHOICE := -m "not slow and not browser"
+thinned quick: $(DEVELOPED)
+	$(PYTEST) -p thinned $(CHOICE) --assert=plain || \
+		{ $(PYTEST) -p thinned $(CHOICE) --last-failed --last-failed-no-failures none; exit 1; }
 
 test-all: lint types oldest  ## the exhaustive products on top, for a night or a release (under 40 minutes)
 	$(PYTEST)
-
-check: lint types $(DEVELOPED)  ## lint, types and the quick tests, while you work (under 2 minutes)
-	$(PYTEST) -p thinned -m "not slow and not browser"
 
 bench: $(DEVELOPED)  ## measure what the README states, on an idle machine (20 minutes)
 	@mkdir -p benchmarks/results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from helpers import below
@@ -27,6 +28,7 @@ def test_c48_lengths_bound_dot_products(measured):
     measured(f"no logit passes |q| |k| / sqrt(d); attained where q and k are parallel, {attained}")
 
 
+@pytest.mark.slow
 def test_c49_token_lengths_come_closer_together(inspections, measured):
     words = []
     for name, inspection in inspections.items():

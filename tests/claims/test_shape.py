@@ -128,6 +128,7 @@ def test_c38_the_residual_stream_is_on_no_sphere(inspections, measured):
     measured("; ".join(words))
 
 
+@pytest.mark.slow
 def test_c39_every_row_of_one_norm_lies_in_one_ellipsoid(inspections, measured):
     walk = inspections["layernorm"].walk
     assert 0 <= walk.ellipsoid_depth < 1e-3

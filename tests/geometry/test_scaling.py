@@ -117,6 +117,7 @@ def test_a_negative_eps_does_as_the_formula_says():
     assert shrink_factor(x, eps=-4.0).isnan().tolist() == [False, True]
 
 
+@pytest.mark.slow
 @given(eps=st.floats(1e-12, 10.0), scale=st.floats(1e-10, 1e10), seed=st.integers(0, 99))
 def test_an_eps_outside_has_an_equal_inside_for_one_row(eps, scale, seed):
     row = to_sphere(rows(16, seed=seed)) * scale

@@ -115,6 +115,7 @@ def test_normalize_along_the_channels():
 L2_OF_X_TRANSFORMERS = specs.L2_NORM.replace(multiplier="sqrt_n", output_dtype="input")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "shape", "spec", "undecided"),
     [

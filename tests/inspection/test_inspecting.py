@@ -204,6 +204,7 @@ def test_an_unknown_site_is_an_error_that_offers_the_nearest() -> None:
         nk.inspect(tiny_llama(), {"input_ids": torch.arange(8)[None]}, site="layernorm")
 
 
+@pytest.mark.slow
 def test_an_unknown_site_is_told_before_the_text_is_run() -> None:
     def batches() -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": torch.arange(8)[None]}

@@ -79,6 +79,7 @@ def test_a_graph_is_one_of_any_number_of_rows(traces, operator):
     assert not [guard for guard in found["guards"] if guard.startswith("Eq(")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_on_the_cpu_the_call_stays_whole(traces, operator):
     nodes = traces[f"{operator} cpu"]["nodes"]

@@ -27,6 +27,7 @@ def line(drawing, label):
     return next(line for line in axes_of(drawing).get_lines() if line.get_label() == label)
 
 
+@pytest.mark.slow
 def test_each_figure_says_what_it_shows_and_has_units_on_its_axes(healthy):
     made = drawings(healthy)
     assert [drawing.name for drawing in made] == [

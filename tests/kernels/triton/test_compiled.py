@@ -80,6 +80,7 @@ def test_rows_that_are_taken_whole_fit_into_registers(figures):
         assert found["stack"] == 0, place
 
 
+@pytest.mark.slow
 def test_rows_are_read_and_written_in_vectors(figures):
     """Every access to a row of a multiple of 16 bytes moves 16 bytes; one number at a time where rows may begin odd."""
     for place, found in figures.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +57,7 @@ def test_a_row_in_one_piece_is_torchs_row(view):
     assert has_whole_rows(x, axes) == row.is_contiguous()
 
 
+@pytest.mark.slow
 @given(views(), st.sampled_from([1, 2, 4, 8, 16]))
 def test_rows_are_aligned_where_each_begins_at_a_multiple(view, aligned):
     x, axes = view

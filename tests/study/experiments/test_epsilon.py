@@ -35,6 +35,7 @@ def test_eps_below_the_smallest_float16_is_lost_where_statistics_are_float16(mea
     assert all(measured[0]["statistics in float32"]["constant row finite"])
 
 
+@pytest.mark.slow
 def test_verdicts_that_need_no_training(measured):
     verdicts = [decide(claim, measured) for claim in STUDY.claims[:3]]
     assert [(each.verdict, each.only_if) for each in verdicts] == [
