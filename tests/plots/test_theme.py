@@ -106,6 +106,8 @@ def test_another_process_draws_the_same_bytes(healthy, monkeypatch):
     # Another order of sets than here, where it is random.
     monkeypatch.setenv("PYTHONHASHSEED", "1")
     source = Path(__file__).parents[1] / "report" / "conftest.py"
+    # It imports what the tests share.
+    monkeypatch.setenv("PYTHONPATH", str(source.parents[1]))
     done = subprocess.run([sys.executable, "-c", DIGEST, source], capture_output=True, text=True, check=True)
     here = "".join(drawing.svg() for drawing in drawings(healthy))
     assert done.stdout.strip() == hashlib.sha256(here.encode()).hexdigest()
