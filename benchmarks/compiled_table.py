@@ -1,4 +1,4 @@
-"""What was found of the compiled kernels, as the table of docs/explanation/gpu-kernels.md."""
+"""The table of docs/explanation/gpu-kernels.md: registers, spills and loads of the compiled kernels."""
 
 from __future__ import annotations
 

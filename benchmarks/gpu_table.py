@@ -1,4 +1,4 @@
-"""What was recorded on a GPU, as the table of docs/explanation/measurements.md; "not measured" where nothing was.
+"""The recorded GPU times as the table of docs/explanation/measurements.md; "not measured" where there is no record.
 
     python benchmarks/gpu_table.py [results/gpu.json]
 

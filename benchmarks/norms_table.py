@@ -1,4 +1,4 @@
-"""What was recorded, as the table of docs/explanation/measurements.md.
+"""The recorded CPU times as the table of docs/explanation/measurements.md.
 
     python benchmarks/norms_table.py [results/norms.json]
 

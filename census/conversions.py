@@ -1,4 +1,4 @@
-"""What `normkit.convert` does to the model families of transformers: docs/reference/conversions.md.
+"""The page on `normkit.convert` and the model families of transformers: docs/reference/conversions.md.
 
 python census/conversions.py              write the page
 python census/conversions.py --check      say whether the page is up to date

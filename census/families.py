@@ -1,4 +1,4 @@
-"""What the model families of transformers use: docs/reference/census.md.
+"""The norms that the model families of transformers use: docs/reference/census.md.
 
 python census/families.py              write the page
 python census/families.py --check      say whether the page is up to date

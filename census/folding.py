@@ -1,4 +1,4 @@
-"""What folds in each declared family, and how exactly: docs/reference/folding.md.
+"""The operations that fold in each declared family, and their error: docs/reference/folding.md.
 
 python census/folding.py            write the page (a minute on one core)
 python census/folding.py --check    say whether it is up to date

@@ -128,7 +128,7 @@ def missed(document: dict[str, Any]) -> list[str]:
 
 
 def trained() -> list[str]:
-    """What whole trained models without a fault are said to have, as census/trained_models.py printed it."""
+    """The findings in whole trained models without a fault, as census/trained_models.py printed them."""
     lines = ["## Whole trained models without a fault", "", "`python census/trained_models.py FOLDER`:", ""]
     return [*lines, *(f"    {line}" for line in TRAINED.read_text(encoding="utf-8").splitlines()), ""]
 

@@ -22,8 +22,8 @@ from normkit.demo.faults import write_twins
 from normkit.inspection.result import Inspection
 from normkit.report.description import describe
 
-PICTURES = {scheme: Path(__file__).parents[1] / "docs" / f"report{end}.png" for scheme, end in
-            (("light", ""), ("dark", "-dark"))}  # fmt: skip
+_DOCS = Path(__file__).parents[1] / "docs"
+PICTURES = {"light": _DOCS / "report.png", "dark": _DOCS / "report-dark.png"}
 _WIDTH, _HEIGHT = 1100, 800
 _KEY = "words"
 
@@ -35,7 +35,7 @@ def faulty(folder: Path) -> Inspection:
 
 
 def words(inspection: Inspection) -> str:
-    """What the first screen of a report says, one fact per line."""
+    """The words of a report's first screen, one fact per line."""
     report = describe(inspection)
     facts = [f"{fact.label}: {fact.value}" for fact in report.glance]
     found = [f"{each.severity} {each.rule} {each.title}: {each.measured}" for each in report.findings]

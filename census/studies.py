@@ -1,4 +1,4 @@
-"""What the studies measured: docs/explanation/studies, an index and one page per study.
+"""The results of the studies: docs/explanation/studies, an index and one page per study.
 
 python census/studies.py              run all studies with the quick budget (15 minutes on 2 cores), write the pages
 python census/studies.py --from DIR   write them from the folder that `normkit study --all` left

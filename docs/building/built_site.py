@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 SITE = Path(__file__).parents[2] / "build" / "site"
-# Of a link only these rel values make a browser load it.
+# A browser loads a link with one of these rel values only.
 _LOADED = {"stylesheet", "icon", "preload", "modulepreload", "manifest", "shortcut"}
 _SOURCES = {"src", "srcset", "poster", "data"}
 

@@ -65,7 +65,7 @@ def _dataclass(outermost: type) -> list[str]:
 
 
 def _attributes(shown: type) -> dict[str, str]:
-    """What the docstring of a dataclass says of each field."""
+    """The fields of a dataclass, as its docstring describes them."""
     _, _, section = (inspect.getdoc(shown) or "").partition("Attributes:\n")
     section = section.split("\n\n")[0]
     found = re.split(r"^    (\w+): ", section, flags=re.MULTILINE)[1:]

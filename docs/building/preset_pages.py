@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
 
 
 def _described() -> dict[str, str]:
-    """What stands under each preset in the source, in its order."""
+    """The docstring under each preset in the source, in its order."""
     body = ast.parse(Path(specs.__file__).read_text(encoding="utf-8")).body
     found = {}
     for statement, after in pairwise(body):

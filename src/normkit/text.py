@@ -31,8 +31,8 @@ def offer(name: str, known: Collection[str], listing: str = "") -> str:
             return 1.0
         return max(SequenceMatcher(None, asked, part).ratio() for part in (whole, *re.split(r"[\s.:-]+", whole)))
 
-    ranked = sorted(known, key=likeness, reverse=True)
-    near = [each for each in ranked[:5] if likeness(each) > 0.5]
+    ranked = sorted(((likeness(each), each) for each in known), key=lambda pair: pair[0], reverse=True)
+    near = [each for like, each in ranked[:5] if like > 0.5]
     lists = f"`{listing}` lists them" if listing else ""
     if near:
         return f"did you mean {', '.join(near)}? {lists}".rstrip()

@@ -13,10 +13,9 @@ from normkit.inspection.rules.axes import over_time
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import compared, is_open, undecided
 from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
-from normkit.inspection.rules.scale import HARMFUL, VISIBLE, severity_of
+from normkit.inspection.rules.scale import HALF, HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
 
-_HALF = ("float16", "bfloat16")
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 # In units of the dtype's machine epsilon; 16 families stay below 1.5 in float32 and 0.5 in 16 bits.
 _OFF = {"float64": 1e3, "float32": 64.0, "float16": 4.0, "bfloat16": 4.0}
@@ -60,7 +59,7 @@ def _casts(site: Site, wanted: NormSpec, facts: Facts) -> Case | None:
     is_mixed = passport.weight is not None and str(passport.weight.dtype).removeprefix("torch.") != site.dtype
     if _order(spec, is_mixed) == _order(wanted, is_mixed):
         return None
-    severity: Severity = "warning" if site.dtype in _HALF else "note"
+    severity: Severity = "warning" if site.dtype in HALF else "note"
     line = f"{site.path}: it {_in_words(spec)}; the one that is meant {_in_words(wanted)}"
     return Case(site.path, severity, 0.0, line)
 
@@ -85,7 +84,7 @@ def _off_its_formula(facts: Facts) -> Outcome:
     for site in facts.sites:
         dtype = _coarsest(site, facts)
         limit = _OFF.get(dtype, math.inf)
-        in_half = site.dtype in _HALF and site.spec.statistics_dtype == "input"
+        in_half = site.dtype in HALF and site.spec.statistics_dtype == "input"
         limit *= _NARROW if in_half else 1.0
         bits = site.statistics_headroom_bits
         # What overflows, and what is not finite, are other rules'.
@@ -97,7 +96,7 @@ def _off_its_formula(facts: Facts) -> Outcome:
             f"{site.path}: an output is {site.error:.3g} units of {dtype} off {site.spec}: "
             f"{percent(share)} of the row's largest"
         )
-        is_wrong = share > _WRONG or dtype not in _HALF
+        is_wrong = share > _WRONG or dtype not in HALF
         cases.append(Case(site.path, "error" if is_wrong else "warning", share, line))
     unknown = [
         Case(other.path, "error", math.inf, f"{other.path}: {facts.source_at(other.path)} says {spec}; {other.reason}")
@@ -181,7 +180,7 @@ def _dtype_changes(facts: Facts) -> Outcome:
         declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
         intended, meant = facts.intended(site), site.dtype
         found_in = "" if (passport := facts.passports.get(site.path)) is None else passport.dtype
-        if found_in in _HALF and site.dtype not in _HALF:
+        if found_in in HALF and site.dtype not in HALF:
             line = f"{site.path}: its parameters are {found_in}, and it rounds the {site.dtype} that enters to that"
             cases.append(Case(site.path, "warning", 1.0, line))
         if declared is not None and declared.dtype == site.dtype:

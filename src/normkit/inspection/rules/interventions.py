@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from normkit.inspection.result import Severity
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_RUN, Facts, NotChecked, Outcome, Rule, counted
 from normkit.inspection.training import Change, Stop, Training
@@ -24,13 +25,13 @@ def _changed(facts: Facts) -> Outcome:
     cases = []
     for change in training.changes:
         parameter = kinds.get(change.path)
-        is_norm = parameter is not None and parameter.site != ""
-        path = parameter.site if parameter is not None and is_norm else change.path
-        severity = "error" if is_norm or change.ratio >= _LARGE or change.factor == 0 else "warning"
         line = f"step {change.step}: {told(change)}"
-        if is_norm and parameter is not None:
+        if parameter is not None and parameter.site:
             line += f"; it is {_KINDS[parameter.kind]}"
-        cases.append(Case(path, severity, change.ratio + 1e6 * is_norm, line))  # type: ignore[arg-type]
+            cases.append(Case(parameter.site, "error", change.ratio + 1e6, line))
+        else:
+            severity: Severity = "error" if change.ratio >= _LARGE or change.factor == 0 else "warning"
+            cases.append(Case(change.path, severity, change.ratio, line))
     if not cases:
         return None
     first = max(cases, key=lambda case: case.effect)

@@ -9,6 +9,7 @@ from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.gain import MOST_SITES, SCATTER_RMS, scatters_around_zero
 from normkit.inspection.rules.rule import NO_OPTIMIZER, NO_RUN, Facts, NotChecked, Outcome, Rule, counted, percent
+from normkit.inspection.rules.scale import HALF, ROUNDING
 from normkit.inspection.training import Parameter, Training
 
 _OFF, _NEAR_ZERO = 0.05, 0.3
@@ -23,8 +24,6 @@ _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
 _ZERO_SHARE, _ALONE, _ALONE_IN_MODEL = 0.2, 10.0, 5.0
 _SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _STUCK = 8
-# Half of the distance to the next number above a power of two.
-_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 _FROZEN = "is frozen, or no optimizer holds it"
 _NORM_KINDS = ("gain", "bias of a norm")
 
@@ -157,8 +156,8 @@ def _not_trained(facts: Facts) -> Outcome:
 def _stuck(parameter: Parameter) -> Case:
     """It has gradients, and no step changes it."""
     line = f"{parameter.path}: had gradients in {parameter.gradient_steps} steps and never moved"
-    if parameter.dtype in _ROUNDING and parameter.learning_rate > 0:
-        share = percent(_ROUNDING[parameter.dtype])
+    if parameter.dtype in HALF and parameter.learning_rate > 0:
+        share = percent(ROUNDING[parameter.dtype])
         line += f": updates below {share} of an element are lost in the rounding of {parameter.dtype}"
         return Case(parameter.site or parameter.path, "warning", 0.0, line)
     severity: Severity = "note" if parameter.learning_rate == 0 else "warning"

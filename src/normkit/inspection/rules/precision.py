@@ -9,9 +9,9 @@ from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.dynamics import is_massive
 from normkit.inspection.rules.meant import is_open, undecided
 from normkit.inspection.rules.rule import CAUSES, WRONG_NORMS, Facts, Hit, Outcome, Rule, counted, shortened
+from normkit.inspection.rules.scale import HALF
 from normkit.inspection.training import Origin
 
-_HALF = ("float16", "bfloat16")
 _STATISTICS = ("statistics_dtype",)
 _SUM_HEADROOM = 1.0
 _LITTLE_HEADROOM, _NO_HEADROOM = 2.0, 0.5
@@ -25,7 +25,7 @@ def _statistics_in_16_bit(facts: Facts) -> Outcome:
     for site in facts.sites:
         if site.spec.statistics_dtype != "input" or is_open(site, facts, _STATISTICS):
             continue
-        if site.dtype in _HALF:
+        if site.dtype in HALF:
             bits = site.statistics_headroom_bits
             full = bits is not None and bits < _SUM_HEADROOM
             # bfloat16 ends where float32 does: what it lacks is precision.
@@ -77,7 +77,7 @@ def _out_of_range(facts: Facts) -> Outcome:
             measured=f"NaN or infinity at {counted(len(paths), 'place')}, first at {paths[0]}",
             evidence=shortened(lines),
         )
-    near = [site for site in facts.sites if site.dtype in _HALF and site.headroom_bits < _LITTLE_HEADROOM]
+    near = [site for site in facts.sites if site.dtype in HALF and site.headroom_bits < _LITTLE_HEADROOM]
     if not near:
         return None
     least = min(site.headroom_bits for site in near)

@@ -14,6 +14,9 @@ VISIBLE, HARMFUL = 1e-3, 1e-2
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The largest relative error of one rounding."""
 
+HALF = frozenset({"float16", "bfloat16"})
+"""The 16-bit dtypes, by name."""
+
 STEP = "one step of bfloat16 is 0.4 to 0.8 %: a change of 0.1 % drowns in it, one of 1 % does not"
 """Why these."""
 

@@ -6,13 +6,13 @@ import math
 from statistics import median
 
 from normkit.inspection.rules.rule import CAUSES, NO_RUN, Facts, Hit, NotChecked, Outcome, Rule, counted, percent
+from normkit.inspection.rules.scale import HALF
 from normkit.inspection.training import Quantity, Training
 
 _FEWEST = 8
 _LEFT, _UPHILL = 0.5, 0.3
 _STILL = 1e-6
 _CUT = 0.01
-_HALF = ("bfloat16", "float16")
 
 
 def _pile_up(facts: Facts) -> Outcome:
@@ -85,7 +85,7 @@ def _reason(training: Training) -> str:
         return "the learning rate is 0"
     if kept and median(kept) < _CUT:
         return f"clipping leaves {median(kept):.2g} of the gradient"
-    if sum(each.dtype in _HALF for each in training.parameters) > len(training.parameters) / 2:
+    if sum(each.dtype in HALF for each in training.parameters) > len(training.parameters) / 2:
         return "updates are lost in the rounding of 16-bit weights"
     return "the updates are too small beside the weights"
 

@@ -11,10 +11,10 @@ from normkit.inspection.baseline import Values
 from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
+from normkit.inspection.rules.scale import HALF
 
 # Of numbers that were rounded to 16 bits and once more.
 _ROUNDED, _EXACT = 2.0**-7, 1e-5
-_HALF = {"float16", "bfloat16"}
 # Two gains of fewer entries may agree by chance, as where nothing has trained them.
 _TELLING_SIZE = 16
 # Of 248 trained gains at most 6.2 % of the entries are negative, but for two first ones with 37 and 47 %.
@@ -61,7 +61,7 @@ def _every(norms: int) -> str:
 
 def _stay_at_their_start(facts: Facts, learnt: list[Site]) -> bool:
     """In 16 bits small updates round away: then trained gains too have half of their entries where they started."""
-    if facts.model.dtype not in ("float16", "bfloat16"):
+    if facts.model.dtype not in HALF:
         return False
     gains = [(site.gain, facts.initial_gain(site.path)) for site in learnt if site.gain is not None]
     return any(not _is_constant(gain) and gain.quantiles[2] == gain.quantiles[4] == start for gain, start in gains)
@@ -123,7 +123,7 @@ def _other_values(facts: Facts) -> Outcome:
                 continue
             held += 1
             # What was rounded to 16 bits on one side agrees to a rounding only.
-            tolerance = _ROUNDED if site.dtype != declared.dtype and {site.dtype, declared.dtype} & _HALF else _EXACT
+            tolerance = _ROUNDED if site.dtype != declared.dtype and {site.dtype, declared.dtype} & HALF else _EXACT
             mine, wanted = now[site.path], meant[site.path]
             # Another number of features is another rule's.
             if mine.size != wanted.size:
