@@ -148,6 +148,7 @@ def test_compile_takes_sizes_and_eps_that_change():
         assert torch.equal(compiled(x, eps), function(x, eps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_export_leaves_the_number_of_rows_open(name):
     module = random_parameters(MODULES[name]())

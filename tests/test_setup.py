@@ -12,6 +12,8 @@ import pytest
 
 from helpers import ROOT
 
+pytestmark = pytest.mark.slow
+
 WITHOUT_TORCH = """
 import runpy, sys, sysconfig
 sys.modules["torch"], sysconfig.get_path = None, lambda _: "nowhere"
@@ -55,7 +57,6 @@ def test_with_a_compiler_that_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("_cpu*"))
 
 
-@pytest.mark.slow
 def test_the_name_of_a_wheel_without_kernels_says_so(tmp_path: Path) -> None:
     folders = ["egg_info", "--egg-base", tmp_path, "build", "--build-base", tmp_path / "build"]
     command = [sys.executable, "setup.py", "-q", *folders, "bdist_wheel", "--bdist-dir", tmp_path / "wheel"]

@@ -258,6 +258,7 @@ def test_the_exceptions_are_still_needed():
     assert used >= UPWARD
 
 
+@pytest.mark.slow
 def test_no_file_is_longer_than_one_can_read():
     # 300 is the goal.
     scripts = sorted(SOURCE.rglob("*.js"))
@@ -272,6 +273,7 @@ def loaded(statement: str) -> set[str]:
     return HEAVY & set(json.loads(result.stdout))
 
 
+@pytest.mark.slow
 def test_importing_normkit_loads_nothing_heavy():
     assert (
         loaded("import normkit; dir(normkit); normkit.__version__; normkit.NormSpec; str(normkit.specs.LLAMA)") == set()

@@ -13,6 +13,7 @@ from tiny_models import tiny
 ALL = ("gain", "bias", "final", "centre", "rms", "value")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_a_fold_is_as_near_as_one_rounding_of_its_weights(family, dtype, tmp_path):

@@ -177,6 +177,7 @@ def test_quotients_are_rounded_once(dtype):
     assert result[:-2].tolist() == expected
 
 
+@pytest.mark.slow
 @given(rows=st.integers(0, 50), columns=st.integers(0, 40), chunk=st.integers(1, 200))
 def test_chunks_cover_all_rows_once(rows, columns, chunk):
     kept, arithmetic.CHUNK = arithmetic.CHUNK, chunk

@@ -24,6 +24,7 @@ def pair(tmp_path_factory) -> Pair:
     return folded(tmp_path_factory.mktemp("saved"), operations=ALL, untie=True)
 
 
+@pytest.mark.slow
 def test_it_names_every_file_with_its_hash(pair):
     found = Certificate.read(pair.result)
     for prints, folder in ((found.source, pair.source), (found.result, pair.result)):
@@ -34,6 +35,7 @@ def test_it_names_every_file_with_its_hash(pair):
             assert (print_.size, print_.sha256) == (len(content), hashlib.sha256(content).hexdigest())
 
 
+@pytest.mark.slow
 def test_it_says_how_each_tensor_follows(pair):
     found = Certificate.read(pair.result)
     with CheckpointSource(pair.result) as result, CheckpointSource(pair.source) as source:
@@ -96,6 +98,7 @@ def test_a_class_that_changes_is_named(tmp_path):
     assert (found.architecture, found.becomes) == ("OlmoForCausalLM", "LlamaForCausalLM")
 
 
+@pytest.mark.slow
 def test_the_same_fold_elsewhere_gives_the_same_bytes(pair, tmp_path):
     fold(pair.source, tmp_path / "elsewhere" / "again", operations=ALL, untie=True, threads=3)
     content = (pair.result / NAME).read_bytes()
@@ -103,6 +106,7 @@ def test_the_same_fold_elsewhere_gives_the_same_bytes(pair, tmp_path):
     assert str(pair.source.parent).encode() not in content
 
 
+@pytest.mark.slow
 def test_what_is_read_is_what_was_written(pair):
     found = Certificate.read(pair.result)
     assert found.text().encode() == (pair.result / NAME).read_bytes()

@@ -21,6 +21,8 @@ from normkit.checkpoint.workers import Workers
 from normkit.checkpoint.writing import write_shards
 from normkit.errors import ModelError
 
+pytestmark = pytest.mark.slow
+
 # The matrix has three chunks, the last of which is short.
 ROWS, COLUMNS = 3 * CHUNK // 640, 513
 
@@ -93,7 +95,6 @@ def test_what_was_written_is_derived_again(written):
     assert found.residuals.keys() == {"experts", "out", "bias"}
 
 
-@pytest.mark.slow
 def test_any_element_of_any_tensor_is_placed(written):
     _, result, made = written
     for name, place in tensors(result).items():

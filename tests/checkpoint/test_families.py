@@ -40,6 +40,8 @@ from normkit.models import catalogue, legality
 from normkit.models.expansion import expand
 from tiny_models import RECIPES, tiny
 
+pytestmark = pytest.mark.slow
+
 SOME = ["gpt2", "llama", "qwen3", "gemma2", "olmo", "gpt_neox", "mixtral", "bert"]
 """Families that differ in all that a file declares."""
 
@@ -91,7 +93,6 @@ def test_all_that_is_legal_leaves_the_scores(family, tied):
         assert norm.reasons or norm.gain in ("folded", "none")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(SIZES)))
 @pytest.mark.parametrize("family", RECIPES)
 def test_it_does_so_for_each_eps_and_for_square_matrices(family, place):
@@ -109,7 +110,6 @@ def test_flags_that_change_a_graph_are_followed(family, flags):
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("family", RECIPES)
 def test_each_operation_alone_leaves_the_scores(family, operation):
@@ -130,7 +130,6 @@ def test_a_tie_that_is_not_to_be_undone_stays(family):
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.slow
 @pytest.mark.parametrize("family", RECIPES)
 def test_each_class_of_a_family_returns_the_same(family):
     for name in classes(family):
@@ -192,14 +191,12 @@ def test_a_checkpoint_in_pieces_folds_loads_and_has_the_bits_of_the_fold_in_memo
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize(("family", "tied"), OTHERS)
 def test_so_does_every_family(family, tied, tmp_path):
     folded_on_disk(family, tied, square=False, folder=tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", SOME)
@@ -222,7 +219,6 @@ def test_a_head_that_is_written_beside_the_table_it_shares_is_no_second_reader(u
     assert difference(results(model, inputs), results(folded, inputs)) <= BAR
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"])
 def test_experts_that_lie_in_one_tensor_on_disk_are_folded_too(family, tmp_path):

@@ -29,6 +29,7 @@ def test_what_does_not_fit_is_told_and_the_rest_is_loaded(tmp_path: Path) -> Non
     assert torch.equal(kept, model.bert.embeddings.LayerNorm.weight)
 
 
+@pytest.mark.slow
 def test_the_body_is_taken_where_only_the_head_is_missing(tmp_path: Path) -> None:
     model, _ = tiny("bert", tied=False)
     model.save_pretrained(tmp_path)

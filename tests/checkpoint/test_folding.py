@@ -66,6 +66,7 @@ def test_the_rmsnorm_model_that_ships_folds_whole(tmp_path):
     assert after == pytest.approx(before, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_all_other_files_are_carried_over_and_the_tokenizer_works(folded):
     source = demo.directory("layernorm")
     assert listing(folded) == listing(source) | {NAME}
@@ -74,6 +75,7 @@ def test_all_other_files_are_carried_over_and_the_tokenizer_works(folded):
     assert AutoTokenizer.from_pretrained(folded).encode("norm") == AutoTokenizer.from_pretrained(source).encode("norm")
 
 
+@pytest.mark.slow
 def test_a_file_of_the_source_may_be_called_as_the_journal_is(tmp_path):
     source = Path(shutil.copytree(demo.directory("rmsnorm"), tmp_path / "source"))
     for name in ("journal.jsonl", "model.safetensors.part"):
@@ -91,6 +93,7 @@ def test_what_was_folded_can_be_inspected(folded):
     assert inspection.worst is None
 
 
+@pytest.mark.slow
 def test_an_olmo_is_a_llama_afterwards(tmp_path):
     model, inputs = tiny("olmo", tied=True)
     before = true_logits(model, **inputs)
@@ -156,6 +159,7 @@ def test_a_real_sentence_encoder_keeps_its_embeddings(tmp_path):
     assert (tmp_path / "out" / "1_Pooling" / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_fold_of_what_is_folded_changes_no_weight(tmp_path):
     model, _ = tiny("gpt_neox", tied=False)
     model.save_pretrained(tmp_path / "source")
@@ -167,6 +171,7 @@ def test_a_fold_of_what_is_folded_changes_no_weight(tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_bits_are_those_in_memory(tmp_path):
     model, _ = tiny("gpt2", tied=True, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "source")
@@ -307,6 +312,7 @@ def test_a_source_that_changes_while_it_is_folded_is_an_error(tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_a_result_in_float32_is_loaded_in_float32(tmp_path, key):
     model, inputs = tiny("llama", tied=False, dtype=torch.bfloat16)
@@ -321,6 +327,7 @@ def test_a_result_in_float32_is_loaded_in_float32(tmp_path, key):
     assert verify(tmp_path / "source", tmp_path / "out").passed
 
 
+@pytest.mark.slow
 def test_code_that_comes_with_a_model_is_not_carried_over(source, tmp_path):
     change_config(source, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
     (source / "modeling_own.py").write_text("raise SystemExit")

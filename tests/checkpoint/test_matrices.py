@@ -64,6 +64,7 @@ def chunk(request, monkeypatch):
     monkeypatch.setattr(arithmetic, "CHUNK", request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("chunk")
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -155,6 +156,7 @@ def test_centring_is_rounded_once(tmp_path):
     assert result.tolist() == [[1 + 2.0**-7, -1 - 2.0**-7]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("chunk")
 def test_bits_do_not_depend_on_chunks(tmp_path):
     weight = drawn("BF16", 40, 30) + 1

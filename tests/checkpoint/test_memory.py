@@ -16,6 +16,7 @@ from tiny_models import tiny
 CLOSE = 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "bert", "mixtral"])
 def test_answers_stay_and_come_back(family):
     model, inputs = tiny(family)

@@ -77,6 +77,7 @@ def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return next(tmp_path_factory.getbasetemp().glob("whole*/out/model.safetensors")).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_tensors_may_be_made_in_any_order(making, expected, seed):
     order = list(making.positions)
@@ -92,6 +93,7 @@ def test_tensors_may_be_made_in_any_order(making, expected, seed):
     assert making.written == making.layout.size - making.layout.starts[0]
 
 
+@pytest.mark.slow
 def test_what_comes_in_order_is_not_read_again(making, monkeypatch):
     making.shard.settle()
     counts = making.reads(monkeypatch)
@@ -107,6 +109,7 @@ def test_what_comes_in_order_is_not_read_again(making, monkeypatch):
     assert sum(counts) == unseen
 
 
+@pytest.mark.slow
 def test_what_comes_out_of_order_is_read_again(making, monkeypatch):
     making.shard.settle()
     counts = making.reads(monkeypatch)
@@ -118,6 +121,7 @@ def test_what_comes_out_of_order_is_read_again(making, monkeypatch):
     assert sum(counts) >= making.layout.size - making.layout.starts[0] - first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 5])
 def test_threads_share_a_file(making, expected, threads):
     tasks, ends, guard = iter(making.positions), [], threading.Lock()
@@ -190,6 +194,7 @@ def test_an_error_of_the_disk_is_one_line(making, monkeypatch):
         making.shard.make(0)
 
 
+@pytest.mark.slow
 def test_a_write_may_take_a_part(making, expected, monkeypatch):
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda handle, content, offset: pwrite(handle, content[:99_991], offset))

@@ -107,6 +107,7 @@ def test_the_source_is_not_written_to(tmp_path):
     Staging(tmp_path / "model-out", source=source).close()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
     # Root may write anywhere but as somebody else.
     program = """
@@ -266,6 +267,7 @@ def test_a_folder_that_was_exchanged_meanwhile_does_not_become_the_destination(d
     assert (partial(destination) / "theirs").exists()
 
 
+@pytest.mark.slow
 def test_two_folds_do_not_share_a_destination(destination):
     program = f"""
 import sys

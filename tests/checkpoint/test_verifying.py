@@ -64,6 +64,7 @@ def test_every_kind_of_tensor_is_counted_and_proved(saved):
     assert sum(file.suffix == ".safetensors" for file in saved.result.iterdir()) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "olmo", "gpt_neox"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
@@ -97,6 +98,7 @@ def test_a_table_that_could_not_be_untied_is_recorded_as_asked(tmp_path):
     assert failed(verify(pair.source, pair.result)) == {}
 
 
+@pytest.mark.slow
 def test_hidden_files_beside_the_result_do_not_matter(pair):
     (pair.result / ".gitattributes").write_text("*.safetensors filter=lfs")
     (pair.result / ".cache").mkdir()
@@ -111,6 +113,7 @@ def test_the_answer_does_not_depend_on_the_threads(centred):
     )
 
 
+@pytest.mark.slow
 def test_progress_counts_every_byte(saved):
     seen = []
     verify(saved.source, saved.result, threads=2, progress=lambda *call: seen.append(call))
@@ -119,6 +122,7 @@ def test_progress_counts_every_byte(saved):
     assert seen[-1][1] == seen[-1][2]
 
 
+@pytest.mark.slow
 def test_what_was_centred_is_counted(centred):
     what = check(verify(centred.source, centred.result), "plan").what
     assert what.endswith("5 of 5 norms folded, 5 made RMSNorms, 6 writers centred")
@@ -135,6 +139,7 @@ def complaints(pair: Pair) -> list[str]:
         return [str(error)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("relation", "name"), [(relation, name) for relation in TAMPERED for name in TAMPERED[relation]]
@@ -202,6 +207,7 @@ def test_no_bit_of_the_certificate_can_be_turned_over(saved, part):
         assert lines or is_english, (byte, bit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["source", "result"])
 def test_a_file_that_is_gone_is_named(pair, side):
     for name in ("tokenizer.json", "config.json", INDEX, sorted(pair.source.glob("*.safetensors"))[1].name):
@@ -213,6 +219,7 @@ def test_a_file_that_is_gone_is_named(pair, side):
     assert failed(verify(pair.source, pair.result)) == {}
 
 
+@pytest.mark.slow
 def test_a_file_that_became_shorter_or_longer_is_named(pair):
     file = sorted(pair.result.glob("*.safetensors"))[0]
     whole = file.read_bytes()

@@ -24,6 +24,8 @@ from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.writing import affordable
 from normkit.errors import InputError, ModelError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -76,7 +78,6 @@ def definition(dtype: torch.dtype) -> dict[str, Tensor]:
     return after | kept | {"created.table": (table - table.mean(1, keepdim=True)).float()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["same", "float32"])
 def test_every_tensor_is_what_its_edit_says(source, tmp_path, dtype):
     fold(source, tmp_path / "out", made=folding_runs.plan(dtype))
@@ -130,7 +131,6 @@ def test_bytes_do_not_depend_on_memory(source, whole, tmp_path):
     assert contents(tmp_path / "out") == contents(whole)
 
 
-@pytest.mark.slow
 def test_one_file_is_shared_by_all_jobs_and_has_no_index(tmp_path):
     model = folding_runs.save(tmp_path / "model", shards=1)
     for threads in (1, 4):
@@ -165,7 +165,6 @@ KILLED = "import runpy; runpy.run_module('folding_runs', run_name='__main__', al
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(source, whole, tmp_path, threads):
     seeds = [str(seed) for seed in range(6)]
@@ -240,7 +239,6 @@ except InputError as error:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_full_disk_is_one_line_and_a_resume_finishes(source, whole, tmp_path, threads):
@@ -305,7 +303,6 @@ def test_a_source_that_changes_meanwhile_is_told(own, tmp_path, change):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_interrupt_ends_all_threads_and_keeps_finished_files(source, whole, tmp_path, threads):
     sent = []

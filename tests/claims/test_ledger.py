@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+import pytest
+
 from helpers import ROOT
 
 NOTES = {"000", "001", "002", "003", "004"}
@@ -40,6 +42,7 @@ def measuring_tests(path: str) -> list[str]:
     return [name.split("_")[1].upper() for name in names if re.match(r"test_c\d\d_", name)]
 
 
+@pytest.mark.slow
 def test_every_other_row_is_measured_by_a_test_or_a_command_that_exists(claims):
     for number, row in claims.items():
         if row["verdict"].startswith("**open**"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 from torch import nn
 
@@ -36,18 +37,21 @@ def swept(is_pre: bool) -> str:
     return sweeps[0].placement
 
 
+@pytest.mark.slow
 def test_c63_pre_and_post_norm_are_told_apart_by_behaviour(measured):
     found = swept(True), swept(False)
     assert found == ("pre", "post")
     measured("the two snippets, replayed on scaled inputs, are found as pre and post")
 
 
+@pytest.mark.slow
 def test_c64_a_final_norm_stands_before_the_readout(inspections, measured):
     finals = {name: inspection.final_norm for name, inspection in inspections.items()}
     assert finals == {"layernorm": "transformer.ln_f", "rmsnorm": "model.norm"}
     measured("both shipped models have one: `transformer.ln_f`, `model.norm`")
 
 
+@pytest.mark.slow
 def test_c65_the_shipped_models_are_pre_norm(inspections, measured):
     placements = {block.placement for inspection in inspections.values() for block in inspection.blocks}
     assert placements == {"pre"}

@@ -116,6 +116,7 @@ def test_c37_mean_0_and_length_sqrt_n_end_with_the_gain(inspections, measured):
     measured(f"first norm of the shipped GPT-2: rows leave with rms {output.rms_median:.2f}, not 1")
 
 
+@pytest.mark.slow
 def test_c38_the_residual_stream_is_on_no_sphere(inspections, measured):
     words = []
     for name, inspection in inspections.items():

@@ -59,6 +59,7 @@ def test_the_script_of_each_shell_is_whole(shell: str, tmp_path: Path) -> None:
         subprocess.run([shell, "-n", str(script)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_a_verb(tmp_path: Path) -> None:
     command = tmp_path / "normkit"

@@ -85,6 +85,7 @@ def test_everything_is_written_below_one_folder() -> None:
     assert defaults == {Path("normkit-out")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in verbs.commands)])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     listing = "import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))"
@@ -112,11 +113,13 @@ def test_help_is_immediate() -> None:
     assert min(seconds() for _ in range(5)) < 0.6
 
 
+@pytest.mark.slow
 def test_version() -> None:
     done = normkit("--version")
     assert done.stdout.startswith("normkit 0.")
 
 
+@pytest.mark.slow
 def test_python_m_normkit_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, "-m", "normkit", "-h"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: normkit ")
@@ -149,6 +152,7 @@ def test_bad_input_is_one_line_and_exits_with_2() -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_bug_is_one_line_and_exits_with_101() -> None:
     done = normkit("env", before=FAILING.format("raise RuntimeError('two\\nlines')"))
     assert (done.returncode, done.stdout) == (101, "")
@@ -157,6 +161,7 @@ def test_a_bug_is_one_line_and_exits_with_101() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_traceback_is_shown_where_asked_for() -> None:
     done = normkit("env", before=FAILING.format("raise RuntimeError('x')"), NORMKIT_TRACEBACK="1")
     assert done.returncode == 101
@@ -164,6 +169,7 @@ def test_the_traceback_is_shown_where_asked_for() -> None:
     assert done.stderr.endswith("normkit: this is a bug of normkit: RuntimeError: x\n")
 
 
+@pytest.mark.slow
 def test_an_interrupt_exits_with_130() -> None:
     done = normkit("env", before=FAILING.format("import os, signal; os.kill(os.getpid(), signal.SIGINT)"))
     assert (done.returncode, done.stderr) == (130, "normkit: interrupted\n")

@@ -85,6 +85,7 @@ def test_a_second_run_writes_the_same_bytes(gpt2: Path, run: Run) -> None:
     assert Path("one/tiny/explorer.html").read_bytes() == Path("two/tiny/explorer.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_text_and_norms_of_ones_own(gpt2: Path, run: Run) -> None:
     path, pattern = "transformer.h.1.ln_2", "*.1.ln_2"
     Path("mine.txt").write_text("ab</script>")
@@ -95,6 +96,7 @@ def test_a_text_and_norms_of_ones_own(gpt2: Path, run: Run) -> None:
     assert [model["tokens"][index] for index in model["sites"][0]["token"]] == list("ab</script>")
 
 
+@pytest.mark.slow
 def test_json_is_exactly_one_document(gpt2: Path, run: Run, opened: list[str]) -> None:
     done = run("explore", gpt2, *QUICK, "--json", "--dtype", "bfloat16")
     document = json.loads(done.stdout)
@@ -209,6 +211,7 @@ def test_one_line_for_bad_input(
     assert (animated, opened) == ([], [])
 
 
+@pytest.mark.slow
 def test_bad_input_beside_a_model(gpt2: Path, run: Run) -> None:
     assert "inside the model's own folder" in refused(run("explore", gpt2, "--out", gpt2 / "pages"))
     assert "no norm at 'ln_3'; did you mean transformer.h.0.ln_1," in refused(run("explore", gpt2, "--site", "ln_3"))

@@ -42,6 +42,7 @@ def test_a_plan_says_what_folds_and_what_does_not_and_writes_nothing(run: Run):
     assert list(Path.cwd().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_fold_prints_what_it_did_and_how_to_prove_it(run: Run, tmp_path: Path):
     result = run("fold", RMSNORM, tmp_path / "out")
     assert result.exit_code == 0
@@ -50,6 +51,7 @@ def test_a_fold_prints_what_it_did_and_how_to_prove_it(run: Run, tmp_path: Path)
     assert (tmp_path / "out" / "normkit_certificate.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two words", "a'b", "\x1b[2J\u202e\\\n$(touch x)", b"\xff\xc2\x9b"])
 def test_the_command_that_proves_it_can_be_pasted(run: Run, tmp_path: Path, name: str | bytes):
     out = tmp_path / os.fsdecode(name)
@@ -63,6 +65,7 @@ def test_the_command_that_proves_it_can_be_pasted(run: Run, tmp_path: Path, name
     assert found.split(b"\0")[:2] == [os.fsencode(RMSNORM), os.fsencode(out)]
 
 
+@pytest.mark.slow
 def test_a_hub_id_and_a_file_of_a_model_are_sources_too(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +80,7 @@ def test_a_hub_id_and_a_file_of_a_model_are_sources_too(
     assert run("verify", RMSNORM / "config.json", tmp_path / "out").exit_code == 0
 
 
+@pytest.mark.slow
 def test_json_is_the_certificate(run: Run, tmp_path: Path):
     result = run("fold", LAYERNORM, tmp_path / "out", "--untie", "--json")
     document = json.loads(result.stdout)
@@ -110,6 +114,7 @@ def test_what_cannot_be_folded_is_one_line(run: Run, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
+@pytest.mark.slow
 def test_dropout_is_refused_for_training_only(run: Run, tmp_path: Path):
     source = Path(shutil.copytree(LAYERNORM, tmp_path / "source"))
     path = source / "config.json"

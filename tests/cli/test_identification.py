@@ -51,6 +51,7 @@ def widest(result: Result) -> int:
 # One model.
 
 
+@pytest.mark.slow
 def test_alike_norms_stand_together_with_their_formula_in_full(gpt2: Path, run: Run) -> None:
     done = run("identify", gpt2)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -64,6 +65,7 @@ def test_alike_norms_stand_together_with_their_formula_in_full(gpt2: Path, run: 
     assert widest(done) <= 100
 
 
+@pytest.mark.slow
 def test_the_file_holds_every_norm_and_json_prints_the_same(gpt2: Path, run: Run) -> None:
     done = run("identify", gpt2, "--json", "--out", "mine")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -84,6 +86,7 @@ def test_no_report_writes_nothing(gpt2: Path, run: Run) -> None:
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_pattern_chooses_norms(gpt2: Path, run: Run) -> None:
     done = run("identify", gpt2, "--site", "*.ln_1", "--json", "--no-report")
     assert list(json.loads(done.stdout)["sites"]) == ["transformer.h.0.ln_1", "transformer.h.1.ln_1"]
@@ -127,6 +130,7 @@ def test_without_a_model_the_two_that_ship(run: Run) -> None:
     assert document["models"] == written
 
 
+@pytest.mark.slow
 def test_a_model_against_itself(gpt2: Path, run: Run) -> None:
     done = run("identify", gpt2, "--against", gpt2, *QUICK)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -139,6 +143,7 @@ def test_a_model_against_itself(gpt2: Path, run: Run) -> None:
     assert not Path("none").exists()
 
 
+@pytest.mark.slow
 def test_a_port_with_another_eps(gpt2: Path, port: Path, run: Run) -> None:
     done = run("identify", port, "--against", gpt2, *QUICK)
     assert (done.exit_code, done.stderr) == (1, "")
@@ -153,6 +158,7 @@ def test_a_port_with_another_eps(gpt2: Path, port: Path, run: Run) -> None:
     assert widest(done) <= 100
 
 
+@pytest.mark.slow
 def test_json_of_a_comparison_and_its_file(gpt2: Path, port: Path, run: Run) -> None:
     done = run("identify", port, "--against", gpt2, *QUICK, "--json", "--out", "here")
     assert (done.exit_code, done.stderr) == (1, "")
@@ -163,6 +169,7 @@ def test_json_of_a_comparison_and_its_file(gpt2: Path, port: Path, run: Run) -> 
     assert {pair["changes"][0]["reading"] for pair in document["pairs"]} == {"eps"}
 
 
+@pytest.mark.slow
 def test_a_file_in_place_of_the_reference(gpt2: Path, port: Path, run: Run) -> None:
     assert run("identify", gpt2).exit_code == 0
     file = "normkit-out/tiny/passports.json"
@@ -173,6 +180,7 @@ def test_a_file_in_place_of_the_reference(gpt2: Path, port: Path, run: Run) -> N
     assert run("identify", gpt2, "--against", file, *QUICK).exit_code == 0
 
 
+@pytest.mark.slow
 def test_two_models_of_one_name_are_called_as_they_were_given(gpt2: Path, run: Run) -> None:
     other = Path(shutil.copytree(gpt2, gpt2.parent / "other" / "tiny"))
     done = run("identify", gpt2, "--against", other, *QUICK, "--json")
@@ -180,6 +188,7 @@ def test_two_models_of_one_name_are_called_as_they_were_given(gpt2: Path, run: R
     assert (document["model"], document["reference"]) == (str(gpt2), str(other))
 
 
+@pytest.mark.slow
 def test_one_changed_weight_between_two_norms(gpt2: Path, tmp_path: Path, run: Run) -> None:
     folder = Path(shutil.copytree(gpt2, tmp_path / "port"))
     weights = load_file(folder / "model.safetensors")
@@ -204,6 +213,7 @@ def test_two_families(gpt2: Path, run: Run) -> None:
     assert "18 norms without counterpart" in words
 
 
+@pytest.mark.slow
 def test_a_smaller_vocabulary(gpt2: Path, tmp_path: Path, run: Run) -> None:
     config = GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "small")
@@ -212,6 +222,7 @@ def test_a_smaller_vocabulary(gpt2: Path, tmp_path: Path, run: Run) -> None:
     assert "small embeds 40 tokens, and the text has token" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_text_of_ones_own(gpt2: Path, run: Run) -> None:
     done = run("identify", gpt2, "--against", gpt2, "--text", "-", "--json", text="normal " * 20)
     assert json.loads(done.stdout)["source"] == "stdin, in windows of 32"
@@ -241,6 +252,7 @@ def test_paths_that_are_no_model(gpt2: Path, tmp_path: Path, run: Run) -> None:
     assert "nothing lies there" in refused(run("identify", gpt2, "--against", "./none"))
 
 
+@pytest.mark.slow
 def test_a_config_is_taken_for_its_model(gpt2: Path, run: Run) -> None:
     assert run("identify", gpt2 / "config.json", "--against", gpt2 / "config.json", *QUICK).exit_code == 0
 

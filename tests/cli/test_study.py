@@ -123,6 +123,7 @@ def test_json_is_one_document_of_what_the_folder_holds(run: Run) -> None:
         assert each == json.loads((Path("here/study") / each["study"] / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_results_are_not_written_over(run: Run) -> None:
     run("study", "other")
     before = Path("normkit-out/study/other/results.json").stat().st_mtime_ns
@@ -155,6 +156,7 @@ def test_an_arm_that_fails_is_told_and_the_others_are_kept(run: Run) -> None:
     assert len(list(Path("normkit-out/study/tiny/arms").iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_a_bug_in_one_of_several_studies_is_told_at_the_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> object:
         raise KeyError("gone")
@@ -167,6 +169,7 @@ def test_a_bug_in_one_of_several_studies_is_told_at_the_end(run: Run, monkeypatc
     assert Path("normkit-out/study/other/results.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "page"), [(("tiny",), "tiny/"), (("tiny", "other"), "")])
 def test_a_page_that_cannot_be_written_costs_no_numbers(
     run: Run, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], page: str

@@ -106,11 +106,13 @@ def test_every_window_of_an_encoder_has_its_special_tokens(minilm: LoadedModel) 
     assert minilm.tokenizer.decode(inner) == "a norm " * 14 + "a norm"
 
 
+@pytest.mark.slow
 def test_windows_without_room_for_a_token(minilm: LoadedModel) -> None:
     with pytest.raises(InputError, match="windows of 2 tokens have no room beside the tokenizer's 2 special tokens"):
         cut(minilm.model, "a", tokenizer=minilm.tokenizer, length=2)
 
 
+@pytest.mark.slow
 def test_a_text_without_a_token(minilm: LoadedModel) -> None:
     with pytest.raises(InputError, match="finds no token in it"):
         cut(minilm.model, "\u200b", tokenizer=minilm.tokenizer)

@@ -27,6 +27,8 @@ from normkit.errors import InputError, ModelError
 from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import Check, Finding, Inspection
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
@@ -75,7 +77,6 @@ def test_a_model_that_takes_no_labels_has_the_same_loss(monkeypatch: pytest.Monk
     assert loss_seen(model) == pytest.approx(next_token_loss(model), rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -128,7 +129,6 @@ def test_the_model_and_the_random_numbers_are_as_they_were() -> None:
         assert model(torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
 
 
-@pytest.mark.slow
 def test_dropout_is_on_and_repeats() -> None:
     model = gpt2(resid_pdrop=0.5)
     assert loss_seen(model) == loss_seen(model) != pytest.approx(next_token_loss(model), rel=1e-5)
@@ -139,7 +139,6 @@ def finding(rule: str, severity: Any) -> Finding:
     return Finding(rule=rule, severity=severity, sites=(), evidence=(), remedy=(), **words)
 
 
-@pytest.mark.slow
 def test_findings_of_both_stand_worst_first_and_a_check_counts_where_it_could_be_made() -> None:
     model = gpt2()
     step = training_step(loaded(model), batches(model))

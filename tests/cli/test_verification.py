@@ -54,6 +54,7 @@ def squeezed(result: Result) -> list[str]:
     return [" ".join(line.split()) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_proof_names_what_was_checked(saved: Pair, run: Run) -> None:
     done = run("verify", saved.source, saved.result)
     assert (done.exit_code, done.stderr) == (0, "")
@@ -66,6 +67,7 @@ def test_a_proof_names_what_was_checked(saved: Pair, run: Run) -> None:
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_exit_code_1_and_names_the_place(pair: Pair, run: Run) -> None:
     place = tensors(pair.result)["transformer.h.0.attn.c_attn.weight"]
     flip(place.file, place.start)
@@ -80,6 +82,7 @@ def test_a_flipped_bit_is_exit_code_1_and_names_the_place(pair: Pair, run: Run) 
     assert squeezed(done)[1].startswith("x not proved 1 of ")
 
 
+@pytest.mark.slow
 def test_json_is_one_document(pair: Pair, run: Run) -> None:
     done = run("verify", pair.source, pair.result, "--json")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -94,6 +97,7 @@ def test_json_is_one_document(pair: Pair, run: Run) -> None:
     assert document["checks"]["config.json"]["passed"] is False
 
 
+@pytest.mark.slow
 def test_the_output_does_not_depend_on_the_threads(saved: Pair, run: Run) -> None:
     answers = {run("verify", saved.source, saved.result, "--threads", threads).stdout for threads in (1, 2, 5)}
     assert len(answers) == 1
@@ -126,6 +130,7 @@ def test_logits_are_one_more_line(demos: dict[str, Pair], run: Run) -> None:
     assert "mine.txt" in " ".join(squeezed(done))
 
 
+@pytest.mark.slow
 def test_without_a_tokenizer_the_ids_are_random(tmp_path: Path, run: Run) -> None:
     pair = folded(tmp_path, "llama", torch.float64)
     for file in [*pair.source.glob("tokenizer*"), *pair.result.glob("tokenizer*")]:

@@ -142,6 +142,7 @@ def test_norms_are_found_by_what_they_do(name):
     assert formula.spec == spec
 
 
+@pytest.mark.slow
 def test_the_layout_of_the_output_is_found():
     assert find(Dense(24)).formula.keeps_layout
     assert not find(ChannelNorm(24)).formula.keeps_layout
@@ -190,6 +191,7 @@ def called(model, *inputs):
     return {call.path: call for call in trace(model, lambda: model(*inputs)).modules}
 
 
+@pytest.mark.slow
 def test_a_call_settles_what_inputs_a_norm_takes():
     model = nn.ModuleDict({"a": Gated(24)})
     with torch.no_grad():
@@ -218,6 +220,7 @@ def test_the_norm_in_an_adaptive_one_is_swapped():
     assert [norm.path for norm in report.swapped] == ["a.norm"]
 
 
+@pytest.mark.slow
 def test_a_norm_in_a_norm_is_part_of_it():
     class Gained(nn.Module):
         def __init__(self):
@@ -233,12 +236,14 @@ def test_a_norm_in_a_norm_is_part_of_it():
     assert report.left_alone == ()
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_only_wrapped_is_swapped_itself():
     report = convert(nn.Sequential(Wrapped()))
     assert [norm.path for norm in report.swapped] == ["0.inner"]
     assert report.left_alone == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [nn.Dropout(0.5), nn.GELU()])
 def test_what_holds_more_than_a_norm_gives_its_norm(beside):
     class Both(nn.Module):
@@ -264,6 +269,7 @@ def test_like_modules_are_identified_once(monkeypatch):
     assert len(seen) == 3
 
 
+@pytest.mark.slow
 def test_one_that_only_looks_alike_is_identified_itself():
     class Hidden(Square):
         def __init__(self, n, eps):

@@ -230,6 +230,7 @@ class HandWritten(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
+@pytest.mark.slow
 def test_under_autocast_a_norm_of_single_operations_keeps_its_own_forward():
     model = nn.Sequential(HandWritten())
     x = torch.randn(64, 32).bfloat16()

@@ -18,6 +18,8 @@ from normkit.conversion.swapping import convert, revert
 from normkit.errors import KindError, ModelError, UseError
 from normkit.kernels import cpu
 
+pytestmark = pytest.mark.slow
+
 
 class Block(nn.Module):
     """A norm of each kind of class, one of them used twice, one function call."""
@@ -45,7 +47,6 @@ def block() -> Block:
     return model.eval()
 
 
-@pytest.mark.slow
 def test_norms_are_swapped_and_numbers_stay():
     model, x = block(), torch.randn(4, 5, 32)
     expected = model(x)
@@ -134,7 +135,6 @@ def test_revert_keeps_the_parameters_of_now():
     assert y.dtype == torch.bfloat16
 
 
-@pytest.mark.slow
 def test_a_copy_of_a_converted_model_goes_back_alone():
     model, x = block(), torch.randn(3, 32)
     expected = model(x)
@@ -194,7 +194,6 @@ def test_inputs_show_calls_of_functions(inputs):
     assert model.dropout.training
 
 
-@pytest.mark.slow
 def test_a_norm_that_the_inputs_do_not_reach_is_tried_on_its_own():
     model = block()
     model.unused = nn.LayerNorm(16)
@@ -264,7 +263,6 @@ def test_what_raises_midway_leaves_what_was_converted_before(monkeypatch):
     assert revert(model) == ("first",)
 
 
-@pytest.mark.slow
 def test_what_only_wraps_a_norm_keeps_its_own_forward():
     class Counting(nn.Module):
         def __init__(self, norm):
@@ -288,7 +286,6 @@ def test_what_only_wraps_a_norm_keeps_its_own_forward():
             revert(model)
 
 
-@pytest.mark.slow
 def test_compiled_parts_are_looked_at_uncompiled():
     compiled = []
 
@@ -307,7 +304,6 @@ def test_compiled_parts_are_looked_at_uncompiled():
     assert len(compiled) == 2
 
 
-@pytest.mark.slow
 def test_the_default_device_is_not_asked():
     # Any other than the CPU will do; meta is there everywhere.
     model, x = block(), torch.randn(4, 5, 32)

@@ -85,12 +85,14 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_what_differs_is_refused(name):
     other, setting, reason = WRONG[name]
     assert reason in problem(Rms(**other), LLAMA, setting)
 
 
+@pytest.mark.slow
 def test_a_tiny_eps_is_felt():
     formula = LLAMA._replace(spec=specs.LLAMA.replace(eps=1e-12))
     assert problem(Rms(eps=1e-12), formula, PLAIN) is None
@@ -107,6 +109,7 @@ def test_the_first_failure_ends_it():
     assert [check.problem is None for check in checks] == [True, False]
 
 
+@pytest.mark.slow
 def test_the_gain_is_moved_away_from_one():
     class Squared(Rms):
         def forward(self, x):
@@ -195,6 +198,7 @@ def test_the_settings_are_those_a_norm_may_be_called_in():
     assert str(settings(set(), set())[0]) == "float32"
 
 
+@pytest.mark.slow
 def test_in_float64_a_lost_machine_epsilon_is_seen():
     double = Setting(torch.float64, torch.float64, autocast=False)
     exact = Formula(specs.TORCH_RMS_NORM, "weight", None, "x")

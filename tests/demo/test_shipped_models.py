@@ -21,6 +21,7 @@ def test_stock_transformers_load_it_without_a_missing_or_unexpected_key(shipped)
     assert not any(report.values()), report
 
 
+@pytest.mark.slow
 def test_its_text_is_predicted_as_recorded_and_far_below_the_unigram_entropy(shipped):
     model, _, record = shipped
     text = demo.text().encode()

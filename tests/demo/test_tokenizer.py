@@ -14,6 +14,7 @@ def tokenizer(request):
     return AutoTokenizer.from_pretrained(demo.directory(request.param))
 
 
+@pytest.mark.slow
 @given(text=st.text(max_size=300))
 def test_the_ids_are_the_bytes_and_any_text_round_trips(tokenizer, text):
     ids = tokenizer(text)["input_ids"]

@@ -19,6 +19,8 @@ from normkit.explorer.activations import activations
 from normkit.explorer.exploration import explore_models
 from normkit.explorer.projection import principal_basis
 
+pytestmark = pytest.mark.slow
+
 
 def numbers(site: dict) -> np.ndarray:
     return np.frombuffer(base64.b64decode(site["floats"]), "<f4").astype(np.float64).reshape(site["count"], 7)
@@ -46,7 +48,6 @@ def caught(model: nn.Module, batch: dict, path: str) -> tuple[torch.Tensor, torc
     return seen[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_the_embedded_numbers_give_what_the_modules_return(demo_directories: dict[str, Path], name: str) -> None:
     loaded = load_model(str(demo_directories[name]))
@@ -153,7 +154,6 @@ def test_no_more_is_kept_than_was_asked_for() -> None:
     assert gathered.sites[0].rows.shape == (7, 4)
 
 
-@pytest.mark.slow
 def test_the_first_head_stands_for_a_token() -> None:
     config = Qwen3Config(
         vocab_size=100, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
@@ -173,7 +173,6 @@ def test_the_first_head_stands_for_a_token() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_a_decoders_norms_bear_the_decoders_tokens() -> None:
     config = T5Config(vocab_size=100, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, decoder_start_token_id=0)
     model = T5ForConditionalGeneration(config).eval()
@@ -321,7 +320,6 @@ def test_norms_left_out_for_one_reason_share_a_note() -> None:
     assert gathered.notes == ("1, 2, 3 and 2 more are left out: it divides by n - 1.",)
 
 
-@pytest.mark.slow
 def test_of_many_norms_some_are_shown_and_that_is_told() -> None:
     model = nn.Sequential(*(nn.LayerNorm(4) for _ in range(60)))
     gathered = activations(model, {"input": torch.randn(1, 100, 4)}, name="deep")

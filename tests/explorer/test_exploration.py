@@ -215,6 +215,7 @@ def model(width: int = 6) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.LayerNorm(width))
 
 
+@pytest.mark.slow
 def test_activations_are_shown_with_their_notes() -> None:
     gathered = activations(model(), {"input": torch.randn(3, 1000, 6)}, name="small")
     page = nk.explore(gathered, title="Of a model")
@@ -235,12 +236,14 @@ def test_models_share_the_points_of_a_page() -> None:
     assert counts == [666, 666, 666]
 
 
+@pytest.mark.slow
 def test_nothing_else_goes_with_activations() -> None:
     gathered = activations(model(), {"input": torch.randn(1, 3, 6)})
     with pytest.raises(InputError, match="leave out labels"):
         nk.explore(gathered, labels=["a", "b", "c"])
 
 
+@pytest.mark.slow
 def test_the_data_is_plain_json() -> None:
     gathered = activations(model(), {"input": torch.randn(1, 5, 6)})
     for page in (nk.explore(gathered), nk.explore(cloud(3, 4)), nk.explore(cloud(3, 9))):

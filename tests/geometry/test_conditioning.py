@@ -53,6 +53,7 @@ def test_condition_is_that_of_the_gauss_newton_matrix_of_a_linear_layer():
     assert_close(gauss_newton_condition(x)[0], torch.linalg.cond(hessian), units=64)
 
 
+@pytest.mark.slow
 def test_gradient_descent_takes_steps_in_proportion():
     def steps(condition):
         curvature = torch.tensor([1.0, 1.0 / condition], dtype=torch.float64)
@@ -132,6 +133,7 @@ def test_bias_fills_the_direction_that_centring_emptied():
     assert preconditioning(x, spec, gain).normalized_rank == FEATURES - 1
 
 
+@pytest.mark.slow
 def test_trained_layer_norm_lowers_the_condition_by_dropping_a_direction(demo_directories):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -115,6 +115,7 @@ def test_on_a_plane_of_symmetry_outside_the_derivative_is_whole():
     assert torch.allclose(derivative, torch.tensor([[0.0, 0.0], [0.0, 1 / (1 + t)]], dtype=torch.float64), atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [1e-3, 1e-8, 1e-12])
 def test_thin_ones(ratio):
     shape = ellipse(1.0, ratio)
@@ -129,6 +130,7 @@ def test_thin_ones(ratio):
     assert gain.max() < 1e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_centred", [True, False])
 def test_derivatives_of_the_nearest_point_to_second_order(is_centred):
     ellipsoid = Ellipsoid(GAIN, BIAS, is_centred=is_centred)

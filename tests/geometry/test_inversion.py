@@ -179,6 +179,7 @@ def test_the_bias_itself_comes_from_constant_rows():
     assert_close(jacobian, 0.5 * torch.eye(4, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["inside", "outside", "clamp"])
 def test_derivatives_and_transforms(placement):
     spec = NormSpec(eps=3.0, eps_placement=placement)

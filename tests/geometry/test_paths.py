@@ -233,6 +233,7 @@ def derivatives(function, at: float, order: int) -> Tensor:
     return function(torch.tensor(at, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("size", [0.03, 0.0999, 0.1001, 0.5])
 def test_derivatives_on_both_sides_of_the_series(size, order):

@@ -42,12 +42,14 @@ def hull_of_the_plane(points: Tensor) -> set[int]:
     return set(corners)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_selectable_keys_of_a_plane_are_the_corners_of_its_hull(seed):
     keys = normal(60, 2, seed=seed)
     assert set(selectable(keys).nonzero().flatten().tolist()) == hull_of_the_plane(keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [1, 2, 3, 5, 8, 32])
 def test_a_query_is_found_exactly_for_the_selectable_keys(d):
     keys = normal(40, d, seed=d) + 3
@@ -152,6 +154,7 @@ def test_where_the_linear_program_gives_up_another_method_decides(monkeypatch, s
     assert torch.equal(selectable(keys), answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [2.0**600, 2.0**-600])
 def test_keys_whose_squares_are_no_numbers_are_judged(scale):
     keys = normal(25, 2, seed=3)
@@ -182,11 +185,13 @@ def test_a_single_key_is_preferred_by_every_query():
     assert torch.equal(selecting_query(torch.ones(1, 3), 0), torch.zeros(3))
 
 
+@pytest.mark.slow
 def test_keys_far_from_zero_are_told_apart():
     keys = normal(30, 3, seed=1)
     assert torch.equal(selectable(keys + 1e8), selectable(keys))
 
 
+@pytest.mark.slow
 def test_only_the_keys_asked_for_are_judged_among_all():
     keys = normal(30, 2, seed=2)
     indices = torch.randperm(30)[:20]

@@ -124,6 +124,7 @@ def test_lengths_stay_over_many_steps(dtype):
     assert weight.dtype == dtype
 
 
+@pytest.mark.slow
 def test_in_bfloat16_lengths_do_not_drift():
     """Measured anew after each rounding, the length of 64 numbers sank by 2.7 % in 3,000 small steps."""
     torch.manual_seed(0)

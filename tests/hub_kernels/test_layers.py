@@ -132,6 +132,7 @@ def test_the_state_dict_stays(exchanged):
     assert torch.equal(copy.deepcopy(module)(torch.ones(1, N)), module(torch.ones(1, N)))
 
 
+@pytest.mark.slow
 def test_settings_that_change_later_are_followed(exchanged, calls):
     original = drawn(nn.Sequential(nn.LayerNorm(N))[0])
     module = exchanged(copy.deepcopy(original), "LayerNorm")

@@ -74,6 +74,7 @@ def test_samples_that_are_coupled_in_eval_mode_too(norm, shape, axes):
     assert "changing one sample moves the others" in passport.evidence[0]
 
 
+@pytest.mark.slow
 def test_other_conventions_of_batch_statistics():
     def rms(x):
         return x / (x.square().mean((0, 2), keepdim=True).sqrt() + 1e-3)

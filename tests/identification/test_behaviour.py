@@ -325,6 +325,7 @@ def test_a_gain_that_is_not_finite_does_not_hide_the_norm():
     assert identify(module, 16).spec == specs.TORCH_LAYER_NORM
 
 
+@pytest.mark.slow
 def test_the_same_answer_every_time():
     assert identify(nn.LayerNorm(16), 16).to_json() == identify(nn.LayerNorm(16), 16).to_json()
 

@@ -31,6 +31,7 @@ def book() -> PassportBook:
     return surveyed(stack())
 
 
+@pytest.mark.slow
 def test_a_model_s_norms_in_forward_order(book: PassportBook) -> None:
     assert [(entry.path, entry.class_name, entry.features) for entry in book.entries] == [
         ("1", "LayerNorm", 8),
@@ -40,10 +41,12 @@ def test_a_model_s_norms_in_forward_order(book: PassportBook) -> None:
     assert book.left_out == {}
 
 
+@pytest.mark.slow
 def test_a_model_without_a_name_is_called_by_its_class() -> None:
     assert surveyed(stack(), name="").model == "Sequential"
 
 
+@pytest.mark.slow
 def test_what_normalizes_as_no_spec_describes_is_left_out_with_its_reason() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.LayerNorm(8))
     model[0].running_mean.fill_(0.5)
@@ -53,6 +56,7 @@ def test_what_normalizes_as_no_spec_describes_is_left_out_with_its_reason() -> N
     assert "BatchNorm1d" in found.left_out["0"]
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_again(book: PassportBook, tmp_path: Path) -> None:
     read = PassportBook.read(book.write(tmp_path / "deep" / "passports.json"))
     assert read.to_json() == book.to_json()
@@ -63,6 +67,7 @@ def test_what_is_written_is_read_again(book: PassportBook, tmp_path: Path) -> No
     assert [entry.passport.spec for entry in read.entries] == [entry.passport.spec for entry in book.entries]
 
 
+@pytest.mark.slow
 def test_the_digests_of_parameters_survive_the_file(book: PassportBook, tmp_path: Path) -> None:
     read = PassportBook.read(book.write(tmp_path / "passports.json"))
     digests = [entry.passport.parameters["weight"]["sha256"] for entry in read.entries]
@@ -80,6 +85,7 @@ def test_the_same_model_gives_the_same_bytes(book: PassportBook, tmp_path: Path)
     assert one.read_bytes() == two.read_bytes()
 
 
+@pytest.mark.slow
 def test_in_a_diff_of_two_files_one_convention_is_one_line(book: PassportBook) -> None:
     other = surveyed(stack(eps=1e-6))
     for entry, changed in zip(book.entries, other.entries, strict=True):

@@ -60,6 +60,7 @@ def test_a_cancelling_variance_is_read():
     assert identify(nn.LayerNorm(N), SHAPE).readings["conditioning"].value["cancels"] is False
 
 
+@pytest.mark.slow
 def test_nan_on_constant_rows_is_read():
     assert identify(NegativeVariance(eps=1e-12), SHAPE).readings["degenerate rows"].value["constant"] == "NaN"
     assert identify(NoEps(), SHAPE).readings["degenerate rows"].value["zeros"] == "NaN"

@@ -62,6 +62,7 @@ def test_a_gate_through_an_unusual_function_is_a_gate():
     assert value == {"argument": "gate", "placement": "after", "activation": None}
 
 
+@pytest.mark.slow
 def test_a_gate_that_need_not_be_given():
     passport = identify(OptionalGate(32, F.silu, "before"), 32)
     assert (passport.verdict, passport.spec.replace(output_dtype="input")) == ("norm", RMS)
@@ -74,6 +75,7 @@ def test_a_gate_that_need_not_be_given():
     assert "gate" not in identify(nn.LayerNorm(32), 32).readings
 
 
+@pytest.mark.slow
 def test_a_gate_whose_default_does_not_work():
     assert identify(NeededAfterAll(32, F.silu, "after"), 32).readings["gate"].value["activation"] == "sigmoid"
 
@@ -169,6 +171,7 @@ def test_the_norm_of_a_sum_has_its_weight():
     torch.testing.assert_close(passport(x + residual), module(x, residual).detach())
 
 
+@pytest.mark.slow
 def test_a_block_that_ends_in_a_norm_is_not_adaptive():
     passport = identify(nn.TransformerDecoderLayer(8, 2, 8), (2, 3, 8))
     assert (passport.verdict, passport.spec) == ("norm", None)

@@ -13,6 +13,8 @@ from normkit import NormSpec, specs
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 
+pytestmark = pytest.mark.slow
+
 WIDTH, HEADS, LAYERS = 32, 4, 2
 SIZES = {
     "vocab_size": 50,
@@ -171,7 +173,6 @@ def test_a_model_without_norms():
     assert sites_of(model, torch.randn(2, 8)) == ((), ())
 
 
-@pytest.mark.slow
 def test_gain_and_bias_as_they_act():
     torch.manual_seed(1)
     shapes = {(-1,): 8, (1,): 4, "all_but_batch": 4, (-2, -1): (4, 8)}
@@ -229,7 +230,6 @@ def test_a_gain_that_is_not_finite_is_carried_along():
     assert sites[1].gain.isnan().tolist() == [index == 3 for index in range(8)]
 
 
-@pytest.mark.slow
 def test_like_modules_are_verified_one_by_one():
     model = nn.Sequential(*(nn.LayerNorm(8) for _ in range(6)))
     model[3].eps = 1e-6
@@ -321,7 +321,6 @@ def test_what_normalizes_otherwise_is_named():
     assert not any("\n" in reason for reason in reasons)
 
 
-@pytest.mark.slow
 def test_shapes_that_carry_no_rows_and_rows_without_a_batch():
     model = nn.Sequential(nn.LayerNorm(8))
     for shape in ((0, 8), (8,), (1, 1, 8), (2, 0, 8)):

@@ -111,6 +111,7 @@ def test_nothing_outside_is_disturbed():
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_another_default_dtype_changes_nothing_and_comes_back():
     expected = identify(nn.LayerNorm(16), 16).spec
     torch.set_default_dtype(torch.float64)

@@ -59,6 +59,7 @@ def inferred() -> Baseline:
     return baseline.infer(inspected(Own()), source="intent.json")
 
 
+@pytest.mark.slow
 def test_what_is_inferred(inferred: Baseline) -> None:
     assert list(inferred.norms) == ["blocks.0.0", "blocks.1.0", "blocks.2.0", "norm"]
     first = inferred.norms["blocks.0.0"]
@@ -107,6 +108,7 @@ def test_a_first_run_that_raises_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_file_comes_back_as_it_was_written(inferred: Baseline, tmp_path: Path) -> None:
     norms = {**inferred.norms, "norm": replace(inferred.norms["norm"], factor=0.5)}
     rich = replace(inferred, norms=norms, others=("bn",), final_norm=None, source="a.json")
@@ -119,6 +121,7 @@ def test_a_file_comes_back_as_it_was_written(inferred: Baseline, tmp_path: Path)
     assert baseline.declared(rich) == (rich, None)
 
 
+@pytest.mark.slow
 def test_an_older_file_without_factors_and_values_is_read(inferred: Baseline, tmp_path: Path) -> None:
     document = inferred.to_json()
     for norm in document["norms"].values():

@@ -18,6 +18,8 @@ from normkit.inspection.comparison import compare
 from normkit.inspection.differences import Comparison
 from normkit.report.comparison import describe_comparison
 
+pytestmark = pytest.mark.slow
+
 MIDDLE = "transformer.h.3.ln_2"
 NORMS = 13
 
@@ -120,7 +122,6 @@ def test_an_unbiased_variance_in_one_norm(port: nn.Module, stock: nn.Module, bat
     assert observed.effects[0].worst == pytest.approx(0.0079, rel=0.5)
 
 
-@pytest.mark.slow
 def test_an_offset_that_the_port_missed(twins: dict[str, nn.Module], batch: dict[str, Tensor]) -> None:
     path = "model.layers.2.input_layernorm"
     right = replaced(copy.deepcopy(twins["rmsnorm"]), path, lambda norm: Offset(norm, 1.0))
@@ -134,7 +135,6 @@ def test_an_offset_that_the_port_missed(twins: dict[str, nn.Module], batch: dict
     assert found.changed[0].observed.effects[0].median > 0.3
 
 
-@pytest.mark.slow
 def test_an_offset_that_is_in_the_weights_already_does_nothing_to_the_numbers(
     twins: dict[str, nn.Module], batch: dict[str, Tensor]
 ) -> None:
@@ -197,7 +197,6 @@ def test_the_same_formula_computed_otherwise_is_rounding(
     assert 0 < found.divergence.largest < 1e-4
 
 
-@pytest.mark.slow
 def test_sixteen_bits_have_their_own_effect(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
     found = compare(faults.wrong_eps(port.bfloat16()), copy.deepcopy(stock).bfloat16(), batch)
     observed = found.changed[0].observed
@@ -367,7 +366,6 @@ def test_both_models_are_left_as_they_were(port: nn.Module, stock: nn.Module, ba
         assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
 
 
-@pytest.mark.slow
 def test_all_batches_are_seen_and_only_the_first_is_run_twice(
     port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]
 ) -> None:

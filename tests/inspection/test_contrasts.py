@@ -15,6 +15,8 @@ from normkit.identification.book import PassportBook, survey
 from normkit.inspection.comparison import compare
 from normkit.inspection.differences import Comparison
 
+pytestmark = pytest.mark.slow
+
 MIDDLE = "transformer.h.3.ln_2"
 
 
@@ -85,7 +87,6 @@ def read_back(model: nn.Module, batch: dict[str, Tensor]) -> PassportBook:
     return PassportBook.from_json(json.loads(json_text(book.to_json())))
 
 
-@pytest.mark.slow
 def test_a_file_tells_what_a_model_tells_but_where_it_begins(
     port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]
 ) -> None:

@@ -266,6 +266,7 @@ class OverTokens(nn.Module):
         return self.norm(x + self.linear(x))
 
 
+@pytest.mark.slow
 def test_a_block_that_closes_with_a_norm_over_several_axes_is_read_in_its_rows():
     torch.manual_seed(0)
     model = nn.Sequential(OverTokens(), OverTokens())

@@ -60,6 +60,7 @@ def errors(model, dtype, entering=None):
         return gain_gradient_errors(sites, {site.path: name for site in sites})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_torchs_layer_norm_sums_in_16_bits_on_the_cpu(dtype):
     found = errors(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), Own()), dtype)

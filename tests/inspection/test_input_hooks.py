@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -35,6 +36,7 @@ def test_a_hook_that_changes_what_enters_is_named_and_one_that_looks_is_not():
     assert len(net[3]._forward_pre_hooks) == 2
 
 
+@pytest.mark.slow
 def test_an_inspection_warns_of_it():
     net = model()
     x = 3 * torch.randn(2, 6, 16)

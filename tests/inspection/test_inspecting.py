@@ -17,6 +17,8 @@ import planted_faults as faults
 from normkit import demo
 from normkit.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 
 def demo_model(name: str) -> nn.Module:
     return AutoModelForCausalLM.from_pretrained(demo.directory(name)).eval()
@@ -47,7 +49,6 @@ def tiny_llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "centred"), [("layernorm", True), ("rmsnorm", False)])
 def test_a_healthy_twin_has_thirteen_sites_and_no_finding(name: str, centred: bool) -> None:
     inspection = of_twin(name)
@@ -67,7 +68,6 @@ def test_a_healthy_twin_has_thirteen_sites_and_no_finding(name: str, centred: bo
     assert {site.input.rows for site in inspection.sites} == {512}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_a_planted_eps_is_found_at_every_site(name: str) -> None:
     inspection = nk.inspect(faults.wrong_eps(demo_model(name)), text_batch())
@@ -77,7 +77,6 @@ def test_a_planted_eps_is_found_at_every_site(name: str) -> None:
     assert inspection.findings[0].severity == "error"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_a_removed_final_norm_is_found(name: str) -> None:
     inspection = nk.inspect(faults.without_final_norm(demo_model(name)), text_batch())
@@ -87,7 +86,6 @@ def test_a_removed_final_norm_is_found(name: str) -> None:
     assert len(inspection.sites) == 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dimension"), [("layernorm", 62), ("rmsnorm", 63)])
 def test_a_twin_has_a_geometry(name: str, dimension: int) -> None:
     model, inspection = demo_model(name), of_twin(name)
@@ -116,7 +114,6 @@ def test_a_twin_has_a_geometry(name: str, dimension: int) -> None:
     assert last.spread_in > 1.7 * last.spread_out
 
 
-@pytest.mark.slow
 def test_the_keys_of_a_twin_can_all_be_selected() -> None:
     inspection = of_twin("layernorm")
 
@@ -126,7 +123,6 @@ def test_the_keys_of_a_twin_can_all_be_selected() -> None:
         assert (one.before, one.heads) == (1.0, tuple((head, 1.0) for head in range(4)))
 
 
-@pytest.mark.slow
 def test_the_first_text_that_has_a_token_tells_which_keys_can_be_selected() -> None:
     model, batch = demo_model("rmsnorm"), text_batch(rows=2, length=48)
     batch["attention_mask"][0] = 0
@@ -139,7 +135,6 @@ def test_the_first_text_that_has_a_token_tells_which_keys_can_be_selected() -> N
     assert found == expected
 
 
-@pytest.mark.slow
 def test_the_stages_are_told() -> None:
     told: list[tuple[str, int, int]] = []
     nk.inspect(demo_model("rmsnorm"), text_batch(rows=1), progress=lambda *stage: told.append(stage))
@@ -148,7 +143,6 @@ def test_the_stages_are_told() -> None:
     assert told[-1] == ("selectable keys", 5, 6)
 
 
-@pytest.mark.slow
 def test_padding_changes_no_statistic() -> None:
     model = demo_model("layernorm")
     plain = text_batch(rows=2, length=96)
@@ -168,7 +162,6 @@ def test_padding_changes_no_statistic() -> None:
         assert a.sampled_max == pytest.approx(b.sampled_max, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_batches_may_come_one_at_a_time() -> None:
     model, whole = demo_model("rmsnorm"), text_batch(rows=4)
 
@@ -185,7 +178,6 @@ def test_batches_may_come_one_at_a_time() -> None:
         assert a.input.mean_energy == pytest.approx(b.input.mean_energy, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_the_walk_goes_through_the_chosen_site_and_ends_where_the_module_does() -> None:
     inspection = nk.inspect(demo_model("layernorm"), text_batch(), site="transformer.h.1.ln_2", decode=chr)
 
@@ -204,7 +196,6 @@ def test_an_unknown_site_is_an_error_that_offers_the_nearest() -> None:
         nk.inspect(tiny_llama(), {"input_ids": torch.arange(8)[None]}, site="layernorm")
 
 
-@pytest.mark.slow
 def test_an_unknown_site_is_told_before_the_text_is_run() -> None:
     def batches() -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": torch.arange(8)[None]}
@@ -242,7 +233,6 @@ def same(a: tuple[object, ...], b: tuple[object, ...]) -> bool:
     return a[0] == b[0] and all(map(torch.equal, *zip(*weights, strict=True))) and torch.equal(a[2], b[2])
 
 
-@pytest.mark.slow
 def test_a_decoder_that_would_keep_its_keys_is_run_without_a_cache() -> None:
     from transformers import AutoModelForSeq2SeqLM, SwitchTransformersConfig
 
@@ -284,7 +274,6 @@ def test_the_model_is_left_as_it_was_after_an_exception(calls_before: int, monke
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_json_and_html_are_the_same_bytes_on_a_second_run(tmp_path: Path) -> None:
     pages, documents = set(), set()
     for name in ("first", "second"):

@@ -179,6 +179,7 @@ def test_nothing_around_it_changes():
     assert model.training
 
 
+@pytest.mark.slow
 def test_a_model_of_seven_billion_parameters_takes_no_memory():
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig())

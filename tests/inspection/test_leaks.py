@@ -79,6 +79,7 @@ def kinds(leaks: tuple[Leak, ...] | None) -> set[tuple[str, str, str]]:
     return {(leak.kind, leak.mode, leak.path) for leak in leaks}
 
 
+@pytest.mark.slow
 def test_norms_of_single_tokens_do_not_leak() -> None:
     assert leaks_of(Tiny(layer_norm(), layer_norm())) == ()
     assert leaks_of(Tiny(layer_norm(), layer_norm(), causal=False)) == ()
@@ -158,6 +159,7 @@ def test_a_model_that_raises_in_training_mode_keeps_what_was_seen() -> None:
     assert kinds(leaks_of(EvaluationOnly(OverTokens(), BatchNorm()))) >= {("time", "evaluation", "first")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [False, True])
 def test_the_model_and_the_generators_are_left_as_they_were(raises: bool) -> None:
     class Raising(Tiny):

@@ -69,6 +69,7 @@ def hooks(model):
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
+@pytest.mark.slow
 def test_every_call_is_told_in_order():
     model, x, diary = Model(), torch.randn(2, 5, 8), Diary()
     with watched(diary, model, x):
@@ -127,6 +128,7 @@ def test_nothing_is_left_behind():
     assert _get_current_function_mode() is None
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_after_an_exception():
     model, x = Model(), torch.randn(2, 5, 8)
     with pytest.raises(RuntimeError, match="shape"), watched(Diary(), model, x):

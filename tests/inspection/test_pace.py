@@ -78,6 +78,7 @@ def test_a_run_without_updates_has_no_pace():
     assert paces(training()) == ()
 
 
+@pytest.mark.slow
 def test_a_real_run_and_one_at_thirty_times_its_rate():
     assert too_fast(trained(Tiny())) == ()
     assert len(too_fast(trained(Tiny(), learning_rate=9e-2))) > 10

@@ -51,6 +51,7 @@ def test_a_module_that_imports_a_norm_has_replaced_none():
     assert patches(layer, ("norm1", "norm2")) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("forward", "rule"), [(other_forward, "A11"), (lambda _self, x: x, "D3"), (lambda _self, x: 2 * x, "D3")]
 )
@@ -67,6 +68,7 @@ def test_a_stock_class_that_was_patched_is_named_and_judged(monkeypatch, forward
     assert "held against the spec that is declared for the class" in note.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_class_in_the_place_of_the_familys_own(monkeypatch):
     class FastRMSNorm(nn.Module):
         def __init__(self, hidden_size, eps=1e-6):
@@ -86,6 +88,7 @@ def test_a_class_in_the_place_of_the_familys_own(monkeypatch):
     assert "LlamaRMSNorm of transformers.models.llama.modeling_llama is" in note.evidence[0]
 
 
+@pytest.mark.slow
 def test_kernels_that_compute_what_is_meant_are_a_note(monkeypatch):
     def kernel(self, x):
         y = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.variance_epsilon)

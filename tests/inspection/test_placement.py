@@ -78,6 +78,7 @@ def roles_in(roles, block):
     return [role for path, role in roles.items() if path.startswith(f"{block}.")]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "dtype"), diagonal([*FAMILIES], [torch.float32, torch.bfloat16]))
 def test_families(name, dtype):
@@ -120,6 +121,7 @@ def test_norms_called_as_functions():
     assert roles == {"0:rms_norm": "pre", "0:rms_norm#2": "output", "1:rms_norm": "pre", "1:rms_norm#2": "output"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config", "expected", "final"),
     [

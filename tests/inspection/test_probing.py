@@ -98,6 +98,7 @@ def test_what_enters_and_leaves_every_norm_and_block():
     assert probe.site(sites["layers.1:rms_norm"]).output == statistics(*(run["layers.1.mlp"][0] for run in runs))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_padding_enters_nothing():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
@@ -125,6 +126,7 @@ def test_padding_enters_nothing():
         assert attention.sampled_rows == int(MASK.sum()) * 4
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_mask_that_is_all_true_is_no_mask():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
@@ -139,6 +141,7 @@ def test_a_mask_that_is_all_true_is_no_mask():
     assert [masked.geometry(site) for site in sites.values()] == [plain.geometry(site) for site in same.values()]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_tensor_that_the_mask_does_not_fit_is_left_out_and_counted():
     class Pooled(nn.Module):
@@ -160,6 +163,7 @@ def test_a_tensor_that_the_mask_does_not_fit_is_left_out_and_counted():
     assert (measured.calls, measured.left_out, measured.input.rows) == (2, 1, BATCH)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_norm_that_is_never_called():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
@@ -186,6 +190,7 @@ def test_attention_is_told_by_its_module():
     assert all(0 < one.sampled_max <= one.bound for one in found)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_padded_text_through_transformers(implementation):

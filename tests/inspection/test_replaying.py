@@ -45,6 +45,7 @@ def hooks(model):
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_model_and_the_random_numbers_are_left_as_they_were(dtype):
     model, x = Model().to(dtype), torch.randn(2, 5, 8, dtype=dtype)
@@ -69,6 +70,7 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were(dtype):
     assert [one.placement for one in sweeps] == ["pre", "pre"]
 
 
+@pytest.mark.slow
 def test_hooks_are_gone_when_the_model_raises():
     model, x = Model(), torch.randn(2, 5, 8)
     called = trace(model, lambda: model(x))
@@ -125,6 +127,7 @@ def test_a_block_that_raises_is_a_replay_error():
     assert replayer.current is None
 
 
+@pytest.mark.slow
 def test_what_a_norm_took_and_gave():
     model, x = Model().eval(), torch.randn(1, 5, 8)
     seen = []

@@ -11,6 +11,7 @@ from normkit.inspection.running import arguments, rows, runner, shortened, token
 from normkit.study import Transformer, TransformerConfig
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_tells_how_many_tokens_it_embeds(stock):
     assert vocabulary(stock) == stock.config.vocab_size == 256
 
@@ -83,6 +84,7 @@ def test_batches_of_every_kind_are_inspected(kind):
     assert inspection.model.distinct in (12, 13)
 
 
+@pytest.mark.slow
 def test_arguments_without_names():
     x = torch.randn(3, 5, 8)
     assert inspect(Anything(), (x, x)).sites[0].input.rows == 15

@@ -327,6 +327,7 @@ class Norms(nn.Module):
         return called
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_probe_samples_every_norm_but_no_padding():
     model, mask = Norms(), torch.arange(9) < torch.tensor([[2], [9], [5]])

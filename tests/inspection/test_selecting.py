@@ -119,6 +119,7 @@ def test_rows_that_no_norm_has_seen_may_be_hidden_before():
     assert found[0].before < 1.0
 
 
+@pytest.mark.slow
 def test_rows_of_more_features_than_there_are_rows():
     class Bare(nn.Module):
         def forward(self, x):
@@ -141,6 +142,7 @@ def test_padding_is_no_key():
     assert with_padding == alone
 
 
+@pytest.mark.slow
 def test_keys_of_another_length_than_the_mask_are_not_judged():
     class Pooled(nn.Module):
         def __init__(self):
@@ -192,6 +194,7 @@ def test_keys_that_are_not_finite_are_left_out():
     assert judged(model, x)[0].before is None
 
 
+@pytest.mark.slow
 def test_where_keys_may_come_from_elsewhere_the_rows_before_are_unknown():
     class Decoder(nn.Module):
         def __init__(self):

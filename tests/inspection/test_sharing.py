@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -128,6 +129,7 @@ class Recurrence(nn.Module):
         return state
 
 
+@pytest.mark.slow
 def test_a_norm_inside_a_recurrence_serves_one_place() -> None:
     assert shared(Recurrence(listed=False)) == {}
     assert shared(Recurrence(listed=True)) == {}

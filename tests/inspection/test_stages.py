@@ -13,6 +13,8 @@ from normkit import inspect
 from normkit.inspection.running import runner
 from normkit.inspection.structure import survey
 
+pytestmark = pytest.mark.slow
+
 
 class Taking(nn.Module):
     """A model of x-transformers that takes its tokens by name."""
@@ -44,7 +46,6 @@ CASES = {
 PLACEMENTS = {"sandwich": "peri", "post": "post"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_where_the_norms_of_x_transformers_sit(name):
     """A pre-norm decoder was read as post-norm: its norms, which a list holds, were taken for its blocks."""
@@ -80,7 +81,6 @@ def test_blocks_that_do_nothing_are_found_where_they_are_no_modules():
     assert found.sites == ("inner.attn_layers.layers.2", "inner.attn_layers.layers.3")
 
 
-@pytest.mark.slow
 def test_the_page_of_such_a_model_is_written(tmp_path):
     page = inspect(Taking("Decoder", {"sandwich_norm": True}).eval(), IDS).write_html(tmp_path / "report.html")
     assert "inner.attn_layers.layers.3" in page.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -28,6 +29,7 @@ def surveyed(model, x, progress=None):
         return survey(model, lambda: model(x), progress)
 
 
+@pytest.mark.slow
 def test_norms_blocks_and_roles_of_a_model_that_ships(twins):
     ids = torch.arange(16)[None]
     structure = surveyed(twins["layernorm"], ids)
@@ -40,11 +42,13 @@ def test_norms_blocks_and_roles_of_a_model_that_ships(twins):
     assert set(structure.forward_calls.values()) == {1}
 
 
+@pytest.mark.slow
 def test_calls_of_one_forward_pass_are_counted_by_norm():
     structure = surveyed(Shared(), torch.randn(2, 3, 8))
     assert structure.forward_calls == {"norm": 2, ":rms_norm": 1}
 
 
+@pytest.mark.slow
 def test_the_stages_are_told_in_order():
     stages = []
     surveyed(Shared(), torch.randn(2, 3, 8), lambda stage, done, total: stages.append((stage, done, total)))

@@ -214,6 +214,7 @@ def test_every_kind_of_site_is_captured(running):
         assert walk(found, x, y, token="", position=10).module_error < 1e-6
 
 
+@pytest.mark.slow
 def test_the_captured_row_is_that_of_the_token(running):
     model, run, sites = running
     for position in (-1, 3):
@@ -226,6 +227,7 @@ def test_the_captured_row_is_that_of_the_token(running):
     assert torch.equal(first, y)
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was(running):
     model, run, sites = running
 

@@ -91,6 +91,7 @@ def test_every_number_of_rows(name, dtype):
         assert_gradients(FULL[name], draw(FULL[name], rows, 33, dtype=DTYPES[dtype]))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "dtypes", "mean"), diagonal(["TORCH_LAYER_NORM", "LLAMA", "GEMMA", "T5"], MIXED, [3.0, 0.0])
@@ -111,6 +112,7 @@ def test_parameter_gradients_of_every_short_length(rows, dtypes, name):
         assert_gradients(FULL[name], case)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dtypes", "n", "name"), diagonal([*MIXED[1:5], ("fp32", "fp32")], [1, 17, 16, 33], [*FULL]))
 def test_parameter_gradients_of_other_lengths_over_65536_rows(dtypes, n, name):

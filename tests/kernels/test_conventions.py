@@ -40,6 +40,7 @@ def test_conventions_in_every_mixture_of_dtypes(pair):
             raise AssertionError(f"{error}: {spec!r}") from error
 
 
+@pytest.mark.slow
 def test_the_sample_holds_every_pair_of_conventions():
     names = ("centre_numerator", "reduction", "correction", "eps_placement", "multiplier", "cast", "has_weight")
     names += ("weight_offset", "offset_dtype", "has_bias", "round_rstd", "output_dtype")

@@ -111,6 +111,7 @@ def test_it_loads_in_a_fresh_process(fresh: list[str]) -> None:
     assert fresh[:2] == [expected, expected]
 
 
+@pytest.mark.slow
 def test_the_best_instruction_set_is_the_default(fresh: list[str]) -> None:
     assert fresh[2:3] == sets_of_this_machine()[-1:]
 

@@ -212,6 +212,7 @@ def test_nan_in_a_parameter_stays_in_its_column(name, dtype, n):
             assert ours.x.isnan().all() if what == "weight" else torch.equal(ours.x, clean.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BARE)
 def test_a_million_features_on_a_large_mean(name):
     x = torch.randn(1, 1_000_003) + 1e5

@@ -14,6 +14,8 @@ from normkit import specs
 from normkit.errors import InputError
 from normkit.kernels import cpu
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent
 CONTRACT = ["forward_numbers", "backward_numbers", "added_numbers", "subnormal_numbers"]
 CONTRACT += ["degenerate_rows", "row_groups", "layouts", "conventions"]
@@ -77,7 +79,6 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 @pytest.mark.parametrize("path", OTHERS)
 def test_the_contract_holds_on_every_path(path):
     """The one in use is what the files themselves run on, every case of them; on the others a case for each value.
@@ -102,7 +103,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.parametrize("path", PATHS)
 def test_no_arguments_crash_or_are_computed_wrong(path, seed):
@@ -116,7 +116,6 @@ def test_a_crash_would_be_seen():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_path_is_the_one_that_is_asked_for():
     """The process that is forked has not chosen one before."""
     program = "from normkit.kernels import cpu; print(cpu.choice(), cpu.load() or cpu.instructions())"

@@ -57,6 +57,7 @@ def assert_same_bits(ours, theirs, what):
     assert not differing, f"rows {differing} have other bits, {what}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), diagonal([*FULL], [*DTYPES]))
 def test_a_row_beside_an_odd_one_is_as_if_alone(name, dtype):
     """Every place of an odd row among 1 to 9 rows, so that it takes each place of any group of 2, 4 or 8."""
@@ -91,6 +92,7 @@ def test_odd_rows_beside_each_other_are_as_if_alone(name, dtype):
     assert_same_bits(ours.x, dx, "dx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), diagonal([*FULL], [*DTYPES]))
 def test_an_odd_upstream_gradient_leaves_its_neighbours_alone(name, dtype):
     spec, dtype = FULL[name], DTYPES[dtype]

@@ -18,6 +18,8 @@ from normkit.models.family import parse
 from normkit.models.graph import Graph
 from tiny_models import RECIPES, norms, tiny
 
+pytestmark = pytest.mark.slow
+
 Shapes = dict[str, tuple[int, ...]]
 
 

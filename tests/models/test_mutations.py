@@ -31,6 +31,8 @@ from normkit.models.family import Family
 from normkit.models.graph import Graph
 from tiny_models import RECIPES, tiny
 
+pytestmark = pytest.mark.slow
+
 VISIBLE = 1e-9
 """What is wrong by a gain, a bias or a mean of these models shows 1e-3 and more; what is right shows 1e-13 at most."""
 

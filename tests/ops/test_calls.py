@@ -17,8 +17,9 @@ from normkit.kernels import cpu, support
 from normkit.ops import calls
 from normkit.ops.plans import plan
 
+pytestmark = pytest.mark.slow
+
 ROWS = {name: spec for name, spec in PRESETS.items() if support.supports_spec(spec) is None}
-# The compiled library too, where there is one.
 ROADS = ["kernels", "no kernels", *(["library"] if cpu.load() is None else [])]
 
 
@@ -214,7 +215,6 @@ def test_compile_keeps_the_operators_and_compiles_once(called, name, dynamic):
     assert len(graphs) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("called")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_compiler_partitions_forward_and_backward_around_them(name):

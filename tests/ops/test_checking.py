@@ -35,6 +35,7 @@ def kernels():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["TORCH_LAYER_NORM", "LLAMA", "GEMMA", "SCALE_NORM", "NANOCHAT"])

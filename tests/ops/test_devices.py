@@ -16,6 +16,8 @@ from helpers import ROOT
 from normkit.kernels import cpu
 from normkit.ops import devices
 
+pytestmark = pytest.mark.slow
+
 OPERATORS = [
     "normalize_rows",
     "normalize_rows_out",
@@ -79,7 +81,6 @@ def test_a_graph_is_one_of_any_number_of_rows(traces, operator):
     assert not [guard for guard in found["guards"] if guard.startswith("Eq(")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_on_the_cpu_the_call_stays_whole(traces, operator):
     nodes = traces[f"{operator} cpu"]["nodes"]
@@ -105,7 +106,6 @@ normkit.normalize(torch.randn(3, 8), normkit.specs.NANOCHAT, out=torch.empty(3, 
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("use", "expected"), [(USE, "False"), ("import triton.language", "True")])
 def test_norms_on_the_cpu_import_no_triton(use, expected):
     """Forward, backward, added and in place; that it can fail is the second case."""
@@ -133,7 +133,6 @@ class FakeOperators:
         return ("rows", *arguments)
 
 
-@pytest.mark.slow
 def test_the_compiler_is_still_served_on_the_cpu():
     """In a process whose Triton is the interpreter."""
     torch._dynamo.reset()

@@ -69,6 +69,7 @@ ARGUMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", SIGNATURES)
 @pytest.mark.parametrize(("name", "dtype", "shape"), ARGUMENTS)
 def test_torchs_own_checks_of_operators_hold(operator, name, dtype, shape):

@@ -1,6 +1,7 @@
 from itertools import product
 
 import numpy as np
+import pytest
 from matplotlib.colors import to_hex
 
 from normkit.plots import axes, theme
@@ -29,6 +30,7 @@ def in_order(places):
     return places[np.lexsort(places.round(9).T)]
 
 
+@pytest.mark.slow
 def test_batchnorm_takes_one_feature_of_all_and_layernorm_all_features_of_one():
     batch, layer = normalized_together().figure.axes
     samples, tokens = range(axes._SAMPLES), range(axes._TOKENS)
@@ -43,6 +45,7 @@ def test_the_seen_sides_are_those_that_face_the_reader():
     assert (axes._CAMERA.nearness(ways) > 0).all()
 
 
+@pytest.mark.slow
 def test_the_edges_are_named_and_axes_can_be_given():
     with theme.style():
         given = theme.panels(1, 2, 3.0)

@@ -58,6 +58,7 @@ def test_the_ffmpeg_of_the_system_comes_first(monkeypatch):
     assert clips.ffmpeg() == "/somewhere/ffmpeg"
 
 
+@pytest.mark.slow
 def test_the_package_has_one_where_the_system_has_none(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert "ffmpeg" in Path(clips.ffmpeg()).name

@@ -19,6 +19,7 @@ def places(ax):
     return found[np.lexsort(found.round(9).T)]
 
 
+@pytest.mark.slow
 def test_nine_views_show_the_cloud_and_its_two_centrings(x):
     panels = centred_clusters(x).figure.axes
     kinds = [x, x - x.mean(0), x - x.mean(1, keepdim=True)]
@@ -28,6 +29,7 @@ def test_nine_views_show_the_cloud_and_its_two_centrings(x):
             assert places(ax) == pytest.approx(expected[np.lexsort(expected.round(9).T)], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_along_the_plane_only_layernorms_points_are_on_one_line(x):
     heights = [np.abs(places(ax)[:, 1]).max() for ax in centred_clusters(x).figure.axes[3:6]]
     assert heights[2] < 1e-12

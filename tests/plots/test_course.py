@@ -71,6 +71,7 @@ def test_a_number_that_is_none_leaves_a_gap_and_a_cross():
     assert ax.get_yscale() == "log"
 
 
+@pytest.mark.slow
 def test_the_axis_is_logarithmic_where_asked_for_or_needed():
     assert drawn([2.0, 3.0], logarithmic=False).get_yscale() == "linear"
     assert drawn([2.0, 300.0], logarithmic=False).get_yscale() == "log"
@@ -79,6 +80,7 @@ def test_the_axis_is_logarithmic_where_asked_for_or_needed():
     assert drawn([0.0, 0.0]).get_yscale() == "linear"
 
 
+@pytest.mark.slow
 def test_without_a_finite_number_there_is_no_scale():
     ax = drawn([NAN])
     assert list(ax.get_yticks()) == []

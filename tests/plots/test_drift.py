@@ -43,6 +43,7 @@ def test_the_way_is_counted_in_octaves_where_the_axis_is_logarithmic(healthy):
     assert "mean of the gain at large, 2.00 to 2.90" in description
 
 
+@pytest.mark.slow
 def test_a_norm_that_ends_in_no_number_moved_most(healthy):
     training = imagined_runs.calm(healthy)
     victim = healthy.sites[4].path

@@ -42,6 +42,7 @@ def test_it_is_small_and_nests(both: tuple[str, str]) -> None:
     assert re.findall(r"<g[^>]*>\s*</g>", made) == []
 
 
+@pytest.mark.slow
 def test_every_point_is_where_it_was_to_a_tenth(both: tuple[str, str]) -> None:
     file, made = both
     before = [path for path in shapes(file, "path") if path.get("d")]
@@ -53,6 +54,7 @@ def test_every_point_is_where_it_was_to_a_tenth(both: tuple[str, str]) -> None:
     assert len(markers) >= 40
 
 
+@pytest.mark.slow
 def test_every_style_is_kept(both: tuple[str, str]) -> None:
     _, made = both
     classes = dict(re.findall(r"\.(many-\d+)\{([^}]*)\}", made))

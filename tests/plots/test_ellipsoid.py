@@ -25,6 +25,7 @@ def series(drawing):
     return {line.get_label(): line for line in drawing.figure.axes[0].get_lines()}
 
 
+@pytest.mark.slow
 def test_the_marks_are_the_semi_axes_of_each_site(healthy):
     lines = series(ellipsoid_depth(healthy))
     low, median, high = zip(*(site.geometry.semi_axes for site in healthy.sites), strict=True)
@@ -40,6 +41,7 @@ def test_the_description_holds_the_largest_ratio(healthy):
     )
 
 
+@pytest.mark.slow
 def test_sites_without_axes_leave_a_gap(healthy):
     inspection = with_axes(healthy, (0.5, 1.0, 2.0), None, (math.nan, 1.0, 2.0), (0.0, 0.0, 0.0))
     places = series(ellipsoid_depth(inspection))["median"].get_xdata()

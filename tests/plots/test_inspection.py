@@ -92,6 +92,7 @@ def test_recurring_outliers_are_marked_at_their_value(healthy):
     assert drawing.description.endswith("Outliers recur at feature 11.")
 
 
+@pytest.mark.slow
 def test_gains_over_decades_of_either_sign_stand_on_a_log_axis_around_zero(healthy):
     # Seen on Gemma 3: entries from -132 to 1,660 on a linear axis hid the medians near 1 of blocks 0 to 9.
     def with_gain(quantiles):
@@ -108,6 +109,7 @@ def test_gains_over_decades_of_either_sign_stand_on_a_log_axis_around_zero(healt
     assert with_gain((-1.0, 0.5, 0.9, 1.0, 1.1, 1.5, 2.0)).get_yscale() == "linear"
 
 
+@pytest.mark.slow
 def test_a_norm_without_gain_leaves_a_gap(healthy):
     sites = (dataclasses.replace(healthy.sites[0], gain=None), *healthy.sites[1:])
     assert gain_spectrum(dataclasses.replace(healthy, sites=sites)).svg()

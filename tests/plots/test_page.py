@@ -8,6 +8,8 @@ from normkit.plots.epsilons import two_epsilons
 from normkit.plots.page import page
 from normkit.plots.spectrum import jacobian_spectra
 
+pytestmark = pytest.mark.slow
+
 
 class Elements(HTMLParser):
     """Every start tag with its attributes."""
@@ -36,7 +38,6 @@ def text(drawings):
     return page('Figures & <"more">', drawings, [["a.svg", "a-dark.svg"], ["b.svg"]])
 
 
-@pytest.mark.slow
 def test_captions_are_text_and_alternative_text(text, drawings):
     labels = [attributes["aria-label"] for attributes in Elements(text).attributes("svg")]
     assert labels == [f"{drawing.caption} {drawing.description}" for drawing in drawings]
@@ -59,7 +60,6 @@ def test_nothing_is_loaded_and_no_script_runs(text):
     assert not re.search(r"url\((?!#)|@import", text)
 
 
-@pytest.mark.slow
 def test_both_schemes_stand_in_one_page(text):
     for name in theme.LIGHT:
         assert f"--{name}: {theme.LIGHT[name]};" in text
@@ -67,7 +67,6 @@ def test_both_schemes_stand_in_one_page(text):
     assert "prefers-color-scheme: dark" in text
 
 
-@pytest.mark.slow
 def test_ids_are_unique_and_the_bytes_repeat(text, drawings):
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))

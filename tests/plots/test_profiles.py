@@ -45,6 +45,7 @@ def test_one_report_is_one_line(healthy):
     assert list(lines(depth_profiles(inspection).figure.axes[0])) == ["step 0"]
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_at_last_is_a_cross(healthy):
     training = imagined_runs.calm(healthy)
     struck = tuple(

@@ -26,6 +26,7 @@ def test_stems_reach_from_zero_to_the_filled_marks():
     assert stems[:, 1] == pytest.approx(ax.get_lines()[0].get_ydata())
 
 
+@pytest.mark.slow
 def test_the_description_counts_equal_values():
     words = jacobian_spectra(torch.tensor([1.0, 1.0, 3.0, 3.0]).double(), 3.0).description
     assert words.startswith("LayerNorm: 0 (2 times), 1.00 (2 times) at eps 0, 0, 0.375, 0.500 (2 times) with eps.")

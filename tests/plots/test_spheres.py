@@ -92,6 +92,7 @@ def test_far_points_are_lighter(n):
     assert sum(len(artist.get_offsets()) for artist in far) == behind.sum() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_they_draw_into_given_axes_in_both_schemes(scheme):
     with theme.style(scheme):

@@ -84,6 +84,7 @@ def test_what_has_no_numbers_is_drawn_all_the_same(chart):
     assert study_drawing(chart).file("svg")
 
 
+@pytest.mark.slow
 def test_the_same_chart_gives_the_same_bytes():
     chart = curves(line("pre", [1, 2], [[1.0, 5.0], [3.0, 4.0]]), line("post", [1, 2], [[1.0, 2.0], [2.0, 4.0]]))
     assert study_drawing(chart).file("svg") == study_drawing(chart).file("svg")

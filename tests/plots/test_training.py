@@ -53,6 +53,7 @@ def test_a_healthy_run_has_no_marks_and_one_column(healthy):
     assert len(drawing.figure.axes) == 4
 
 
+@pytest.mark.slow
 def test_a_short_run_needs_no_second_look_and_one_mark_where_both_fall_together(healthy):
     drawing = run_timeline(watched(healthy, imagined_runs.spike, began=100, noticed=100))
     assert labels(drawing) == ["began and noticed: step 100"]

@@ -66,6 +66,7 @@ def test_elements_are_nested_and_closed(page):
     assert page.open == []
 
 
+@pytest.mark.slow
 def test_the_page_says_its_language_title_and_landmarks(page):
     assert page.named("html") == [{"lang": "en"}]
     assert page.text("title") == "demo layernorm, eps planted: eps is not the config's, and 1 more fault | normkit"
@@ -74,6 +75,7 @@ def test_the_page_says_its_language_title_and_landmarks(page):
     assert {attrs["scope"] for attrs in page.named("th")} == {"col", "row"}
 
 
+@pytest.mark.slow
 def test_every_id_is_given_once_and_every_link_and_label_leads_to_one(page):
     ids = Counter(attrs["id"] for _, attrs in page.elements if "id" in attrs)
     assert [name for name, count in ids.items() if count > 1] == []
@@ -85,6 +87,7 @@ def test_every_id_is_given_once_and_every_link_and_label_leads_to_one(page):
             assert target in ids
 
 
+@pytest.mark.slow
 def test_headings_go_down_one_level_at_a_time(page):
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1
@@ -159,6 +162,7 @@ def test_hostile_strings_leave_no_control_character_and_can_be_encoded(hostile):
     text.encode()
 
 
+@pytest.mark.slow
 def test_the_embedded_json_is_the_inspection(faulty, hostile):
     for inspection in (faulty, hostile):
         data, _ = Page(rendered(inspection)).content["script"]
@@ -190,6 +194,7 @@ def test_all_but_the_verdict_and_the_first_fault_is_closed(page):
         assert gist in page.text("span")
 
 
+@pytest.mark.slow
 def test_attention_is_plotted_or_listed(faulty, monkeypatch):
     assert "largest sampled" not in Page(rendered(faulty)).text("th")
     monkeypatch.setattr(html, "drawings", lambda _: ())

@@ -79,6 +79,7 @@ def test_it_fits_its_width(width: int) -> None:
     assert max(map(len, shown(proof_list(found(long, PASSED)), width).splitlines())) <= width
 
 
+@pytest.mark.slow
 def test_a_certificate_in_short(tmp_path) -> None:
     certificate = fold(demo.directory("layernorm"), tmp_path / "folded", untie=True)
     lines = [" ".join(line.split()) for line in shown(certificate_lines(certificate)).splitlines()]

@@ -162,6 +162,7 @@ def test_a_small_model_fits_one_screen(healthy, faulty):
         assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.slow
 def test_a_long_model_is_folded(long):
     lines = shown(text.summary(long))
     assert LONG in lines
@@ -193,6 +194,7 @@ def test_runs_without_findings(healthy):
     assert len(calm.splitlines()) <= 30
 
 
+@pytest.mark.slow
 def test_rows_past_a_screen_are_counted(long):
     # Without blocks nothing can be folded.
     lines = shown(text.summary(dataclasses.replace(long, blocks=())))

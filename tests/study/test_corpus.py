@@ -30,6 +30,7 @@ def test_tests_and_generated_tables_are_left_out(library):
     assert not folders & {"test", "tests", "idle_test", "site-packages", "encodings", "__pycache__"}
 
 
+@pytest.mark.slow
 def test_held_out_files_are_a_small_part_and_not_in_the_training_text(library):
     held_out = [file for file in library.files if file.held_out]
     # One in twenty by hash: of some 600 files, 30 with a standard deviation of 5.

@@ -40,6 +40,7 @@ def test_the_split_is_fixed_and_pixels_are_normalised():
     assert data.held_out_labels[-3:].tolist() == [8, 9, 8]
 
 
+@pytest.mark.slow
 def test_batches_follow_from_their_seed_and_hold_no_image_twice():
     data = digits()
     first, again, other = (list(islice(digit_batches(data, batch=64, seed=seed), 3)) for seed in (1, 1, 2))

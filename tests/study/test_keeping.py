@@ -32,6 +32,7 @@ def broken_off(path, step, **choices):
         run(Keeper(path, steps=1), tell, **choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("step", [1, 2, 7, STEPS])
 def test_a_run_broken_off_at_a_step_ends_in_the_same_bits(tmp_path, optimizer, step):
@@ -47,6 +48,7 @@ def test_a_run_broken_off_at_a_step_ends_in_the_same_bits(tmp_path, optimizer, s
     assert [point.step for point in told] == list(range(step, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_a_run_broken_off_again_and_again_ends_in_the_same_bits(tmp_path):
     path = tmp_path / "run.safetensors"
     model, points = run()

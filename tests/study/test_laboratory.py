@@ -51,6 +51,7 @@ def test_it_trains_as_the_loop_does_bit_for_bit():
     assert told == pytest.approx([step / 6 for step in range(1, 7)])
 
 
+@pytest.mark.slow
 def test_findings_are_on_the_batch_after_the_last_the_last_or_the_given_one(monkeypatch):
     looked_at = []
     monkeypatch.setattr(
@@ -65,6 +66,7 @@ def test_findings_are_on_the_batch_after_the_last_the_last_or_the_given_one(monk
     assert all(torch.equal(seen, all_batches[index][0]) for seen, index in zip(looked_at, (6, 5, 7), strict=True))
 
 
+@pytest.mark.slow
 def test_a_fault_in_training_is_in_its_findings():
     model = transformer()
     with torch.no_grad():
@@ -139,6 +141,7 @@ def test_dtypes(dtype, kept, computed):
     assert dtypes(laboratory(dtype=dtype), model, torch.randn(4, 3)) == (kept, kept, kept, computed)
 
 
+@pytest.mark.slow
 def test_ids_stay_integers_and_models_are_placed():
     model = laboratory(dtype=torch.float64).place(transformer())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}

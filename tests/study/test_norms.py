@@ -82,6 +82,7 @@ def test_the_pooled_formula_is_torch_s(choices):
     compare(choices, (4, 5, 6), alike)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pooling")
 def test_the_pooled_gradient_is_the_derivative():
     norm = BatchNorm(3).double()

@@ -13,12 +13,13 @@ from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.study.windows import next_token_loss
 from study_runs import Model, batches
 
+pytestmark = pytest.mark.slow
+
 
 def build(**choices):
     return Transformer(TransformerConfig(vocabulary=128, context=8, width=16, heads=2, **choices), seed=0)
 
 
-@pytest.mark.slow
 def test_they_are_those_of_inspect_as_a_user_calls_it():
     model = build(layers=4)
     with torch.no_grad():
@@ -35,7 +36,6 @@ def test_they_are_those_of_inspect_as_a_user_calls_it():
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", "post", "peri", "output"])
 def test_a_healthy_model_has_no_finding_before_and_after_training(placement):
     model = build(layers=3, placement=placement)

@@ -32,6 +32,7 @@ def torchrun(folder):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, "1"])
 def test_one_process_is_the_plain_loop_bit_for_bit(monkeypatch, size):
     if size is None:

@@ -191,6 +191,7 @@ def test_without_room_an_arm_is_not_kept_and_others_are(folder, monkeypatch):
     store.close()
 
 
+@pytest.mark.slow
 def test_without_room_the_log_keeps_whole_lines(folder):
     # The system cuts a write that would make a file longer than a process may.
     program = f"""

@@ -65,6 +65,7 @@ def test_outputs_that_are_bounded(bounds):
     assert violations(Bounded(), specs.OLMO2) == ()
 
 
+@pytest.mark.slow
 def test_a_bound_that_only_longer_rows_reach():
     def norm(x):
         wide = x.float()
@@ -85,6 +86,7 @@ class Flushed(Gain):
         return (self.weight.float() * self.rms(torch.where(x.abs() < below, 0, x))).to(x.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("below", [None, 1e-9, 1e-4])
 def test_small_numbers_that_are_taken_for_zero_are_no_other_eps(below):
     found = violations(Flushed(below), specs.OLMO2)

@@ -11,13 +11,14 @@ from faulty_norms import Gain, GainAndBias
 from normkit import specs
 from normkit.testing import violations
 
+pytestmark = pytest.mark.slow
+
 N = 48
 LAYER = specs.TORCH_LAYER_NORM
 RMS = specs.OLMO2
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "change", "check", "expected", "found"),
     [
@@ -49,7 +50,6 @@ def test_a_convention_is_named_alone(asked, change, check, expected, found):
     assert found in seen.found
 
 
-@pytest.mark.slow
 def test_an_eps_in_other_words_is_the_same_eps():
     # 1e-6 under a mean of 48 squares is 4.8e-5 under their sum.
     mean = nk.Norm(RMS, N)

@@ -73,6 +73,7 @@ class AlwaysFloat32(Gain):
         return self.weight.float() * self.rms(x)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("norm", "check", "words"),

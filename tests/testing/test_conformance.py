@@ -22,6 +22,8 @@ from normkit.errors import InputError, KindError, ShapeError
 from normkit.testing import ConformanceError, assert_conforms, violations
 from normkit.testing.violation import CHECKS
 
+pytestmark = pytest.mark.slow
+
 N = 64
 # PyTorch's own sums in 16 bits stop growing: see the test below.
 IN_TORCH = ("gain gradient", "bias gradient")
@@ -49,7 +51,6 @@ def test_left_out_by_name_nothing_of_a_fault_is_left(fault):
     assert_conforms(fault.build(), fault.meant, skip=fault.checks)
 
 
-@pytest.mark.slow
 def test_what_is_raised_is_what_is_listed():
     fault = FAULTS[0]
     with pytest.raises(ConformanceError) as raised:
@@ -71,7 +72,6 @@ def test_every_preset_conforms_to_itself(name):
     assert_conforms_to_itself(spec)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", [specs.LLAMA.replace(output_dtype="float32"), NormSpec(cast="input")], ids=str)
 def test_conventions_that_no_preset_has_conform_to_themselves(spec):
     assert_conforms_to_itself(spec)
@@ -105,7 +105,6 @@ def test_stock_classes_of_transformers_conform(path, spec, n):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norm", "spec", "shape"),
     [
@@ -126,7 +125,6 @@ def test_torchs_norms_conform_but_for_their_sums_in_sixteen_bits(norm, spec, sha
     assert_conforms(norm, spec, shape, skip=IN_TORCH if type(norm) in (nn.LayerNorm, nn.GroupNorm) else ())
 
 
-@pytest.mark.slow
 def test_torchs_sums_over_many_rows_are_wrong_and_ours_are_not():
     found = violations(nn.LayerNorm(32), specs.TORCH_LAYER_NORM)
     assert names(found) == IN_TORCH
@@ -136,7 +134,6 @@ def test_torchs_sums_over_many_rows_are_wrong_and_ours_are_not():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_our_layers_conform_without_the_kernels():
     program = (
         "import normkit as nk; from normkit import specs; from normkit.testing import assert_conforms\n"
@@ -146,7 +143,6 @@ def test_our_layers_conform_without_the_kernels():
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "NORMKIT_CPU": "off"})
 
 
-@pytest.mark.slow
 def test_functions():
     weight, bias = torch.ones(N), torch.zeros(N)
     plain = specs.OLMO2.replace(eps=1e-5)
@@ -180,7 +176,6 @@ def test_a_call_takes_one_tensor_out_of_several_and_gives_what_else_is_wanted():
     )
 
 
-@pytest.mark.slow
 def test_parameters_of_any_name_are_found_by_what_they_do():
     class Named(nn.Module):
         def __init__(self):
@@ -194,7 +189,6 @@ def test_parameters_of_any_name_are_found_by_what_they_do():
     assert_conforms(Named(), specs.TORCH_LAYER_NORM, skip=IN_TORCH, weight="scale", bias="shift")
 
 
-@pytest.mark.slow
 def test_what_the_spec_does_not_have_shows():
     assert names(violations(nn.LayerNorm(N), specs.MODERNBERT, skip=IN_TORCH)) == ("bias",)
     assert names(violations(nn.RMSNorm(N), specs.TORCH_RMS_NORM.replace(has_weight=False))) == ("gain",)
@@ -202,7 +196,6 @@ def test_what_the_spec_does_not_have_shows():
     assert (seen.check, seen.expected) == ("gain", "a gain")
 
 
-@pytest.mark.slow
 def test_two_faults_are_both_named():
     class Both(GainAndBias):
         def forward(self, x):
@@ -214,7 +207,6 @@ def test_two_faults_are_both_named():
     assert names(violations(Both(), specs.TORCH_LAYER_NORM)) == ("divisor", "input gradient")
 
 
-@pytest.mark.slow
 def test_only_in_sixteen_bits():
     assert names(violations(LlamaWithEps(eps=1e-5), specs.LLAMA, dtypes=(torch.bfloat16,))) == ("eps",)
     assert names(violations(OffsetMissed(), specs.GEMMA, dtypes=(torch.float16,))) == ("offset",)
@@ -238,7 +230,6 @@ def test_a_norm_that_does_not_run_in_a_dtype_or_returns_something_else():
     assert seen.found.startswith("shape (")
 
 
-@pytest.mark.slow
 def test_nothing_is_changed():
     module = nn.LayerNorm(N).to(torch.bfloat16)
     module.weight.grad = torch.ones(N, dtype=torch.bfloat16)
@@ -296,7 +287,6 @@ def test_bad_input(arguments, options, error, words):
         assert_conforms(*arguments, **options)
 
 
-@pytest.mark.slow
 def test_the_callers_settings_of_torch_do_not_matter():
     with torch.inference_mode():
         assert_conforms(nn.RMSNorm(N, eps=1e-6), specs.OLMO2)

@@ -72,6 +72,7 @@ class Spoilt(GainAndBias):
         return Backward.apply(x, self.weight, self.bias, self.eps, self.spoilt)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("norm", "spec", "checks", "words"),
@@ -154,6 +155,7 @@ class KeepsOneInputOnly(SpoiltInput):
         return dx if self.last.data_ptr() == x.data_ptr() else 0 * dx
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("norm", "checks"),

@@ -61,6 +61,7 @@ def test_the_five_questions_come_in_order():
     assert run.confirm == "Nothing is to be changed."
 
 
+@pytest.mark.slow
 def test_a_healthy_real_run():
     run = trained(Tiny())
     findings, _ = check(facts(run))

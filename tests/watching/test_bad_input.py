@@ -69,6 +69,7 @@ def test_an_exception_goes_through_and_all_is_detached(body: Callable[[Run], Non
     assert [json.loads(line)["step"] for line in lines] == list(range(len(lines)))
 
 
+@pytest.mark.slow
 def test_nan_from_the_first_step_is_told_with_its_place():
     def broken() -> nn.Module:
         model = Transformer()
@@ -84,6 +85,7 @@ def test_nan_from_the_first_step_is_told_with_its_place():
     assert sum("non-finite" in line for line in watched.said) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [(0, 5, 3, 2), (1, 0, 0, 3)])
 def test_nan_is_seen_in_rows_along_channels(place: tuple[int, ...]):
     class Channels(nn.Module):
@@ -121,6 +123,7 @@ def test_large_numbers_in_16_bits_are_no_infinity():
     assert run.inspection().training.of("non-finite") == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss", [2.5, 3, None, torch.tensor([2.5], requires_grad=True), torch.tensor(2.5).half(), torch.ones((), dtype=int)]
 )
@@ -165,6 +168,7 @@ def test_a_model_never_called_is_told_of():
     assert run.watch.inspection().sites == ()
 
 
+@pytest.mark.slow
 def test_a_step_without_a_call_is_a_step():
     def body(run: Run) -> None:
         run.tell(1.0) if len(run.losses) in (1, 2) else run.step()
@@ -173,6 +177,7 @@ def test_a_step_without_a_call_is_a_step():
     assert (training.steps, training.reports) == (5, 3)
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_hook_is_a_remark(monkeypatch: pytest.MonkeyPatch):
     def fails(*_: object) -> None:
         raise RuntimeError("no such kernel\nand more")
@@ -188,6 +193,7 @@ def test_what_fails_in_a_hook_is_a_remark(monkeypatch: pytest.MonkeyPatch):
     assert "places could not be measured, the first is blocks.0: no such kernel" in watched.said[0]
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_gradient_is_a_remark(monkeypatch: pytest.MonkeyPatch):
     def fails(*_: object) -> None:
         raise RuntimeError("no such kernel")
@@ -200,6 +206,7 @@ def test_what_fails_in_a_gradient_is_a_remark(monkeypatch: pytest.MonkeyPatch):
     assert "gradients: no such kernel" in watched.said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_per_sample_gradients_of_a_watched_model():
     run = Run()
@@ -235,6 +242,7 @@ def test_a_folder_that_takes_no_file_is_told_of_in_one_line(tmp_path: Path):
     assert "the report is not written" in said[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank_pages")
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from normkit import files
@@ -253,6 +261,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(tmp_path.glob(".report*"))
 
 
+@pytest.mark.slow
 def test_a_watch_that_begins_in_inference_mode_can_measure():
     run = Run()
     with watch(run.model, run.optimizer, every=1, say=run.said.append) as run.watch:
@@ -291,6 +300,7 @@ def test_a_model_that_cannot_be_surveyed_is_trained_on():
     assert "not in evaluation mode" in watched.said[0]
 
 
+@pytest.mark.slow
 def test_buffers_and_random_numbers_are_left_by_the_survey():
     import random
 
@@ -315,6 +325,7 @@ def test_buffers_and_random_numbers_are_left_by_the_survey():
     assert_same(*runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sparse", "adafactor", "integers", "float64"])
 def test_odd_parameters_and_optimizers(name: str):
     def build() -> nn.Module:
@@ -373,6 +384,7 @@ def test_a_default_dtype_changes_nothing(dtype: torch.dtype):
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 def test_findings_asked_for_before_the_optimizer_moved_know_no_update():
     run = Run()
     with watch(run.model, run.optimizer, every=1, say=run.said.append) as run.watch:

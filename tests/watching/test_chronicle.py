@@ -11,6 +11,8 @@ from normkit.inspection.history import height
 from normkit.watching.chronicle import _SKIPPED
 from small_training import Run
 
+pytestmark = pytest.mark.slow
+
 
 def told(losses: list[float | None]) -> Run:
     """A run whose watch is told of these losses."""
@@ -46,7 +48,6 @@ def test_the_headroom_of_each_norm_at_each_report():
     assert {value for each in series for value in each.values if not 100 < value < 128} == set()
 
 
-@pytest.mark.slow
 def test_the_z_score_of_each_loss():
     losses = [2.0 + 0.01 * math.sin(step) for step in range(20)]
     training = told([*losses, math.inf, None, 9.0]).watch.inspection().training
@@ -57,7 +58,6 @@ def test_the_z_score_of_each_loss():
     assert series.last == pytest.approx(height("loss", losses, 9.0), rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "reason"), [(9.0, "a spike of the loss"), (2.3, ""), (math.inf, "an infinite loss"), (None, "")]
 )
@@ -70,7 +70,6 @@ def test_an_alarm_is_raised_for_what_leaves_the_range(last: float | None, reason
         assert any(f"step 20: {reason}" in line for line in run.said)
 
 
-@pytest.mark.slow
 def test_the_first_alarm_stays():
     run = told([*[2.0] * 16, 9.0, 2.0, math.inf])
     training = run.watch.inspection().training

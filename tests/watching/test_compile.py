@@ -233,6 +233,7 @@ def test_what_was_compiled_too_early_is_traced_again_where_a_forward_is_replaced
     assert {site.calls for site in run.watch.inspection().sites} == {1}
 
 
+@pytest.mark.slow
 def test_a_model_that_no_call_shows_is_told_of_in_one_line():
     run = Run(Small)
     call = torch.compile(run.model, backend="eager", fullgraph=True)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from small_training import Run, Transformer
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_parameter_is_measured_as_torch_measures_it():
     seen: list[dict[str, tuple[float, float, float]]] = []

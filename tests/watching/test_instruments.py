@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 
+import pytest
 import torch
 from torch import nn
 
@@ -11,6 +12,7 @@ from normkit.watching.instruments import _stream, _with_stream
 from small_training import Run, Transformer
 
 
+@pytest.mark.slow
 def test_off_the_sentinel_alone_looks():
     run = Run()
 
@@ -33,6 +35,7 @@ def test_off_the_sentinel_alone_looks():
     assert run.said == []
 
 
+@pytest.mark.slow
 def test_a_call_belongs_to_the_innermost_module():
     """Queries are normalized by a module that calls the function which the attention calls for its keys."""
     sites = Run(lambda: Transformer(in_modules=True)).go(steps=1).watch.inspection().sites

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from normkit.watching.watcher import watch
 from small_training import Run
 
 
+@pytest.mark.slow
 def test_a_run_is_an_inspection_with_json():
     run = Run().go(steps=3, name="a run")
     inspection = run.watch.inspection()

@@ -120,6 +120,7 @@ def values(training: Training, quantity: Quantity) -> tuple[float, ...]:
     return next((series.values for series in training.of(quantity)), ())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_a_task_is_trained_the_same_with_a_watch(name: str) -> None:
@@ -141,6 +142,7 @@ def test_a_task_is_trained_the_same_with_a_watch(name: str) -> None:
     assert inspection.sites[0].path == f"{prefix}blocks.0.norm_1"
 
 
+@pytest.mark.slow
 def test_a_loss_scaler_is_taken_out() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     callback = LightningWatch(every=2)
@@ -150,6 +152,7 @@ def test_a_loss_scaler_is_taken_out() -> None:
     assert values(training, "gradient norm") == pytest.approx(task.norms, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_all_optimizers_are_measured_in_turn() -> None:
     callback = LightningWatch(every=2)
     fitted(ByHand, callback)
@@ -179,6 +182,7 @@ class Failing(Transformer):
         return super().forward(tokens, attention_mask)
 
 
+@pytest.mark.slow
 def test_a_training_that_raises_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons: list[str] = []
     monkeypatch.setattr(Journal, "write", lambda _, inspection: reasons.append(inspection.training.reason))

@@ -10,6 +10,8 @@ from torch import nn
 
 from small_training import Run, Transformer, assert_same
 
+pytestmark = pytest.mark.slow
+
 
 def clipped(limit: float):
     def body(run: Run) -> None:

@@ -11,6 +11,8 @@ from torch import nn
 from normkit.inspection.result import Inspection
 from small_training import Run, Transformer
 
+pytestmark = pytest.mark.slow
+
 STRUCK = 13
 
 
@@ -32,7 +34,6 @@ def first(inspection: Inspection) -> tuple[str, str, tuple[str, ...]]:
     return finding.rule, finding.severity, finding.sites
 
 
-@pytest.mark.slow
 def test_a_run_that_is_let_alone():
     inspection = struck(lambda _: None)
     training = inspection.training
@@ -42,7 +43,6 @@ def test_a_run_that_is_let_alone():
     assert typical.steps == tuple(range(24))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "told"), [(30.0, "became 30 times as large"), (0.0, "was set to 0")])
 def test_a_gain_that_is_multiplied(factor: float, told: str):
     inspection = struck(lambda model: model.blocks[1].norm_1.weight.mul_(factor))
@@ -59,14 +59,12 @@ def test_a_gain_that_is_multiplied(factor: float, told: str):
     assert verdicts["Is the learning rate too high, and where?"] == "no"
 
 
-@pytest.mark.slow
 def test_a_matrix_that_is_replaced():
     inspection = struck(lambda model: model.blocks[0].mlp[0].weight.copy_(0.15 * torch.randn(32, 16)))
     assert first(inspection) == ("F20", "warning", ("blocks.0.mlp.0.weight",))
     assert inspection.training.changes[0].step == STRUCK
 
 
-@pytest.mark.slow
 def test_changes_that_add_up():
     def body(run: Run) -> None:
         if len(run.losses) >= STRUCK:
@@ -81,7 +79,6 @@ def test_changes_that_add_up():
     assert inspection.training.changes[0].factor == pytest.approx(1.2**4, rel=1e-2)
 
 
-@pytest.mark.slow
 def test_norms_that_are_bypassed():
     def bypass(model: nn.Module) -> None:
         model.blocks[0].norm_1.forward = lambda x: x
@@ -93,7 +90,6 @@ def test_norms_that_are_bypassed():
     assert inspection.training.answers[1].verdict == "yes"
 
 
-@pytest.mark.slow
 def test_a_bypass_that_copies_is_seen_in_a_report():
     def bypass(model: nn.Module) -> None:
         model.blocks[0].norm_1.forward = lambda x: x.clone()
@@ -103,7 +99,6 @@ def test_a_bypass_that_copies_is_seen_in_a_report():
     assert [stop.step for stop in inspection.training.stopped] == [15]
 
 
-@pytest.mark.slow
 def test_a_block_that_hands_on_what_it_is_given():
     def bypass(model: nn.Module) -> None:
         model.blocks[1].forward = lambda x, _mask=None: x
@@ -123,7 +118,6 @@ def test_a_weight_that_gets_no_gradient_any_more():
     assert first(inspection) == ("F22", "warning", ("blocks.1.mlp.0.weight", "blocks.1.mlp.2.weight"))
 
 
-@pytest.mark.slow
 def test_layers_that_are_dropped_at_random_have_not_stopped():
     def body(run: Run) -> None:
         block = run.model.blocks[1]

@@ -11,11 +11,13 @@ from normkit.watching.onset import origin
 from watched_runs import VOCABULARY, Tiny, calm, parameter, raised, series, trained, training
 
 
+@pytest.mark.slow
 def test_a_healthy_run_has_no_origin():
     assert origin(trained(Tiny())) is None
     assert origin(training()) is None
 
 
+@pytest.mark.slow
 def test_a_bad_batch_begins_with_the_loss():
     def poisoned(step, targets):
         return torch.randint(VOCABULARY, targets.shape) if step == 110 else targets
@@ -24,6 +26,7 @@ def test_a_bad_batch_begins_with_the_loss():
     assert (began.kind, began.step, began.path) == ("loss", 110, "")
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_too_high_begins_with_an_update():
     began = origin(trained(Tiny(), learning_rate=9e-2))
     assert (began.kind, began.step) == ("update", 0)

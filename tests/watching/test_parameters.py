@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +18,7 @@ def watched(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, W
     return {each.path: each for each in watched_parameters(model, structure, optimizers)}
 
 
+@pytest.mark.slow
 def test_gains_and_biases_belong_to_their_norms():
     found = watched(Transformer())
     assert {path: (each.kind, each.site, each.block) for path, each in found.items() if "norm" in path} == {

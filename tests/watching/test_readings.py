@@ -37,6 +37,7 @@ def test_a_gradient_that_is_not_finite_is_not_known():
     assert math.isnan(reading.gradient(0))
 
 
+@pytest.mark.slow
 def test_blocks_follow_each_other_and_attentions_have_their_heads():
     inspection = Run().go(steps=1).watch.inspection()
     first, second = inspection.blocks

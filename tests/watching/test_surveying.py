@@ -86,6 +86,7 @@ def test_calls_inside_a_norm_are_not_those_of_the_module_around_it():
     assert {"blocks.0.attention", "blocks.0.attention.q_norm"} <= set(plan.callers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [lambda x: {"input": x}, lambda x: {"input": x, "args": [x]}])
 def test_the_graph_that_an_input_comes_with_is_left_to_the_training(given: Callable[[torch.Tensor], dict[str, Any]]):
     class Model(nn.Module):

@@ -19,6 +19,8 @@ from normkit.watching.journal import Journal
 from normkit.watching.trainer import WatchCallback
 from small_training import fingerprint
 
+pytestmark = pytest.mark.slow
+
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulated": {"gradient_accumulation_steps": 3},
@@ -108,7 +110,6 @@ def test_a_trainer_trains_the_same_with_a_watch(name: str, tmp_path: Path) -> No
         assert [line[2:4] for line in fingerprint(model)] == [line[2:4] for line in hooks]
 
 
-@pytest.mark.slow
 def test_a_loss_that_the_trainer_computes_is_not_seen_and_gradients_are(tmp_path: Path) -> None:
     callback = WatchCallback(every=2)
     trainer = trained(tmp_path, callback, label_smoothing_factor=0.1)
@@ -125,7 +126,6 @@ class Bypassing(Trainer):
         return (output.loss, output) if return_outputs else output.loss
 
 
-@pytest.mark.slow
 def test_gradients_seen_after_clipping_are_remarked(tmp_path: Path) -> None:
     said: list[str] = []
     batch = {"input_ids": texts(2)[0]["input_ids"][None]}
@@ -189,7 +189,6 @@ def hook_count(model: nn.Module) -> int:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_training_that_raises_is_closed_by_hand_or_by_the_next(tmp_path: Path) -> None:
     model, callback = failing("an error"), WatchCallback(every=2)
     trainer = trainer_of(tmp_path, callback, model)
@@ -209,7 +208,6 @@ def test_a_training_that_raises_is_closed_by_hand_or_by_the_next(tmp_path: Path)
     assert hook_count(model) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("blank_pages")
 def test_a_training_that_raises_is_closed_at_the_end_of_a_block(tmp_path: Path) -> None:
     model = failing("an error")
@@ -232,7 +230,6 @@ def test_a_training_that_raises_is_closed_at_the_end_of_a_block(tmp_path: Path) 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.slow
 def test_a_training_that_raises_is_closed_when_the_callback_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +243,6 @@ def test_a_training_that_raises_is_closed_when_the_callback_is_gone(
     assert reasons == ["the training did not come to its end"]
 
 
-@pytest.mark.slow
 def test_where_nan_began_is_said_at_its_step(tmp_path: Path) -> None:
     said: list[str] = []
     callback = WatchCallback(every=2, say=said.append)

@@ -15,6 +15,8 @@ from normkit.errors import InputError
 from normkit.watching.watcher import Watch, watch
 from small_training import VOCABULARY, Run, Transformer, assert_same, fingerprint
 
+pytestmark = pytest.mark.slow
+
 
 def accumulated(run: Run) -> None:
     run.optimizer.zero_grad()
@@ -153,7 +155,6 @@ def test_a_model_is_trained_the_same_with_a_watch(name: str):
     assert watched.watch.inspection().training.reports == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["re-entrant", "not re-entrant"])
 def test_what_a_checkpoint_repeats_is_counted_once(kind: str):
     def build() -> nn.Module:
@@ -175,7 +176,6 @@ def test_what_a_checkpoint_repeats_is_counted_once(kind: str):
         assert one.values == pytest.approx(other.values, rel=1e-6)
 
 
-@pytest.mark.slow
 def test_only_training_is_counted():
     between = Run().go(body=evaluated_between, steps=1).watch.inspection()
     assert [site.input.rows for site in between.sites] == [16, 32, 32, 16, 16, 32, 32, 16, 16]
@@ -185,7 +185,6 @@ def test_only_training_is_counted():
     assert [site.input.rows for site in masked.sites] == [13, 26, 26, 13, 13, 26, 26, 13, 13]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("given", [None, 0, 1])
 def test_gradients_under_a_scaler_are_those_of_the_loss(given: int | None):
     """`step` before `unscale_` (None), after it (0), and with no unscaling by hand and clipping left out (1)."""

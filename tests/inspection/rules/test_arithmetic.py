@@ -47,6 +47,7 @@ def test_a_wrong_power_everywhere_and_without_a_config(models, inspected):
     assert "leave 0.5 times as long (power -1)" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_what_is_no_norm_has_no_power(models, inspected, status):
     class Gate(nn.Module):
         def forward(self, x):

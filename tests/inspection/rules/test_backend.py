@@ -142,12 +142,14 @@ def test_a_factor_is_held_against_the_declared_one(models, inspected, finding):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "severity"), [(1.01, None), (1.06, "warning"), (1.5, "error")])
 def test_in_16_bits_more_is_rounding(models, inspected, by, severity):
     found = of(inspected(models.plain(lambda width: WrongForManyRows(width, by=by)).bfloat16()), "E5")
     assert (None if found is None else found.severity) == severity
 
 
+@pytest.mark.slow
 def test_overflow_is_another_rules(models, inspected):
     model = models.plain(SixteenBitStatistics).half()
     model.embedding.weight.data *= 300.0
@@ -225,6 +227,7 @@ class Narrow(nn.Module):
         return F.layer_norm(row, row.shape[-1:], self.weight.float(), self.bias.float()).half().to(x.dtype)
 
 
+@pytest.mark.slow
 def test_one_norm_of_float16_in_a_model_of_float32(models, inspected):
     model = models.train(models.tiny("GPT2", layers=2))
     model.transformer.h[1].ln_1 = Narrow(model.transformer.h[1].ln_1)

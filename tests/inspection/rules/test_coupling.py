@@ -136,6 +136,7 @@ def test_a_batch_norm_couples_samples_in_training_by_design(models, inspected, f
     assert "C5" not in [found.rule for found in inspected(models.plain()).findings]
 
 
+@pytest.mark.slow
 def test_running_statistics_that_do_not_fit(models, inspected, finding):
     model = models.train(models.plain())
     model.norm = BatchNorm(WIDTH)
@@ -163,6 +164,7 @@ def test_padding_that_enters_statistics(finding, status):
     assert (found.severity, found.sites) == ("error", ("norms.1",))
 
 
+@pytest.mark.slow
 def test_padding_that_enters_a_batch_norm_in_training(inspected):
     severities = {}
     for name, run in (("padded", padded), ("whole", inspected)):
@@ -213,6 +215,7 @@ def c7(healthy, models, facts_of):
     return answer
 
 
+@pytest.mark.slow
 def test_batch_norms_in_a_run_of_several_processes(c7):
     assert c7(ranks=1) is None
     assert c7("SyncBatchNorm", ranks=4) is None

@@ -30,6 +30,7 @@ def test_blocks_that_hand_their_stream_on(models, inspected, finding, status):
     assert "cosine between before and after 1.0000" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_branches_that_start_at_zero_are_a_note(models, inspected):
     model = models.tiny("GPT2", layers=3)
     with torch.no_grad():
@@ -67,6 +68,7 @@ def test_blocks_that_were_not_compared_are_not_checked():
     assert isinstance(IDLE.check(facts(None, blocks=(block(0, branch_share=math.nan, cosine=math.nan),))), NotChecked)
 
 
+@pytest.mark.slow
 def test_one_block_that_adds_nothing_among_others_that_work(models, inspected, finding):
     model = models.tiny("GPT2", layers=4)
     with torch.no_grad():
@@ -78,6 +80,7 @@ def test_one_block_that_adds_nothing_among_others_that_work(models, inspected, f
     assert "adds exactly nothing" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_branch_that_adds_one_vector_to_every_row(models, inspected, finding):
     model = models.tiny("GPT2")
     model.transformer.h[1].mlp.c_fc.bias.data.fill_(-100.0)

@@ -29,6 +29,7 @@ def spread(inspection):
     return max(inspection.attentions[1].spreads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("felt", "severity"), [(500, "warning"), (3e3, "error"), (3e4, "error")])
 def test_large_logits(models, inspected, healthy, finding, status, felt, severity):
     model = models.tiny("GPT2")
@@ -48,6 +49,7 @@ def test_spreads_that_healthy_models_reach_are_clean(models, inspected, healthy,
     assert status(inspected(sharpened(model, 90 / spread(healthy))), "F1") == "clean"
 
 
+@pytest.mark.slow
 def test_what_a_key_bias_adds_to_all_of_a_row_is_not_felt(models, inspected, status):
     """Qwen2.5 was called broken at logits of 1,457: its key bias adds to all logits of a row alike."""
     model = models.tiny("GPT2")
@@ -81,6 +83,7 @@ def test_a_large_bound_that_no_logit_confirms_is_clean(models, healthy, facts_of
     assert LOGITS.check(replace(facts, attentions=bounded)) is None
 
 
+@pytest.mark.slow
 def test_a_collapsed_head_is_told_beside_its_logits(models, inspected, healthy, finding):
     model = models.tiny("GPT2")
     found = finding(inspected(sharpened(model, 3e5 / spread(healthy)), tokens=128), "F1")

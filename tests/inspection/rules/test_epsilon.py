@@ -31,6 +31,7 @@ def test_eps_as_a_lower_bound(models, inspected, finding, status):
     assert "by its length or by 1e-06, whichever is larger" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_lower_bound_that_rows_feel_is_an_error(models, inspected, finding):
     found = finding(inspected(llama(models, EpsAsClamp(64, eps=0.05))), "A3")
     assert found.severity == "error"

@@ -73,6 +73,7 @@ def test_a_smaller_eps_lengthens(models, inspected, finding):
     assert "lengthens the output to" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_many_norms_are_one_finding_with_the_worst_lines(models, inspected, finding):
     model = models.tiny("GPT2", layers=4)
     for module in model.modules():

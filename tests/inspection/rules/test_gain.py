@@ -86,6 +86,7 @@ def test_weights_that_lack_the_1(models, inspected, finding, status):
     assert "gains scatter around 0 at 7 of 7 norms" in found.measured
 
 
+@pytest.mark.slow
 def test_one_gain_around_0_among_others_is_clean(models, inspected, status):
     llama = models.train(models.tiny("Llama"))
     llama.model.layers[1].input_layernorm.weight.data -= 1.0
@@ -114,6 +115,7 @@ def test_weights_that_contain_the_1_already(models, inspected, finding, trained)
     assert (found.severity, len(found.sites)) == ("error", 7)
 
 
+@pytest.mark.slow
 def test_a_family_that_starts_at_2_is_clean(models, inspected, status):
     assert status(inspected(models.tiny("Nemotron")), "B2") == "clean"
 
@@ -179,6 +181,7 @@ def test_a_1_that_is_added_in_16_bits(models, inspected, status):
     assert "1 is added in bfloat16, which changes" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_1_that_would_round_in_16_bits_is_a_note(models, inspected):
     gemma = models.train(models.tiny("Gemma", layers=2, head_dim=16))
     gemma.model.norm = NarrowGain(gemma.model.norm.weight)

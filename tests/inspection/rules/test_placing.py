@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch.nn.functional as F
 from torch import nn
 from transformers import GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
@@ -97,6 +98,7 @@ def test_a_norm_of_another_kind_is_not_missing(models, inspected):
     assert "D3" not in rules
 
 
+@pytest.mark.slow
 def test_a_norm_in_a_block_replaced_by_the_identity(models, inspected, finding):
     model = models.tiny("Olmo2")
     model.model.layers[1].post_attention_layernorm = nn.Identity()
@@ -131,6 +133,7 @@ def test_layers_left_out_are_not_missing_norms(models, inspected, status):
     assert status(inspected(model), "D3") == "clean"
 
 
+@pytest.mark.slow
 def test_norms_of_a_part_that_does_not_run_are_not_missing(inspected, status):
     config = T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
     whole = T5ForConditionalGeneration(config).eval()
@@ -215,6 +218,7 @@ def test_a_norm_whose_output_nobody_reads(models, inspected, finding):
     assert "nobody reads its output" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_pre_norm_stack_of_an_unknown_model_without_a_final_norm(models, inspected, finding, status):
     model = models.plain()
     model.norm = nn.Identity()

@@ -109,6 +109,7 @@ def test_nan_in_a_gain_counts_by_itself(models, inspected, facts_of):
     assert RANGE.check(replace(facts, sites=sites)).sites == ("transformer.h.1.ln_1",)
 
 
+@pytest.mark.slow
 def test_infinity_in_a_projection_is_named_before_the_norms_behind_it(models, inspected, finding):
     model = models.tiny("GPT2")
     model.transformer.h[0].mlp.c_proj.bias.data[0] = math.inf
@@ -118,6 +119,7 @@ def test_infinity_in_a_projection_is_named_before_the_norms_behind_it(models, in
     assert found.evidence[1].startswith("transformer.h.1.ln_1: the first of 5 norms that show it")
 
 
+@pytest.mark.slow
 def test_infinity_that_no_parameter_holds_comes_in_with_the_next_norms_input(models, inspected, finding):
     model = models.tiny("GPT2")
     model.transformer.h[0].register_forward_hook(lambda _module, _args, output: output * math.inf)
@@ -126,6 +128,7 @@ def test_infinity_that_no_parameter_holds_comes_in_with_the_next_norms_input(mod
     assert "look between transformer.h.0.ln_2 and here" in found.evidence[0]
 
 
+@pytest.mark.slow
 def test_a_norm_that_makes_nan_itself(models, inspected):
     class NoEps(NarrowNorm):
         def forward(self, x):

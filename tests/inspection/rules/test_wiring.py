@@ -162,6 +162,7 @@ def test_two_norms_in_a_row_with_a_gain_between_come_before_their_equal_gains(mo
     assert "with only a gain between them" in found[0].evidence[0]
 
 
+@pytest.mark.slow
 def test_centring_rows_of_length_one_is_no_repetition(models, inspected, status):
     model = models.plain()
     model.embedding.weight.data += 1.0
@@ -204,6 +205,7 @@ class InPlaceAlways(nn.LayerNorm):
         return x.copy_(super().forward(x))
 
 
+@pytest.mark.slow
 def test_a_norm_that_overwrites_16_bit_inputs_is_an_error_there(models, inspected):
     model = models.train(models.plain()).bfloat16()
     trained, model.blocks[1].norm_1 = model.blocks[1].norm_1, InPlaceAlways(WIDTH).bfloat16()

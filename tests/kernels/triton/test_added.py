@@ -109,6 +109,7 @@ def test_the_gradient_of_one_output(part):
     assert torch.equal(dx, d_residual.to(dx.dtype))
 
 
+@pytest.mark.slow
 def test_an_addend_may_lie_anywhere():
     case, residual, d_new = drawn(specs.TORCH_LAYER_NORM, ("bf16", "bf16"), 3, 2, 24)
     expected = added(specs.TORCH_LAYER_NORM, case, residual, d_new)

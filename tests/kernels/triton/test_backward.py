@@ -91,18 +91,21 @@ def test_rows_of_every_size_beside_each_other(name):
     check(spec, Case(case.x * size, case.dy * size.clamp(1e-20, 1e10), case.weight, case.bias))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), THREE)
 def test_every_length(name, dtype):
     for n in LENGTHS:
         check(FULL[name], draw(FULL[name], 3, n, dtype=DTYPES[dtype], mean=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), THREE)
 def test_every_number_of_rows(name, dtype):
     for rows in ROW_COUNTS:
         check(FULL[name], draw(FULL[name], rows, 17, dtype=DTYPES[dtype]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtypes"),
     [*zip(["TORCH_LAYER_NORM", "LLAMA", "GEMMA", "TORCH_LAYER_NORM", "GEMMA", "LLAMA"], MIXED, strict=True)],
@@ -174,6 +177,7 @@ def test_a_gradient_does_not_depend_on_which_others_are_wanted(name, dtype, want
             assert torch.equal(gradient, getattr(expected, part)), part
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["inside", "outside", "clamp"])
 @pytest.mark.parametrize("name", FULL)
 def test_every_scale_that_a_row_can_have(name, placement):

@@ -96,6 +96,7 @@ def test_rows_of_several_tiles_are_copied_ahead(figures):
             assert found["copies"] > 0, place
 
 
+@pytest.mark.slow
 def test_shared_memory_is_what_the_configuration_promises(figures):
     for place, found in figures.items():
         assert found["shared"] <= configuration._MOST_BYTES_AHEAD + 4096, place

@@ -43,12 +43,14 @@ def check(tiling: Tiling, rows: int, n: int, row_bytes: int):
         assert (tiling.stages - 1) * tiling.columns * each * tiling.rows <= 99 * 1024
 
 
+@pytest.mark.slow
 @given(ROWS, LENGTHS, BYTES)
 def test_forward_takes_every_row_and_column_once(rows, n, each):
     check(forward_tiling(rows, n, n * each), rows, n, n * each)
 
 
 # dy, x and what is added to dx.
+@pytest.mark.slow
 @given(ROWS, LENGTHS, st.sampled_from([4, 6, 8, 10, 12]), st.integers(0, 2))
 def test_backward_takes_every_row_and_column_once(rows, n, each, sums):
     tiling = backward_tiling(rows, n, n * each, sums, wide=each > 4)
@@ -59,6 +61,7 @@ def test_backward_takes_every_row_and_column_once(rows, n, each, sums):
         assert tiling.blocks(rows) * n * 8 <= 2**27 or tiling.blocks(rows) <= 256
 
 
+@pytest.mark.slow
 @given(st.tuples(ROWS, ROWS), LENGTHS, BYTES)
 def test_how_a_row_is_measured_does_not_depend_on_how_many_there_are(rows, n, each):
     """But for how many tiles follow each other, which touches no row."""

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 NARROW = [pair for pair in PAIRS if "fp64" not in pair]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "sizes"), [(7, (24, 32)), on_gpu_only(60, (128, 200))])
 @pytest.mark.parametrize("pair", NARROW, ids="-".join)
 def test_conventions_in_every_mixture_of_dtypes(pair, count, sizes):

@@ -31,6 +31,7 @@ NARROW = ["fp32", "bf16", "fp16"]
 THREE = [("layer_norm", "fp32"), ("rms_norm", "bf16"), ("layer_norm", "fp16")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("value", [1 / 3, -7.7, 1e4, 1e-7])
 def test_a_constant_row_has_no_deviation(dtype, value):
@@ -79,6 +80,7 @@ def test_a_negative_eps_is_what_the_formula_gives():
     assert y[1].isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, "both"])
 @pytest.mark.parametrize(("name", "dtype"), THREE)
 def test_nan_and_infinity_stay_in_their_row(name, dtype, odd):
@@ -128,6 +130,7 @@ def test_no_rows_and_no_features(name, sizes):
             assert torch.equal(getattr(ours, what), torch.zeros_like(getattr(case, what))), f"d{what} of {sizes}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("shape", [(5, 1), (1,), (300, 1)])
 def test_one_feature(dtype, shape):

@@ -86,6 +86,7 @@ def test_16_bit_rows_of_any_size(name, dtype, size):
     assert_rounded(normkit.normalize(x.to(DEVICE), spec).cpu(), program, spec, {dtype}, row_terms(true, spec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), THREE)
 def test_every_length(name, dtype):
     for n in LENGTHS:

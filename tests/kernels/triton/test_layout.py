@@ -32,6 +32,7 @@ def starts(x, axes):
     return leading.flatten().tolist()
 
 
+@pytest.mark.slow
 @given(views())
 def test_rows_lie_where_torch_has_them(view):
     x, axes = view

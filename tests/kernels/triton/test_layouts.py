@@ -24,6 +24,7 @@ def same(ours, theirs):
     return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 130, on_gpu_only(1000), on_gpu_only(4096), on_gpu_only(16_384)])
 @pytest.mark.parametrize(("name", "dtype"), THREE)
 def test_bits_depend_on_neither_the_place_in_the_batch_nor_the_number_of_rows(name, dtype, n):
@@ -71,6 +72,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(("name", "dtype"), THREE)
 def test_bits_do_not_depend_on_strides(name, dtype, sizes):
@@ -82,6 +84,7 @@ def test_bits_do_not_depend_on_strides(name, dtype, sizes):
         assert same(outcome(FULL[name], case._replace(x=x, dy=dy)), expected), layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), THREE)
 def test_repeated_rows_need_not_be_stored(name, dtype):
     case = moved(draw(FULL[name], 2, 3, 24, dtype=DTYPES[dtype]))
@@ -129,6 +132,7 @@ def test_any_number_of_leading_axes(sizes):
         assert torch.equal(turned.x, ours.x.permute(2, 1, 0, *range(3, len(sizes))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(-2, -1), (-3, -2, -1)])
 def test_several_axes_are_one_row(axes):
     spec, x = specs.TORCH_LAYER_NORM, torch.randn(4, 2, 3, 4, device=DEVICE)
@@ -177,6 +181,7 @@ def test_nothing_is_written_beside_an_out():
     assert torch.equal(around, torch.full_like(around, 7.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["layer_norm"])
 def test_rows_more_than_two_billion_numbers_apart(name):
     """The last of five rows has an offset that does not fit 32 bits. Memory that is never touched is never taken."""

@@ -40,6 +40,7 @@ def test_outputs_and_gradients(name, dtype, sizes):
     assert_gradients(FULL[name], case)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize("placement", ["outside", "clamp"])
 def test_other_scales_and_casts(placement):
@@ -74,6 +75,7 @@ def test_a_row_of_16_bits_whose_first_piece_has_another_mean(monkeypatch):
     assert_forward(specs.OLMO, moved(case))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cut")
 @pytest.mark.parametrize(("name", "mean"), [("layer_norm", 1e5), ("rms_norm", 1e3), ("deberta", 1e4)])
 def test_a_large_mean(name, mean):
@@ -128,6 +130,7 @@ def _turned(tensor):
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cut")
 def test_a_norm_after_an_addition():
     spec, case = specs.TORCH_LAYER_NORM, moved(draw(specs.TORCH_LAYER_NORM, 5, 130, dtype=torch.bfloat16))

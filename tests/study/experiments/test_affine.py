@@ -51,6 +51,7 @@ def test_each_arm_trains_its_part_of_the_affine_map(name, learned, monkeypatch):
     assert all(not torch.equal(getattr(norm, path), getattr(start, path)) for path in learned)
 
 
+@pytest.mark.slow
 def test_little_text_is_seen_often_and_both_losses_are_measured():
     measured = STUDY.measure(Laboratory(settings=TINY, seed=0), ARMS["neither, little text"])
     json.dumps(measured)

@@ -32,6 +32,7 @@ def test_scores_are_those_of_the_model():
     assert mean == pytest.approx(entropy.item(), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_scores_without_a_norm_grow_with_the_square_of_the_input(measured):
     largest = measured[0]["no norm"]["input"]["largest"]
     scales = SMALL["input_scales"]
@@ -44,6 +45,7 @@ def test_scores_behind_a_norm_grow_with_the_square_of_the_weights(measured):
     assert largest[-1] / largest[0] == pytest.approx(SMALL["weight_scales"][-1] ** 2, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_every_claim_gets_its_verdict(measured):
     verdicts = [decide(claim, measured).verdict for claim in STUDY.claims]
     assert verdicts == ["reproduced", "reproduced", "reproduced only if", "reproduced"]

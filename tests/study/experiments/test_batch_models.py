@@ -18,6 +18,8 @@ from normkit.study.laboratory import Laboratory
 from normkit.study.norms import BatchNorm
 from normkit.study.result import Arm
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "width": 16,
     "layers": 2,
@@ -41,7 +43,6 @@ def measured(measure, **choices):
     return measure(Laboratory(settings=SETTINGS, seed=0), Arm(name="an arm", choices=choices))
 
 
-@pytest.mark.slow
 def test_a_trained_mlp_is_read_in_both_modes():
     batch, layer = (measured(batch_models.perceptron, norm=norm, batch=4) for norm in ("BatchNorm", "LayerNorm"))
     assert len(batch["losses"]) == len(layer["losses"]) == 3
@@ -50,7 +51,6 @@ def test_a_trained_mlp_is_read_in_both_modes():
     assert 0 < layer["error"] <= 100
 
 
-@pytest.mark.slow
 def test_a_batch_norm_of_single_rows_stays_as_it_began():
     single = measured(batch_models.perceptron, norm="BatchNorm", batch=1)
     assert not single["trained"]
@@ -60,7 +60,6 @@ def test_a_batch_norm_of_single_rows_stays_as_it_began():
     assert measured(batch_models.perceptron, norm="LayerNorm", batch=1)["trained"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["BatchNorm", "LayerNorm", "no norm"])
 def test_a_cnn_is_read_and_only_batch_norms_have_batch_variances(norm):
     result = measured(batch_models.convolutional, norm=norm, batch=2)
@@ -68,7 +67,6 @@ def test_a_cnn_is_read_and_only_batch_norms_have_batch_variances(norm):
     assert (result["scatter"] is not None) is (norm == "BatchNorm")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "own"), [("BatchNorm", True), ("BatchNorm", False), ("LayerNorm", False)])
 def test_a_recurrent_net_is_read_on_longer_sequences_too(norm, own):
     result = measured(batch_models.recurrent, norm=norm, own_statistics=own)
@@ -76,7 +74,6 @@ def test_a_recurrent_net_is_read_on_longer_sequences_too(norm, own):
     assert result["errors"][0] == result["error"]
 
 
-@pytest.mark.slow
 def test_statistics_of_single_times_are_other_statistics():
     own, shared = (measured(batch_models.recurrent, norm="BatchNorm", own_statistics=own) for own in (True, False))
     # In training both use the batch's; the running ones tell them apart.
@@ -84,7 +81,6 @@ def test_statistics_of_single_times_are_other_statistics():
     assert own["held_out"] != shared["held_out"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["BatchNorm", "LayerNorm"])
 def test_the_modes_of_a_transformer_differ_with_batch_norm_alone(norm):
     result = measured(batch_models.transformer, norm=norm, rate=1e-3)
@@ -92,7 +88,6 @@ def test_the_modes_of_a_transformer_differ_with_batch_norm_alone(norm):
     assert same is (norm == "LayerNorm")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("training", [True, False])
 def test_only_batch_norm_in_training_depends_on_more_than_the_past(norm, training):

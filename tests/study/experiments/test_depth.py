@@ -71,6 +71,7 @@ def test_an_arm_depends_on_its_seed_alone(measured):
     assert other["losses"] != again["losses"]
 
 
+@pytest.mark.slow
 def test_an_explosion_and_levelness_are_seen_even_in_a_tiny_model(measured):
     exploded, with_gradient, spread = (
         condition.statistic(measured[0]) for condition in STUDY.claims[0].conditions if condition.low != -0.1
@@ -126,6 +127,7 @@ def test_the_gradient_is_compared_with_the_stream_as_well():
     assert shown == pytest.approx([-0.6, -1.0])
 
 
+@pytest.mark.slow
 def test_longer_windows_hold_as_many_tokens(measured):
     assert measured[0][LONG]["stream"] != measured[0]["pre"]["stream"]
     assert measured[0][LONG]["depths"] == measured[0]["pre"]["depths"]
@@ -155,6 +157,7 @@ def test_an_overflow_is_an_explosion_and_not_a_missing_number():
     assert verdicts(as_published(**{"no norm": lost}))[0] == "reproduced"
 
 
+@pytest.mark.slow
 def test_the_charts_are_of_what_was_measured(measured):
     charts = {chart.name: chart for chart in STUDY.charts(TINY, measured)}
     assert list(charts) == ["depth-stream", "depth-gradient", "depth-blocks", "depth-change", "depth-training"]

@@ -29,6 +29,7 @@ def test_lengths_are_those_of_the_formulas(measured, arm, kept):
     assert measured[0][arm]["kept"] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_eps_below_the_smallest_float16_is_lost_where_statistics_are_float16(measured):
     finite = dict(zip(TINY["sizes"], measured[0]["statistics in float16"]["constant row finite"], strict=True))
     assert finite == {1e-12: False, 1e-8: False, 1e-7: True, 1e-6: True, 1e-5: True, 1e-3: True}

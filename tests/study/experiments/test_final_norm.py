@@ -34,6 +34,7 @@ def test_a_final_norm_after_post_norm_changes_nothing_at_the_start(measured):
     assert with_norm["unembedding_gradient"] == pytest.approx(without["unembedding_gradient"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_logits_of_pre_norm_grow_with_depth_without_a_final_norm_only(measured):
     with_norm, without = (measured[0][f"pre, {words}"]["logits"] for words in ("final norm", "none"))
     assert without[-1] > 2 * without[0]
@@ -93,6 +94,7 @@ def test_the_rate_at_which_the_loss_differs_most_is_the_one_that_counts():
     assert condition.statistic(invented()[0]) == pytest.approx(-0.03)
 
 
+@pytest.mark.slow
 def test_the_charts_are_of_what_was_measured(measured):
     logits, gradient, rates = STUDY.charts(TINY, measured)
     names = [line.label for line in logits.panels[0][1]]

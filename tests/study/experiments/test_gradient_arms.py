@@ -51,6 +51,7 @@ def test_the_backward_pass_of_a_trained_model_is_a_projection(norm):
     assert all(value > 0 for name in ("roughness", "loss_range", "surprise") for value in found[name])
 
 
+@pytest.mark.slow
 def test_a_detached_norm_does_not_project():
     assert measured("detached")["projected_with_eps"] > 0.01
 

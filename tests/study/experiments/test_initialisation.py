@@ -22,6 +22,7 @@ def test_every_start_is_trained(measured):
     assert len({arm["first"] for arm in measured[0].values()}) == len(measured[0])
 
 
+@pytest.mark.slow
 def test_gain_1_and_bias_0_are_the_identity_and_the_norm_is_not(measured):
     usual = measured[0]["gain 1, bias 0"]
     assert usual["affine"] == 0
@@ -32,6 +33,7 @@ def test_gain_1_and_bias_0_are_the_identity_and_the_norm_is_not(measured):
     assert measured[0]["random bias"]["affine"] == pytest.approx(1.0, rel=0.5)
 
 
+@pytest.mark.slow
 def test_streams_at_the_start(measured):
     scaled, drawn, zero = (
         measured[0][name]["stream"] for name in ("outputs over sqrt(2L)", "gain 1, bias 0", "outputs at 0")
@@ -41,6 +43,7 @@ def test_streams_at_the_start(measured):
     assert zero == pytest.approx([zero[0]] * 2)
 
 
+@pytest.mark.slow
 def test_the_identity_is_only_of_the_affine_part(measured):
     found = decide(STUDY.claims[0], measured)
     assert (found.verdict, found.only_if) == ("reproduced only if", "only its affine part is meant")

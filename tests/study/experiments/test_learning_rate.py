@@ -79,6 +79,7 @@ def test_windows_apart_are_decades_apart():
     assert judge(shared, invented()).median == pytest.approx(math.log10(10.0 / 0.5))
 
 
+@pytest.mark.slow
 def test_rates_that_work_bracket_the_best_one_and_leave_the_model_as_it_was():
     config = TransformerConfig(width=16, layers=2, context=8)
     model = Transformer(config, seed=0).double()

@@ -86,6 +86,7 @@ def test_what_was_not_run_is_not_judged():
     assert {verdict for verdict, _ in verdicts({})} == {"not run"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", [(0.1,), (0.5,)])
 def test_nets_are_observed_at_one_rate_which_is_always_there(rates):
     arms = STUDY.arms({**TINY, "rates": rates})

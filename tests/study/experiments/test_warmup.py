@@ -29,12 +29,14 @@ def test_every_arm_is_trained(measured):
     assert all(len(arm["losses"]) == 3 for arm in measured[0].values())
 
 
+@pytest.mark.slow
 def test_warm_up_changes_what_comes_after_the_first_step_only(measured):
     cold, warm = (measured[0][f"post, {words}"]["losses"] for words in ("no warm-up", "warm-up"))
     assert cold[0] == warm[0]
     assert cold[1] != warm[1]
 
 
+@pytest.mark.slow
 def test_a_loss_is_counted_from_the_entropy_of_the_chain(measured):
     floor = markov_chain(symbols=32, window=8, sharpness=2.0).floor
     for arm in measured[0].values():
@@ -85,6 +87,7 @@ def test_post_norm_that_catches_up_at_both_rates_is_as_good():
     assert verdicts(invented(**{"post, warm-up": 2.4, NAMES[4]: 2.4}))[1] == "reproduced"
 
 
+@pytest.mark.slow
 def test_the_charts_are_of_what_was_measured(measured):
     curves, bars = STUDY.charts(TINY, measured)
     assert [title for title, _ in curves.panels] == ["pre-norm", "post-norm"]
