@@ -50,6 +50,7 @@ LINES = 400
 
 # Tests that mirror no file, and what they are about.
 EXTRA_TESTS = {
+    "golden/test_record.py": "what each verb reports on fixed inputs",
     "checkpoint/test_forgery.py": "certificates edited to agree with forged files",
     "cli/test_hostile_files.py": "files made to hurt, given to every verb that reads some",
     "bench/test_gpu_script.py": "benchmarks/gpu.py",
