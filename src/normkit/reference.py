@@ -9,12 +9,12 @@ and `torch.func` transforms hold.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from normkit.conventions.eps import machine_epsilon
 from normkit.spec import NormSpec
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -32,19 +32,11 @@ class Statistics(NamedTuple):
     scale: Tensor
 
 
-def arithmetic_dtype(x: Tensor, spec: NormSpec) -> torch.dtype:
-    """float64, unless the spec keeps a 16-bit input's statistics in 16 bits."""
-    if spec.statistics_dtype == "input" and x.dtype in _HALF:
-        return x.dtype
-    # MPS has no float64; float32 is the widest it offers.
-    return torch.float32 if x.device.type == "mps" else torch.float64
-
-
 def machine_eps(x: Tensor, spec: NormSpec) -> float:
     """The eps of a spec for this input: eps=None is the machine epsilon of torch's arithmetic type."""
     if spec.eps is not None:
         return spec.eps
-    return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    return machine_epsilon(is_float64=x.dtype == torch.float64)
 
 
 def unrounded(spec: NormSpec, x: Tensor) -> NormSpec:
@@ -61,20 +53,12 @@ def unrounded(spec: NormSpec, x: Tensor) -> NormSpec:
 
 def to_rows(x: Tensor, spec: NormSpec) -> Tensor:
     """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
-    if spec.axes == "all_but_batch":
-        return x.reshape(x.shape[0], spec.groups, math.prod(x.shape[1:]) // spec.groups)
-    if spec.axes == (1,):
-        x = x.movedim(1, -1)
-    kept = x.dim() - len(spec.axes)
-    size = math.prod(x.shape[kept:])
-    return x.reshape(*x.shape[:kept], spec.groups, size // spec.groups)
+    return spec.rows.split(x)
 
 
 def from_rows(rows: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
     """The inverse of `to_rows`: rows in the layout of x."""
-    if spec.axes == (1,):
-        return rows.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
-    return rows.reshape(x.shape)
+    return spec.rows.joined(rows, x)
 
 
 def statistics(rows: Tensor, spec: NormSpec, eps: float | Tensor) -> Statistics:
@@ -83,58 +67,32 @@ def statistics(rows: Tensor, spec: NormSpec, eps: float | Tensor) -> Statistics:
     scale = sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps) for eps inside, outside or as a clamp;
     v = sum(d**2) / (m - correction), d = x - mean(x) or x.
     """
-    _, deviation = _centred(rows, spec)
+    _, deviation = spec.centring.split(rows)
     return Statistics(rows.mean(-1, keepdim=True), _scale(rows, deviation, spec, eps))
-
-
-def _centred(rows: Tensor, spec: NormSpec) -> tuple[Tensor, Tensor]:
-    """x - m and d: what is scaled and what the scale is taken of."""
-    centred = rows
-    if spec.centre_numerator or spec.centre_statistics:
-        centred = rows - rows.mean(-1, keepdim=True)
-        if rows.dtype not in _HALF:
-            # A mean is rounded in proportion to itself; where it dwarfs the deviations, what it leaves counts.
-            centred = centred - centred.mean(-1, keepdim=True)
-    return centred if spec.centre_numerator else rows, centred if spec.centre_statistics else rows
-
-
-def _square(deviation: Tensor, spec: NormSpec) -> Tensor:
-    """v: the sum of squares, or their mean."""
-    squares = deviation.square()
-    if spec.reduction == "mean" and spec.correction == 0:
-        return squares.mean(-1, keepdim=True)
-    total = squares.sum(-1, keepdim=True)
-    return total if spec.reduction == "sum" else total / (deviation.shape[-1] - 1)
 
 
 def _root(deviation: Tensor, spec: NormSpec) -> Tensor:
     """sqrt(v), with the gradient 0 where v = 0: there the root has a kink and the norm itself is smooth."""
-    square = _square(deviation, spec)
+    square = spec.divisor.of_squares(deviation.square())
     is_zero = square == 0
     return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, square).sqrt())
 
 
 def _scale(rows: Tensor, deviation: Tensor, spec: NormSpec, eps: float | Tensor) -> Tensor:
     """s, the number each row is divided by."""
-    inside = spec.eps_placement == "inside"
-    quantity = _square if inside else _root
-    if rows.dtype in _HALF and (spec.centre_statistics or not inside):
+    takes_root = spec.placement.power == 1
+    if rows.dtype in _HALF and (spec.centre_statistics or takes_root):
         # Code that stays in 16 bits calls `Tensor.var`, `std` or `norm`, which round once.
-        value = quantity(_centred(rows.float(), spec)[1], spec).to(rows.dtype)
+        _, wide = spec.centring.split(rows.float())
+        value = (_root(wide, spec) if takes_root else spec.divisor.of_squares(wide.square())).to(rows.dtype)
     else:
-        value = quantity(deviation, spec)
-    if inside:
-        return (value + eps).sqrt()
-    return value + eps if spec.eps_placement == "outside" else value.clamp_min(eps)
+        value = _root(deviation, spec) if takes_root else spec.divisor.of_squares(deviation.square())
+    return spec.placement.scale(value, eps)
 
 
 def effective_weight(weight: Tensor, spec: NormSpec, dtype: torch.dtype) -> Tensor:
     """weight + weight_offset, added where the spec adds it, in `dtype` (parameter dtype if that is where)."""
-    if not spec.weight_offset:
-        return weight
-    if spec.offset_dtype == "parameter":
-        return weight + spec.weight_offset
-    return weight.to(dtype) + spec.weight_offset
+    return spec.gain.effective(weight, dtype)
 
 
 def forward(
@@ -159,13 +117,13 @@ def forward(
     Returns:
         Tensor of x's shape, in the spec's output dtype.
     """
-    wide = arithmetic_dtype(x, spec)
+    wide = spec.casts.arithmetic(x)
     dtype = input_dtype or x.dtype
-    gain = None if weight is None else _along_channels(weight, x, spec)
-    shift = None if bias is None else _along_channels(bias, x, spec)
-    if gain is not None and spec.weight_placement == "before":
+    gain = None if weight is None else spec.rows.aligned(weight, x)
+    shift = None if bias is None else spec.rows.aligned(bias, x)
+    if gain is not None and spec.gain.is_before:
         # Such code rounds the scaled row to the input's dtype before it normalizes.
-        x = (x.to(wide) * effective_weight(gain, spec, wide).to(wide)).to(x.dtype)
+        x = (x.to(wide) * spec.gain.effective(gain, wide).to(wide)).to(x.dtype)
         gain = None
     return _round_and_scale(_normalize(x, spec, wide, dtype), dtype, spec, gain, shift)
 
@@ -189,64 +147,42 @@ def add_forward(
 def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype, dtype: torch.dtype) -> Tensor:
     """multiplier * (x - m) / s, in the wide dtype."""
     # Contiguous, so that sums are taken in the same order whatever the strides of x.
-    rows = to_rows(x.to(wide).contiguous(), spec)
-    numerator, deviation = _centred(rows, spec)
+    rows = spec.rows.split(x.to(wide).contiguous())
+    numerator, deviation = spec.centring.split(rows)
     scale = _scale(rows, deviation, spec, machine_eps(x, spec))
     if spec.round_rstd and dtype in _HALF:
         normalized = (numerator.to(dtype) * scale.reciprocal().to(dtype)).to(wide)
     else:
         normalized = numerator / scale
-    if spec.multiplier == "sqrt_n":
-        normalized = normalized * math.sqrt(rows.shape[-1])
-    return from_rows(normalized, x, spec)
+    return spec.rows.joined(spec.divisor.multiplied(normalized), x)
 
 
 def _round_and_scale(
     normalized: Tensor, dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """The affine part and the spec's casts."""
-    early = None if spec.cast in ("late", "weight") else dtype
-    if spec.cast == "weight" and weight is not None and weight.dtype in _HALF:
-        early = weight.dtype
+    casts = spec.casts
+    early = casts.early(dtype, weight)
     y = normalized if early is None else normalized.to(early)
     # After an early cast the affine part is ordinary promoted arithmetic; before a late one it is wide.
     work = normalized.dtype if early is None else None
     if weight is not None:
         # An offset "in float32" leaves a float32 gain, whatever width the reference itself computes in.
-        gain = effective_weight(weight, spec, work or torch.promote_types(torch.float32, weight.dtype))
-        y = in_affine(gain, dtype, spec, work) * y
+        gain = spec.gain.effective(weight, work or torch.promote_types(torch.float32, weight.dtype))
+        y = casts.parameter(gain, dtype, work) * y
     if bias is not None:
-        y = y + in_affine(bias, dtype, spec, work)
-    return y.to(output_dtype(dtype, spec, weight, bias))
+        y = y + casts.parameter(bias, dtype, work)
+    return y.to(casts.output_dtype(dtype, weight, bias))
 
 
 def in_affine(part: Tensor, dtype: torch.dtype, spec: NormSpec, work: torch.dtype | None) -> Tensor:
     """Gain or bias in the dtype it acts in: `work`, or where the row was rounded early (None) as the spec says."""
-    if work is None and spec.cast == "input":
-        part = part.to(dtype)
-    if work is None and spec.output_dtype == "float32":
-        work = torch.promote_types(torch.float32, part.dtype)
-    return part if work is None else part.to(work)
+    return spec.casts.parameter(part, dtype, work)
 
 
 def output_dtype(input_dtype: torch.dtype, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
     """dtype of y for an input of this dtype and these parameters."""
-    if spec.output_dtype == "weight" and weight is not None:
-        return weight.dtype
-    if spec.output_dtype == "float32":
-        return torch.promote_types(input_dtype, torch.float32)
-    dtype = input_dtype
-    if spec.output_dtype == "promote":
-        for parameter in (weight, bias):
-            dtype = dtype if parameter is None else torch.promote_types(dtype, parameter.dtype)
-    return dtype
-
-
-def _along_channels(parameter: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
-    """Gain or bias in the shape that broadcasts against x."""
-    if spec.axes != (1,) and spec.axes != "all_but_batch":
-        return parameter
-    return parameter.reshape(-1, *(1,) * (x.dim() - 2))
+    return spec.casts.output_dtype(input_dtype, weight, bias)
 
 
 class Gradients(NamedTuple):
@@ -285,8 +221,8 @@ def backward(
     dy_wide, x_wide = dy.to(wide).contiguous(), x.to(wide).contiguous()
     gain = torch.ones((), dtype=wide, device=x.device)
     if weight is not None:
-        gain = effective_weight(_along_channels(weight, x, spec), spec, wide).to(wide)
-    before = spec.weight_placement == "before"
+        gain = spec.gain.effective(spec.rows.aligned(weight, x), wide).to(wide)
+    before = spec.gain.is_before
     inner, upstream = (x_wide * gain, dy_wide) if before else (x_wide, dy_wide * gain)
     normalized, d_inner = _backward_rows(upstream, inner, spec, machine_eps(x, spec))
     dx, dgain = (d_inner * gain, d_inner * x_wide) if before else (d_inner, dy_wide * normalized)
@@ -301,31 +237,19 @@ def backward(
 
 def _backward_rows(h: Tensor, x: Tensor, spec: NormSpec, eps: float) -> tuple[Tensor, Tensor]:
     """The normalized row and the gradient through (x - m) / s, both in the layout of x."""
-    rows, h_rows = to_rows(x, spec), to_rows(h, spec)
-    if spec.multiplier == "sqrt_n":
-        h_rows = h_rows * math.sqrt(rows.shape[-1])
-    numerator, deviation = _centred(rows, spec)
-    scale = _scale(rows, deviation, spec, eps)
-    divisor = 1 if spec.reduction == "sum" else rows.shape[-1] - spec.correction
-    root = _root(deviation, spec)
-    match spec.eps_placement:
-        case "inside":
-            slope = 0.5 / scale
-        case "outside":
-            slope = torch.where(root == 0, 0.0, 0.5 / root)
-        case "clamp":
-            slope = torch.where(root < eps, 0.0, 0.5 / root)
-    direct = h_rows / scale
-    if spec.centre_numerator:
-        direct = direct - direct.mean(-1, keepdim=True)
-    through_scale = 2.0 * slope * (h_rows * numerator).sum(-1, keepdim=True) / scale.square() / divisor
-    normalized = numerator / scale
-    if spec.multiplier == "sqrt_n":
-        normalized = normalized * math.sqrt(rows.shape[-1])
-    return from_rows(normalized, x, spec), from_rows(direct - deviation * through_scale, x, spec)
+    rows, h_rows = spec.rows.split(x), spec.divisor.multiplied(spec.rows.split(h))
+    numerator, deviation = spec.centring.split(rows)
+    scale, root = _scale(rows, deviation, spec, eps), _root(deviation, spec)
+    quotient, is_flat = spec.placement.slope(root, scale, eps)
+    slope = torch.where(is_flat, 0.0, 0.5 / quotient)
+    direct = spec.centring.projected(h_rows / scale)
+    through_scale = 2.0 * slope * (h_rows * numerator).sum(-1, keepdim=True) / scale.square()
+    through_scale = through_scale / spec.divisor.count(rows.shape[-1])
+    normalized = spec.divisor.multiplied(numerator / scale)
+    return spec.rows.joined(normalized, x), spec.rows.joined(direct - deviation * through_scale, x)
 
 
 def _sum_to(gradient: Tensor, parameter: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
     """Sum a gradient of x's shape over everything the parameter was broadcast along."""
-    aligned = _along_channels(parameter, x, spec)
+    aligned = spec.rows.aligned(parameter, x)
     return gradient.sum_to_size(aligned.shape).reshape(parameter.shape).to(parameter.dtype)

@@ -12,41 +12,25 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
+from normkit.conventions.casts import Cast, Casts, OutputDtype, StatisticsDtype
+from normkit.conventions.divisor import DIVISORS, Correction, Divisor, Multiplier, Reduction
+from normkit.conventions.eps import PLACEMENTS, EpsPlacement, Placement
+from normkit.conventions.gain import Gain, OffsetDtype, WeightPlacement
+from normkit.conventions.rows import CENTRINGS, Axes, Centring, Rows
 from normkit.errors import SpecError
 
-EpsPlacement = Literal["inside", "outside", "clamp"]
-Reduction = Literal["mean", "sum"]
-Multiplier = Literal["one", "sqrt_n"]
-Axes = tuple[int, ...] | Literal["all_but_batch"]
-OffsetDtype = Literal["float32", "parameter"]
-WeightPlacement = Literal["after", "before"]
-StatisticsDtype = Literal["float32", "input"]
-Cast = Literal["early", "late", "weight", "input", "none"]
-OutputDtype = Literal["input", "promote", "weight", "float32"]
-
 _CHOICES: dict[str, tuple[object, ...]] = {
-    "eps_placement": ("inside", "outside", "clamp"),
-    "correction": (0, 1),
-    "reduction": ("mean", "sum"),
-    "multiplier": ("one", "sqrt_n"),
-    "offset_dtype": ("float32", "parameter"),
-    "weight_placement": ("after", "before"),
-    "statistics_dtype": ("float32", "input"),
-    "cast": ("early", "late", "weight", "input", "none"),
-    "output_dtype": ("input", "promote", "weight", "float32"),
-}
-_CAST_NOTES = {
-    "early": "early cast",
-    "weight": "cast to the weight's dtype",
-    "input": "early cast, gain and bias too",
-    "none": "no cast",
-}
-_OUTPUT_NOTES = {
-    "promote": "promoted output",
-    "weight": "output in the weight's dtype",
-    "float32": "output in float32",
+    "eps_placement": tuple(PLACEMENTS),
+    "correction": get_args(Correction),
+    "reduction": get_args(Reduction),
+    "multiplier": get_args(Multiplier),
+    "offset_dtype": get_args(OffsetDtype),
+    "weight_placement": get_args(WeightPlacement),
+    "statistics_dtype": get_args(StatisticsDtype),
+    "cast": get_args(Cast),
+    "output_dtype": get_args(OutputDtype),
 }
 _FLAGS = ("centre_numerator", "centre_statistics", "has_weight", "has_bias", "round_rstd")
 
@@ -91,7 +75,7 @@ class NormSpec:
     centre_statistics: bool = True
     eps: float | None = 1e-5
     eps_placement: EpsPlacement = "inside"
-    correction: Literal[0, 1] = 0
+    correction: Correction = 0
     reduction: Reduction = "mean"
     multiplier: Multiplier = "one"
     axes: Axes = (-1,)
@@ -136,24 +120,68 @@ class NormSpec:
         if self.cast == "none" and self.statistics_dtype != "input":
             raise SpecError("cast='none' keeps everything in the input's dtype: statistics_dtype='input'")
 
+    @property
+    def placement(self) -> Placement:
+        """Where eps enters."""
+        return PLACEMENTS[self.eps_placement]
+
+    @property
+    def divisor(self) -> Divisor:
+        """What the sum of squares is divided by, and what multiplies the row."""
+        return DIVISORS[self.correction, self.reduction, self.multiplier]
+
+    @property
+    def rows(self) -> Rows:
+        """What one row is."""
+        return Rows(self.axes, self.groups)
+
+    @property
+    def centring(self) -> Centring:
+        """Where the mean is subtracted."""
+        return CENTRINGS[self.centre_numerator, self.centre_statistics]
+
+    @property
+    def gain(self) -> Gain:
+        """Gain and bias."""
+        return Gain(self.has_weight, self.weight_offset, self.offset_dtype, self.weight_placement, self.has_bias)
+
+    @property
+    def casts(self) -> Casts:
+        """Where it rounds."""
+        return Casts(self.statistics_dtype, self.round_rstd, self.cast, self.output_dtype)
+
     def __str__(self) -> str:
         """One readable line: the formula, then what is unusual about axes and casts."""
-        row = "u" if self.weight_placement == "before" else "x"
-        formula = _affine(self, f"{_numerator(self, row)} / {_denominator(self, row)}")
-        notes = ", ".join(_notes(self))
-        return f"y = {formula} [{notes}]" if notes else f"y = {formula}"
+        row, divisor, is_centred = self.gain.row, self.divisor, self.centre_statistics
+        scale = root = divisor.plain_root(row, is_centred=is_centred)
+        if self.eps != 0:
+            scale = self.placement.plain(divisor.plain_square(row, is_centred=is_centred), root, self.eps)
+        numerator = self.centring.plain(row)
+        numerator = f"sqrt(n) * {numerator}" if self.multiplier == "sqrt_n" else numerator
+        casts = self.casts
+        notes = [*self.rows.notes(), *casts.notes(), *self.gain.notes(), *casts.output_notes()]
+        formula = f"y = {self.gain.plain(f'{numerator} / {scale}')}"
+        return f"{formula} [{', '.join(notes)}]" if notes else formula
 
     def _repr_latex_(self) -> str:
         """The formula for a notebook."""
-        row = "u" if self.weight_placement == "before" else "x"
-        fraction = rf"\frac{{{_latex_numerator(self, row)}}}{{{_latex_denominator(self, row)}}}"
+        row = self.gain.row
+        square = self.divisor.latex_square(row, is_centred=self.centre_statistics)
+        scale = rf"\sqrt{{{square}}}" if self.eps == 0 else self.placement.latex(square, self.eps)
+        fraction = rf"\frac{{{self.centring.latex(row)}}}{{{scale}}}"
         if self.multiplier == "sqrt_n":
             fraction = rf"\sqrt{{n}}\,{fraction}"
-        gain = rf"({self.weight_offset:g} + w)" if self.weight_offset else "w"
-        if self.weight_placement == "before":
-            return rf"$y = {fraction}{' + b' if self.has_bias else ''},\quad u = {gain} \odot x$"
-        scaled = rf"{gain} \odot {fraction}" if self.has_weight else fraction
-        return rf"$y = {scaled}{' + b' if self.has_bias else ''}$"
+        return f"${self.gain.latex(fraction)}$"
+
+    def mathml(self) -> str:
+        """The formula as the content of a `math` element: mu is the row's mean, w its gain, b its bias."""
+        row = self.gain.row
+        square = self.divisor.mathml_square(row, is_centred=self.centre_statistics)
+        scale = f"<msqrt>{square}</msqrt>" if self.eps == 0 else self.placement.mathml(square, self.eps)
+        numerator = self.centring.mathml(row)
+        if self.multiplier == "sqrt_n":
+            numerator = f"<mrow><msqrt><mi>n</mi></msqrt>{numerator}</mrow>"
+        return self.gain.mathml(f"<mfrac>{numerator}{scale}</mfrac>")
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary of all conventions, ready for `json.dumps`."""
@@ -200,104 +228,3 @@ def _is_axes(axes: object) -> bool:
     if not isinstance(axes, tuple) or not axes or not all(type(axis) is int for axis in axes):
         return False
     return axes in {(1,), tuple(range(-len(axes), 0))}
-
-
-def _plus_epsilon(spec: NormSpec) -> str:
-    if spec.eps is None:
-        return "+ machine_eps"
-    return f"{'-' if spec.eps < 0 else '+'} {abs(spec.eps):g}"
-
-
-def _numerator(spec: NormSpec, row: str) -> str:
-    centred = f"({row} - mean({row}))" if spec.centre_numerator else row
-    return f"sqrt(n) * {centred}" if spec.multiplier == "sqrt_n" else centred
-
-
-def _square(spec: NormSpec, row: str) -> str:
-    """The quantity under the root."""
-    deviation = f"({row} - mean({row}))" if spec.centre_statistics else row
-    if spec.reduction == "sum":
-        return f"sum({deviation}^2)"
-    if spec.centre_statistics:
-        return f"var({row}{', correction=1' if spec.correction else ''})"
-    return f"sum({row}^2) / (n - 1)" if spec.correction else f"mean({row}^2)"
-
-
-def _root(spec: NormSpec, row: str) -> str:
-    """The root of that quantity, by its usual name where it has one."""
-    if spec.reduction == "sum":
-        return f"norm({row} - mean({row}))" if spec.centre_statistics else f"norm({row})"
-    if spec.centre_statistics:
-        return f"std({row}{', correction=1' if spec.correction else ''})"
-    return f"sqrt({_square(spec, row)})" if spec.correction else f"rms({row})"
-
-
-def _denominator(spec: NormSpec, row: str) -> str:
-    if spec.eps == 0:
-        return _root(spec, row)
-    match spec.eps_placement:
-        case "inside":
-            return f"sqrt({_square(spec, row)} {_plus_epsilon(spec)})"
-        case "outside":
-            return f"({_root(spec, row)} {_plus_epsilon(spec)})"
-        case "clamp":
-            return f"max({_root(spec, row)}, {'machine_eps' if spec.eps is None else f'{spec.eps:g}'})"
-
-
-def _affine(spec: NormSpec, normalized: str) -> str:
-    gain = f"({spec.weight_offset:g} + weight)" if spec.weight_offset else "weight"
-    bias = " + bias" if spec.has_bias else ""
-    if spec.weight_placement == "before":
-        return f"{normalized}{bias}, u = {gain} * x"
-    return f"{gain} * {normalized}{bias}" if spec.has_weight else f"{normalized}{bias}"
-
-
-def _notes(spec: NormSpec) -> list[str]:
-    notes = []
-    if spec.axes == "all_but_batch":
-        notes.append("over all axes but the first")
-    elif spec.axes != (-1,):
-        plural = "axis" if len(spec.axes) == 1 else "axes"
-        notes.append(f"over {plural} {', '.join(map(str, spec.axes))}")
-    if spec.groups > 1:
-        notes.append(f"{spec.groups} groups")
-    if spec.cast != "late":
-        notes.append(_CAST_NOTES[spec.cast])
-    if spec.statistics_dtype == "input" and spec.cast != "none":
-        notes.append("statistics in the input's dtype")
-    if spec.round_rstd:
-        notes.append("rounded rstd")
-    if spec.weight_offset and spec.offset_dtype == "parameter":
-        notes.append("offset added in the weight's dtype")
-    if spec.output_dtype != "input":
-        notes.append(_OUTPUT_NOTES[spec.output_dtype])
-    return notes
-
-
-def _latex_numerator(spec: NormSpec, row: str) -> str:
-    return rf"{row} - \mu_{row}" if spec.centre_numerator else row
-
-
-def _latex_denominator(spec: NormSpec, row: str) -> str:
-    deviation = rf"({row}_i - \mu_{row})" if spec.centre_statistics else f"{row}_i"
-    divisor = {"sum": "", "mean": r"\tfrac{1}{n - 1}" if spec.correction else r"\tfrac{1}{n}"}
-    square = rf"{divisor[spec.reduction]}\sum_i {deviation}^2"
-    if spec.eps == 0:
-        return rf"\sqrt{{{square}}}"
-    eps = r"\epsilon_{\mathrm{machine}}" if spec.eps is None else _latex_number(spec.eps)
-    plus = f" - {eps[1:]}" if eps.startswith("-") else f" + {eps}"
-    match spec.eps_placement:
-        case "inside":
-            return rf"\sqrt{{{square}{plus}}}"
-        case "outside":
-            return rf"\sqrt{{{square}}}{plus}"
-        case "clamp":
-            return rf"\max(\sqrt{{{square}}}, {eps})"
-
-
-def _latex_number(value: float) -> str:
-    digits, _, exponent = f"{value:g}".partition("e")
-    if not exponent:
-        return digits
-    power = f"10^{{{int(exponent)}}}"
-    return {"1": power, "-1": f"-{power}"}.get(digits, rf"{digits} \cdot {power}")

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.eps import EpsPlacement
 from normkit.errors import InputError, ShapeError, SpecError
 from normkit.geometry.ellipsoid import Ellipsoid
 from normkit.geometry.rows import require_row, sphere_radius
-from normkit.spec import EpsPlacement, NormSpec
+from normkit.spec import NormSpec
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.eps import EpsPlacement
 from normkit.errors import SpecError
 from normkit.geometry.rows import require_floating
-from normkit.spec import EpsPlacement, NormSpec
+from normkit.spec import NormSpec
 
 Number = TypeVar("Number", float, Tensor)
 

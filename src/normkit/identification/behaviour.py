@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference
+from normkit.conventions.eps import EpsPlacement
 from normkit.errors import NormkitError, ShapeError
 from normkit.identification import (
     adapters,
@@ -31,7 +32,7 @@ from normkit.identification.program import Program
 from normkit.identification.response import roll_off
 from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError, undisturbed
 from normkit.identification.structure import Structure
-from normkit.spec import EpsPlacement, NormSpec
+from normkit.spec import NormSpec
 
 _SEED = 0
 _RATE_NOISE = 0.02

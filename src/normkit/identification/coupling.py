@@ -10,11 +10,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from normkit.conventions.rows import Axes
 from normkit.errors import ShapeError
 from normkit.identification.passport import Reading
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
-from normkit.spec import Axes
 
 _HALVES = 6
 _FELT = 1e-4

@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 import torch
 
+from normkit.conventions.divisor import Multiplier, Reduction
+from normkit.conventions.eps import EpsPlacement
 from normkit.errors import NormkitError
 from normkit.identification.passport import Reading
 from normkit.identification.response import RollOff
 from normkit.identification.specimen import UnrecognisedError
-from normkit.spec import EpsPlacement, Multiplier, NormSpec, Reduction
+from normkit.spec import NormSpec
 
 _UNROUND = 3
 _RIVAL = 3

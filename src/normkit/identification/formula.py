@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.rows import Axes
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
-from normkit.spec import Axes, NormSpec
+from normkit.spec import NormSpec
 
 _SAMPLES = 16
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from normkit.conventions.casts import Cast, OutputDtype, StatisticsDtype
 from normkit.identification import runs as calls
 from normkit.identification.affine import Affine
 from normkit.identification.arithmetic import DEFINITION
 from normkit.identification.passport import Reading, value_of
 from normkit.identification.runs import HALF, Rate, Run
 from normkit.identification.specimen import Specimen
-from normkit.spec import Cast, NormSpec, OutputDtype, StatisticsDtype
+from normkit.spec import NormSpec
 
 _MATCHED = 0.999
 """A norm's own program gives this share of its outputs or more; a wrong one misses 4 % or more."""

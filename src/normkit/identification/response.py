@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.eps import EpsPlacement
 from normkit.identification import runs
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
-from normkit.spec import EpsPlacement, NormSpec
+from normkit.spec import NormSpec
 
 _CLIPS = 0.1
 """A clamp that rows of ordinary length feel is the purpose, not a guard."""

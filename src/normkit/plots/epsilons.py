@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from normkit.conventions.eps import EpsPlacement
 from normkit.errors import InputError
 from normkit.geometry.scaling import agreement_scale, shrink_factor
 from normkit.plots import theme
@@ -15,7 +16,6 @@ from normkit.plots.depth import figure_of
 from normkit.plots.drawing import Drawing
 from normkit.plots.numerals import significant
 from normkit.plots.theme import colour
-from normkit.spec import EpsPlacement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from normkit.conventions.rows import Axes
 from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_BASELINE, Facts, Outcome, Rule, counted
-from normkit.spec import Axes
 
 _LAST: Axes = (-1,)
 

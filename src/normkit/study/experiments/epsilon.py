@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from normkit import reference
-from normkit.spec import EpsPlacement, NormSpec
+from normkit.conventions.eps import EpsPlacement
+from normkit.spec import NormSpec
 from normkit.study.chart import Chart, Curves, Marks, line
 from normkit.study.curves import mean_of_last
 from normkit.study.laboratory import Laboratory

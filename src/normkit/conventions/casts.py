@@ -1,0 +1,104 @@
+"""Where a norm rounds: its statistics, 1/s, the normalized row, gain and bias, and the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+StatisticsDtype = Literal["float32", "input"]
+Cast = Literal["early", "late", "weight", "input", "none"]
+OutputDtype = Literal["input", "promote", "weight", "float32"]
+
+CASTS: dict[str, str] = {
+    "early": "rounded before the gain",
+    "late": "rounded once at the end",
+    "weight": "rounded before the gain to the weight's dtype",
+    "input": "rounded before the gain, gain and bias too",
+    "none": "rounded at every step",
+}
+"""Each cast in words."""
+
+OUTPUTS: dict[str, str] = {
+    "input": "in the input's dtype",
+    "promote": "in the wider dtype of input and parameters",
+    "weight": "in the weight's dtype",
+    "float32": "in float32",
+}
+"""Each output dtype in words."""
+
+_NOTES = {
+    "early": "early cast",
+    "weight": "cast to the weight's dtype",
+    "input": "early cast, gain and bias too",
+    "none": "no cast",
+}
+_OUTPUT_NOTES = {
+    "promote": "promoted output",
+    "weight": "output in the weight's dtype",
+    "float32": "output in float32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Casts:
+    """The roundings of one spec."""
+
+    statistics: StatisticsDtype = "float32"
+    round_rstd: bool = False
+    cast: Cast = "late"
+    output: OutputDtype = "input"
+
+    def arithmetic(self, x: Tensor) -> torch.dtype:
+        """The dtype in which the reference computes: float64, or x's own 16 bits where the statistics stay there."""
+        import torch
+
+        if self.statistics == "input" and x.dtype.itemsize == 2:
+            return x.dtype
+        # MPS has no float64; float32 is the widest it offers.
+        return torch.float32 if x.device.type == "mps" else torch.float64
+
+    def early(self, dtype: torch.dtype, weight: Tensor | None) -> torch.dtype | None:
+        """What the normalized row is rounded to before gain and bias, for an input of this dtype; None for no cast."""
+        if self.cast == "weight":
+            return weight.dtype if weight is not None and weight.dtype.itemsize == 2 else None
+        return None if self.cast == "late" else dtype
+
+    def parameter(self, part: Tensor, dtype: torch.dtype, work: torch.dtype | None) -> Tensor:
+        """Gain or bias in the dtype it acts in: `work`, or where the row was rounded early (None) as the spec says."""
+        import torch
+
+        if work is None and self.cast == "input":
+            part = part.to(dtype)
+        if work is None and self.output == "float32":
+            work = torch.promote_types(torch.float32, part.dtype)
+        return part if work is None else part.to(work)
+
+    def output_dtype(self, dtype: torch.dtype, weight: Tensor | None, bias: Tensor | None) -> torch.dtype:
+        """dtype of y for an input of this dtype and these parameters."""
+        import torch
+
+        if self.output == "weight" and weight is not None:
+            return weight.dtype
+        if self.output == "float32":
+            return torch.promote_types(dtype, torch.float32)
+        if self.output == "promote":
+            for parameter in (weight, bias):
+                dtype = dtype if parameter is None else torch.promote_types(dtype, parameter.dtype)
+        return dtype
+
+    def notes(self) -> list[str]:
+        """What is unusual, for the one line of a spec; the output comes last, after the notes of the gain."""
+        notes = [_NOTES[self.cast]] if self.cast != "late" else []
+        if self.statistics == "input" and self.cast != "none":
+            notes.append("statistics in the input's dtype")
+        if self.round_rstd:
+            notes.append("rounded rstd")
+        return notes
+
+    def output_notes(self) -> list[str]:
+        """The output's dtype, where it is not the input's."""
+        return [_OUTPUT_NOTES[self.output]] if self.output != "input" else []

@@ -1,0 +1,122 @@
+"""What the sum of squares of a row is divided by, and what multiplies the normalized row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+Correction = Literal[0, 1]
+Reduction = Literal["mean", "sum"]
+Multiplier = Literal["one", "sqrt_n"]
+
+
+@dataclass(frozen=True, slots=True)
+class Divisor:
+    """v = sum(d**2) / `count(n)`, and the row times `factor(n)` over s; d are deviations from the mean, or the row."""
+
+    correction: Correction = 0
+    reduction: Reduction = "mean"
+    multiplier: Multiplier = "one"
+
+    def count(self, n: int) -> int:
+        """What the sum of n squares is divided by: n, n - 1 or 1."""
+        return 1 if self.reduction == "sum" else n - self.correction
+
+    def factor(self, n: int) -> float:
+        """What multiplies a row of n features: 1 or sqrt(n)."""
+        return math.sqrt(n) if self.multiplier == "sqrt_n" else 1.0
+
+    def radius(self, n: int) -> float:
+        """Length of a normalized row of n features without eps: factor * sqrt(count)."""
+        return self.factor(n) * math.sqrt(self.count(n))
+
+    def of_squares(self, squares: Tensor) -> Tensor:
+        """v of squares of shape (..., n), of shape (..., 1)."""
+        if self.reduction == "mean" and self.correction == 0:
+            return squares.mean(-1, keepdim=True)
+        total = squares.sum(-1, keepdim=True)
+        return total if self.reduction == "sum" else total / (squares.shape[-1] - 1)
+
+    def multiplied(self, rows: Tensor) -> Tensor:
+        """Rows of shape (..., n) times `factor(n)`."""
+        return rows * math.sqrt(rows.shape[-1]) if self.multiplier == "sqrt_n" else rows
+
+    def conventions(self) -> dict[str, Any]:
+        """As fields of `NormSpec`."""
+        return {"correction": self.correction, "reduction": self.reduction, "multiplier": self.multiplier}
+
+    @property
+    def code(self) -> int:
+        """The kernels' number for what divides: 0 for n, 1 for n - 1, 2 for one."""
+        return 2 if self.reduction == "sum" else self.correction
+
+    @property
+    def words(self) -> str:
+        """Follows "the sum of squares is"."""
+        divided = "not divided (L2)" if self.reduction == "sum" else f"divided by n{' - 1' if self.correction else ''}"
+        return divided + (", the row multiplied by sqrt(n)" if self.multiplier == "sqrt_n" else "")
+
+    @property
+    def radius_in_words(self) -> str:
+        """`radius` as a formula: "sqrt(n)", "sqrt(n - 1)", "1" or "n", say."""
+        words = "1" if self.reduction == "sum" else "sqrt(n - 1)" if self.correction else "sqrt(n)"
+        if self.multiplier == "one":
+            return words
+        return {"1": "sqrt(n)", "sqrt(n)": "n"}.get(words, f"{words} * sqrt(n)")
+
+    def plain_square(self, row: str, *, is_centred: bool) -> str:
+        """v in plain text."""
+        if self.reduction == "sum":
+            return f"sum(({row} - mean({row}))^2)" if is_centred else f"sum({row}^2)"
+        if is_centred:
+            return f"var({row}{', correction=1' if self.correction else ''})"
+        return f"sum({row}^2) / (n - 1)" if self.correction else f"mean({row}^2)"
+
+    def plain_root(self, row: str, *, is_centred: bool) -> str:
+        """sqrt(v) in plain text, by its usual name where it has one."""
+        if self.reduction == "sum":
+            return f"norm({row} - mean({row}))" if is_centred else f"norm({row})"
+        if is_centred:
+            return f"std({row}{', correction=1' if self.correction else ''})"
+        return f"sqrt({self.plain_square(row, is_centred=False)})" if self.correction else f"rms({row})"
+
+    def latex_square(self, row: str, *, is_centred: bool) -> str:
+        """v in LaTeX."""
+        deviation = rf"({row}_i - \mu_{row})" if is_centred else f"{row}_i"
+        share = {"sum": "", "mean": r"\tfrac{1}{n - 1}" if self.correction else r"\tfrac{1}{n}"}[self.reduction]
+        return rf"{share}\sum_i {deviation}^2"
+
+    def mathml_square(self, row: str, *, is_centred: bool) -> str:
+        """v in MathML."""
+        square = f"<msubsup><mi>{row}</mi><mi>i</mi><mn>2</mn></msubsup>"
+        if is_centred:
+            element = f"<msub><mi>{row}</mi><mi>i</mi></msub>"
+            square = f"<msup><mrow><mo>(</mo>{element}<mo>−</mo><mi>μ</mi><mo>)</mo></mrow><mn>2</mn></msup>"
+        squares = f"<munder><mo>∑</mo><mi>i</mi></munder>{square}"
+        if self.reduction == "sum":
+            return f"<mrow>{squares}</mrow>"
+        count = "<mrow><mi>n</mi><mo>−</mo><mn>1</mn></mrow>" if self.correction else "<mi>n</mi>"
+        return f"<mrow><mfrac><mn>1</mn>{count}</mfrac>{squares}</mrow>"
+
+
+DIVISORS: Mapping[tuple[Correction, Reduction, Multiplier], Divisor] = MappingProxyType(
+    {
+        (each.correction, each.reduction, each.multiplier): each
+        for each in (
+            Divisor(),
+            Divisor(correction=1),
+            Divisor(reduction="sum"),
+            Divisor(reduction="sum", multiplier="sqrt_n"),
+            Divisor(multiplier="sqrt_n"),
+            Divisor(correction=1, multiplier="sqrt_n"),
+        )
+    }
+)
+"""All, by correction, reduction and multiplier; the simplest first. Where nothing is divided there is no correction."""

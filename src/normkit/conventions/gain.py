@@ -1,0 +1,80 @@
+"""Gain and bias: whether they are there, what is added to the stored gain, and where the gain multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+OffsetDtype = Literal["float32", "parameter"]
+WeightPlacement = Literal["after", "before"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A row is multiplied by weight + offset, before it is normalized or after; then a bias is added."""
+
+    is_present: bool = True
+    offset: float = 0.0
+    offset_dtype: OffsetDtype = "float32"
+    placement: WeightPlacement = "after"
+    has_bias: bool = True
+
+    @property
+    def is_before(self) -> bool:
+        """Whether it multiplies the row before that is normalized."""
+        return self.placement == "before"
+
+    def effective(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """weight + offset, added in `dtype`, or in the parameter's dtype where the spec says so."""
+        if not self.offset:
+            return weight
+        if self.offset_dtype == "parameter":
+            return weight + self.offset
+        return weight.to(dtype) + self.offset
+
+    def stored(self, effective: Tensor) -> Tensor:
+        """The weight that acts as `effective`."""
+        return effective - self.offset if self.offset else effective
+
+    @property
+    def row(self) -> str:
+        """What the text of a formula calls the row that is normalized: x, or u = gain * x."""
+        return "u" if self.is_before else "x"
+
+    @property
+    def plain_factor(self) -> str:
+        """The gain in plain text."""
+        return f"({self.offset:g} + weight)" if self.offset else "weight"
+
+    def plain(self, normalized: str) -> str:
+        """The affine part in plain text."""
+        bias = " + bias" if self.has_bias else ""
+        if self.is_before:
+            return f"{normalized}{bias}, u = {self.plain_factor} * x"
+        return f"{self.plain_factor} * {normalized}{bias}" if self.is_present else f"{normalized}{bias}"
+
+    def latex(self, fraction: str) -> str:
+        """The whole formula in LaTeX, without dollar signs."""
+        factor = rf"({self.offset:g} + w)" if self.offset else "w"
+        bias = " + b" if self.has_bias else ""
+        if self.is_before:
+            return rf"y = {fraction}{bias},\quad u = {factor} \odot x"
+        return rf"y = {factor} \odot {fraction}{bias}" if self.is_present else f"y = {fraction}{bias}"
+
+    def mathml(self, fraction: str) -> str:
+        """The whole formula in MathML, without the `math` element."""
+        factor = f"<mrow><mo>(</mo><mn>{self.offset:g}</mn><mo>+</mo><mi>w</mi><mo>)</mo></mrow>"
+        factor = factor if self.offset else "<mi>w</mi>"
+        bias = "<mo>+</mo><mi>b</mi>" if self.has_bias else ""
+        right = f"{factor}<mo>⊙</mo>{fraction}{bias}" if self.is_present else f"{fraction}{bias}"
+        if self.is_before:
+            right = f"{fraction}{bias}<mo>,</mo><mspace width='1em'/><mi>u</mi><mo>=</mo>{factor}<mo>⊙</mo><mi>x</mi>"
+        return f"<mrow><mi>y</mi><mo>=</mo>{right}</mrow>"
+
+    def notes(self) -> list[str]:
+        """What is unusual and not in the formula, for the one line of a spec."""
+        return ["offset added in the weight's dtype"] if self.offset and self.offset_dtype == "parameter" else []

@@ -1,0 +1,126 @@
+"""What one row is: the axes that share statistics, their groups, and where the mean of a row is subtracted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+Axes = tuple[int, ...] | Literal["all_but_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Trailing axes, the channel axis (1,) or all axes but the first, split into groups."""
+
+    axes: Axes = (-1,)
+    groups: int = 1
+
+    @property
+    def are_last(self) -> bool:
+        """Whether one row is the last axis, whole."""
+        return self.axes == (-1,) and self.groups == 1
+
+    @property
+    def are_channels(self) -> bool:
+        """Whether gain and bias lie along axis 1."""
+        return self.axes == (1,) or self.axes == "all_but_batch"
+
+    def split(self, x: Tensor) -> Tensor:
+        """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
+        if self.axes == "all_but_batch":
+            return x.reshape(x.shape[0], self.groups, math.prod(x.shape[1:]) // self.groups)
+        if self.axes == (1,):
+            x = x.movedim(1, -1)
+        kept = x.dim() - len(self.axes)
+        size = math.prod(x.shape[kept:])
+        return x.reshape(*x.shape[:kept], self.groups, size // self.groups)
+
+    def joined(self, rows: Tensor, x: Tensor) -> Tensor:
+        """The inverse of `split`: rows in the layout of x."""
+        if self.axes == (1,):
+            return rows.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
+        return rows.reshape(x.shape)
+
+    def aligned(self, parameter: Tensor, x: Tensor) -> Tensor:
+        """Gain or bias in the shape that broadcasts against x."""
+        return parameter.reshape(-1, *(1,) * (x.dim() - 2)) if self.are_channels else parameter
+
+    def notes(self) -> list[str]:
+        """What is unusual, for the one line of a spec."""
+        notes = []
+        if self.axes == "all_but_batch":
+            notes.append("over all axes but the first")
+        elif self.axes != (-1,):
+            plural = "axis" if len(self.axes) == 1 else "axes"
+            notes.append(f"over {plural} {', '.join(map(str, self.axes))}")
+        if self.groups > 1:
+            notes.append(f"{self.groups} groups")
+        return notes
+
+    @property
+    def words(self) -> str:
+        """What a row is."""
+        if self.axes == "all_but_batch":
+            return "a whole sample"
+        if self.axes == (1,):
+            return "the channels at one place"
+        return "the last axis" if len(self.axes) == 1 else f"the last {len(self.axes)} axes"
+
+
+@dataclass(frozen=True, slots=True)
+class Centring:
+    """Whether the mean of a row is subtracted from what is scaled, and from what its scale is taken of."""
+
+    numerator: bool = True
+    statistics: bool = True
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the mean counts in one of the two only."""
+        return self.numerator != self.statistics
+
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """What is scaled, x - m, and what the scale is taken of, d, of rows of shape (..., n)."""
+        if not (self.numerator or self.statistics):
+            return rows, rows
+        centred = rows - rows.mean(-1, keepdim=True)
+        if rows.dtype.itemsize > 2:
+            # A mean is rounded in proportion to itself; where it dwarfs the deviations, what it leaves counts.
+            centred = centred - centred.mean(-1, keepdim=True)
+        return centred if self.numerator else rows, centred if self.statistics else rows
+
+    def projected(self, rows: Tensor) -> Tensor:
+        """The numerator's map applied to a direction or a gradient: its mean taken out, or nothing."""
+        return rows - rows.mean(-1, keepdim=True) if self.numerator else rows
+
+    @property
+    def words(self) -> str:
+        """What becomes of the mean."""
+        if self.is_half:
+            return "subtracted, but not for the statistics" if self.numerator else "subtracted for the statistics only"
+        return "subtracted" if self.numerator else "not subtracted"
+
+    def plain(self, row: str) -> str:
+        """The numerator in plain text."""
+        return f"({row} - mean({row}))" if self.numerator else row
+
+    def latex(self, row: str) -> str:
+        """The numerator in LaTeX."""
+        return rf"{row} - \mu_{row}" if self.numerator else row
+
+    def mathml(self, row: str) -> str:
+        """The numerator in MathML."""
+        return f"<mrow><mi>{row}</mi><mo>−</mo><mi>μ</mi></mrow>" if self.numerator else f"<mi>{row}</mi>"
+
+
+CENTRINGS: Mapping[tuple[bool, bool], Centring] = MappingProxyType(
+    {(above, below): Centring(above, below) for above in (True, False) for below in (True, False)}
+)
+"""All four, by numerator and statistics."""
