@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from normkit.inspection.result import Inspection
 from normkit.report import html
-from normkit.watching import meeting, watcher
+from normkit.watching import rendezvous, watcher
 from normkit.watching.watcher import watch
 
 WIDTH, TOKENS, ROWS = 12, 6, 8
@@ -299,9 +299,9 @@ def _absent(rank: int, folder: Path) -> None:
     """The second does not begin the first two watches, but the third."""
     alone = []
     if rank == 0:
-        patience, meeting._PATIENCE = meeting._PATIENCE, timedelta(seconds=0.2)
+        patience, rendezvous._PATIENCE = rendezvous._PATIENCE, timedelta(seconds=0.2)
         alone = [train(Model()) for _ in range(2)]
-        meeting._PATIENCE = patience
+        rendezvous._PATIENCE = patience
     dist.barrier()
     both = train(Model())
     if rank == 0:

@@ -14,8 +14,8 @@ from fake_kernels import python_kernels
 from normkit import NormSpec, specs
 from normkit.kernels import cpu
 from normkit.ops import calls, counting
+from normkit.watching.row_counters import RowCounter, row_tables
 from normkit.watching.tables import Tables
-from normkit.watching.tallies import RowTally, row_tables
 
 LAYER, RMS = specs.TORCH_LAYER_NORM, specs.LLAMA
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -56,7 +56,7 @@ def assert_equal(ours: Tables, truth: Tables, rel: float = 1e-12) -> None:
 
 
 def what(spec: NormSpec, x: Tensor, enters_norm: bool = True) -> counting.Counted:
-    return RowTally(place=1, spec=spec, enters_norm=enters_norm)._what(x, x.shape[-1])
+    return RowCounter(place=1, spec=spec, enters_norm=enters_norm)._what(x, x.shape[-1])
 
 
 def rows(dtype: torch.dtype, features: int) -> Tensor:
@@ -125,7 +125,7 @@ def test_threads_change_no_bit():
 def test_plain_torch_counts_alike(dtype: torch.dtype, enters_norm: bool):
     x = (torch.randn(3, 7, 64, dtype=torch.float64) * torch.logspace(-3, 3, 7)[:, None] + 0.3).to(dtype)
     x[1, 2], x[0, 3, 5] = 0, math.nan
-    tally = RowTally(place=1, spec=LAYER, enters_norm=enters_norm)
+    tally = RowCounter(place=1, spec=LAYER, enters_norm=enters_norm)
     ours, plain = empty(), empty()
     assert counting.can_count(x, ours["rows"])
     tally.add(ours, x, None)

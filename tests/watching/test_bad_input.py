@@ -184,7 +184,7 @@ def test_what_fails_in_a_hook_is_a_remark(monkeypatch: pytest.MonkeyPatch):
 
     def body(run: Run) -> None:
         run.step()
-        monkeypatch.setattr(instruments.RowTally, "add", fails)
+        monkeypatch.setattr(instruments.RowCounter, "add", fails)
         monkeypatch.setattr(instruments, "add_call", fails)
 
     plain, watched = Run().go(watched=False), Run().go(body=body)
@@ -199,7 +199,7 @@ def test_what_fails_in_a_gradient_is_a_remark(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("no such kernel")
 
     plain = Run().go(watched=False)
-    monkeypatch.setattr("normkit.watching.taps.add_gradient", fails)
+    monkeypatch.setattr("normkit.watching.instruments.add_gradient", fails)
     watched = Run().go()
     assert_same(plain, watched)
     assert len(watched.said) == 1

@@ -25,7 +25,7 @@ def test_a_failure_is_noted_once_a_place_and_tried_again():
 
     assert Hook(failures, "a", body)(1) is None
     assert failures.run("a", body, 2) is None
-    assert (failures.of, calls) == ({"a": "first"}, [1, 2])
+    assert (failures.by_place, calls) == ({"a": "first"}, [1, 2])
     assert failures.run("b", lambda value: value, 3) == 3
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normkit.watching.hooks import Failures
-from normkit.watching.inputs import INPUTS, InputGauge
+from normkit.watching.inputs import INPUTS, InputRecorder
 
 VOCABULARY = 11
 
@@ -33,13 +33,13 @@ class Echo(nn.Module):
 
 def gauged(model: nn.Module, *losses: Any) -> dict[str, float]:
     """`INPUTS` of what a step's losses are made of."""
-    gauge = InputGauge(torch.device("cpu"), failures := Failures(), lambda: None)
+    gauge = InputRecorder(torch.device("cpu"), failures := Failures(), lambda: None)
     gauge.install(model)
     for loss in losses:
         loss().backward()
     found = gauge.take()
     gauge.remove()
-    assert not failures.of
+    assert not failures.by_place
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
     return dict(zip(INPUTS, found.tolist(), strict=True))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from normkit.watching.instruments import _stream, _with_stream
+from normkit.watching.instruments import _GradientCounter, _stream, _with_stream, gradient_counted
+from normkit.watching.row_counters import GRADIENT_SUMS, gradient_table, named
+from normkit.watching.tables import Tables
 from small_training import Run, Transformer
 
 
@@ -18,11 +21,11 @@ def test_off_the_sentinel_alone_looks():
 
     def body(each: Run) -> None:
         loss = each.loss(each.model, each.batch())
-        gauging = each.watch._gauging
-        switch, tables = gauging.switch, gauging.tables
+        recorder = each.watch._recorder
+        switch, tables = recorder.switch, recorder.tables
         counted = sum(float(tables[name].abs().nan_to_num(posinf=0).sum()) for name in ("rows", "bins", "heads"))
         assert switch.on == (len(each.losses) == 0) == (counted > 0)
-        seen = gauging._instruments.sentinel[:, 1].tolist()
+        seen = recorder._instruments.sentinel[:, 1].tolist()
         # Four calls of functions have no hook.
         assert sorted(seen) == [0.0] * 4 + [1.0] * 7
         each.optimizer.zero_grad()
@@ -69,3 +72,49 @@ def test_a_shared_norm_counts_all_of_its_calls():
 
     (site,) = Run(Shared).go(steps=1).watch.inspection().sites
     assert (site.calls, site.forward_calls, site.input.rows) == (2, 2, 32)
+
+
+def guarded(body: Any, table: Tensor, *args: Tensor) -> None:
+    body(table, *args)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_the_gradient_of_autograd_is_counted_and_left_as_it_is(is_traced: bool):
+    table = Tables([gradient_table(1)], torch.device("cpu"))["activation gradients"][0]
+    leaf, weight = torch.randn(3, 5, 8, requires_grad=True), torch.randn(3, 5, 8)
+
+    def loss(is_counted: bool) -> tuple[Tensor, Tensor]:
+        x = leaf.sin()
+        y = x
+        if is_counted:
+            y = _GradientCounter.apply(x, table) if is_traced else x
+            if not is_traced:
+                assert gradient_counted(x, table, guarded) is None
+        return x, (y * weight).square().sum()
+
+    x, plain = loss(False)
+    (expected,) = torch.autograd.grad(plain, x, retain_graph=True)
+    (at_leaf,) = torch.autograd.grad(plain, leaf)
+    _, watched = loss(True)
+    assert torch.equal(torch.autograd.grad(watched, leaf)[0], at_leaf)
+    line = named(table, GRADIENT_SUMS)
+    assert line["rows"] == 15
+    assert line["squares"] * 8 == pytest.approx(float(expected.double().square().sum()), rel=1e-6)
+
+
+def test_a_tensor_changed_in_place_afterwards_is_counted_as_it_was():
+    table = Tables([gradient_table(1)], torch.device("cpu"))["activation gradients"][0]
+    x = torch.randn(2, 4, requires_grad=True) * 2
+    assert gradient_counted(x, table, guarded) is None
+    x.mul_(3.0)
+    x.sum().backward()
+    assert named(table, GRADIENT_SUMS) == pytest.approx({"rows": 2, "squares": 18, "nonfinite": 0})
+
+
+def test_a_parameter_is_not_gradient_counted():
+    """A hook on it would stay."""
+    table = Tables([gradient_table(1)], torch.device("cpu"))["activation gradients"][0]
+    parameter = torch.nn.Parameter(torch.ones(2, 4))
+    gradient_counted(parameter, table, guarded)
+    parameter.sum().backward()
+    assert not table.any()

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 from normkit.errors import InputError
 from normkit.inspection.training import Quantity, Training
-from normkit.watching.journal import Journal
 from normkit.watching.lightning import LightningWatch
+from normkit.watching.messages import ReportFiles
 from small_training import VOCABULARY, Transformer, fingerprint
 
 pytestmark = [
@@ -185,7 +185,7 @@ class Failing(Transformer):
 @pytest.mark.slow
 def test_a_training_that_raises_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons: list[str] = []
-    monkeypatch.setattr(Journal, "write", lambda _, inspection: reasons.append(inspection.training.reason))
+    monkeypatch.setattr(ReportFiles, "write", lambda _, inspection: reasons.append(inspection.training.reason))
     network = Failing()
     before = fingerprint(network)
     callback = LightningWatch(every=2, out=tmp_path)

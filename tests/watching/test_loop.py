@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from normkit.watching.loop import describe_optimizers, learning_rates
 from small_training import Run, Transformer, assert_same
 
 pytestmark = pytest.mark.slow
@@ -130,3 +131,14 @@ def test_what_does_not_move(rate: float, dtype: torch.dtype, rule: str):
     finding = next(each for each in run.go(steps=11, every=5).watch.inspection().findings if each.rule in ("F25", "B8"))
     assert finding.rule == rule
     assert ("the learning rate is 0" if rate == 0 else "rounding of bfloat16") in finding.measured + finding.evidence[0]
+
+
+def test_optimizers_are_described():
+    weight = nn.Parameter(torch.ones(1500, 2))
+    sgd = torch.optim.SGD([{"params": [weight], "lr": 0.25}], lr=1.0, weight_decay=0.125)
+    peaks = learning_rates([sgd])
+    assert describe_optimizers([sgd], peaks) == ("SGD: 3,000 parameters with rate 0.25, decay 0.125",)
+    sgd.param_groups[0]["lr"] = 0.125
+    assert describe_optimizers([sgd], peaks) == ("SGD: 3,000 parameters with rate up to 0.25, decay 0.125",)
+    sgd.param_groups[0]["lr"] = None
+    assert describe_optimizers([sgd], peaks) == ("SGD: 3,000 parameters with decay 0.125",)

@@ -20,8 +20,8 @@ from normkit.inspection.result import Inspection
 from normkit.spec import NormSpec
 from normkit.watching.parameters import PARAMETER_SUMS
 from normkit.watching.ranks import ManyRanks, Ranks
+from normkit.watching.row_counters import RowCounter, gradient_table, row_tables
 from normkit.watching.tables import Table, Tables
-from normkit.watching.tallies import RowTally, row_tables, tap_tables
 from small_training import is_of_data
 
 # Sums of some thousand float64 numbers, added in another order: 1e4 times 1e-16, and a margin for what cancels.
@@ -208,7 +208,7 @@ def test_a_watch_in_one_process_alone_is_of_that_process(runs: Runs) -> None:
 
 LAYOUT = (
     *row_tables(2),
-    *tap_tables(1),
+    gradient_table(1),
     Table(name="heads", shape=(0, 1, 3)),
     Table(name="head peaks", shape=(0, 1, 2), keeps_largest=True),
     Table(name="parameters", shape=(3, len(PARAMETER_SUMS))),
@@ -221,7 +221,7 @@ def counted(loss: float, *inputs: Tensor, sums: Tensor | None = None) -> Tensor:
     """The packed vector of a process that saw these rows, one place each."""
     tables = Tables(LAYOUT, torch.device("cpu"))
     for place, rows in enumerate(inputs):
-        RowTally(place=place, spec=NormSpec(), enters_norm=True).add(tables, rows, None)
+        RowCounter(place=place, spec=NormSpec(), enters_norm=True).add(tables, rows, None)
     tables["steps"][0] = torch.tensor([1.0, loss])
     if sums is not None:
         tables["parameters"].copy_(sums)

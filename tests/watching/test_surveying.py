@@ -1,4 +1,4 @@
-"""The part of a batch on which a model is surveyed, and what the survey leaves as it was."""
+"""What a survey finds on a part of a batch, which weights a norm makes insensitive, and what is left as it was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from normkit.watching.surveying import Arguments, describe_optimizers, insensitive, planned, surveyed, unwrapped
+from normkit.watching.layout import layout_of
+from normkit.watching.surveying import Arguments, insensitive, scale_invariant, surveyed, unwrapped
 from normkit.watching.watcher import watch
 from small_training import Transformer, fingerprint
 
@@ -59,19 +60,19 @@ def test_a_survey_leaves_model_and_random_numbers_as_they_were():
     assert fingerprint(model) == before
     assert torch.get_rng_state().equal(state)
     assert random.getstate() == numbers
-    plan = planned(structure)
-    assert [site.path for site in plan.sites][:4] == [
+    layout = layout_of(structure)
+    assert [site.path for site in layout.sites][:4] == [
         "blocks.0.norm_1",
         "blocks.0.attention:rms_norm",
         "blocks.0.attention:rms_norm#2",
         "blocks.0.norm_2",
     ]
-    assert [(each.parent, each.heads, each.head_dim) for each in plan.attentions] == [
+    assert [(each.parent, each.heads, each.head_dim) for each in layout.attentions] == [
         ("blocks.0.attention", 2, 8),
         ("blocks.1.attention", 2, 8),
     ]
-    assert plan.hooked == 5 + 2
-    order = [plan.sentinels[place] for place in plan.forward_order]
+    assert layout.hooked == 5 + 2
+    order = [layout.sentinels[place] for place in layout.forward_order]
     assert order.index("blocks.0") == order.index("blocks.0.norm_2") + 1
     assert order[-1] == "norm"
 
@@ -81,9 +82,9 @@ def test_calls_inside_a_norm_are_not_those_of_the_module_around_it():
     """A module that normalizes queries calls the same function as the attention does for its keys."""
     model = Transformer(in_modules=True)
     structure = surveyed(model, Arguments(args=(torch.zeros(2, 9, dtype=torch.long),), kwargs={}))
-    plan = planned(structure)
-    assert "blocks.0.attention:rms_norm" in [site.path for site in plan.sites]
-    assert {"blocks.0.attention", "blocks.0.attention.q_norm"} <= set(plan.callers)
+    layout = layout_of(structure)
+    assert "blocks.0.attention:rms_norm" in [site.path for site in layout.sites]
+    assert {"blocks.0.attention", "blocks.0.attention.q_norm"} <= set(layout.callers)
 
 
 @pytest.mark.slow
@@ -118,9 +119,144 @@ def test_autocast_does_not_hide_that_a_weight_is_doubled():
         assert torch.is_autocast_cache_enabled()
 
 
-def test_optimizers_are_described():
-    weight = nn.Parameter(torch.ones(1500, 2))
-    sgd = torch.optim.SGD([{"params": [weight], "lr": 0.25}], lr=1.0, weight_decay=0.125)
-    assert describe_optimizers([sgd]) == ("SGD: 3,000 parameters with rate 0.25, decay 0.125",)
-    sgd.param_groups[0]["lr"] = None
-    assert describe_optimizers([sgd]) == ("SGD: 3,000 parameters with decay 0.125",)
+class Stack(nn.Module):
+    """A weight before a norm, one behind it, and one that nothing uses."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before = nn.Linear(16, 16, bias=False)
+        self.norm = norm
+        self.behind = nn.Linear(16, 4)
+        self.idle = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.behind(self.norm(self.before(x)))
+
+
+def found(model: nn.Module, *shape: int) -> frozenset[str]:
+    x = torch.randn(*(shape or (3, 5, 16)), generator=torch.Generator().manual_seed(1)).to(next(model.parameters()))
+    return scale_invariant(model, lambda: model(x))
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(16), nn.RMSNorm(16)], ids=["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_before_a_norm(norm, dtype):
+    assert found(Stack(norm).to(dtype)) == {"before.weight"}
+
+
+def test_only_what_may_be_is_tried():
+    model, calls = Stack(nn.LayerNorm(16)), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    found(model)
+    # For gradients, as it is, and with the one candidate doubled and then in another order.
+    assert len(calls) == 4
+
+
+def test_a_weight_that_hardly_matters_is_not_one_whose_length_does_not():
+    class Faint(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.faint = nn.Linear(16, 16, bias=False)
+            self.behind = nn.Linear(16, 16, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.behind(x + 0.01 * self.faint(x))
+
+    # Of many directions some are orthogonal by chance; in 16 bits the change is lost in the limit for rounding.
+    model = Faint().bfloat16()
+    assert all(found(model, rows, 16) == frozenset() for rows in range(1, 30))
+
+
+def test_without_a_norm_no_weight_is():
+    assert found(Stack(nn.Tanh())) == frozenset()
+
+
+def test_where_eps_counts_the_length_does():
+    assert found(Stack(nn.LayerNorm(16, eps=1.0))) == frozenset()
+
+
+def test_a_gradient_that_happens_to_be_orthogonal_is_not_enough():
+    class Odd(nn.Module):
+        """The output's mean over the batch of x w and -x w: its gradient vanishes along w for symmetric input only."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.weight @ x - torch.ones(2)).square().sum()[None]
+
+    model = Odd()
+    # d/dc (c x - 1)^2 = 0 at c = 1 where x.x = sum(x).
+    x = torch.tensor([1.0, 1.0])
+    assert scale_invariant(model, lambda: model(x)) == frozenset()
+
+
+def test_a_bias_takes_part_in_the_length():
+    model = Stack(nn.LayerNorm(16))
+    model.before = nn.Linear(16, 16)
+    assert found(model) == frozenset()
+
+
+def test_queries_and_keys_before_their_norms():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=32,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for path, weight in model.named_parameters():
+            # Far from eps.
+            if path.endswith("_proj.weight"):
+                weight *= 20
+    ids = torch.randint(32, (2, 8))
+    expected = {f"model.layers.{block}.self_attn.{name}_proj.weight" for block in range(2) for name in "qk"}
+    assert scale_invariant(model, lambda: model(input_ids=ids, use_cache=False)) == expected
+
+
+def test_everything_is_left_as_it_was():
+    model = Stack(nn.LayerNorm(16))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    assert found(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_run_that_raises_leaves_the_weights():
+    model = Stack(nn.LayerNorm(16))
+    kept, calls = model.before.weight.detach().clone(), []
+
+    def run() -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("as in a device that is lost")
+        return model(torch.ones(3, 16).cumsum(0).cumsum(1).cos())
+
+    with pytest.raises(RuntimeError, match="lost"):
+        scale_invariant(model, run)
+    assert torch.equal(model.before.weight, kept)
+
+
+def test_frozen_weights_and_outputs_without_gradient():
+    model = Stack(nn.LayerNorm(16))
+    model.before.requires_grad_(False)
+    assert found(model) == frozenset()
+    model.requires_grad_(False)
+    assert found(model) == frozenset()
+
+
+def test_an_output_that_is_not_finite():
+    model = Stack(nn.LayerNorm(16))
+    model.behind.bias.data[0] = torch.nan
+    assert found(model) == frozenset()

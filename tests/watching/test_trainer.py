@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from normkit.errors import InputError
 from normkit.inspection.training import Quantity, Training
-from normkit.watching.journal import Journal
+from normkit.watching.messages import ReportFiles
 from normkit.watching.trainer import WatchCallback
 from small_training import fingerprint
 
@@ -234,7 +234,7 @@ def test_a_training_that_raises_is_closed_when_the_callback_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasons: list[str] = []
-    monkeypatch.setattr(Journal, "write", lambda _, inspection: reasons.append(inspection.training.reason))
+    monkeypatch.setattr(ReportFiles, "write", lambda _, inspection: reasons.append(inspection.training.reason))
     model = failing("an error")
     with pytest.raises(RuntimeError, match="out of luck"):
         trained(tmp_path, WatchCallback(every=2, out=tmp_path / "report"), model)

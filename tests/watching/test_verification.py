@@ -1,4 +1,4 @@
-"""The watch's proof of itself: it holds for what is right, and fails where the pooling or a tally is wrong."""
+"""The watch's proof of itself: it holds for what is right, and fails where the pooling or a counter is wrong."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from normkit.watching import tallies, verification
-from normkit.watching.mailbox import CopyLetter, Letter
+from normkit.watching import row_counters, verification
 from normkit.watching.ranks import Ranks
-from normkit.watching.tables import Tables
+from normkit.watching.tables import AsyncCopy, Pending, Tables
 
 CPU = torch.device("cpu")
 
@@ -40,12 +39,12 @@ class Doubling(Ranks):
 
 
 class Mute(Ranks):
-    def gather(self, step: int, vector: Tensor) -> Letter:
+    def gather(self, step: int, vector: Tensor) -> Pending:
         super().gather(step, vector)
         return Lost(vector)
 
 
-class Lost(CopyLetter):
+class Lost(AsyncCopy):
     def read(self) -> Tensor | None:
         return None
 
@@ -56,14 +55,14 @@ def test_a_wrong_pooling_is_not_verified() -> None:
     assert " of 27 statistics are wrong on 5 uneven shards: " in line
 
 
-def test_a_wrong_tally_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tallies.RowTally.add
+def test_a_wrong_counter_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = row_counters.RowCounter.add
 
-    def wrong(tally: tallies.RowTally, tables: Tables, x: Tensor, mask: Tensor | None) -> None:
-        right(tally, tables, x, mask)
-        tables["rows"][tally.place, tallies.ROW_SUMS.index("energy")] += 1e-6
+    def wrong(counter: row_counters.RowCounter, tables: Tables, x: Tensor, mask: Tensor | None) -> None:
+        right(counter, tables, x, mask)
+        tables["rows"][counter.place, row_counters.ROW_SUMS.index("energy")] += 1e-6
 
-    monkeypatch.setattr(tallies.RowTally, "add", wrong)
+    monkeypatch.setattr(row_counters.RowCounter, "add", wrong)
     line = verification.verify(Ranks(), CPU)
     assert line.startswith("2 of 27 statistics are wrong on 5 uneven shards: share of the mean")
 

@@ -358,7 +358,7 @@ def test_memory_is_flat_over_the_steps():
 
     def body(each: Run) -> None:
         each.step()
-        counts.append((tensors(), sum(table.numel() for table in each.watch._gauging.tables._tables.values())))
+        counts.append((tensors(), sum(table.numel() for table in each.watch._recorder.tables._tables.values())))
 
     # What other tests have left is not looked through at each step.
     gc.freeze()

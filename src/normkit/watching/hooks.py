@@ -1,4 +1,4 @@
-"""Hooks that never end a training: what fails in one is noted, and a copy of the model holds none of them."""
+"""Hooks that never end a training: a failure in one is recorded, and a copy of the model holds none of them."""
 
 from __future__ import annotations
 
@@ -12,45 +12,36 @@ from normkit.identification.specimen import first_line
 
 
 class Failures:
-    """What could not be measured.
-
-    Attributes:
-        of: The first failure of each place, on one line.
-        is_rehearsal: A place that fails now is given up: no compiler will be made to trace it.
-    """
+    """What could not be measured."""
 
     def __init__(self) -> None:
-        self.of: dict[str, str] = {}
+        self.by_place: dict[str, str] = {}
+        """The first failure of each place, on one line."""
         self.is_rehearsal = False
+        """A place that fails in the rehearsal is given up, so that no compiler has to trace it."""
         self._given_up: set[str] = set()
 
     def run(self, place: str, body: Callable[..., Any], *args: Any) -> Any:
-        """Call a measurement; None where it fails.
-
-        Args:
-            place: What it is of.
-            body: What measures.
-            *args: Its arguments.
-        """
+        """Call a measurement of a place with its arguments; None where it fails."""
         if place in self._given_up:
             return None
         if torch.compiler.is_compiling():
             return body(*args)
         try:
             return body(*args)
-        # A model may hand us what no one foresaw, such as the tensors of `torch.func`; the training does not end by it.
+        # A model may pass anything, such as the tensors of `torch.func`; the training must not end because of it.
         except Exception as error:
-            self.of.setdefault(place, first_line(error))
+            self.by_place.setdefault(place, first_line(error))
             if self.is_rehearsal:
                 self._given_up.add(place)
             return None
 
 
 class Hook:
-    """One hook of a module.
+    """One hook of a module, which measures one place.
 
     Args:
-        failures: Where a failure is noted.
+        failures: Records a failure.
         place: What it measures.
         body: Called with the hook's arguments.
     """
@@ -59,16 +50,16 @@ class Hook:
         self._failures, self._place, self._body = failures, place, body
 
     def __call__(self, *args: Any) -> Any:
-        """Measure."""
+        """Measure; None where that fails."""
         return self._failures.run(self._place, self._body, *args)
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        """A copy, or what is pickled, does nothing: it would count another model's rows."""
+        """A copied or pickled hook does nothing: it would count another model's rows."""
         return _nothing, ()
 
 
 class Forward:
-    """Stands before the forward of one module.
+    """Stands in for the forward of one module.
 
     Args:
         original: That forward.
@@ -79,7 +70,7 @@ class Forward:
         self.__wrapped__, self._around = original, around
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the forward."""
+        """Call `around` with the forward."""
         return self._around(self.__wrapped__, args, kwargs)
 
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Callable[..., Any]]]:
@@ -87,12 +78,12 @@ class Forward:
         return _itself, (self.__wrapped__,)
 
     def put_before(self, module: nn.Module) -> None:
-        """Begin to stand before the module's forward."""
+        """Replace the module's forward."""
         self._is_own = "forward" in module.__dict__
         module.forward = self
 
     def take_from(self, module: nn.Module) -> None:
-        """Leave; what others have put before the forward since stays, and calls through."""
+        """Restore the forward; if others have replaced it since, theirs stays and calls through this one."""
         if module.__dict__.get("forward") is not self:
             return
         if self._is_own:

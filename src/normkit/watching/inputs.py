@@ -1,13 +1,13 @@
 """What a model is fed in a step: a digest of its batch, its range, and how its labels follow from it.
 
-Labels are seen whoever computes the loss: the gradient of a cross-entropy with respect to a row of logits is its
-softmax less 1 at the label, so that its lowest entry stands at the label, half of its 1-norm, and its sum is 0.
+Labels are seen wherever the loss is computed: the gradient of a cross-entropy with respect to a row of logits is its
+softmax less 1 at the label. So its lowest entry is at the label and is half of its 1-norm, and its sum is 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +15,18 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import is_distributed, local
+from normkit.inspection.training import Quantity
 from normkit.watching.hooks import Failures, Hook
+from normkit.watching.tables import widest_dtype
 
 BATCH = ("calls", "ids", "tokens", "sampled", "distinct", "low", "high", "energy", "digest")
-"""Of the batches of one step: calls of the model, and those with whole numbers; tokens that count, or samples where
-they are no tokens; elements of a sample, how many values differ in it, the least and the largest element, the sum of
-squares of that sample, and a number that another sample hardly shares."""
+"""For the batches of one step: calls of the model, and those with whole numbers; tokens that count, or samples where
+the data are no tokens; elements of a sample, how many values differ in it, the least and the largest element, the sum
+of squares of that sample, and a number that another sample hardly shares."""
 
 LABELS = ("labels", "copied", "nexts", "next", "backs", "back", "thens", "then", "lowest", "highest")
-"""Of a sample of labels: how many were seen, how many are the input at their place; of how many the next input is known
-and how many are that; the same of the input before, and of the next but one; and the smallest and the largest label."""
+"""For a sample of labels: how many were seen, how many equal the input at their place; for how many the next input is
+known and how many equal it; the same for the input before and the next but one; the smallest and the largest label."""
 
 INPUTS = (*BATCH, *LABELS)
 _LEAST, _LARGEST = ("low", "lowest"), ("high", "highest")
@@ -32,21 +34,23 @@ _LEAST, _LARGEST = ("low", "lowest"), ("high", "highest")
 _SAMPLE, _ROWS = 2048, 32
 _NOT_DATA = ("mask", "label", "target", "position", "type", "cache", "past")
 _MOST_CALLS = 256
+# In a smaller sample it is no wonder that all values are alike.
+_FEWEST = 16
 
 
-class InputGauge:
+class InputRecorder:
     """Hooks on the model as the loop calls it.
 
     Args:
-        device: Where the numbers are.
-        failures: Where a failure is noted.
+        device: The device of the numbers.
+        failures: Records what could not be measured.
         begins: Called when a backward pass begins.
     """
 
     def __init__(self, device: torch.device, failures: Failures, begins: Callable[[], None]) -> None:
         self._device, self._failures, self._begins = device, failures, begins
-        self._kind = torch.float32 if device.type == "mps" else torch.float64
-        # Whole numbers of so many bits are exact, and the sum of a few hundred of them.
+        self._kind = widest_dtype(device)
+        # Whole numbers of so many bits, and the sum of a few hundred of them, are exact.
         self._digest_bits = 16 if device.type == "mps" else 44
         ends = [math.inf if name in _LEAST else -math.inf if name in _LARGEST else 0.0 for name in INPUTS]
         self._empty = torch.tensor(ends, dtype=self._kind, device=device)
@@ -68,7 +72,7 @@ class InputGauge:
         self._handles.clear()
 
     def take(self) -> Tensor:
-        """`INPUTS` of the calls since the last time, which are forgotten."""
+        """`INPUTS` of the calls since the last time."""
         calls, self._calls, self._ids = self._calls, [], None
         lines = torch.stack(calls or [self._empty])
         return torch.where(self._least, lines.amin(0), torch.where(self._largest, lines.amax(0), lines.sum(0)))
@@ -87,7 +91,7 @@ class InputGauge:
         sample = flat[:: max(1, math.ceil(flat.numel() / _SAMPLE))]
         ordered = sample.sort().values
         distinct = (ordered[1:] != ordered[:-1]).sum() + 1
-        # Of the whole: NaN in one element is to be seen. NaN is neither the least nor the largest.
+        # Over all elements, so that a single NaN is seen: both are NaN then.
         low, high = torch.aminmax(flat)
         squares = sample.to(self._kind).square().sum()
         line = self._empty.clone()
@@ -107,7 +111,7 @@ class InputGauge:
         return digest
 
     def _output(self, _module: object, _args: object, output: object) -> None:
-        """Have the gradient of the logits looked at."""
+        """Count the labels when the gradient of the logits arrives."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         logits = _logits(output)
@@ -135,7 +139,7 @@ class InputGauge:
 
     @staticmethod
     def _neighbours(ids: Tensor, flat: Tensor) -> Tensor:
-        """The ids at some places, next to them, before them and next but one, -1 beyond an end: (4, places)."""
+        """The ids at some places, at the next, the one before and the next but one, -1 beyond an end: (4, places)."""
         tokens, given = ids.flatten(), flat % ids.shape[1]
         found = [
             torch.where(
@@ -185,7 +189,7 @@ def _data(args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor | None
 
 
 def _tokens(x: Tensor, kwargs: Mapping[str, object]) -> Any:
-    """Tokens that count, of ids or of their embeddings; samples, of all else."""
+    """The number of tokens that count, for ids or their embeddings; the number of samples for other data."""
     if x.dim() == (3 if x.is_floating_point() else 2):
         mask = kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.shape == x.shape[:2] and not mask.is_floating_point():
@@ -195,7 +199,7 @@ def _tokens(x: Tensor, kwargs: Mapping[str, object]) -> Any:
 
 
 def _logits(output: object) -> Tensor | None:
-    """What a call gives out that may be logits: under that name, else the first with rows."""
+    """The output that may be logits: the one of that name, else the first with rows."""
     if isinstance(output, Mapping):
         named = output.get("logits")
         return named if isinstance(named, Tensor) and named.dim() > 1 else None
@@ -203,3 +207,28 @@ def _logits(output: object) -> Tensor | None:
     return next(
         (each for each in values if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 1), None
     )
+
+
+def batch_series(record: Mapping[str, float]) -> Iterator[tuple[Quantity, float]]:
+    """The series that a step's record adds to, by the names of `INPUTS`; none if its batch was not seen."""
+    if record["calls"]:
+        yield "batch digest", record["digest"]
+        # NaN counts as the largest.
+        yield "batch largest", max(abs(record["low"]), abs(record["high"]), key=lambda each: (math.isnan(each), each))
+        if record["sampled"] >= _FEWEST:
+            yield "batch distinct", record["distinct"]
+            if not record["ids"]:
+                yield "batch rms", math.sqrt(record["energy"] / record["sampled"])
+    if record["labels"]:
+        yield "labels", record["labels"]
+        yield "label spread", record["highest"] - record["lowest"]
+        shares: tuple[tuple[Quantity, str, str], ...] = (
+            ("labels copied", "copied", "labels"),
+            ("labels next", "next", "nexts"),
+            ("labels back", "back", "backs"),
+            ("labels then", "then", "thens"),
+        )
+        for quantity, part, whole in shares:
+            # Data that are no ids have no input at a label's place.
+            if record[whole] and record["nexts"]:
+                yield quantity, record[part] / record[whole]

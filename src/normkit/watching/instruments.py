@@ -1,7 +1,7 @@
 """The hooks that a watch puts into a model, and the switch that turns them on and off.
 
-They are put in before the model is compiled and stay: a compiler traces them twice, once with the switch on, once off.
-Off, only a sentinel is left: whether an element of each norm's and block's output is NaN or infinite.
+They are put in before the model is compiled and stay: a compiler traces them twice, once with the switch on and once
+off. Off, only a sentinel is left: whether an element of each norm's and block's output is NaN or infinite.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from normkit.inspection.blocks import BlockCall
 from normkit.ops import counting
 from normkit.spec import NormSpec
 from normkit.watching.hooks import Failures, Forward, Hook
-from normkit.watching.logits import add_call, add_logits, head_tables
-from normkit.watching.tables import Table, Tables
-from normkit.watching.tallies import RowTally, row_tables, tap_tables
-from normkit.watching.taps import tapped
+from normkit.watching.layout import WatchLayout
+from normkit.watching.logits import add_call, add_logits
+from normkit.watching.row_counters import RowCounter, add_gradient
+from normkit.watching.tables import Tables
 
 _STREAM = NormSpec()
 # On, off, and either of them in evaluation and for shapes that change.
@@ -36,109 +36,32 @@ _GRAPHS = 8
 
 @dataclass(eq=False, kw_only=True)
 class Switch:
-    """What the hooks look at before they measure.
-
-    Attributes:
-        on: All is measured in this step; else the sentinel alone.
-        live: A forward pass of training runs. What a checkpoint repeats in the backward pass runs outside of one.
-        mask: True where a token of it counts, (B, T), or None for all.
-    """
+    """What the hooks look at before they measure."""
 
     on: bool = False
+    """Everything is measured in this step; otherwise the sentinel alone."""
     live: bool = False
+    """A forward pass of training runs. What a checkpoint repeats in the backward pass runs outside of one."""
     mask: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class AttentionPlace:
-    """One attention call of the model.
-
-    Attributes:
-        parent: Path of the module that makes the call.
-        function: "sdpa" or "softmax".
-        heads: Query heads, of all processes together.
-        head_dim: Features a head; 0 where only the logits are seen.
-        first_head: The first of those that this process has.
-    """
-
-    parent: str
-    function: str
-    heads: int
-    head_dim: int
-    first_head: int = 0
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Plan:
-    """What is measured where: the rows of the tables.
-
-    Attributes:
-        sites: The norms, in forward order; norm i has tallies 2 i (what enters) and 2 i + 1 (what leaves).
-        blocks: The blocks; their streams follow, then what enters the first of them.
-        attentions: The attention calls.
-        callers: Paths of the modules whose own calls of functions are told apart.
-    """
-
-    sites: tuple[NormSite, ...]
-    blocks: tuple[BlockCall, ...]
-    attentions: tuple[AttentionPlace, ...]
-    callers: tuple[str, ...]
-
-    @property
-    def tallies(self) -> int:
-        """How many tallies of rows."""
-        return 2 * len(self.sites) + len(self.blocks) + 1
-
-    @property
-    def sentinels(self) -> tuple[str, ...]:
-        """Paths of the sentinel's places: norms in forward order, then blocks. At functions it does not look."""
-        return (*(site.path for site in self.sites), *(block.path for block in self.blocks))
-
-    @property
-    def hooked(self) -> int:
-        """How many of the sentinel's places have a hook, and are seen in a step."""
-        return sum(site.module is not None for site in self.sites) + len(self.blocks)
-
-    @property
-    def forward_order(self) -> tuple[int, ...]:
-        """The sentinel's places in forward order: a block comes after all that lies in it."""
-        starts = {site.path: float(site.order) for site in self.sites}
-        for block in self.blocks:
-            inside = [site.order for site in self.sites if site.path.startswith(f"{block.path}.")]
-            before = max((starts[other.path] for other in self.blocks[: block.index]), default=-1.0)
-            starts[block.path] = max(inside, default=before) + 0.5
-        return tuple(sorted(range(len(self.sentinels)), key=lambda place: starts[self.sentinels[place]]))
-
-    def tables(self) -> tuple[Table, ...]:
-        """The tables that the hooks write to."""
-        heads = max((attention.heads for attention in self.attentions), default=1)
-        return (
-            *row_tables(self.tallies),
-            *tap_tables(len(self.blocks) or len(self.sites)),
-            *head_tables(len(self.attentions), heads),
-        )
+    """True where a token of this pass counts, (B, T), or None for all."""
 
 
 class Instruments:
     """The hooks of one watch.
 
     Args:
-        model: The model, without what wraps it.
-        plan: What is measured where.
-        tables: Of the plan.
+        model: The model without its wrappers.
+        layout: What is measured where.
+        tables: The tables of the layout.
         switch: What the hooks look at.
-
-    Attributes:
-        sentinel: One line a place: 0, and how many times it was looked at; NaN and NaN where an element was not
-            finite.
-        failures: What could not be measured.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, tables: Tables, switch: Switch) -> None:
-        self.model, self.plan, self.tables, self.switch = model, plan, tables, switch
-        self.sentinel = torch.zeros(len(plan.sentinels), 2, dtype=torch.float32, device=tables["rows"].device)
-        self._once = torch.tensor([0.0, 1.0], dtype=torch.float32, device=self.sentinel.device)
+    def __init__(self, model: nn.Module, layout: WatchLayout, tables: Tables, switch: Switch) -> None:
+        self.model, self.layout, self.tables, self.switch = model, layout, tables, switch
+        self.sentinel = torch.zeros(len(layout.sentinels), 2, dtype=torch.float32, device=tables["rows"].device)
+        """For each place 0 and how often it was looked at; NaN and NaN once an element was not finite."""
         self.failures = Failures()
+        self._once = torch.tensor([0.0, 1.0], dtype=torch.float32, device=self.sentinel.device)
         self._handles: list[RemovableHandle] = []
         self._forwards: list[tuple[nn.Module, Forward]] = []
         self._settings: dict[str, Any] = {}
@@ -149,16 +72,16 @@ class Instruments:
         begin, end = Hook(self.failures, "the model", self._begin), Hook(self.failures, "the model", self._end)
         self._handles.append(self.model.register_forward_pre_hook(begin, with_kwargs=True))
         self._handles.append(self.model.register_forward_hook(end))
-        for index, site in enumerate(self.plan.sites):
+        for index, site in enumerate(self.layout.sites):
             if site.module is not None:
                 self._hook_site(index, site, site.module)
-        for index, block in enumerate(self.plan.blocks):
+        for index, block in enumerate(self.layout.blocks):
             self._hook_block(index, block)
         self._allow_graphs()
-        functions = _Functions(self)
-        for path in self.plan.callers:
+        calls = _FunctionCalls(self)
+        for path in self.layout.callers:
             module = self.model.get_submodule(path)
-            forward = Forward(module.forward, functions.within(path))
+            forward = Forward(module.forward, calls.within(path))
             forward.put_before(module)
             self._forwards.append((module, forward))
 
@@ -176,15 +99,15 @@ class Instruments:
         self._settings.clear()
 
     def _allow_graphs(self) -> None:
-        """Let a compiler that is given blocks one by one make graphs for each, which write to lines of their own."""
+        """Let a compiler make one graph for each block: the hooks of each write to lines of their own."""
         if self._settings or "torch._dynamo" not in sys.modules:
             return
         config = sys.modules["torch._dynamo"].config
-        places = len(self.plan.sentinels) + len(self.plan.callers)
+        places = len(self.layout.sentinels) + len(self.layout.callers)
         for name in ("recompile_limit", "accumulated_recompile_limit"):
             self._settings[name] = getattr(config, name)
             setattr(config, name, self._settings[name] + _GRAPHS * places)
-        # What a checkpoint repeats is not to be counted again; without this a compiler refuses to trace it.
+        # What a checkpoint repeats must not be counted again; without this a compiler refuses to trace it.
         name = "skip_fwd_side_effects_in_bwd_under_checkpoint"
         self._settings[name] = getattr(config, name)
         setattr(config, name, True)
@@ -196,7 +119,7 @@ class Instruments:
         self.switch.live = False
 
     def begin_call(self, kwargs: Mapping[str, Any]) -> None:
-        """A call of the model begins: whether it is one of training, and which of its tokens count."""
+        """A call of the model begins: find out whether it is one of training, and which of its tokens count."""
         if not torch.compiler.is_compiling():
             self._allow_graphs()
         self.switch.live = torch.is_grad_enabled() or self.failures.is_rehearsal
@@ -208,9 +131,9 @@ class Instruments:
             self.switch.mask = None
 
     def _hook_site(self, index: int, site: NormSite, module: nn.Module) -> None:
-        entering = RowTally(place=2 * index, spec=site.spec, enters_norm=True)
-        leaving = RowTally(place=2 * index + 1, spec=site.spec, enters_norm=False)
-        is_tapped = not self.plan.blocks
+        entering = RowCounter(place=2 * index, spec=site.spec, enters_norm=True)
+        leaving = RowCounter(place=2 * index + 1, spec=site.spec, enters_norm=False)
+        counts_gradient = not self.layout.blocks
 
         def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if self.measures() and (x := first_tensor(args, kwargs)) is not None:
@@ -219,18 +142,18 @@ class Instruments:
         def after(_module: nn.Module, args: Sequence[object], output: object) -> Tensor | None:
             if not isinstance(output, Tensor):
                 return None
-            if not self._hands_on(site.path, args, output):
-                self._look(index, output)
+            if not self._returns_input(site.path, args, output):
+                self._mark_seen(index, output)
             if self.measures():
                 leaving.add(self.tables, local(output), self.switch.mask)
-            return self._tap(index, output) if is_tapped else None
+            return self._count_gradient(index, output) if counts_gradient else None
 
         self._put(module, site.path, before, after)
 
     def _hook_block(self, index: int, block: BlockCall) -> None:
-        first = 2 * len(self.plan.sites)
-        entering = RowTally(place=first + len(self.plan.blocks), spec=_STREAM, enters_norm=False)
-        leaving = RowTally(place=first + index, spec=_STREAM, enters_norm=False)
+        first = 2 * len(self.layout.sites)
+        entering = RowCounter(place=first + len(self.layout.blocks), spec=_STREAM, enters_norm=False)
+        leaving = RowCounter(place=first + index, spec=_STREAM, enters_norm=False)
 
         def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if self.measures() and (x := first_tensor(args, kwargs)) is not None:
@@ -240,11 +163,11 @@ class Instruments:
             place, y = _stream(output)
             if y is None:
                 return None
-            if not self._hands_on(block.path, args, y):
-                self._look(len(self.plan.sites) + index, y)
+            if not self._returns_input(block.path, args, y):
+                self._mark_seen(len(self.layout.sites) + index, y)
             if self.measures():
                 leaving.add(self.tables, local(y), self.switch.mask)
-            replaced = self._tap(index, y)
+            replaced = self._count_gradient(index, y)
             return None if replaced is None else _with_stream(output, place, replaced)
 
         self._put(block.module, block.path, before if index == 0 else None, after)
@@ -257,18 +180,18 @@ class Instruments:
             self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         self._handles.append(module.register_forward_hook(Hook(self.failures, path, after)))
 
-    def _hands_on(self, path: str, args: Sequence[object], y: Tensor) -> bool:
-        """Whether what came in goes out untouched, at a place where something else was done when the watch began."""
+    def _returns_input(self, path: str, args: Sequence[object], y: Tensor) -> bool:
+        """Whether a module returns its very input, and did not do so (by working in place) in the rehearsal."""
         is_same = len(args) > 0 and args[0] is y
         if is_same and self.failures.is_rehearsal:
             self._in_place.add(path)
         return is_same and path not in self._in_place
 
     def measures(self) -> bool:
-        """Whether what runs now is to be counted."""
+        """Whether the running code is to be counted."""
         return self.switch.on and self.switch.live
 
-    def _look(self, place: int, y: Tensor) -> None:
+    def _mark_seen(self, place: int, y: Tensor) -> None:
         if not self.switch.live:
             return
         y = local(y).detach()
@@ -279,35 +202,77 @@ class Instruments:
         seen = y.sum(dtype=y.dtype if y.dtype == torch.float64 else torch.float32)
         self.sentinel[place].add_(torch.add(self._once, seen.float(), alpha=0))
 
-    def _tap(self, place: int, y: Tensor) -> Tensor | None:
-        # A forward pass repeated by a checkpoint that is re-entrant is the one whose gradient counts.
+    def _count_gradient(self, place: int, y: Tensor) -> Tensor | None:
+        # Where a re-entrant checkpoint repeats a forward pass, the gradient of the repetition counts.
         if not (self.switch.on and y.requires_grad):
             return None
-        return tapped(y, self.tables["taps"][place], lambda body, *args: self.failures.run("gradients", body, *args))
+        table = self.tables["activation gradients"][place]
+        return gradient_counted(y, table, lambda body, *args: self.failures.run("gradients", body, *args))
 
 
-class _Functions(TorchFunctionMode):
-    """Sees the norms and attentions that the innermost of some modules calls as functions.
+class _GradientCounter(torch.autograd.Function):
+    """The identity, which counts the gradient that passes: what a compiler traces where it cannot trace a hook."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.table = table
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        add_gradient(ctx.table, local(gradient))
+        return gradient, None
+
+
+def gradient_counted(x: Tensor, table: Tensor, guarded: Callable[..., object]) -> Tensor | None:
+    """Have the gradient of x counted on its way back; x and its gradient stay as they are.
+
+    Args:
+        x: An activation that requires a gradient.
+        table: One line of the table "activation gradients".
+        guarded: Calls a function with arguments, and never raises.
+
+    Returns:
+        What must replace x where a compiler traces; None where x itself can stay.
+    """
+    if torch.compiler.is_compiling():
+        replaced: Tensor = _GradientCounter.apply(x, table)  # type: ignore[no-untyped-call]
+        return replaced
+
+    # A hook would stay on a parameter, and count the next step's gradient too.
+    if x.is_leaf:
+        return None
+
+    def count(gradient: Tensor) -> None:
+        guarded(add_gradient, table, local(gradient))
+
+    x.register_hook(count)  # type: ignore[no-untyped-call]
+    return None
+
+
+class _FunctionCalls(TorchFunctionMode):
+    """Counts at the norms and attentions that modules call as functions.
 
     It is entered where the outermost of these modules runs, and only when the switch is on: every call of a torch
-    function passes through it.
+    function passes through it. A call belongs to the innermost of these modules.
     """
 
     def __init__(self, instruments: Instruments) -> None:
         super().__init__()
         self._instruments = instruments
-        plan = instruments.plan
+        layout = instruments.layout
         self._sites = {
             (site.parent, site.function, site.ordinal): (index, site)
-            for index, site in enumerate(plan.sites)
+            for index, site in enumerate(layout.sites)
             if site.module is None
         }
-        self._attentions = {(place.parent, place.function): index for index, place in enumerate(plan.attentions)}
+        self._attentions = {(place.parent, place.function): index for index, place in enumerate(layout.attentions)}
         self._parent: str | None = None
         self._made: dict[str, int] = {}
 
     def within(self, path: str) -> Callable[..., Any]:
-        """What calls the forward of the module at a path, and has the calls seen that it makes itself."""
+        """A function that calls the forward of the module at a path, while the calls of that module are counted."""
 
         def around(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             if not self._instruments.measures():
@@ -329,7 +294,11 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in ATTENTION_FUNCTIONS:
-            self._attention(ATTENTION_FUNCTIONS[function], args, kwargs)
+            name = ATTENTION_FUNCTIONS[function]
+            place = self._attentions.get((self._parent or "", name))
+            if place is not None:
+                failures = self._instruments.failures
+                failures.run(f"attention of {self._parent}", self._add_attention, name, place, args, kwargs)
         elif function in NORM_FUNCTIONS:
             return self._norm(NORM_FUNCTIONS[function], function, args, kwargs)
         return function(*args, **kwargs)
@@ -342,25 +311,18 @@ class _Functions(TorchFunctionMode):
         if found is None or x is None:
             return function(*args, **kwargs)
         index, site = found
-        self._count(RowTally(place=2 * index, spec=site.spec, enters_norm=True), site.path, x)
+        self._count(RowCounter(place=2 * index, spec=site.spec, enters_norm=True), site.path, x)
         y = function(*args, **kwargs)
-        self._count(RowTally(place=2 * index + 1, spec=site.spec, enters_norm=False), site.path, y)
+        self._count(RowCounter(place=2 * index + 1, spec=site.spec, enters_norm=False), site.path, y)
         return y
 
-    def _count(self, tally: RowTally, path: str, x: Tensor) -> None:
+    def _count(self, counter: RowCounter, path: str, x: Tensor) -> None:
         instruments = self._instruments
-        instruments.failures.run(path, tally.add, instruments.tables, local(x), instruments.switch.mask)
-
-    def _attention(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        place = self._attentions.get((self._parent or "", name))
-        if place is not None:
-            self._instruments.failures.run(
-                f"attention of {self._parent}", self._add_attention, name, place, args, kwargs
-            )
+        instruments.failures.run(path, counter.add, instruments.tables, local(x), instruments.switch.mask)
 
     def _add_attention(self, name: str, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         tables, mask = self._instruments.tables, self._instruments.switch.mask
-        first = self._instruments.plan.attentions[place].first_head
+        first = self._instruments.layout.attentions[place].first_head
         if name == "sdpa":
             if (call := queries_and_keys(args, kwargs)) is not None:
                 add_call(tables, place, call, mask, first)

@@ -1,4 +1,4 @@
-"""What a training loop does with gradients once they are complete: clips them, hands them to an optimizer, or not."""
+"""What a training loop does with complete gradients: clips them, hands them to an optimizer, or skips the step."""
 
 from __future__ import annotations
 
@@ -10,33 +10,61 @@ import torch
 from torch import Tensor
 
 from normkit.identification.sharding import local
-from normkit.watching.gradients import squares
 from normkit.watching.hooks import Failures
-from normkit.watching.parameters import WatchedParameter
-from normkit.watching.surveying import learning_rates
+from normkit.watching.parameters import WatchedParameter, sums_of_squares
+from normkit.watching.tables import widest_dtype
 
 LOOP = ("complete", "used", "left", "along", "moved")
-"""Of a sample of the gradients: sums of squares when they were complete and as an optimizer got them; the inner product
+"""On a sample of the gradients: sums of squares when they were complete and as an optimizer got them; the inner product
 of the latter with what is still there when the next backward pass begins, and with how far the optimizer moved their
 parameters; the sum of squares of that."""
 
 _PARAMETERS, _ELEMENTS = 16, 256
-# An optimizer that runs in the backward pass is one of as many as there are parameters.
+# Where optimizers run in the backward pass there are as many of them as parameters.
 _MOST_OPTIMIZERS = 8
 
 
-class Loop:
+def learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
+    """The rate of each group, one optimizer after the other; 0 where it has none, or one on another device."""
+    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
+    return [
+        float(rate) if rate is not None and not (isinstance(rate, Tensor) and rate.device.type != "cpu") else 0.0
+        for rate in rates
+    ]
+
+
+def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer], peaks: Sequence[float]) -> tuple[str, ...]:
+    """One line for each optimizer: class, parameters, learning rate and decay of its groups.
+
+    Args:
+        optimizers: As they are now.
+        peaks: The largest `learning_rates` so far.
+    """
+    lines, left = [], list(peaks)
+    for optimizer in optimizers:
+        groups = []
+        for group in optimizer.param_groups:
+            now, peak = group.get("lr"), left.pop(0) if left else 0.0
+            settings = []
+            if now is not None:
+                settings.append(f"rate {float(now):.3g}" if peak <= float(now) else f"rate up to {peak:.3g}")
+            if group.get("weight_decay") is not None:
+                settings.append(f"decay {float(group['weight_decay']):.3g}")
+            size = f"{sum(parameter.numel() for parameter in group['params']):,} parameters"
+            groups.append(f"{size} with {', '.join(settings)}" if settings else size)
+        lines.append(f"{type(optimizer).__name__}: {'; '.join(groups)}")
+    return tuple(lines)
+
+
+class LoopRecorder:
     """Hooks on the steps of optimizers.
 
     Args:
-        optimizers: They are called by the loop, or by a scaler for it.
-        parameters: All that are watched.
-        device: Where the sums are.
-        failures: Where a failure is noted.
+        optimizers: Called by the loop, or by a scaler for it.
+        parameters: All watched parameters.
+        device: The device of the sums.
+        failures: Records what could not be measured.
         stepped: Called after each step of an optimizer.
-
-    Attributes:
-        can_tell: Steps of optimizers are seen.
     """
 
     def __init__(
@@ -50,6 +78,8 @@ class Loop:
         self._optimizers = [each for each in optimizers if hasattr(each, "register_step_post_hook")]
         if len(self._optimizers) > _MOST_OPTIMIZERS:
             self._optimizers = []
+        self.can_tell = bool(self._optimizers)
+        """Whether steps of optimizers are seen."""
         self._all, self._device, self._failures, self._stepped = tuple(optimizers), device, failures, stepped
         held = [index for index, each in enumerate(parameters) if each.optimizer is not None]
         chosen = held[:: max(1, math.ceil(len(held) / _PARAMETERS))]
@@ -60,9 +90,8 @@ class Loop:
             for optimizer in self._optimizers
         }
         self._places = {key: torch.tensor(places, device=device) for key, places in self._of.items() if places}
-        self._kind = torch.float32 if device.type == "mps" else torch.float64
+        self._kind = widest_dtype(device)
         self._handles: list[Any] = []
-        self.can_tell = bool(self._optimizers)
         self._complete: Tensor | None = None
         self._used: dict[int, tuple[Sequence[WatchedParameter], Tensor, Tensor]] = {}
         self._left: Tensor | None = None
@@ -71,7 +100,7 @@ class Loop:
         self._step = -1
         self._rate = math.nan
         self._rates: dict[int, float] = {}
-        self._left_out: set[int] = set()
+        self._skipped: set[int] = set()
 
     def install(self) -> None:
         """Put the hooks in."""
@@ -85,26 +114,26 @@ class Loop:
             handle.remove()
         self._handles.clear()
 
-    def take(self, step: int, unit: Tensor | None) -> None:
+    def record_step(self, step: int, unit: Tensor | None) -> None:
         """The gradients of a step are complete.
 
         Args:
             step: Its number.
-            unit: What each parameter's gradient is a multiple of, or None.
+            unit: The factor in each parameter's gradient, or None.
         """
         if self._step >= 0:
             self._rates[self._step] = self._rate
             if not self._steps_taken and self._optimizers:
-                self._left_out.add(self._step)
+                self._skipped.add(self._step)
         self._sums, self._steps_taken, self._step = [], 0, step
         self._used, self._left = {}, None
-        # Loops set the rate of a step before it; what an optimizer had in its step replaces this.
+        # Loops set the rate of a step before it; the rate that an optimizer had in its step replaces this one.
         self._rate = max(learning_rates(self._all), default=math.nan)
-        found = squares(self._samples([each.tensor.grad for each in self._parameters]), self._device)
+        found = sums_of_squares(_samples([each.tensor.grad for each in self._parameters]), self._device)
         self._complete = found if unit is None else torch.where(found < 0, found, found / unit[self._chosen].square())
 
     def finished(self) -> Tensor:
-        """`LOOP` of the step under way; zeros while no optimizer was seen to use its gradients."""
+        """`LOOP` of the current step; zeros while no optimizer was seen to use its gradients."""
         if not self._sums:
             return torch.zeros(len(LOOP), dtype=self._kind, device=self._device)
         sums = torch.stack(self._sums).sum(0)
@@ -113,18 +142,18 @@ class Loop:
         return sums
 
     def begin_backward(self) -> None:
-        """A backward pass begins: what gradients there are were left by the step before."""
+        """A backward pass begins: the gradients that exist now were left by the step before."""
         if self._left is not None or not self._steps_taken:
             return
         found = []
         for parameters, used, _ in self._used.values():
-            now = self._joined(self._samples([each.tensor.grad for each in parameters]))
+            now = self._joined(_samples([each.tensor.grad for each in parameters]))
             if now.shape == used.shape:
                 found.append(now @ used)
         self._left = torch.stack(found).sum() if found else torch.zeros((), dtype=self._kind, device=self._device)
 
     def _joined(self, samples: Sequence[Tensor | None]) -> Tensor:
-        """Those that are there, copied one behind the other."""
+        """All samples but None, copied into one vector."""
         held = [sample.to(self._device) for sample in samples if sample is not None]
         return torch.cat(held).to(self._kind) if held else torch.zeros(0, dtype=self._kind, device=self._device)
 
@@ -138,27 +167,26 @@ class Loop:
             return None
         if step == self._step:
             return True if self._steps_taken else None
-        return step not in self._left_out
+        return step not in self._skipped
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not torch.compiler.is_compiling():
             self._failures.run("the loop", self._compare, optimizer)
 
     def _compare(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._complete is None:
-            # Where the backward pass runs within the optimizer's step, the gradients are not there yet.
-            return
         places = self._places.get(id(optimizer))
-        if places is not None:
-            parameters = [self._parameters[place] for place in self._of[id(optimizer)]]
-            gradients = self._samples([one.tensor.grad for one in parameters])
-            used, complete = squares(gradients, self._device), self._complete[places]
-            known = (used >= 0) & (complete >= 0)
-            sums = [torch.where(known, values, 0.0).sum() for values in (complete, used)]
-            self._sums.append(torch.stack([*sums, *(sums[0].new_zeros(()),) * (len(LOOP) - len(sums))]))
-            parameters = [one for one, each in zip(parameters, gradients, strict=True) if each is not None]
-            before = self._joined(self._samples([one.tensor for one in parameters]))
-            self._used[id(optimizer)] = parameters, self._joined(gradients), before
+        # Where the backward pass runs within the optimizer's step, the gradients are not complete yet.
+        if self._complete is None or places is None:
+            return
+        parameters = [self._parameters[place] for place in self._of[id(optimizer)]]
+        gradients = _samples([one.tensor.grad for one in parameters])
+        used, complete = sums_of_squares(gradients, self._device), self._complete[places]
+        known = (used >= 0) & (complete >= 0)
+        sums = [torch.where(known, values, 0.0).sum() for values in (complete, used)]
+        self._sums.append(torch.stack([*sums, *(sums[0].new_zeros(()),) * (len(LOOP) - len(sums))]))
+        parameters = [one for one, each in zip(parameters, gradients, strict=True) if each is not None]
+        before = self._joined(_samples([one.tensor for one in parameters]))
+        self._used[id(optimizer)] = parameters, self._joined(gradients), before
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not torch.compiler.is_compiling():
@@ -170,7 +198,7 @@ class Loop:
         self._steps_taken += 1
         if (kept := self._used.get(id(optimizer))) is not None:
             parameters, used, before = kept
-            after = self._joined(self._samples([one.tensor for one in parameters]))
+            after = self._joined(_samples([one.tensor for one in parameters]))
             if after.shape == before.shape == used.shape:
                 moved = after - before
                 self._sums[-1][LOOP.index("along") :] = torch.stack([moved @ used, moved @ moved])
@@ -178,13 +206,14 @@ class Loop:
             self._complete = None
         self._stepped()
 
-    @staticmethod
-    def _samples(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        samples: list[Tensor | None] = []
-        for each in tensors:
-            if each is None or each.layout is not torch.strided:
-                samples.append(None)
-                continue
-            flat = local(each).detach().flatten()
-            samples.append(flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))])
-        return samples
+
+def _samples(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Up to 256 elements of each tensor, as views; None for sparse ones."""
+    samples: list[Tensor | None] = []
+    for each in tensors:
+        if each is None or each.layout is not torch.strided:
+            samples.append(None)
+            continue
+        flat = local(each).detach().flatten()
+        samples.append(flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))])
+    return samples

@@ -1,4 +1,4 @@
-"""The parameters of a watched model: what each one is, and what the optimizers do with it."""
+"""The parameters of a watched model: what each one is, its norm and its gradient's, and how far it moves."""
 
 from __future__ import annotations
 
@@ -10,40 +10,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.identification.sharding import local
 from normkit.inspection.blocks import block_of
 from normkit.inspection.structure import Structure
 from normkit.inspection.training import ParameterKind
+from normkit.watching.tables import widest_dtype
 
 PARAMETER_SUMS = ("elements", "sum", "squares", "gradient squares", "gradients", "inner", "small", "moments")
-"""Of each parameter: its elements, their sum (norms only) and squares, the squares of its gradient and whether it has
-one, the inner product of the two (scale-invariant ones only); of a sample of Adam's second moments those whose root is
-below ten times its eps, and how many were looked at."""
+"""For each parameter: its elements, their sum (norms only) and squares, the squares of its gradient and whether it has
+one, the inner product of the two (scale-invariant ones only); how many of a sample of Adam's second moments have a root
+below ten times its eps, and the size of that sample."""
+
+MOVES = ("moved", "before", "outside", "left")
+"""Sums of squares over a parameter's sample: of what a step changed and of the values before that step; of what changed
+between the optimizer's last step and this one and of the values that the optimizer had left."""
+
+_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WatchedParameter:
-    """One parameter.
-
-    Attributes:
-        path: Its name in the model.
-        tensor: The parameter.
-        kind: What it is; gains and biases of norms by what was identified.
-        site: Path of the norm it belongs to, or "".
-        block: Index of its block, or None.
-        group: The optimizer's group that holds it, or None.
-        optimizer: That optimizer, or None.
-    """
+    """One parameter."""
 
     path: str
     tensor: Tensor
     kind: ParameterKind
+    """Gains and biases of norms by what was identified, not by name."""
     site: str
+    """Path of the norm it belongs to, or ""."""
     block: int | None
     group: Mapping[str, Any] | None
+    """The optimizer's group that holds it."""
     optimizer: torch.optim.Optimizer | None
 
     def setting(self, name: str) -> float:
-        """A number of its group, such as "lr"; NaN where there is none or it lies on another device."""
+        """A number of its group, such as "lr"; NaN where there is none or it is on another device."""
         value = math.nan if self.group is None else self.group.get(name, math.nan)
         if isinstance(value, Tensor):
             return float(value) if value.device.type == "cpu" else math.nan
@@ -53,13 +54,7 @@ class WatchedParameter:
 def watched_parameters(
     model: nn.Module, structure: Structure, optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[WatchedParameter, ...]:
-    """The parameters of a model, in its order; one that has several names is there once.
-
-    Args:
-        model: The model.
-        structure: What it is made of.
-        optimizers: They may hold other parameters too.
-    """
+    """The parameters of a model, in its order; one with several names appears once."""
     norms = norm_parameters(structure)
     held = {
         id(tensor): (group, optimizer)
@@ -74,7 +69,14 @@ def watched_parameters(
         if not (tensor.is_floating_point() or tensor.is_complex()):
             # Packed integers of a quantised weight have no length.
             continue
-        site, kind = norms.get(id(tensor), ("", _kind(tensor, owners[id(tensor)], output)))
+        kind: ParameterKind
+        if isinstance(owners[id(tensor)], nn.Embedding):
+            kind = "embedding"
+        elif tensor is output:
+            kind = "output"
+        else:
+            kind = "weight" if tensor.dim() > 1 else "bias"
+        site, kind = norms.get(id(tensor), ("", kind))
         group, optimizer = held.get(id(tensor), (None, None))
         found.append(
             WatchedParameter(
@@ -116,9 +118,113 @@ def _output_weight(model: nn.Module) -> Tensor | None:
         return None
 
 
-def _kind(tensor: Tensor, owner: nn.Module, output: Tensor | None) -> ParameterKind:
-    if isinstance(owner, nn.Embedding):
-        return "embedding"
-    if tensor is output:
-        return "output"
-    return "weight" if tensor.dim() > 1 else "bias"
+def sums_of_squares(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """Sum of squares of each tensor, in float64; -1 for None.
+
+    Args:
+        tensors: Parameters or gradients, of any dtypes, sparse or not; of a distributed one the part of this process.
+        device: The device of the result.
+    """
+    kind = widest_dtype(device)
+    held = [tensor for tensor in tensors if tensor is not None]
+    if len(held) == len(tensors) and all(_is_usual(tensor, device) for tensor in held):
+        norms: Sequence[Tensor] = torch._foreach_norm(held, 2) if held else (torch.zeros(0, device=device),)
+        return torch.stack(tuple(norms)).detach().flatten().to(kind).square()
+    found = torch.full((len(tensors),), -1.0, dtype=kind, device=device)
+    given = {place: _dense(local(tensor).detach()) for place, tensor in enumerate(tensors) if tensor is not None}
+    for is_wide, dtype in ((False, torch.float32), (True, torch.float64)):
+        places = [place for place, tensor in given.items() if (tensor.dtype == torch.float64) == is_wide]
+        if places:
+            norms = torch._foreach_norm([given[place] for place in places], 2, dtype)
+            lengths = torch.stack([norm.to(device) for norm in norms]).to(kind)
+            found[torch.tensor(places, device=device)] = lengths.square()
+    return found
+
+
+def _is_usual(tensor: Tensor, device: torch.device) -> bool:
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.dtype is torch.float32
+        and tensor.layout is torch.strided
+        and tensor.device == device
+    )
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The entries that a tensor has, as real numbers."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.to_dense()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class UpdateSampler:
+    """Takes up to 1024 elements of each parameter, spread evenly, before a step, after it, and before the next.
+
+    Args:
+        parameters: They may be replaced in place; if one has another storage after a step, the new one is read.
+        device: The device of the results.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], device: torch.device) -> None:
+        self._parameters, self._device = tuple(parameters), device
+        self._before: list[Tensor] = []
+        self._after: list[Tensor] = []
+        self._places: list[Tensor] = []
+        self._sizes: list[int] = []
+
+    def stepped(self) -> None:
+        """An optimizer has moved the parameters: later changes are not its own."""
+        self._after = self._samples() if self._before else []
+
+    def moved(self) -> Tensor:
+        """Sums of squares of what the current step has changed so far, and of the values before it: (parameters, 2).
+
+        Zeros where no step is under way.
+        """
+        return self._compared(self._after or self._samples() if self._before else [], self._before)
+
+    def begin(self) -> Tensor:
+        """Keep the sample as it is before an optimizer's step.
+
+        Returns:
+            Sums of squares of what has changed since `stepped` and of what that step had left: (parameters, 2). Zeros
+            where `stepped` was not called since the last step began.
+        """
+        now = self._samples()
+        left = self._after
+        self._before, self._after = now, []
+        return self._compared(now, left)
+
+    def _compared(self, now: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+        # A sample of other sizes has emptied `before`.
+        if not before:
+            return torch.zeros(len(self._parameters), 2, dtype=widest_dtype(self._device), device=self._device)
+        changes = [new - old for new, old in zip(now, before, strict=True)]
+        return torch.stack([self._squares(changes), self._squares(before)], -1)
+
+    def _samples(self) -> list[Tensor]:
+        """One vector for each device and width of numbers."""
+        parts: dict[tuple[torch.device, bool], list[tuple[int, Tensor]]] = {}
+        for index, parameter in enumerate(self._parameters):
+            held = local(parameter).detach()
+            flat = (torch.view_as_real(held) if held.is_complex() else held).flatten()
+            sample = flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))]
+            parts.setdefault((sample.device, sample.dtype == torch.float64), []).append((index, sample))
+        sizes = [len(sample) for found in parts.values() for _, sample in found]
+        if sizes != self._sizes:
+            # A parameter of another size than before cannot be compared with its past.
+            self._sizes, self._places, self._before, self._after = sizes, [], [], []
+            for (device, _), found in parts.items():
+                counts = torch.tensor([len(sample) for _, sample in found])
+                self._places.append(torch.tensor([index for index, _ in found]).repeat_interleave(counts).to(device))
+        vectors = [torch.cat([sample for _, sample in found]) for found in parts.values()]
+        return [vector if vector.dtype == torch.float64 else vector.float() for vector in vectors]
+
+    def _squares(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Sum of squares of each parameter's part."""
+        kind = widest_dtype(self._device)
+        total = torch.zeros(len(self._parameters), dtype=kind, device=self._device)
+        for vector, places in zip(vectors, self._places, strict=True):
+            sums = torch.zeros(len(self._parameters), dtype=kind, device=vector.device)
+            total = total + sums.index_add_(0, places, vector.to(kind).square()).to(self._device)
+        return total

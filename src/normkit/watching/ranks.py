@@ -1,48 +1,47 @@
 """The processes that train one model: what each of them holds of it, and how their numbers become one.
 
-Every process sends one packed vector a report, in a group of its own, and none waits for it. Sums are added, of peaks
-the largest is kept. Processes that share their data, as under tensor parallelism, count the same rows: a line of a
-table that is the same to the bit in several of them is counted once. A line that holds whole numbers only, of rows
-that are all zero or NaN, tells nothing: it is counted once where the loss is the same too.
+Every process sends one packed vector for each report, in a group used for nothing else, and none waits for another.
+Sums are added, of peaks the largest is kept. Processes that share their data, as under tensor parallelism, count the
+same rows: a line of a table that is the same to the bit in several of them is counted once. A line of whole numbers
+only, of rows that are all zero or NaN, shows no such thing: it is counted once where the loss is the same too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from normkit.watching.mailbox import CopyLetter, Letter
+from normkit.identification.sharding import is_distributed, local, whole
+from normkit.identification.sites import NormSite
 from normkit.watching.parameters import PARAMETER_SUMS
-from normkit.watching.tables import Tables, merged
-from normkit.watching.tallies import ROW_SUMS, TAP_SUMS
+from normkit.watching.row_counters import GRADIENT_SUMS, ROW_SUMS
+from normkit.watching.tables import AsyncCopy, Pending, Table, Tables
 
-_MOST_UNDER_WAY = 32
+_MOST_PENDING = 32
 
 
 class Ranks:
-    """One process alone.
-
-    Attributes:
-        size: Number of processes whose numbers are pooled.
-        place: Of this one among them.
-    """
+    """One process alone."""
 
     size = 1
+    """Number of processes whose numbers are pooled."""
     place = 0
+    """Place of this process among them."""
 
     def shares(self, count: int) -> list[float]:
-        """Of each of so many parameters, 1 over the number of processes that hold the same part of it."""
+        """For each of so many parameters, 1 over the number of processes that hold the same part of it."""
         return [1.0] * count
 
-    def gather(self, step: int, vector: Tensor) -> Letter:
-        """Send the packed tables of a step to all processes: the letter is of shape (ranks, entries)."""
+    def gather(self, step: int, vector: Tensor) -> Pending:
+        """Send the packed tables of a step to all processes: what arrives has shape (ranks, entries)."""
         del step
-        return CopyLetter(vector[None])
+        return AsyncCopy(vector[None])
 
     def pooled(self, vectors: Tensor, tables: Tables, line: int) -> Tensor:
         """One packed vector for all processes; `line` is that of the measured step in the table "steps"."""
@@ -50,7 +49,7 @@ class Ranks:
         return vectors[0]
 
     def spreads(self, vectors: Tensor, tables: Tables) -> Tensor:
-        """Of each parameter and of its gradient, the largest relative difference between processes: (parameters, 2)."""
+        """The largest relative difference between processes of each parameter and its gradient: (parameters, 2)."""
         del vectors
         return torch.zeros(len(tables["parameters"]), 2, dtype=torch.float64)
 
@@ -59,11 +58,11 @@ class ManyRanks(Ranks):
     """Several processes with the same norms.
 
     Args:
-        group: Of them, on the CPU, and used for nothing else.
-        place: Of this process in the group.
-        held: Of each process in the group, which part it holds of each parameter: processes of equal parts should hold
+        group: Their group, on the CPU, used for nothing else.
+        place: Place of this process in the group.
+        held: For each process in the group, which part it holds of each parameter: processes of equal parts should hold
             the same numbers.
-        compared: Of each parameter, whether they are to be compared.
+        compared: For each parameter, whether it is to be compared.
     """
 
     def __init__(self, group: Any, place: int, held: Sequence[Sequence[Hashable]], compared: Sequence[bool]) -> None:
@@ -72,27 +71,27 @@ class ManyRanks(Ranks):
         columns = list(zip(*held, strict=True))
         own = [column[self.place] for column in columns]
         self._shares = [1 / column.count(part) for column, part in zip(columns, own, strict=True)]
-        # Of each process and parameter, the first process that holds the same part.
+        # For each process and parameter, the first process that holds the same part.
         firsts = [[column.index(part) for part in column] for column in columns]
         self._firsts = torch.tensor(firsts, dtype=torch.long).reshape(len(columns), self.size).T
         self._compared = torch.tensor(compared, dtype=torch.bool)
-        self._under_way: list[_GatheredLetter] = []
+        self._pending: list[_Gathered] = []
 
     def shares(self, count: int) -> list[float]:
         """Of each parameter, 1 over the number of processes that hold the same part of it."""
         assert count == len(self._shares)
         return self._shares
 
-    def gather(self, step: int, vector: Tensor) -> Letter:
+    def gather(self, step: int, vector: Tensor) -> Pending:
         """Send the packed tables of a step to all processes."""
-        # Where another process has stopped sending, nothing more is sent: a later report would meet an earlier one.
-        self._under_way = [letter for letter in self._under_way if not letter.has_arrived()]
-        letter = _GatheredLetter(step, vector, self._group if len(self._under_way) < _MOST_UNDER_WAY else None)
-        self._under_way.append(letter)
-        return letter
+        # Once another process has stopped sending, nothing more is sent: a later report would meet an earlier one.
+        self._pending = [each for each in self._pending if not each.is_ready()]
+        gathered = _Gathered(step, vector, self._group if len(self._pending) < _MOST_PENDING else None)
+        self._pending.append(gathered)
+        return gathered
 
     def pooled(self, vectors: Tensor, tables: Tables, line: int) -> Tensor:
-        """One packed vector for all processes: what several of them counted alike is there once."""
+        """One packed vector for all processes: rows that several of them counted alike count once."""
         own = vectors.clone()
         by_name = tables.stacked(own)
         losses = by_name["steps"][:, line, 1]
@@ -102,16 +101,17 @@ class ManyRanks(Ranks):
             for name in names:
                 empty = next(table.empty for table in tables.layout if table.name == name)
                 by_name[name][repeated] = empty
-        vector = merged(tuple(own), tables.sums)
-        # A call of the model is a call of each norm in every process.
+        vector = tables.merged(own)
+        # One call of the model is one call of each norm in every process.
         calls = ROW_SUMS.index("calls")
         tables.part(vector, "rows")[:, calls] = tables.stacked(vectors)["rows"][..., calls].amax(0)
-        # Each loss is a mean over its own rows, and what is minimized is the mean of the losses.
-        tables.part(vector, "taps")[:, TAP_SUMS.index("squares")] /= len(set(losses.view(torch.int64).tolist())) ** 2
+        # Each loss is a mean over its own rows, and the mean of the losses is minimized.
+        squares = tables.part(vector, "activation gradients")[:, GRADIENT_SUMS.index("squares")]
+        squares /= len(set(losses.view(torch.int64).tolist())) ** 2
         return vector
 
     def spreads(self, vectors: Tensor, tables: Tables) -> Tensor:
-        """Of each parameter and of its gradient, how far those differ that should be alike."""
+        """How far those parameters, and their gradients, differ that should be alike."""
         sums = tables.stacked(vectors)["parameters"]
         values = {name: sums[..., place] for place, name in enumerate(PARAMETER_SUMS)}
         length = values["squares"].sqrt()
@@ -132,15 +132,15 @@ class ManyRanks(Ranks):
 
 _SHARED_LINES: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("rows", "row peaks"): ("rows", "row peaks", "bins"),
-    ("taps",): ("taps",),
+    ("activation gradients",): ("activation gradients",),
     ("heads", "head peaks"): ("heads", "head peaks"),
 }
-"""What tells whether two processes counted the same, and the tables of which it is true then."""
+"""Tables that show whether two processes counted the same rows, and the tables for which it is true then."""
 
 
 def _repeated(lines: Tensor, losses: Tensor) -> Tensor:
-    """Of lines (ranks, places, entries), which are those of an earlier rank again, to the bit: (ranks, places)."""
-    # One 64-bit number a line: what is equal has equal ones, and of others two in 2^64 do.
+    """Which of the lines (ranks, places, entries) repeat those of an earlier rank to the bit: (ranks, places)."""
+    # One 64-bit number for each line: equal lines have equal numbers, and two others only once in 2^64.
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, (lines.shape[-1] + 1,), generator=generator) * 2 + 1
     tells = (lines.isfinite() & (lines != lines.round())).any(-1)
@@ -152,17 +152,17 @@ def _repeated(lines: Tensor, losses: Tensor) -> Tensor:
     return torch.zeros_like(tells).scatter(0, order, again)
 
 
-class _GatheredLetter:
+class _Gathered:
     """Every process's vector, on its way to every other."""
 
     def __init__(self, step: int, vector: Tensor, group: Any) -> None:
         self._step, self._group = step, group
-        self._copy: CopyLetter | None = CopyLetter(torch.cat([vector.new_full((1,), step), vector]))
+        self._copy: AsyncCopy | None = AsyncCopy(torch.cat([vector.new_full((1,), step), vector]))
         self._received = torch.empty(0)
         self._work: Any = None
-        self.has_arrived()
+        self.is_ready()
 
-    def has_arrived(self, patience: float = 0.0) -> bool:
+    def is_ready(self, patience: float = 0.0) -> bool:
         self._send(patience)
         if self._copy is not None:
             return False
@@ -174,8 +174,8 @@ class _GatheredLetter:
         return True
 
     def _send(self, patience: float) -> None:
-        """Once the copy is on the host, gather: a device's own queue and communicator are left to the training."""
-        if self._copy is None or not self._copy.has_arrived(patience):
+        """Gather once the copy is on the host: the device's own queue and communicator are left to the training."""
+        if self._copy is None or not self._copy.is_ready(patience):
             return
         vector, self._copy = self._copy.read(), None
         if self._group is None:
@@ -183,7 +183,7 @@ class _GatheredLetter:
         try:
             self._received = torch.empty(dist.get_world_size(self._group), len(vector), dtype=vector.dtype)
             self._work = dist.all_gather(list(self._received), vector, group=self._group, async_op=True)
-        # A process that died has closed its connections; what comes of that is not the watch's to decide.
+        # A process that died has closed its connections; the training, not the watch, decides what follows.
         except RuntimeError:
             self._work = None
 
@@ -194,6 +194,66 @@ class _GatheredLetter:
             self._work.wait()
         except RuntimeError:
             return None
-        # A process that left out a step sends another one's numbers.
+        # A process that left out a step sends the numbers of another step.
         steps, vectors = self._received[:, 0], self._received[:, 1:]
         return vectors if bool((steps == self._step).all()) else None
+
+
+class ShardedParameters:
+    """The parameters of norms that are split over processes, as entries of the table "norm values".
+
+    Their values travel with a report, so that one process reads all of them.
+
+    Args:
+        sites: The norms.
+        shares: By a parameter's id, 1 over the number of processes that hold the same part of it.
+    """
+
+    def __init__(self, sites: Sequence[NormSite], shares: Mapping[int, float]) -> None:
+        self._modules = [site.module for site in sites if site.module is not None]
+        self._starts: dict[int, int] = {}
+        self._parts: list[tuple[Any, Tensor, float]] = []
+        self._size = 0
+        for module in self._modules:
+            for parameter in module.parameters():
+                if is_distributed(parameter) and id(parameter) not in self._starts:
+                    self._starts[id(parameter)] = self._size
+                    positions = self._size + _held_positions(parameter)
+                    self._parts.append((parameter, positions, shares.get(id(parameter), 1.0)))
+                    self._size += parameter.numel()
+
+    @property
+    def table(self) -> Table:
+        """The table; it has no entries where nothing is split."""
+        return Table(name="norm values", shape=(self._size,))
+
+    def write(self, table: Tensor) -> None:
+        """Put in the part that this process holds."""
+        for parameter, positions, share in self._parts:
+            held = local(parameter).detach().flatten().to(table.dtype)
+            table[positions] = held * share
+
+    @contextmanager
+    def read(self, table: Tensor) -> Iterator[None]:
+        """While this lasts, the norms have the values of a pooled table as plain parameters."""
+
+        def value(parameter: Any) -> Tensor:
+            start = self._starts[id(parameter)]
+            part = table[start : start + parameter.numel()]
+            return part.view(parameter.shape).to(parameter.dtype)
+
+        with ExitStack() as stack:
+            for module in self._modules if self._size else ():
+                stack.enter_context(whole(module, value))
+            yield
+
+
+def _held_positions(parameter: Any) -> Tensor:
+    """The positions in the whole parameter of the elements that this process holds."""
+    from torch.distributed.tensor import distribute_tensor
+
+    positions = torch.arange(parameter.numel(), device=parameter.device).view(parameter.shape)
+    # Without a source, each process takes its part of what it has itself.
+    split: Any = distribute_tensor(positions, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    held: Tensor = split.to_local().flatten()
+    return held

@@ -1,10 +1,14 @@
-"""What a model is made of, seen on a small part of a batch that it is about to be trained on."""
+"""What calls of the model on a small part of a batch show before the first step.
+
+These are its structure, and the weights whose length makes no difference because a norm removes it.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +20,20 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from normkit.errors import InputError
 from normkit.identification.sharding import fully_sharded
-from normkit.identification.tracing import FunctionCall
+from normkit.identification.tracing import first_output
 from normkit.inspection.running import evaluating
 from normkit.inspection.structure import Structure, survey
-from normkit.watching.instruments import AttentionPlace, Plan
-from normkit.watching.invariance import scale_invariant
 
 _TOKENS = 16
+
+# If f(c w) = f(w), no gradient has a part along w. One backward pass excludes nearly all other weights.
+_ORTHOGONAL = {torch.float16: 0.02, torch.bfloat16: 0.02}
+_ORTHOGONAL_32 = 1e-3
+# Relative change of the output when the weight is doubled: eps, and rounding.
+_UNCHANGED = {torch.float16: 0.01, torch.bfloat16: 0.03}
+_UNCHANGED_32 = 1e-3
+# Where a weight hardly matters its length matters little too: other weights of its length must change 20 times as much.
+_BESIDE_OTHERS = 0.05
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,17 +61,12 @@ class Arguments:
         )
 
     def shortened(self) -> Arguments:
-        """The first two rows, and of token ids the first sixteen columns; what is no batch stays as it is."""
+        """The first two rows, and of token ids the first sixteen columns; arguments without batch axis are kept."""
         given = [*self.args, *self.kwargs.values()]
         first = next((value for value in given if isinstance(value, Tensor) and value.dim() > 0), None)
         if first is None:
             return self
         is_tokens = first.dim() == 2 and not first.is_floating_point()
-
-        def shortened(name: str, value: Any) -> Any:
-            # The first tokens of a padded sequence may be padding.
-            is_mask = name.endswith("attention_mask") and isinstance(value, Tensor) and value.dim() == 2
-            return torch.ones_like(cut(value)) if is_mask else cut(value)
 
         def cut(value: Any) -> Any:
             if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != first.shape[0]:
@@ -69,20 +75,24 @@ class Arguments:
                 return value[:2, :_TOKENS]
             return value[:2]
 
-        return Arguments(
-            args=tuple(map(cut, self.args)), kwargs={key: shortened(key, value) for key, value in self.kwargs.items()}
-        )
+        def cut_named(name: str, value: Any) -> Any:
+            # The first tokens of a padded sequence may be padding.
+            is_mask = name.endswith("attention_mask") and isinstance(value, Tensor) and value.dim() == 2
+            return torch.ones_like(cut(value)) if is_mask else cut(value)
 
-    def usual(self) -> Arguments:
-        """They without the graphs that made them, which the training needs; copies of those of inference mode."""
+        kwargs = {key: cut_named(key, value) for key, value in self.kwargs.items()}
+        return Arguments(args=tuple(map(cut, self.args)), kwargs=kwargs)
+
+    def detached(self) -> Arguments:
+        """These arguments without the graphs that made them, which the training needs; inference tensors are copied."""
         return self.with_tensors([each.clone() if each.is_inference() else each.detach() for each in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
-        """Those among them."""
+        """The tensors among the arguments."""
         return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Arguments:
-        """They with other tensors in the same order, each on the device of the one in whose place it comes."""
+        """These arguments with other tensors in the same order, each on the device of the one that it replaces."""
         others = iter(tensors)
 
         def other(value: Any) -> Any:
@@ -104,43 +114,28 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def surveyed(model: nn.Module, arguments: Arguments) -> Structure:
-    """Survey a model; it and the random numbers are left as they were.
-
-    Args:
-        model: The model, without wrappers.
-        arguments: Of a call of it.
-    """
+    """Survey a model without wrappers; it and the random numbers are left as they were."""
     with _undisturbed(model):
         return survey(model, lambda: model(*arguments.args, **arguments.kwargs), stages=False)
 
 
 def called(model: nn.Module, arguments: Arguments) -> None:
-    """Call a model; it and the random numbers are left as they were.
-
-    Args:
-        model: The model, without wrappers.
-        arguments: Of a call of it.
-    """
+    """Call a model without wrappers; it and the random numbers are left as they were."""
     with _undisturbed(model):
         model(*arguments.args, **arguments.kwargs)
 
 
 def insensitive(model: nn.Module, arguments: Arguments) -> frozenset[str]:
-    """Names of the weights whose length makes no difference to the output; see `normkit.watching.invariance`.
-
-    Args:
-        model: The model, without wrappers; it and the random numbers are left as they were.
-        arguments: Of a call of it.
-    """
+    """`scale_invariant` of a model without wrappers; it and the random numbers are left as they were."""
     with _undisturbed(model):
         return scale_invariant(model, lambda: model(*arguments.args, **arguments.kwargs))
 
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Inside, the model evaluates, eagerly; outside, modes, buffers and random numbers are those of before."""
+    """Run the model eagerly in evaluation mode, then restore modes, buffers and random numbers."""
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    # What was compiled would be compiled again for the small shapes, and then for shapes that change.
+    # Compiled code would be compiled again for the small shapes, and then for shapes that change.
     eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     randomness, arrays = random.getstate(), numpy.random.get_state()
     # Autocast keeps the cast of a weight, and would not see that it is doubled.
@@ -168,75 +163,91 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
             sharded.reshard()
 
 
-def planned(structure: Structure) -> Plan:
-    """What is measured where."""
-    attentions = _attentions(structure)
-    parents = {site.parent for site in structure.sites if site.module is None} | {each.parent for each in attentions}
-    # A module inside such a one makes calls of its own, which are not to be taken for those of the outer one.
-    inner = {call.parent for call in structure.called.functions}
-    callers = {
-        path for path in inner if any(parent in ("", path) or path.startswith(f"{parent}.") for parent in parents)
-    }
-    return Plan(
-        sites=structure.sites, blocks=structure.blocks, attentions=attentions, callers=tuple(sorted(parents | callers))
-    )
+def scale_invariant(model: nn.Module, run: Callable[[], object]) -> frozenset[str]:
+    """The paths of the weights that can be doubled without a change of the output: found by behaviour, not by place.
 
-
-def _attentions(structure: Structure) -> tuple[AttentionPlace, ...]:
-    """Attention calls: those of scaled_dot_product_attention; the softmax of (B, H, T, S) where a module makes none."""
-    streams = {call.input_shape[:2] for call in structure.called.modules if len(call.input_shape) == 3}
-    calls = [call for call in structure.called.functions if len(call.input_shape) == 4]
-    fused = [call for call in calls if call.function == "sdpa"]
-    plain = [
-        call for call in calls if call.function == "softmax" and (call.input_shape[0], call.input_shape[2]) in streams
-    ]
-    known = {call.parent for call in fused}
-    chosen = {(call.parent, call.function): call for call in (*fused, *(c for c in plain if c.parent not in known))}
-    return tuple(_attention(structure, call) for call in sorted(chosen.values(), key=lambda call: call.order))
-
-
-def _attention(structure: Structure, call: FunctionCall) -> AttentionPlace:
-    inside = [each.part for each in structure.called.modules if f"{each.path}.".startswith(f"{call.parent}.")]
-    # Where the projections are split over processes, each has its own heads.
-    place, parts = max(inside, key=lambda part: part[1], default=(0, 1))
-    heads = call.input_shape[1]
-    return AttentionPlace(
-        parent=call.parent,
-        function=call.function,
-        heads=heads * parts,
-        head_dim=call.input_shape[3] if call.function == "sdpa" else 0,
-        first_head=heads * place,
-    )
-
-
-def learning_rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[float]:
-    """Of each group, one optimizer after the other; 0 where it has none, or one that lies on another device."""
-    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
-    return [
-        float(rate) if rate is not None and not (isinstance(rate, Tensor) and rate.device.type != "cpu") else 0.0
-        for rate in rates
-    ]
-
-
-def describe_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer], peaks: Sequence[float] | None = None
-) -> tuple[str, ...]:
-    """One line each: class, learning rate and decay of the groups, parameters.
+    A weight W before a norm: norm(c W x) = norm(W x) for c > 0, but for eps. Candidates have a gradient orthogonal to
+    them for a random combination of the outputs; each is then doubled and the model run again, and once more with its
+    elements in another order, which must change the output far more. Biases, gains, and weights without any gradient do
+    not count. Parameters, their `grad` and the random numbers are as before.
 
     Args:
-        optimizers: As they are now.
-        peaks: The largest `learning_rates` so far; by default those of now.
+        model: In evaluation mode; the same input must give the same output.
+        run: Calls it on a small input.
+
+    Returns:
+        Names as in `model.named_parameters()`; empty where the output is not finite, or none can be differentiated.
     """
-    lines, left = [], list(peaks if peaks is not None else learning_rates(optimizers))
-    for optimizer in optimizers:
-        groups = []
-        for group in optimizer.param_groups:
-            now, peak = group.get("lr"), left.pop(0) if left else 0.0
-            settings = [f"{sum(parameter.numel() for parameter in group['params']):,} parameters"]
-            if now is not None:
-                settings.append(f"rate {float(now):.3g}" if peak <= float(now) else f"rate up to {peak:.3g}")
-            if group.get("weight_decay") is not None:
-                settings.append(f"decay {float(group['weight_decay']):.3g}")
-            groups.append(" with ".join(filter(None, (settings[0], ", ".join(settings[1:])))))
-        lines.append(f"{type(optimizer).__name__}: {'; '.join(groups)}")
-    return tuple(lines)
+    weights = {
+        path: parameter
+        for path, parameter in model.named_parameters()
+        if parameter.dim() > 1 and parameter.requires_grad and parameter.is_floating_point()
+    }
+    devices = {parameter.device for parameter in weights.values() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+        candidates = _orthogonal(weights, run)
+        if not candidates:
+            return frozenset()
+        with torch.no_grad():
+            before = _output(run)
+            return frozenset(
+                path for path, dtype in candidates.items() if _stays(weights[path], _UNCHANGED.get(dtype), before, run)
+            )
+
+
+def _orthogonal(weights: Mapping[str, Tensor], run: Callable[[], object]) -> Mapping[str, torch.dtype]:
+    """Candidates, with the dtype in which their gradient was computed: under autocast that of the output."""
+    with torch.enable_grad():
+        output = first_output(_unpacked(run()))
+        if output is None or not output.requires_grad or not bool(output.isfinite().all()):
+            return {}
+        direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            output,
+            list(weights.values()),
+            direction,
+            allow_unused=True,
+            # An input may come with a graph of its own, which the training still needs.
+            retain_graph=True,
+        )
+    found = {}
+    for (path, weight), gradient in zip(weights.items(), gradients, strict=True):
+        if gradient is None:
+            continue
+        lengths = float(gradient.double().norm() * weight.detach().double().norm())
+        inner = float((gradient.double() * weight.detach().double()).sum())
+        if math.isfinite(lengths) and lengths > 0:
+            dtype = output.dtype if output.dtype in _ORTHOGONAL else weight.dtype
+            if abs(inner) <= _ORTHOGONAL.get(dtype, _ORTHOGONAL_32) * lengths:
+                found[path] = dtype
+    return found
+
+
+def _stays(weight: Tensor, limit: float | None, before: Tensor, run: Callable[[], object]) -> bool:
+    """Whether the output stays when the weight is doubled, and changes when its elements change places."""
+    doubled = _change(weight, weight * 2, before, run)
+    if not doubled <= (limit or _UNCHANGED_32):
+        return False
+    return doubled < _BESIDE_OTHERS * _change(weight, weight.roll(1), before, run)
+
+
+def _change(weight: Tensor, other: Tensor, before: Tensor, run: Callable[[], object]) -> float:
+    """How far the output moves with other values; the weight is restored to the bit, also after an error."""
+    kept = weight.detach().clone()
+    try:
+        weight.copy_(other)
+        after = _output(run)
+    finally:
+        weight.copy_(kept)
+    return float((after - before).abs().max() / before.abs().max())
+
+
+def _output(run: Callable[[], object]) -> Tensor:
+    output = first_output(_unpacked(run()))
+    assert output is not None
+    return output.detach().double()
+
+
+def _unpacked(output: object) -> object:
+    """The values of an output that is a mapping, as outputs of transformers are."""
+    return tuple(output.values()) if isinstance(output, Mapping) else output

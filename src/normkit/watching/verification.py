@@ -1,4 +1,4 @@
-"""The watch proves itself when it begins: known shards go through its tallies and its pooling, against float64."""
+"""The watch proves itself when it begins: known shards go through its counters and its pooling, against float64."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from torch import Tensor
 
 from normkit import specs
 from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS
-from normkit.watching.mailbox import Letter
 from normkit.watching.parameters import PARAMETER_SUMS
 from normkit.watching.ranks import Ranks
-from normkit.watching.readings import Reading
+from normkit.watching.row_counters import GRADIENT_SUMS, RowCounter, add_gradient, gradient_table, named, row_tables
+from normkit.watching.table_reader import TableReader
 from normkit.watching.tables import Table, Tables
-from normkit.watching.tallies import TAP_SUMS, RowTally, add_gradient, row_tables, tap_tables
 
 FEATURES = 16
 _SPEC = specs.TORCH_LAYER_NORM
 _SHIFTS = (0.0, 3.0, -40.0, 0.02, 7.0)
 _PATIENCE = 30.0
-# Sums of a few hundred float64 numbers; on a device without float64 they are of float32.
+# For sums of a few hundred numbers, in float64 or on a device without float64.
 _LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4}
 SPLIT, SHARED = 0, 1
-"""Places of the tables: rows of which each process has its own, and rows that all of them have alike."""
+"""Lines of the tables: rows that are split over the processes, and rows that all processes have."""
 
 
 def shards(count: int) -> tuple[Tensor, ...]:
@@ -41,19 +40,19 @@ def shards(count: int) -> tuple[Tensor, ...]:
 
 
 def verify(ranks: Ranks, device: torch.device) -> str:
-    """Prove the statistics and their pooling on known numbers, and say so in a line.
+    """Prove the statistics and their pooling on known numbers, and say so in one line.
 
     Args:
         ranks: The processes; all of them must call this.
         device: Where the tables are.
 
     Returns:
-        A line that begins with "observer verified" if all agree with float64; else it names what does not.
+        A line that begins with "observer verified" if all agree with float64; else it names the worst.
     """
     known = shards(max(5, ranks.size + 3))
     layout = [
         *row_tables(2),
-        *tap_tables(1),
+        gradient_table(1),
         Table(name="parameters", shape=(0, len(PARAMETER_SUMS))),
         Table(name="heads", shape=(0, 1, len(HEAD_SUMS))),
         Table(name="head peaks", shape=(0, 1, len(HEAD_PEAKS)), keeps_largest=True),
@@ -63,25 +62,28 @@ def verify(ranks: Ranks, device: torch.device) -> str:
     kind = tables["rows"].dtype
     # Both count as one step whose loss differs between processes.
     tables["steps"][0] = torch.tensor([1.0, ranks.place], dtype=kind)
-    split, shared = (RowTally(place=index, spec=_SPEC, enters_norm=True) for index in (SPLIT, SHARED))
+    split, shared = (RowCounter(place=index, spec=_SPEC, enters_norm=True) for index in (SPLIT, SHARED))
     for index, shard in enumerate(known):
         rows = shard.to(device, kind)
         shared.add(tables, rows, None)
         if index % ranks.size == ranks.place:
             split.add(tables, rows, None)
-            add_gradient(tables["taps"][0], rows)
-    vectors = _received(ranks.gather(0, tables.packed()))
+            add_gradient(tables["activation gradients"][0], rows)
+    gathered = ranks.gather(0, tables.packed())
+    vectors = gathered.read() if gathered.is_ready(_PATIENCE) else None
     if vectors is None:
         return f"not verified: the {ranks.size} processes did not answer each other within {_PATIENCE:g} s"
-    reading = Reading(step=0, tables=tables.unpacked(ranks.pooled(vectors, tables, 0)))
+    reader = TableReader(step=0, tables=tables.unpacked(ranks.pooled(vectors, tables, 0)))
     expected = _truth(torch.cat(known))
     errors = {
         f"{name} of {whose}": _error(value, expected[name])
         for whose, index in (("rows of which each process has its own", SPLIT), ("rows that all have alike", SHARED))
-        for name, value in _measured(reading, index).items()
+        for name, value in _measured(reader, index).items()
     }
-    # What is minimized is the mean of the processes' losses, so that each row weighs less.
-    errors["gradient rms"] = _error(_gradient(reading), expected["rms of all"] / ranks.size)
+    # The mean of the processes' losses is minimized, so each row weighs less.
+    gradient = named(reader.tables["activation gradients"][0], GRADIENT_SUMS)
+    rms = math.sqrt(gradient["squares"] / gradient["rows"])
+    errors["gradient rms"] = _error(rms, expected["rms of all"] / ranks.size)
     limit, worst = _LIMITS[kind], max(errors, key=lambda key: errors[key])
     right = sum(error <= limit for error in errors.values())
     where = f"on {len(known)} uneven shards" + (f" in {ranks.size} processes" if ranks.size > 1 else "")
@@ -90,12 +92,8 @@ def verify(ranks: Ranks, device: torch.device) -> str:
     return f"{len(errors) - right} of {len(errors)} statistics are wrong {where}: {worst} by {errors[worst]:.2g}"
 
 
-def _received(letter: Letter) -> Tensor | None:
-    return letter.read() if letter.has_arrived(_PATIENCE) else None
-
-
-def _measured(reading: Reading, place: int) -> Mapping[str, float]:
-    rows, line = reading.rows(place, FEATURES), reading.line(place)
+def _measured(reader: TableReader, place: int) -> Mapping[str, float]:
+    rows, line = reader.rows(place, FEATURES), reader.line(place)
     return {
         "finite rows": rows.rows,
         "rows with NaN": rows.nonfinite,
@@ -113,13 +111,8 @@ def _measured(reading: Reading, place: int) -> Mapping[str, float]:
     }
 
 
-def _gradient(reading: Reading) -> float:
-    sums = dict(zip(TAP_SUMS, reading.tables["taps"][0].tolist(), strict=True))
-    return math.sqrt(sums["squares"] / sums["rows"])
-
-
 def _truth(rows: Tensor) -> Mapping[str, float]:
-    """All shards at once, as the definitions have it."""
+    """The statistics of all shards together, by their definitions."""
     finite = rows[rows.isfinite().all(-1)]
     present = finite[(finite != 0).any(-1)]
     mean, rms = present.mean(-1), present.square().mean(-1).sqrt()
@@ -147,6 +140,6 @@ def _truth(rows: Tensor) -> Mapping[str, float]:
 
 
 def _error(measured: float, expected: float) -> float:
-    """Relative, but of what should be 0."""
+    """The relative error; the absolute one where 0 is expected."""
     difference = abs(measured - expected) / (abs(expected) or 1.0)
     return math.inf if math.isnan(difference) else difference

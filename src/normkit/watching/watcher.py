@@ -15,18 +15,17 @@ from torch.utils.hooks import RemovableHandle
 from normkit.errors import InputError
 from normkit.inspection.baseline import Baseline, declared, infer, write
 from normkit.inspection.result import Finding, Inspection
-from normkit.watching.beginning import Wanted, begun
-from normkit.watching.chronicle import Chronicle
-from normkit.watching.gauging import PULSE, Gauging
+from normkit.watching.build_inspection import inspection_of_run
 from normkit.watching.hooks import Failures, Hook
-from normkit.watching.journal import Journal
-from normkit.watching.judgement import Circumstances, judged
-from normkit.watching.meeting import is_distributed_run
+from normkit.watching.loop import describe_optimizers, learning_rates
+from normkit.watching.messages import Messages, ReportFiles
 from normkit.watching.ranks import Ranks
-from normkit.watching.readings import Reading
-from normkit.watching.subject import Subject
-from normkit.watching.surveying import Arguments, describe_optimizers, learning_rates, unwrapped
-from normkit.watching.voice import Voice
+from normkit.watching.rendezvous import is_distributed_run
+from normkit.watching.startup import WatchedModel, start_up
+from normkit.watching.step_recorder import STEP_RECORD, StepRecorder
+from normkit.watching.surveying import Arguments, unwrapped
+from normkit.watching.table_reader import TableReader
+from normkit.watching.time_series import RunHistory
 
 LATE = (
     "a compiler had traced the model before the watch put its hooks in; begin the watch first, and give it batch= "
@@ -35,7 +34,7 @@ LATE = (
 _watched: WeakSet[nn.Module] = WeakSet()
 
 _PATIENCE = 5.0
-"""Seconds that what is on its way is waited for at the end, or when asked: another process may never send its part."""
+"""Seconds to wait for pending numbers at the end, or when asked: another process may never send its part."""
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
@@ -126,18 +125,16 @@ class Watch:
     ) -> None:
         self._given, self._model = model, unwrapped(model)
         self._optimizers, self._every, self._batch = optimizers, every, batch
-        self._scaler, self._name = scaler, name
-        self._ranks = Ranks()
-        self._out = out
+        self._out, self._scaler, self._name = out, scaler, name
         is_first = not (is_distributed_run() and torch.distributed.get_rank())
-        self._voice = Voice(say, None if out is None else Journal(out), speaks=is_first)
-        self._gauging: Gauging | None = None
-        self._subject = Subject(model=self._model, structure=None)
+        self._messages = Messages(say, None if out is None else ReportFiles(out), is_reporting=is_first)
+        self._ranks = Ranks()
+        self._recorder: StepRecorder | None = None
+        self._watched = WatchedModel(model=self._model)
         self._baseline, self._unwritten = declared(intent)
-        self._chronicle = Chronicle()
+        self._history = RunHistory()
         self._first_call: RemovableHandle | None = None
-        self._step = 0
-        self._is_over = False
+        self._step, self._is_over = 0, False
         self._now, self._noticed = 0, dict[str, int]()
         self._observer, self._peaks = "", learning_rates(optimizers)
 
@@ -157,162 +154,145 @@ class Watch:
         if self._model in _watched:
             raise InputError("the model is watched already; close that watch before another one begins")
         _watched.add(self._model)
-        self._remark_strangers()
+        own = {id(parameter) for parameter in self._model.parameters()}
+        held = [parameter for each in self._optimizers for group in each.param_groups for parameter in group["params"]]
+        if count := sum(id(parameter) not in own for parameter in held):
+            self.remark(f"{count} of {len(held)} parameters of the optimizers are not the model's and not watched")
         if arguments is not None:
             self._begin(arguments)
         else:
-            # Before the hooks of fully_shard, which begin a forward pass that the survey would come into.
+            # Before the hooks of fully_shard, which begin a forward pass that the survey would interrupt.
             self._first_call = self._given.register_forward_pre_hook(
                 Hook(Failures(), "the model", self._at_first_call), with_kwargs=True, prepend=True
             )
         return self
-
-    def _remark_strangers(self) -> None:
-        own = {id(parameter) for parameter in self._model.parameters()}
-        held = [parameter for each in self._optimizers for group in each.param_groups for parameter in group["params"]]
-        if count := sum(id(parameter) not in own for parameter in held):
-            whose = f"{count} of {len(held)} parameters of the optimizers"
-            self._voice.remark(f"{whose} are not the model's and not watched")
 
     def _at_first_call(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or self._first_call is None:
             return
         self._first_call.remove()
         self._first_call = None
-        self._voice.guarded("the beginning", self._begin, Arguments(args=args, kwargs=kwargs))
-        if self._gauging is not None:
-            self._gauging.begin_call(args, kwargs, is_inner=self._given is self._model)
+        self._messages.guarded("the beginning", self._begin, Arguments(args=args, kwargs=kwargs))
+        if self._recorder is not None:
+            self._recorder.begin_call(args, kwargs, is_inner=self._given is self._model)
 
     def _begin(self, arguments: Arguments) -> None:
         """Find the norms and put the hooks in."""
-        wanted = Wanted(
-            given=self._given,
-            model=self._model,
-            optimizers=self._optimizers,
+        found = start_up(
+            self._given,
+            self._model,
+            self._optimizers,
+            arguments,
             every=self._every,
             scaler=self._scaler,
             baseline=self._baseline,
         )
-        beginning = begun(wanted, arguments)
-        self._subject, self._gauging, self._ranks = beginning.subject, beginning.gauging, beginning.ranks
-        self._voice.speaks, self._observer = beginning.speaks, beginning.observer
+        self._watched, self._recorder, self._ranks = found.watched, found.recorder, found.ranks
+        self._messages.is_reporting, self._observer = found.is_reporting, found.observer
         if self._out is not None:
-            self._voice.journal = Journal(self._out / beginning.folder)
-        for remark in beginning.remarks:
-            self._voice.remark(remark)
+            self._messages.reports = ReportFiles(self._out / found.folder)
+        for remark in found.remarks:
+            self.remark(remark)
 
     def step(self, loss: Tensor | float | None = None) -> None:
         """Tell the watch that a step's gradients are complete, before they are clipped, unscaled or used.
 
         Args:
-            loss: Of the step, as it is to be judged: a tensor of any device, a number, or None.
+            loss: The loss of the step, as it is to be judged: a tensor of any device, a number, or None.
         """
         if self._is_over:
             return
         if not (loss is None or isinstance(loss, (Tensor, SupportsFloat))):
             raise InputError(f"loss must be a tensor, a number or None, got {type(loss).__name__}")
-        if self._gauging is not None:
-            self._voice.guarded("a step", self._take, self._gauging, loss)
-            self._gauging.switch.on = (self._step + 1) % self._every == 0
+        if self._recorder is not None:
+            self._messages.guarded("a step", self._record_step, self._recorder, loss)
+            self._recorder.switch.on = (self._step + 1) % self._every == 0
         elif self._step == 0 and self._first_call is not None:
-            self._voice.remark(f"the model was not called before the end of the first step, or {LATE}")
+            self.remark(f"the model was not called before the end of the first step, or {LATE}")
         self._step += 1
 
-    def _take(self, gauging: Gauging, loss: Tensor | float | None) -> None:
-        # Schedules end at 0: what a report shows is the largest.
+    def remark(self, line: str) -> None:
+        """Say, once and in one line, that something cannot be watched, and why; the report holds it."""
+        self._messages.remark(line)
+
+    def _record_step(self, recorder: StepRecorder, loss: Tensor | float | None) -> None:
+        # Schedules end at 0, so a report shows the largest rate.
         self._peaks = [max(pair) for pair in zip(self._peaks, learning_rates(self._optimizers), strict=False)]
         self._now = self._step
-        gauging.take(self._step, loss)
-        if self._step == 0:
-            self._remark_unreduced(gauging)
-        if failures := gauging.failures.of:
-            place, reason = next(iter(failures.items()))
-            count = len(failures)
-            self._voice.remark(f"{count} places could not be measured, the first is {place}: {reason}", "places")
-        self._read_mail()
-
-    def remark(self, line: str) -> None:
-        """Say, once, that something cannot be watched, and why; the report holds it.
-
-        Args:
-            line: One line.
-        """
-        self._voice.remark(line)
-
-    def _remark_unreduced(self, gauging: Gauging) -> None:
-        if gauging.unreduced:
-            count, example = len(gauging.unreduced), gauging.parameters[min(gauging.unreduced)].path
-            self._voice.remark(
+        recorder.record_step(self._step, loss)
+        if self._step == 0 and recorder.unreduced:
+            count, example = len(recorder.unreduced), recorder.parameters[min(recorder.unreduced)].path
+            self.remark(
                 f"gradients of {count} parameters, such as {example}, are parts of a sum that the processes take "
                 "later: they are left out of the gradient's norm"
             )
+        if failures := recorder.failures.by_place:
+            place, reason = next(iter(failures.items()))
+            line = f"{len(failures)} places could not be measured, the first is {place}: {reason}"
+            self._messages.remark(line, "places")
+        self._add_ready(recorder)
 
-    def _read_mail(self, patience: float = 0.0) -> None:
-        assert self._gauging is not None
-        chronicle, broken = self._chronicle, self._chronicle.reason
-        chronicle.settle(self._gauging)
-        for step, values in self._gauging.pulses.arrived(patience):
-            if step == 0:
-                self._remark_unseen(round(float(values[PULSE.index("seen")])), self._gauging.plan.hooked)
-            chronicle.add_pulse(step, values, self._gauging)
-        chronicle.settle(self._gauging, is_over=self._is_over)
-        reports = chronicle.reports
-        for step, vectors in self._gauging.reports.arrived(patience):
-            chronicle.add_report(Reading(step=step, tables=self._gauging.pooled(step, vectors)), self._gauging)
-        if chronicle.reason and not broken:
-            self._tell()
-        if chronicle.reports > reports:
-            # Less and less often: what is wrong with a model shows early, and what goes wrong in it raises an alarm.
-            self._report(judged=chronicle.reason != "" or chronicle.reports.bit_count() == 1)
+    def _add_ready(self, recorder: StepRecorder, patience: float = 0.0) -> None:
+        """Add the numbers that have reached the host to the history, and report."""
+        history, broken, reports = self._history, self._history.reason, self._history.reports
+        history.settle(recorder)
+        for step, values in recorder.step_records.take_ready(patience):
+            hooked = recorder.layout.hooked
+            if step == 0 and (seen := round(float(values[STEP_RECORD.index("seen")]))) < hooked:
+                why = LATE if seen == 0 else f"the others did not run, or {LATE}"
+                self.remark(f"{seen} of {hooked} norms and blocks were seen in the first step: {why}")
+            history.add_step_record(step, values, recorder)
+        history.settle(recorder, is_over=self._is_over)
+        for step, vectors in recorder.reports.take_ready(patience):
+            history.add_report(TableReader(step=step, tables=recorder.pooled(step, vectors)), recorder)
+        if history.reason and not broken:
+            self._announce()
+        if history.reports > reports:
+            # Less and less often: a fault of the model shows early, and a fault of the run raises an alarm.
+            self._report(judged=history.reason != "" or history.reports.bit_count() == 1)
 
-    def _read_all(self, gauging: Gauging) -> None:
-        gauging.send()
-        self._read_mail(_PATIENCE)
-        self._read_lines(gauging)
-        if missing := len(gauging.reports):
-            self._voice.remark(f"{missing} reports had no answer from all processes within {_PATIENCE:g} s", "answers")
-
-    def _read_lines(self, gauging: Gauging) -> None:
-        """Take in the steps since the last report; what processes pool, they pool in reports alone."""
-        chronicle, last = self._chronicle, self._step - 1
-        if not self._is_over and not gauging.loop.has_stepped(last):
+    def _add_all(self, recorder: StepRecorder) -> None:
+        recorder.send()
+        self._add_ready(recorder, _PATIENCE)
+        history, last = self._history, self._step - 1
+        if not self._is_over and not recorder.loop.has_stepped(last):
             # An optimizer may yet use the gradients of the newest step.
             last -= 1
-        if gauging.is_alone and chronicle.reading is not None and last > chronicle.reading.step:
-            chronicle.add_steps(gauging.since_report(), chronicle.reading.step + 1, last, gauging)
-
-    def _remark_unseen(self, seen: int, hooked: int) -> None:
-        if seen < hooked:
-            why = LATE if seen == 0 else f"the others did not run, or {LATE}"
-            self._voice.remark(f"{seen} of {hooked} norms and blocks were seen in the first step: {why}")
+        # Steps since the last report; several processes pool their numbers in reports only.
+        if recorder.is_alone and history.last is not None and last > history.last.step:
+            history.add_steps(recorder.since_report(), history.last.step + 1, last, recorder)
+        if missing := len(recorder.reports):
+            line = f"{missing} reports had no answer from all processes within {_PATIENCE:g} s"
+            self._messages.remark(line, "answers")
 
     def _report(self, *, judged: bool) -> None:
-        if not self._voice.speaks:
+        """Write a line of history.jsonl and, where the run is to be judged, tell of errors not told before."""
+        messages = self._messages
+        if not messages.is_reporting:
             return
-        if self._voice.journal is not None:
-            self._voice.guarded("history.jsonl", self._voice.journal.add, self._chronicle)
+        if messages.reports is not None:
+            messages.guarded("history.jsonl", messages.reports.add, self._history)
         if not judged:
             return
-        inspection = self._inspection(self._chronicle.reason or "a look on the way")
+        inspection = self._inspection(self._history.reason or "a look on the way")
         for found in inspection.findings:
-            if found.severity == "error" and self._voice.is_new(found.rule):
+            if found.severity == "error" and messages.is_new(found.rule):
                 self._noticed[found.rule] = self._now
-                self._voice.tell(f"step {self._now}: {found.rule} {found.title.lower()}: {found.measured}")
-        if self._chronicle.reason:
-            self._voice.write(inspection)
+                messages.tell(f"step {self._now}: {found.rule} {found.title.lower()}: {found.measured}")
+        if self._history.reason:
+            messages.write(inspection)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         """Say on one line what broke, and write the page."""
-        if not self._voice.speaks:
+        history, page = self._history, ""
+        if not self._messages.is_reporting:
             return
-        chronicle = self._chronicle
-        where = f", first at {chronicle.place}" if chronicle.place else ""
-        page = ""
+        where = f", first at {history.place}" if history.place else ""
         try:
-            if (written := self._voice.write(self._inspection(chronicle.reason))) is not None:
+            if (written := self._messages.write(self._inspection(history.reason))) is not None:
                 page = f"; {written}"
         finally:
-            self._voice.tell(f"step {chronicle.reason_step}: {chronicle.reason}{where}{page}")
+            self._messages.tell(f"step {history.reason_step}: {history.reason}{where}{page}")
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -321,33 +301,31 @@ class Watch:
 
     def inspection(self) -> Inspection:
         """Everything measured so far, judged: the page that is also written when something breaks."""
-        if self._gauging is not None and not self._is_over:
-            self._read_all(self._gauging)
-        return self._inspection(self._chronicle.reason or "asked")
+        if self._recorder is not None and not self._is_over:
+            self._add_all(self._recorder)
+        return self._inspection(self._history.reason or "asked")
 
     def _inspection(self, reason: str) -> Inspection:
-        return judged(
-            self._subject,
-            self._gauging,
-            self._chronicle,
-            Circumstances(
-                name=self._name,
-                steps=self._step,
-                every=self._every,
-                reason=reason,
-                observer=self._observer,
-                remarks=tuple(self._voice.remarks),
-                optimizers=describe_optimizers(self._optimizers, self._peaks),
-                ranks=self._ranks.size,
-                noticed=self._noticed,
-            ),
+        return inspection_of_run(
+            self._watched,
+            self._recorder,
+            self._history,
+            name=self._name,
+            steps=self._step,
+            every=self._every,
+            reason=reason,
+            observer=self._observer,
+            remarks=self._messages.remarks,
+            optimizers=describe_optimizers(self._optimizers, self._peaks),
+            ranks=self._ranks.size,
+            noticed=self._noticed,
         )
 
     def close(self, reason: str = "") -> None:
         """End the watch: the model is as it was, and the report, where one is wanted, is written. May be called twice.
 
         Args:
-            reason: Why the run ended, if not as it should.
+            reason: Why the run ended, if it ended early.
         """
         if self._is_over:
             return
@@ -355,20 +333,20 @@ class Watch:
         _watched.discard(self._model)
         if self._first_call is not None:
             self._first_call.remove()
-        if self._gauging is not None:
-            self._gauging.remove()
-        self._voice.guarded("the end", self._end, reason)
+        if self._recorder is not None:
+            self._recorder.remove()
+        self._messages.guarded("the end", self._end, reason)
 
     def _end(self, reason: str) -> None:
-        if self._gauging is not None:
+        messages, unwritten = self._messages, self._unwritten
+        if self._recorder is not None:
             if self._ranks.size == 1 or not reason:
-                self._read_all(self._gauging)
+                self._add_all(self._recorder)
             else:
                 # Another process may have died: nothing is sent that it would have to answer.
-                self._read_mail()
-        if self._voice.speaks and (self._voice.journal is not None or self._unwritten is not None):
-            inspection = self._inspection(self._chronicle.reason or reason or "end of the run")
-            self._voice.write(inspection)
-            if self._unwritten is not None and inspection.sites:
-                meant = infer(inspection, self._subject.intent, source=self._unwritten.name)
-                write(meant, self._unwritten)
+                self._add_ready(self._recorder)
+        if messages.is_reporting and (messages.reports is not None or unwritten is not None):
+            inspection = self._inspection(self._history.reason or reason or "end of the run")
+            messages.write(inspection)
+            if unwritten is not None and inspection.sites:
+                write(infer(inspection, self._watched.intent, source=unwritten.name), unwritten)

@@ -1,4 +1,4 @@
-"""What moves from step to step, and what no longer does: updates, changes from outside, norms and blocks that stop."""
+"""What changes between steps: updates, changes that no optimizer made, norms, blocks and gradients that stop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from normkit.inspection.pace import FASTEST_LIMIT, FROM_NOTHING, GAIN_LIMIT, TYPICAL_LIMIT
 from normkit.inspection.training import Change, Setting, Stop
-from normkit.watching.gauging import Gauging
-from normkit.watching.tallies import ROW_PEAKS, ROW_SUMS
-from normkit.watching.updates import MOVES
+from normkit.watching.parameters import MOVES
+from normkit.watching.row_counters import ROW_PEAKS, ROW_SUMS
+from normkit.watching.step_recorder import StepRecorder
 
 # A step of an optimizer at thirty times a healthy learning rate changes a gain by 0.28 of its length.
 _CHANGED = 0.5
-# Smaller changes count where they add up: at so many steps, to so many times its length.
+# Smaller changes count where they add up: in at least so many steps, to at least so many times its length.
 _SLIGHT, _OFTEN, _ADDED = 0.05, 4, 2.0
 _MOST_CHANGES, _MOST_A_STEP = 256, 4
-# Layers that are dropped at random miss some steps, not so many in a row.
+# Layers that are dropped at random miss some steps, but not so many in a row.
 _STEPS, _MOSTLY = 8, 0.9
-# The same rows, counted twice.
+# The same rows counted twice differ by less.
 _SAME_ROWS = 1e-9
 
 
@@ -34,9 +34,13 @@ class _Presence:
     kind: Literal["norm", "block", "gradient"]
     path: str
     before: int = 0
+    """Times it was there."""
     missed: int = 0
+    """Times it was not, but came back."""
     since: int = 0
+    """Times it was missing since it was last there."""
     step: int = -1
+    """The step in which it was first missing since then."""
 
     def add(self, step: int, *, is_there: bool) -> None:
         if is_there:
@@ -50,19 +54,16 @@ class _Presence:
         return min(self.before, self.since) >= _STEPS and self.before >= _MOSTLY * (self.before + self.missed)
 
 
-class Motions:
-    """What moves in a run.
-
-    Attributes:
-        changes: Parameters that were changed by something else than an optimizer.
-        moved_steps: Steps in which each parameter moved, by path.
-        settings: Settings of norms that changed.
-    """
+class ChangeTracker:
+    """What changes in a run."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
+        """Parameters that something other than an optimizer changed."""
         self.moved_steps: dict[str, int] = {}
+        """Steps in which each parameter moved, by path."""
         self.settings: list[Setting] = []
+        """Settings of norms that changed."""
         self._known: dict[tuple[str, str], float] = {}
         self._slight: dict[int, tuple[int, int, float]] = {}
         self._from_nothing: set[int] | None = None
@@ -72,7 +73,7 @@ class Motions:
 
     @property
     def stopped(self) -> tuple[Stop, ...]:
-        """What no longer runs or has a gradient; of a block that no longer runs not what is in it."""
+        """What no longer runs or has a gradient; the parts of a block that no longer runs are left out."""
         gone = [each for each in (*self._presences, *self._gradients.values()) if each.has_stopped]
         named = {each.path for each in gone}
         gone += [each for each in self._reported.values() if each.before and each.since and each.path not in named]
@@ -86,42 +87,42 @@ class Motions:
     def add(
         self,
         step: int,
-        gauging: Gauging,
+        recorder: StepRecorder,
         updates: Tensor,
         ran: Tensor,
         squares: Sequence[float],
         *,
         has_stepped: bool,
     ) -> Iterator[tuple[str, float]]:
-        """Take in one step.
+        """Add one step.
 
         Args:
             step: Its number.
-            gauging: What measured it.
+            recorder: Measured it.
             updates: `MOVES` of each parameter.
             ran: How often each place of the sentinel ran.
-            squares: Of each parameter's gradient.
+            squares: The sum of squares of each parameter's gradient.
             has_stepped: An optimizer got gradients.
 
         Yields:
-            Paths and update ratios: "" for the median weight's, then those past their limit.
+            Paths and update ratios: "" for the median weight's, then those above their limit.
         """
         moves = dict(zip(MOVES, updates.T, strict=True))
-        self._add_presence(step, gauging, ran.tolist(), squares)
-        self._add_changes(step, gauging, moves["outside"], moves["left"], moves["before"])
+        self._add_presence(step, recorder, ran.tolist(), squares)
+        self._add_changes(step, recorder, moves["outside"], moves["left"], moves["before"])
         ratios = (moves["moved"] / moves["before"]).sqrt().tolist()
         if not any(ratio > 0 for ratio in ratios):
             if has_stepped:
                 yield "", 0.0
             return
-        for ratio, parameter in zip(ratios, gauging.parameters, strict=True):
+        for ratio, parameter in zip(ratios, recorder.parameters, strict=True):
             if ratio > 0:
                 self.moved_steps[parameter.path] = self.moved_steps.get(parameter.path, 0) + 1
         if self._from_nothing is None:
             self._from_nothing = {index for index, ratio in enumerate(ratios) if not ratio < FROM_NOTHING}
         moved = [
             (ratio, parameter.path, parameter.kind)
-            for index, (ratio, parameter) in enumerate(zip(ratios, gauging.parameters, strict=True))
+            for index, (ratio, parameter) in enumerate(zip(ratios, recorder.parameters, strict=True))
             if index not in self._from_nothing and 0 < ratio < math.inf
         ]
         weights = sorted(((ratio, path) for ratio, path, kind in moved if kind in ("weight", "output")), reverse=True)
@@ -129,39 +130,21 @@ class Motions:
         typical = median(ratio for ratio, _ in weights) if weights else 0.0
         if weights:
             yield "", typical
-        # A median is at no place: the fastest weight is named with it.
+        # A median has no place, so the fastest weight is named with it.
         for found, limit in ((weights, FASTEST_LIMIT if typical <= TYPICAL_LIMIT else 0.0), (gains, GAIN_LIMIT)):
             yield from ((path, ratio) for ratio, path in found[:_MOST_A_STEP] if ratio > limit)
 
-    def add_report(self, step: int, gauging: Gauging, rows: Tensor, peaks: Tensor) -> None:
-        """Take in what entered and left each norm and block in a measured step.
+    def add_report(self, step: int, recorder: StepRecorder, rows: Tensor, peaks: Tensor) -> None:
+        """Add what entered and left each norm and block in a measured step.
 
         Args:
             step: Its number.
-            gauging: What measured it.
+            recorder: Measured it.
             rows: The table "rows".
             peaks: The table "row peaks".
         """
-        plan = gauging.plan
-        self._add_settings(step, gauging)
-        first, found = 2 * len(plan.sites), []
-        for index, site in enumerate(plan.sites):
-            found.append(("norm", site.path, 2 * index, 2 * index + 1))
-        for block in plan.blocks:
-            entering = first + (block.index - 1 if block.index else len(plan.blocks))
-            found.append(("block", block.path, entering, first + block.index))
-        names = [ROW_PEAKS.index(name) for name in ("absmax", "rms", "-rms")]
-        for kind, path, entering, leaving in found:
-            one, other = peaks[entering, names], peaks[leaving, names]
-            # A norm that is no module has run where it was counted.
-            if not rows[leaving, ROW_SUMS.index("calls")] or not one[0] > 0:
-                continue
-            is_same = bool(((one - other).abs() <= _SAME_ROWS * one.abs()).all())
-            presence = self._reported.setdefault(path, _Presence(kind, path))  # type: ignore[arg-type]
-            presence.add(step, is_there=not is_same)
-
-    def _add_settings(self, step: int, gauging: Gauging) -> None:
-        for site in gauging.plan.sites:
+        layout = recorder.layout
+        for site in layout.sites:
             for name, value in vars(site.module).items() if site.module is not None else ():
                 if type(value) not in (int, float) or name.startswith("_"):
                     continue
@@ -169,21 +152,36 @@ class Motions:
                 if value != before:
                     self.settings.append(Setting(path=site.path, name=name, before=before, after=value, step=step))
                     self._known[site.path, name] = value
+        first, found = 2 * len(layout.sites), []
+        for index, site in enumerate(layout.sites):
+            found.append(("norm", site.path, 2 * index, 2 * index + 1))
+        for block in layout.blocks:
+            entering = first + (block.index - 1 if block.index else len(layout.blocks))
+            found.append(("block", block.path, entering, first + block.index))
+        names = [ROW_PEAKS.index(name) for name in ("absmax", "rms", "-rms")]
+        for kind, path, entering, leaving in found:
+            one, other = peaks[entering, names], peaks[leaving, names]
+            # A norm that is no module has run if it was counted.
+            if not rows[leaving, ROW_SUMS.index("calls")] or not one[0] > 0:
+                continue
+            is_same = bool(((one - other).abs() <= _SAME_ROWS * one.abs()).all())
+            presence = self._reported.setdefault(path, _Presence(kind, path))  # type: ignore[arg-type]
+            presence.add(step, is_there=not is_same)
 
-    def _add_presence(self, step: int, gauging: Gauging, ran: Sequence[float], squares: Sequence[float]) -> None:
-        plan = gauging.plan
+    def _add_presence(self, step: int, recorder: StepRecorder, ran: Sequence[float], squares: Sequence[float]) -> None:
+        layout = recorder.layout
         if not self._presences:
-            self._presences = [_Presence("norm", site.path) for site in plan.sites]
-            self._presences += [_Presence("block", block.path) for block in plan.blocks]
+            self._presences = [_Presence("norm", site.path) for site in layout.sites]
+            self._presences += [_Presence("block", block.path) for block in layout.blocks]
         for presence, times in zip(self._presences, ran, strict=True):
             presence.add(step, is_there=times != 0)
-        for index, (parameter, square) in enumerate(zip(gauging.parameters, squares, strict=True)):
+        for index, (parameter, square) in enumerate(zip(recorder.parameters, squares, strict=True)):
             if parameter.kind == "weight" and parameter.tensor.requires_grad:
                 presence = self._gradients.setdefault(index, _Presence("gradient", parameter.path))
-                presence.add(step, is_there=square != 0 or index in gauging.unreduced)
+                presence.add(step, is_there=square != 0 or index in recorder.unreduced)
 
-    def _add_changes(self, step: int, gauging: Gauging, outside: Tensor, left: Tensor, now: Tensor) -> None:
-        # To what was 0 anything is a large change, and so is what loads a parameter that had not been set.
+    def _add_changes(self, step: int, recorder: StepRecorder, outside: Tensor, left: Tensor, now: Tensor) -> None:
+        # Any change of zeros is infinitely large, and so is loading a parameter that had not been set.
         ratios = (outside / left).sqrt()
         for index in (ratios >= _SLIGHT).nonzero().flatten().tolist():
             ratio, factor = float(ratios[index]), float((now[index] / left[index]).sqrt())
@@ -194,9 +192,9 @@ class Motions:
                 self._slight[index] = began, times + 1, factor
                 if times + 1 < _OFTEN or factor < _ADDED:
                     continue
-                # From here on the next such changes add up anew.
+                # Later changes of this kind are added up from here.
                 ratio = factor - 1
                 del self._slight[index]
             if math.isfinite(ratio) and len(self.changes) < _MOST_CHANGES:
-                path = gauging.parameters[index].path
+                path = recorder.parameters[index].path
                 self.changes.append(Change(step=began, path=path, ratio=ratio, factor=factor))

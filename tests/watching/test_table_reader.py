@@ -1,4 +1,4 @@
-"""Tables as an inspection's parts."""
+"""The tables of a report as statistics, norms, blocks and attentions."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import torch.nn.functional as F
 
 from normkit import specs
 from normkit.inspection.inspecting import inspect
-from normkit.watching.readings import Reading
+from normkit.watching.row_counters import GRADIENT_SUMS, RowCounter, gradient_table, row_tables
+from normkit.watching.table_reader import TableReader
 from normkit.watching.tables import Tables
-from normkit.watching.tallies import TAP_SUMS, RowTally, row_tables, tap_tables
 from normkit.watching.watcher import watch
 from small_training import Run
 
 
 def test_what_counted_nothing_is_not_known():
-    tables = Tables([*row_tables(1), *tap_tables(1)], torch.device("cpu"))
-    reading = Reading(step=0, tables=tables.unpacked(tables.packed()))
-    rows = reading.rows(0, 8)
+    tables = Tables([*row_tables(1), gradient_table(1)], torch.device("cpu"))
+    reader = TableReader(step=0, tables=tables.unpacked(tables.packed()))
+    rows = reader.rows(0, 8)
     assert (rows.rows, rows.absmax, rows.histogram) == (0, 0.0, ())
     for value in (rows.rms_min, rows.rms_max, *rows.rms_quantiles, rows.kurtosis, rows.mean_energy):
         assert math.isnan(value)
-    assert math.isnan(reading.gradient(0))
+    assert math.isnan(reader.gradient(0))
 
 
 def test_a_gradient_that_is_not_finite_is_not_known():
-    tables = Tables(tap_tables(1), torch.device("cpu"))
-    tables["taps"][0] = torch.tensor([4.0, 1.0, 0.0])
-    reading = Reading(step=0, tables=tables.unpacked(tables.packed()))
-    assert reading.gradient(0) == 0.5
-    reading.tables["taps"][0, TAP_SUMS.index("nonfinite")] = 1
-    assert math.isnan(reading.gradient(0))
+    tables = Tables([gradient_table(1)], torch.device("cpu"))
+    tables["activation gradients"][0] = torch.tensor([4.0, 1.0, 0.0])
+    reader = TableReader(step=0, tables=tables.unpacked(tables.packed()))
+    assert reader.gradient(0) == 0.5
+    reader.tables["activation gradients"][0, GRADIENT_SUMS.index("nonfinite")] = 1
+    assert math.isnan(reader.gradient(0))
 
 
 @pytest.mark.slow
@@ -95,17 +95,17 @@ def test_a_watched_norm_is_an_inspected_norm():
         assert ours.bound == pytest.approx(theirs.bound, rel=1e-5)
 
 
-def test_the_summary_says_of_all_tallies_what_each_says_of_itself():
+def test_the_summary_has_the_numbers_of_each_row_counter():
     x = torch.randn(40, 16) * torch.logspace(-4, 3, 40)[:, None]
     constant = torch.full((3, 16), 0.5)
     given = (x, x[:1], x[:0], torch.zeros(2, 16), constant, x.masked_fill(x > 0.5, math.nan))
     tables = Tables(row_tables(len(given)), torch.device("cpu"))
     for place, rows in enumerate(given):
-        RowTally(place=place, spec=specs.TORCH_LAYER_NORM, enters_norm=True).add(tables, rows, None)
-    reading = Reading(step=0, tables=tables.unpacked(tables.packed()))
+        RowCounter(place=place, spec=specs.TORCH_LAYER_NORM, enters_norm=True).add(tables, rows, None)
+    reader = TableReader(step=0, tables=tables.unpacked(tables.packed()))
     site = SimpleNamespace(spec=specs.TORCH_LAYER_NORM)
-    for place, found in enumerate(zip(*reading.summary(), strict=True)):
-        rows = reading.rows(place, 16)
-        share = reading.attenuation(place, site).share_below_99
+    for place, found in enumerate(zip(*reader.summary(), strict=True)):
+        rows = reader.rows(place, 16)
+        share = reader.attenuation(place, site).share_below_99
         expected = (rows.rms_median, rows.kurtosis, share, rows.absmax)
         assert found == pytest.approx(expected, rel=1e-12, nan_ok=True), place

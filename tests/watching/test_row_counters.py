@@ -1,4 +1,4 @@
-"""Every statistic of a tally against float64, and against the accumulators of an inspection."""
+"""Every statistic of a row counter against float64, and against the accumulators of an inspection."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from normkit import NormSpec, reference, specs
 from normkit.inspection.gauges import SiteGauge, spec_moments
 from normkit.inspection.result import RowStatistics
-from normkit.watching.readings import Reading
+from normkit.watching.row_counters import GRADIENT_SUMS, RowCounter, add_gradient, gradient_table, named, row_tables
+from normkit.watching.table_reader import TableReader
 from normkit.watching.tables import Tables
-from normkit.watching.tallies import TAP_SUMS, RowTally, add_gradient, named, row_tables, tap_tables
 
 LAYER, RMS = specs.TORCH_LAYER_NORM, specs.LLAMA
 
 
-def tallied(*calls: Tensor, spec: NormSpec = LAYER, mask: Tensor | None = None) -> Reading:
+def tallied(*calls: Tensor, spec: NormSpec = LAYER, mask: Tensor | None = None) -> TableReader:
     tables = Tables(row_tables(1), torch.device("cpu"))
     for x in calls:
-        RowTally(place=0, spec=spec, enters_norm=True).add(tables, x, mask)
-    return Reading(step=0, tables=tables.unpacked(tables.packed()))
+        RowCounter(place=0, spec=spec, enters_norm=True).add(tables, x, mask)
+    return TableReader(step=0, tables=tables.unpacked(tables.packed()))
 
 
 def counted(x: Tensor, spec: NormSpec = LAYER, mask: Tensor | None = None) -> RowStatistics:
@@ -45,15 +45,15 @@ def assert_alike(ours: RowStatistics, theirs: RowStatistics, rel: float = 1e-5) 
 def test_rows_of_any_dtype_are_counted_as_an_inspection_counts_them(dtype: torch.dtype, spec: NormSpec):
     x = (torch.randn(3, 7, 64, dtype=torch.float64) * torch.logspace(-3, 3, 7)[:, None] + 0.3).to(dtype)
     x[1, 2] = 0
-    reading = tallied(x, spec=spec)
-    assert_alike(reading.rows(0, 64), counted(x, spec))
+    reader = tallied(x, spec=spec)
+    assert_alike(reader.rows(0, 64), counted(x, spec))
     gauge = SiteGauge(spec, None)
     gauge.enter(x, spec_moments(x, spec, None), None)
     site = gauge.result()
-    ours = [reading.line(0)[name] for name in ("peak -attenuation", "peak sum")]
+    ours = [reader.line(0)[name] for name in ("peak -attenuation", "peak sum")]
     assert -ours[0] == pytest.approx(site.attenuation.smallest, rel=1e-5)
     assert ours[1] == pytest.approx(gauge._attenuation.largest_sum(), rel=1e-5)
-    line = reading.line(0)
+    line = reader.line(0)
     present = line["rows"] - line["zero"]
     assert line["below_99"] / present == pytest.approx(site.attenuation.share_below_99)
     assert line["below_90"] / present == pytest.approx(site.attenuation.share_below_90)
@@ -176,18 +176,18 @@ def test_what_eps_takes_is_that_of_the_reference(placement: str):
 @pytest.mark.parametrize("shape", [(8,), (3, 8), (2, 0, 8), (2, 3, 4, 8)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_gradients_of_activations_are_counted_by_rows(shape: tuple[int, ...], dtype: torch.dtype):
-    tables = Tables(tap_tables(1), torch.device("cpu"))
+    tables = Tables([gradient_table(1)], torch.device("cpu"))
     gradient = (torch.randn(shape) * 1e-4).to(dtype)
-    add_gradient(tables["taps"][0], gradient)
-    add_gradient(tables["taps"][0], gradient * 2)
-    line = named(tables["taps"][0], TAP_SUMS)
+    add_gradient(tables["activation gradients"][0], gradient)
+    add_gradient(tables["activation gradients"][0], gradient * 2)
+    line = named(tables["activation gradients"][0], GRADIENT_SUMS)
     assert line["rows"] == 2 * math.prod(shape[:-1])
     assert line["squares"] * shape[-1] == pytest.approx(5 * float(gradient.double().square().sum()), rel=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_is_counted_as_such():
-    tables = Tables(tap_tables(1), torch.device("cpu"))
+    tables = Tables([gradient_table(1)], torch.device("cpu"))
     gradient = torch.ones(3, 4)
     gradient[1, 2] = math.nan
-    add_gradient(tables["taps"][0], gradient)
-    assert named(tables["taps"][0], TAP_SUMS) == {"rows": 2, "squares": 2, "nonfinite": 1}
+    add_gradient(tables["activation gradients"][0], gradient)
+    assert named(tables["activation gradients"][0], GRADIENT_SUMS) == {"rows": 2, "squares": 2, "nonfinite": 1}

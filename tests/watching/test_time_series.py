@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normkit.inspection.history import height
-from normkit.watching.chronicle import _SKIPPED
+from normkit.watching.time_series import _SKIPPED
 from small_training import Run
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 """How rows are counted into tables while a model trains: by the kernels in one reading, else in plain torch.
 
-Nothing is read back and no shape depends on data, so no device is waited for. A row that holds NaN or infinity is
-counted as such and enters nothing else; so is one whose mean square leaves the range of float32.
+Nothing is read back and no shape depends on data, so no device is waited for. A row that holds NaN or infinity is only
+counted as such; so is a row whose mean square leaves the range of float32.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ _BINS = BINS_PER_OCTAVE * OCTAVES
 # A deviation below this share of a row's rms is what rounding of the mean left; fourth powers of deviations below
 # the second number, or above the third, leave the range of float32.
 _CONSTANT, _LEAST_DEVIATION, _LARGEST_DEVIATION = 1e-6, 1e-8, 1e8
-# At so many times eps or its root nothing of a row is taken.
+# For a ratio this large, eps shortens a row by less than any rounding.
 _UNTOUCHED = 1e30
 _LARGEST = torch.finfo(torch.float64).max
 
+GRADIENT_SUMS = ("rows", "squares", "nonfinite")
+
 
 def row_tables(places: int) -> tuple[Table, ...]:
-    """The tables of so many tallies: sums and peaks, and how many rows lie in each eighth of an octave.
+    """The tables of so many row counters: sums and peaks, and how many rows lie in each eighth of an octave.
 
     The first histogram is of the rows' rms, the second of what a norm divides by, without eps, over sqrt(eps) or eps.
     """
@@ -42,31 +44,33 @@ def row_tables(places: int) -> tuple[Table, ...]:
     )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RowTally:
-    """Counts the rows of what enters or leaves one place.
+def gradient_table(places: int) -> Table:
+    """The table of the gradients of so many activations."""
+    return Table(name="activation gradients", shape=(places, len(GRADIENT_SUMS)))
 
-    Attributes:
-        place: Row of the tables.
-        spec: What is one row; of what enters a norm also what eps does to it.
-        enters_norm: Count what eps does, and the kurtosis.
-    """
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowCounter:
+    """Counts the rows of what enters or leaves one place."""
 
     place: int
+    """Line of the tables."""
     spec: NormSpec
+    """Says what one row is; for the input of a norm also what eps does to it."""
     enters_norm: bool
+    """Whether the effect of eps and the kurtosis are counted too."""
 
     def add(self, tables: Tables, x: Tensor, mask: Tensor | None) -> None:
         """Count the rows of one tensor.
 
         Args:
-            tables: Of `row_tables`.
+            tables: The tables of `row_tables`.
             x: Of any floating-point dtype.
             mask: True where a token counts, (B, T), or None for all.
         """
         x = x.detach()
         rows = x if self.spec.axes == (-1,) and self.spec.groups == 1 else reference.to_rows(x, self.spec).squeeze(-2)
-        # A sample of all axes but the first has rows of groups, not of tokens.
+        # With all axes but the first, rows are groups of a sample and not tokens.
         counted = _counted(rows, None if self.spec.axes == "all_but_batch" else mask)
         if counting.can_count(rows, tables["rows"]):
             what = self._what(x, rows.shape[-1])
@@ -75,7 +79,7 @@ class RowTally:
             self._add_plainly(tables, x, rows, counted)
 
     def _what(self, x: Tensor, features: int) -> counting.Counted:
-        """What is counted, for the kernels."""
+        """What the kernels are to count."""
         if not self.enters_norm:
             return counting.Counted(enters_norm=False)
         spec = self.spec
@@ -117,7 +121,7 @@ class RowTally:
             std = torch.where(length > _CONSTANT * mean.abs(), length, 0.0) if rows.dtype == torch.float32 else length
             # A vector_norm has left the range of float64 where these squares do; torch.hypot takes twice as long.
             rms = (mean.square() + std.square()).sqrt()
-        # NaN is not at most anything; a row that holds it, or infinity, has no other rms.
+        # The rms of a row with NaN or infinity is NaN or infinite, and this comparison is false.
         finite = rms <= largest
         kept = finite if counted is None else finite & counted
         present = kept & (rms > 0)
@@ -140,16 +144,13 @@ class RowTally:
         peaks[: len(extremes)].copy_(torch.maximum(peaks[: len(extremes)], extremes))
         tables["bins"][self.place, 0].index_add_(0, _bin(torch.where(present, rms, 1.0)), weights)
         if deviation is not None and std is not None:
-            self._add_kurtosis(sums, deviation, std, present)
+            # The deviation is not used after this.
+            fourth = torch.linalg.vector_norm(deviation.square_(), dim=-1).to(kind).square() / features
+            varying = present & (std > _LEAST_DEVIATION) & (std < _LARGEST_DEVIATION) & (fourth < math.inf)
+            kurtosis = torch.where(varying, fourth / std.square().square(), 0.0)
+            first = ROW_SUMS.index("kurtosis")
+            sums[first : first + 2].add_(torch.stack([kurtosis.sum(), varying.sum()]))
             self._add_attenuation(tables, x, std if self.spec.centre_statistics else rms, features, present)
-
-    def _add_kurtosis(self, sums: Tensor, deviation: Tensor, std: Tensor, present: Tensor) -> None:
-        """Count fourth moments; the deviation is used up."""
-        fourth = torch.linalg.vector_norm(deviation.square_(), dim=-1).to(std.dtype).square() / deviation.shape[-1]
-        varying = present & (std > _LEAST_DEVIATION) & (std < _LARGEST_DEVIATION) & (fourth < math.inf)
-        kurtosis = torch.where(varying, fourth / std.square().square(), 0.0)
-        first = ROW_SUMS.index("kurtosis")
-        sums[first : first + 2].add_(torch.stack([kurtosis.sum(), varying.sum()]))
 
     def _add_attenuation(self, tables: Tables, x: Tensor, root: Tensor, features: int, present: Tensor) -> None:
         divisor, unit = self._divisor(features), self._unit(x)
@@ -161,9 +162,9 @@ class RowTally:
         largest.copy_(torch.maximum(largest, root.amax().square() * divisor))
         if not unit:
             return
-        # What has no length enters nothing, and lies above all that is looked for.
+        # Zero rows get an infinite ratio, above every threshold, so they are not counted.
         ratio = torch.where(root > 0, root / unit, math.inf)
-        # What eps takes grows as the ratio falls. Of no rows at all the least is infinite, which eps leaves alone.
+        # The smallest ratio has the strongest attenuation. Without any row it is infinite: no attenuation.
         smallest.copy_(torch.maximum(smallest, -attenuations(ratio.amin().clamp_max(_UNTOUCHED), self.spec)))
         bins = tables["bins"][self.place, 1]
         bins.index_add_(0, _bin(ratio), (root > 0).to(root.dtype))
@@ -198,16 +199,8 @@ def _ratio(attenuation: float, spec: NormSpec) -> float:
             return attenuation
 
 
-TAP_SUMS = ("rows", "squares", "nonfinite")
-
-
-def tap_tables(places: int) -> tuple[Table, ...]:
-    """The tables of so many gradients of activations."""
-    return (Table(name="taps", shape=(places, len(TAP_SUMS))),)
-
-
 def add_gradient(table: Tensor, gradient: Tensor) -> None:
-    """Count the rows of the loss's gradient with respect to an activation into one line of the table "taps"."""
+    """Count the rows of the loss's gradient with respect to an activation into one line of `gradient_table`."""
     given = gradient.detach()
     given = given if given.dtype == torch.float64 else given.float()
     squares = torch.linalg.vector_norm(given, dim=-1).to(table.dtype).square()
@@ -223,7 +216,7 @@ def named(values: Tensor, names: tuple[str, ...]) -> Mapping[str, float]:
 
 
 def _counted(rows: Tensor, mask: Tensor | None) -> Tensor | None:
-    """True for each row of a token that counts, False for padding; None where the mask does not tell them."""
+    """True for each row of a token that counts, False for padding; None where the mask does not fit the rows."""
     if mask is None:
         return None
     leading = rows.shape[:-1]
@@ -240,6 +233,6 @@ def _counted(rows: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def _bin(values: Tensor) -> Tensor:
-    """Which eighth of an octave each value is in; they are positive, or infinite."""
-    # Below the lowest octave, and above the highest, all are in the last bin there is; a cast rounds towards 0.
+    """The eighth of an octave that each value is in; values are positive or infinite."""
+    # Values below the lowest octave go to the first bin, those above the highest to the last; a cast rounds towards 0.
     return (values.log2() * BINS_PER_OCTAVE - BINS_PER_OCTAVE * LOWEST_OCTAVE).clamp_(0, _BINS - 1).long()

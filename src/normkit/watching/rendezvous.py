@@ -1,7 +1,7 @@
-"""How the processes that train one model find each other when a watch begins, and look at the same part of a batch.
+"""How the processes that train one model find each other when a watch begins, and survey it on the same input.
 
-To look at a sharded model is to run it in all processes at once. On the same numbers they see the same norms and make
-the same calls, and a process whose first batch is empty sees them too.
+A sharded model can only be surveyed by running it in all processes at once. Given the same numbers they find the same
+norms and make the same calls, and so does a process whose own first batch is empty.
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ from normkit.watching.surveying import Arguments
 _PATIENCE = timedelta(seconds=60)
 
 
-class Meeting:
-    """Of one process with itself.
-
-    Attributes:
-        is_first: This process reports.
-        folder: Within the folder for reports, where it does; "" is that folder itself.
-        remarks: What could not be done, one line each.
-    """
+class Rendezvous:
+    """The rendezvous of a process that is alone."""
 
     def __init__(self, *, is_first: bool = True, remarks: tuple[str, ...] = ()) -> None:
-        self.is_first, self.folder, self.remarks = is_first, "", remarks
+        self.is_first = is_first
+        """This process reports."""
+        self.folder = ""
+        """Where it reports, within the folder for reports."""
+        self.remarks = remarks
+        """What could not be done, in one line each."""
 
-    def shared(self, model: nn.Module, arguments: Arguments) -> Arguments:
-        """Arguments on which all processes that hold the same model look at it: those of the first that has rows."""
+    def common_arguments(self, model: nn.Module, arguments: Arguments) -> Arguments:
+        """The arguments with which all processes of the same model survey it: those of the first that has rows."""
         del model
         return arguments
 
     def ranks(self, given: nn.Module, model: nn.Module, structure: Structure | None) -> Ranks:
-        """The processes that saw the same norms, and pool their numbers.
+        """The processes that found the same norms, and pool their numbers.
 
         Args:
             given: The model as the loop calls it.
-            model: The model, without wrappers.
-            structure: What was seen; None if nothing was.
+            model: The model without its wrappers.
+            structure: What was found; None if nothing was.
         """
         del given, model, structure
         return Ranks()
@@ -59,45 +58,40 @@ def is_distributed_run() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def meet() -> Meeting:
-    """Wait a minute for all processes to begin a watch too; without some of them, each is alone."""
+def meet() -> Rendezvous:
+    """Wait a minute for all processes to begin a watch too; if some of them do not, each process is alone."""
     if not is_distributed_run():
-        return Meeting()
+        return Rendezvous()
     rank, size = dist.get_rank(), dist.get_world_size()
     if not dist.is_gloo_available():
-        return Meeting(is_first=rank == 0, remarks=("this PyTorch has no Gloo: each process is watched by itself",))
+        return Rendezvous(is_first=rank == 0, remarks=("this PyTorch has no Gloo: each process is watched by itself",))
     store = dist.distributed_c10d._get_default_store()
-    name = _open_meeting(store)
+    # A name without a verdict: neither of an earlier watch, nor of a rendezvous that ended without this process.
+    names = (f"normkit/watch/{number}" for number in itertools.count())
+    name = next(name for name in names if not store.check([f"{name}/verdict"]))
     store.set(f"{name}/{rank}", "here")
     try:
         store.wait([f"{name}/{other}" for other in range(size)], _PATIENCE)
-        said = store.compare_set(f"{name}/verdict", "", "all")
+        verdict = store.compare_set(f"{name}/verdict", "", "all")
     except (dist.DistError, RuntimeError):
-        # Whoever has waited long enough decides for those who have come too; who comes later waits in another meeting.
-        said = store.compare_set(f"{name}/verdict", "", "some")
-    if bytes(said) == b"all":
+        # The first process to time out decides for all that have arrived; later ones form a new group.
+        verdict = store.compare_set(f"{name}/verdict", "", "some")
+    if bytes(verdict) == b"all":
         return _ManyMeet()
     came = [other for other in range(size) if store.check([f"{name}/{other}"])]
     began = f"{len(came)} of {size} processes began a watch within {_PATIENCE.seconds} s"
-    remark = f"{began}: this is of process {rank} alone"
-    return Meeting(is_first=rank == came[0], remarks=(remark,))
+    return Rendezvous(is_first=rank == came[0], remarks=(f"{began}: this is of process {rank} alone",))
 
 
-def _open_meeting(store: Any) -> str:
-    """The first that no process has decided: none of its own, and none at which others were without it."""
-    names = (f"normkit/watch/{number}" for number in itertools.count())
-    return next(name for name in names if not store.check([f"{name}/verdict"]))
-
-
-class _ManyMeet(Meeting):
-    """Of all processes."""
+class _ManyMeet(Rendezvous):
+    """The rendezvous of all processes."""
 
     def __init__(self) -> None:
         super().__init__(is_first=dist.get_rank() == 0)
-        # Of its own: in the training's group its messages would come between the training's.
+        # A group of its own: in the training's group its messages would come between the training's.
         self._group = dist.new_group(backend="gloo")
 
-    def shared(self, model: nn.Module, arguments: Arguments) -> Arguments:
+    def common_arguments(self, model: nn.Module, arguments: Arguments) -> Arguments:
         given = arguments.tensors()
         named = [(name, tuple(value.shape), str(value.dtype)) for name, value in model.named_parameters()]
         key = _digest(named, [(value.dim(), str(value.dtype)) for value in given])
@@ -107,13 +101,13 @@ class _ManyMeet(Meeting):
         return arguments if taken is None else arguments.with_tensors(taken)
 
     def ranks(self, given: nn.Module, model: nn.Module, structure: Structure | None) -> Ranks:
-        seen = None if structure is None else (_layout(model, structure), _held_parts(model))
+        seen = None if structure is None else (_layout(model, structure), [_part(each) for each in model.parameters()])
         everyone = self._all(seen)
         layouts = dict.fromkeys(each[0] for each in everyone if each is not None)
         mine = Ranks()
         for layout in layouts:
             members = [rank for rank, each in enumerate(everyone) if each is not None and each[0] == layout]
-            # All processes make every group.
+            # Every process must take part in making every group.
             group = self._group if len(members) == len(everyone) else dist.new_group(members, backend="gloo")
             if structure is not None and seen is not None and seen[0] == layout:
                 self.is_first = dist.get_rank() == members[0]
@@ -141,7 +135,7 @@ class _ManyMeet(Meeting):
 
 
 def _layout(model: nn.Module, structure: Structure) -> str:
-    """One name for all that decides which entry of a packed vector means what."""
+    """A digest of everything that decides which entry of a packed vector means what."""
     return _digest(
         [(site.path, site.shape) for site in structure.sites],
         [block.path for block in structure.blocks],
@@ -154,12 +148,8 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _held_parts(model: nn.Module) -> list[Hashable]:
-    """Of each parameter, which part this process holds: its places along the axes of a mesh over which it is split."""
-    return [_part(parameter) for parameter in model.parameters()]
-
-
 def _part(parameter: Any) -> Hashable:
+    """Which part of a parameter this process holds: its places along the axes of a mesh over which it is split."""
     placements = getattr(parameter, "placements", ())
     if not placements:
         return ()
@@ -168,23 +158,18 @@ def _part(parameter: Any) -> Hashable:
 
 
 def _compared(given: nn.Module, model: nn.Module, structure: Structure) -> Iterator[bool]:
-    """Of each parameter, whether processes that hold the same part of it should hold the same numbers.
+    """For each parameter, whether processes that hold the same part of it should hold the same numbers.
 
     A plain parameter of a norm should be the same everywhere, and under DistributedDataParallel every one; without it
-    another may be a part that a library of its own has cut, such as an expert or the columns of a matrix.
+    another may be a part that a library has cut itself, such as an expert or the columns of a matrix.
     """
     of_norms = norm_parameters(structure)
-    replicas = next((each for each in _wrappers(given) if isinstance(each, DistributedDataParallel)), None)
-    ignored: set[str] = set() if replicas is None else replicas.parameters_to_ignore
+    ignored: set[str] | None = None
+    inner: Any = given
+    while inner is not None and ignored is None:
+        if isinstance(inner, DistributedDataParallel):
+            ignored = inner.parameters_to_ignore
+        inner = getattr(inner, "_orig_mod", None)
     for name, parameter in model.named_parameters():
-        is_replicated = replicas is not None and name not in ignored
+        is_replicated = ignored is not None and name not in ignored
         yield is_distributed(parameter) or id(parameter) in of_norms or is_replicated
-
-
-def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
-    inner: Any = model
-    while inner is not None:
-        yield inner
-        inner = getattr(inner, "_orig_mod", None) or (
-            inner.module if isinstance(inner, DistributedDataParallel) else None
-        )

@@ -1,4 +1,4 @@
-"""Everything that a watch measures of one model in its steps, on the device; sent off to be read later."""
+"""Everything that a watch measures of one model in its steps, on the device; copied to the host to be read later."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from torch import Tensor, nn
 
 from normkit.identification.sharding import local
 from normkit.inspection.structure import Structure
-from normkit.watching.gradients import squares
-from normkit.watching.holdings import Holdings
 from normkit.watching.hooks import Failures
-from normkit.watching.inputs import INPUTS, InputGauge
+from normkit.watching.inputs import INPUTS, InputRecorder
 from normkit.watching.instruments import Instruments, Switch
-from normkit.watching.loop import LOOP, Loop
-from normkit.watching.mailbox import CopyLetter, Mailbox
-from normkit.watching.parameters import PARAMETER_SUMS, WatchedParameter, watched_parameters
-from normkit.watching.ranks import Ranks
-from normkit.watching.surveying import planned
-from normkit.watching.tables import Table, Tables
-from normkit.watching.tallies import TAP_SUMS
-from normkit.watching.updates import MOVES, UpdateSampler
+from normkit.watching.layout import layout_of
+from normkit.watching.loop import LOOP, LoopRecorder
+from normkit.watching.parameters import (
+    MOVES,
+    PARAMETER_SUMS,
+    UpdateSampler,
+    WatchedParameter,
+    sums_of_squares,
+    watched_parameters,
+)
+from normkit.watching.ranks import Ranks, ShardedParameters
+from normkit.watching.row_counters import GRADIENT_SUMS
+from normkit.watching.tables import AsyncCopy, CopyQueue, Table, Tables
 
-PULSE = ("loss", "squares", "bad place", "bad parameter", "seen", *INPUTS)
+STEP_RECORD = ("loss", "squares", "bad place", "bad parameter", "seen", *INPUTS)
 """What is sent at every step: the loss, the sum of squares of all gradients that this process holds, the first place
 and the first parameter with NaN or infinity (-1: none), how many places were seen, and what the model was fed."""
 
@@ -34,29 +37,17 @@ _MOST_STEPS = 256
 _ADAM_SAMPLE = 1024
 
 
-class Gauging:
+class StepRecorder:
     """The measurements of one model.
 
     Args:
-        model: The model, without wrappers.
+        model: The model without its wrappers.
         structure: What it is made of.
         optimizers: Those that train it.
         every: Steps between two reports.
         scaler: The loss scaler, or None.
         ranks: The processes that train it.
         invariant: Paths of the parameters whose length makes no difference.
-
-    Attributes:
-        plan: What is measured where.
-        parameters: The parameters, in the model's order.
-        dtypes: Of what entered each norm when it was found.
-        invariant: Paths of the parameters whose length makes no difference.
-        tables: Where it is counted.
-        switch: On in a step that is measured.
-        pulses: One letter a step, of `PULSE`.
-        reports: One letter a measured step: packed tables of all processes.
-        unreduced: Places of the parameters whose gradients are sums that the processes have still to take.
-        loop: What the training loop does with complete gradients.
     """
 
     def __init__(
@@ -70,8 +61,9 @@ class Gauging:
         ranks: Ranks,
         invariant: frozenset[str] = frozenset(),
     ) -> None:
-        self.plan = planned(structure)
-        self.dtypes = [structure.dtypes(site)[0] for site in self.plan.sites]
+        self.layout = layout_of(structure)
+        self.dtypes = [structure.dtypes(site)[0] for site in self.layout.sites]
+        """The dtype of each norm's input when it was found."""
         self.parameters = watched_parameters(model, structure, optimizers)
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._scaler, self._ranks, self.invariant = scaler, ranks, invariant
@@ -79,36 +71,40 @@ class Gauging:
         count = len(self.parameters)
         shares = ranks.shares(count)
         by_id = {id(each.tensor): share for each, share in zip(self.parameters, shares, strict=True)}
-        self._holdings = Holdings(self.plan.sites, by_id)
+        self._sharded = ShardedParameters(self.layout.sites, by_id)
         self.tables = Tables(
             [
-                *self.plan.tables(),
+                *self.layout.tables(),
                 Table(name="parameters", shape=(count, len(PARAMETER_SUMS))),
                 Table(name="updates", shape=(self._window, count, len(MOVES))),
                 Table(name="steps", shape=(self._window, 2 + count)),
                 Table(name="loop", shape=(self._window, len(LOOP))),
-                Table(name="ran", shape=(self._window, len(self.plan.sentinels))),
+                Table(name="ran", shape=(self._window, len(self.layout.sentinels))),
                 Table(name="bad places", shape=(self._window,), keeps_largest=True),
-                self._holdings.table,
+                self._sharded.table,
             ],
             self._device,
         )
         self.switch = Switch(on=True)
-        self.pulses, self.reports = Mailbox(), Mailbox()
-        self._instruments = Instruments(model, self.plan, self.tables, self.switch)
+        self.step_records = CopyQueue()
+        """`STEP_RECORD` of each step."""
+        self.reports = CopyQueue()
+        """Of each measured step the packed tables of all processes."""
+        self._instruments = Instruments(model, self.layout, self.tables, self.switch)
         tensors = [parameter.tensor for parameter in self.parameters]
         self._shares = torch.tensor(shares, dtype=self.tables["steps"].dtype, device=self._device)
         self._sampler = UpdateSampler(tensors, self._device)
-        self.loop = Loop(optimizers, self.parameters, self._device, self.failures, self._sampler.stepped)
-        self._inputs = InputGauge(self._device, self.failures, self.loop.begin_backward)
+        self.loop = LoopRecorder(optimizers, self.parameters, self._device, self.failures, self._sampler.stepped)
+        self._inputs = InputRecorder(self._device, self.failures, self.loop.begin_backward)
         self._step = -1
-        self._order = torch.tensor(self.plan.forward_order, dtype=torch.long, device=self._device)
+        self._order = torch.tensor(self.layout.forward_order, dtype=torch.long, device=self._device)
         self._unsent: tuple[int, Tensor] | None = None
         self.unreduced: set[int] = set()
+        """Places of the parameters whose gradients are partial sums, which the processes have not added yet."""
 
     @property
     def is_scaled(self) -> bool:
-        """A scaler multiplies the loss: gradients that overflow are its own affair, it skips the step."""
+        """A scaler multiplies the loss, and skips the steps whose gradients overflow."""
         return self._scaler is not None and bool(self._scaler.is_enabled())
 
     @property
@@ -116,11 +112,28 @@ class Gauging:
         """What could not be measured."""
         return self._instruments.failures
 
+    @property
+    def is_alone(self) -> bool:
+        """One process trains the model."""
+        return self._ranks.size == 1
+
+    def install(self, given: nn.Module) -> None:
+        """Put the hooks into the model, given as the loop calls it, and into the optimizers."""
+        self._instruments.install()
+        self._inputs.install(given)
+        self.loop.install()
+
+    def remove(self) -> None:
+        """Take the hooks out; the model is as it was."""
+        self._instruments.remove()
+        self._inputs.remove()
+        self.loop.remove()
+
     def rehearse(self, run: Callable[[], object]) -> None:
-        """Have a small forward pass measured and forgotten: what fails on it is not tried in the training.
+        """Measure a small forward pass and forget it: what fails in it is not tried again in the training.
 
         Args:
-            run: Calls the model, which it leaves as it was.
+            run: Calls the model, and leaves it as it was.
         """
         self.failures.is_rehearsal = True
         try:
@@ -131,104 +144,82 @@ class Gauging:
             self.tables.clear()
             self._instruments.sentinel.zero_()
 
-    @property
-    def is_alone(self) -> bool:
-        """One process trains the model."""
-        return self._ranks.size == 1
-
-    def pooled(self, step: int, vectors: Tensor) -> Mapping[str, Tensor]:
-        """The tables that a letter of `reports` holds, of all processes together, and how far these differ."""
-        pooled = self.tables.unpacked(self._ranks.pooled(vectors, self.tables, step % self._window))
-        return {**pooled, "spreads": self._ranks.spreads(vectors, self.tables)}
-
-    def norms_at(self, tables: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """While this lasts, norms that are split over processes have the parameters of a report."""
-        return self._holdings.read(tables["norm values"])
-
-    def install(self, given: nn.Module) -> None:
-        """Put the hooks into the model and the optimizers.
-
-        Args:
-            given: The model as the loop calls it.
-        """
-        self._instruments.install()
-        self._inputs.install(given)
-        self.loop.install()
-
     def begin_call(self, args: Sequence[object], kwargs: Mapping[str, Any], *, is_inner: bool) -> None:
         """Tell the hooks of a call that began before they were there.
 
         Args:
-            args: Of the call.
-            kwargs: Of the call.
-            is_inner: It is a call of the model itself, and not of what wraps it.
+            args: The arguments of the call.
+            kwargs: Its keyword arguments.
+            is_inner: It is a call of the model itself, and not of its wrapper.
         """
         if is_inner:
             self._instruments.begin_call(kwargs)
         self.failures.run("the input", self._inputs.add, None, args, kwargs)
 
-    def remove(self) -> None:
-        """Take them out; the model is as it was."""
-        self._instruments.remove()
-        self._inputs.remove()
-        self.loop.remove()
-
-    def take(self, step: int, loss: Tensor | float | None) -> None:
-        """Measure a step whose gradients are there; the optimizer has not moved yet.
-
-        Args:
-            step: Its number.
-            loss: Of the step, or None.
-        """
+    def record_step(self, step: int, loss: Tensor | float | None) -> None:
+        """Measure a step whose gradients are complete and whose optimizer has not moved yet."""
         self._end_step()
         self.send()
-        scale = self._loss_scale()
+        # The loss was multiplied by this number on the device; None without a scaler.
+        kind = self.tables["steps"].dtype
+        scale = self._scaler.scale(torch.ones((), device=self._device)).to(kind) if self.is_scaled else None
         unit = None if scale is None else self._units(scale)
         gradients = [self._gradient(index, parameter.tensor) for index, parameter in enumerate(self.parameters)]
-        of_gradients = squares(gradients, self._device)
+        of_gradients = sums_of_squares(gradients, self._device)
         if unit is not None:
             of_gradients = torch.where(of_gradients < 0, of_gradients, of_gradients / unit.square())
         known = of_gradients.clamp_min(0.0) if of_gradients.numel() else of_gradients
-        given = self._loss(loss)
-        pulse = self._pulse(given, known)
-        self.pulses.post(step, CopyLetter(pulse))
-        bad = pulse[PULSE.index("bad place")]
-        self.tables["bad places"][step % self._window] = torch.where(bad >= 0, -bad, -math.inf)
-        line = self.tables["steps"][step % self._window]
+        if isinstance(loss, Tensor):
+            loss = local(loss.detach()).to(self._device, kind).mean()
+        else:
+            loss = torch.tensor(math.nan if loss is None else float(loss), dtype=kind, device=self._device)
+        sentinel = self._instruments.sentinel[self._order]
+        numbers = (
+            loss,
+            known.sum(),
+            _first(sentinel[:, 0].isnan()),
+            _first(~known.isfinite()),
+            # A place that was seen to hold NaN counts as seen.
+            (sentinel[:, 1] != 0).sum(),
+        )
+        record = torch.cat([torch.stack([number.to(kind) for number in numbers]), self._inputs.take()])
+        self.step_records.put(step, AsyncCopy(record))
+        bad = record[STEP_RECORD.index("bad place")]
+        place = step % self._window
+        self.tables["bad places"][place] = torch.where(bad >= 0, -bad, -math.inf)
+        line = self.tables["steps"][place]
         line.zero_()
-        line[0], line[1] = 1.0, given
+        line[0], line[1] = 1.0, loss
         line[2:] = known * self._shares
-        self._begin_step(step, unit)
+        self.loop.record_step(step, unit)
+        self._step = step
+        moves = self.tables["updates"][place]
+        moves.zero_()
+        moves[:, 2:] = self._sampler.begin() * self._shares[:, None]
+        # A place that holds NaN has run too.
+        self.tables["ran"][place] = (self._instruments.sentinel[:, 1] != 0).to(kind)
         if self.switch.on:
             self._measure_parameters(gradients, of_gradients, unit)
-            self._holdings.write(self.tables["norm values"])
+            self._sharded.write(self.tables["norm values"])
             if scale is not None:
-                self.tables["taps"][:, TAP_SUMS.index("squares")].div_(scale.square())
+                squares = self.tables["activation gradients"][:, GRADIENT_SUMS.index("squares")]
+                squares.div_(scale.square())
             self._unsent = (step, self.tables.packed())
-            kept = self.tables["updates"][step % self._window].clone()
+            kept = moves.clone()
             self.tables.clear()
-            # What began between two steps belongs to the later one, which ends with the next.
-            self.tables["updates"][step % self._window] = kept
+            # Changes between two steps belong to the later one, which ends with the next call.
+            self.tables["updates"][place] = kept
         self._instruments.sentinel.zero_()
 
-    def _begin_step(self, step: int, unit: Tensor | None) -> None:
-        self.loop.take(step, unit)
-        place, self._step = step % self._window, step
-        line = self.tables["updates"][place]
-        line.zero_()
-        line[:, 2:] = self._sampler.begin() * self._shares[:, None]
-        # A place that holds NaN has run too.
-        self.tables["ran"][place] = (self._instruments.sentinel[:, 1] != 0).to(line.dtype)
-
     def _end_step(self) -> None:
-        """What the loop did with the gradients of the step before, and how far its optimizers have moved so far."""
+        """Write what the loop did with the gradients of the last step, and how far its optimizers have moved so far."""
         if self._step >= 0:
             place = self._step % self._window
             self.tables["updates"][place, :, :2] = self._sampler.moved() * self._shares[:, None]
             self.tables["loop"][place] = self.loop.finished()
 
     def _gradient(self, index: int, parameter: Tensor) -> Tensor | None:
-        """Of a parameter; none where it is laid out otherwise, such as parts of a sum that an optimizer takes."""
+        """A parameter's gradient; None where its layout differs, as that of partial sums that an optimizer takes."""
         placements = getattr(parameter, "placements", None)
         if placements is None or parameter.grad is None:
             return parameter.grad
@@ -238,64 +229,16 @@ class Gauging:
         self.unreduced.add(index)
         return None
 
-    def broken(self) -> tuple[str, ...]:
-        """Parameters that hold NaN or infinity, of what this process has; the device is waited for."""
-        sums = squares([parameter.tensor for parameter in self.parameters], self._device).tolist()
-        return tuple(
-            parameter.path for parameter, total in zip(self.parameters, sums, strict=True) if not math.isfinite(total)
-        )
-
-    def send(self) -> None:
-        """Send off the report of the last measured step, with how far the optimizer has moved since."""
-        if self._unsent is None:
-            return
-        self._end_step()
-        step, vector = self._unsent
-        self._unsent = None
-        for name in ("updates", "loop"):
-            self.tables.part(vector, name)[step % self._window] = self.tables[name][step % self._window]
-        self.reports.post(step, self._ranks.gather(step, vector))
-
-    def since_report(self) -> Mapping[str, Tensor]:
-        """The tables of the steps since the last report, of one process alone; the device is waited for."""
-        self._end_step()
-        return {name: self.tables[name].cpu() for name in ("steps", "updates", "loop", "ran", "bad places")}
-
-    def _loss_scale(self) -> Tensor | None:
-        """What the loss was multiplied by, on the device; None without a scaler."""
-        if not self.is_scaled:
-            return None
-        scale: Tensor = self._scaler.scale(torch.ones((), device=self._device))
-        return scale.to(self.tables["steps"].dtype)
-
     def _units(self, scale: Tensor) -> Tensor:
-        """What each gradient is a multiple of: 1 where `unscale_` was called, as far as the scaler tells."""
+        """The factor in each gradient: 1 where `unscale_` was called, as far as the scaler tells."""
         states = getattr(self._scaler, "_per_optimizer_states", {})
         done = {key for key, state in states.items() if getattr(state.get("stage"), "name", "") == "UNSCALED"}
         if not done:
             return scale.expand(len(self.parameters))
-        # Whose optimizer the scaler does not know goes with those it does know.
+        # A parameter whose optimizer the scaler has not seen is treated like those it has.
         holders = [id(parameter.optimizer) for parameter in self.parameters]
         unscaled = [holder in done or holder not in states for holder in holders]
         return torch.where(torch.tensor(unscaled, device=self._device), 1.0, scale)
-
-    def _loss(self, loss: Tensor | float | None) -> Tensor:
-        kind = self.tables["steps"].dtype
-        if isinstance(loss, Tensor):
-            return local(loss.detach()).to(self._device, kind).mean()
-        return torch.tensor(math.nan if loss is None else float(loss), dtype=kind, device=self._device)
-
-    def _pulse(self, loss: Tensor, known: Tensor) -> Tensor:
-        sentinel = self._instruments.sentinel[self._order]
-        numbers = (
-            loss,
-            known.sum(),
-            _first(sentinel[:, 0].isnan()),
-            _first(~known.isfinite()),
-            # What was seen to hold NaN was seen.
-            (sentinel[:, 1] != 0).sum(),
-        )
-        return torch.cat([torch.stack([number.to(loss.dtype) for number in numbers]), self._inputs.take()])
 
     def _measure_parameters(
         self, gradients: Sequence[Tensor | None], of_gradients: Tensor, unit: Tensor | None
@@ -305,17 +248,17 @@ class Gauging:
         columns = dict.fromkeys(PARAMETER_SUMS, torch.zeros_like(of_gradients))
         sizes = [local(tensor).numel() for tensor in tensors]
         columns["elements"] = torch.tensor(sizes, dtype=table.dtype, device=self._device)
-        columns["squares"] = squares(tensors, self._device)
+        columns["squares"] = sums_of_squares(tensors, self._device)
         columns["gradient squares"] = of_gradients.clamp_min(0.0)
         columns["gradients"] = (of_gradients >= 0).to(table.dtype)
-        for name, values in self._slow_columns(gradients, unit).items():
-            columns[name] = values
+        columns |= self._slow_columns(gradients, unit)
         table.copy_(torch.stack([columns[name] for name in PARAMETER_SUMS], -1) * self._shares[:, None])
 
     def _slow_columns(self, gradients: Sequence[Tensor | None], unit: Tensor | None) -> dict[str, Tensor]:
-        """What is taken of a few parameters only, one by one."""
+        """The columns that are measured for a few parameters only, one by one."""
         table = self.tables["parameters"]
         found = {name: table.new_zeros(len(self.parameters)) for name in ("sum", "inner", "small", "moments")}
+        moments: dict[int, Tensor] = {}
         for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             if parameter.site:
                 found["sum"][index] = local(parameter.tensor).detach().sum(dtype=table.dtype)
@@ -323,8 +266,6 @@ class Gauging:
                 weight, slope = local(parameter.tensor).detach(), local(gradient).detach()
                 inner = (weight.to(table.dtype) * slope.to(table.dtype)).sum()
                 found["inner"][index] = inner if unit is None else inner / unit[index]
-        moments: dict[int, Tensor] = {}
-        for index, parameter in enumerate(self.parameters):
             if (is_small := _small_moments(parameter)) is not None:
                 moments[index] = is_small
         if moments:
@@ -336,6 +277,38 @@ class Gauging:
             found["moments"][places] = torch.tensor(sizes, dtype=table.dtype, device=self._device)
         return found
 
+    def send(self) -> None:
+        """Send the report of the last measured step, with how far the optimizer has moved since."""
+        if self._unsent is None:
+            return
+        self._end_step()
+        step, vector = self._unsent
+        self._unsent = None
+        for name in ("updates", "loop"):
+            self.tables.part(vector, name)[step % self._window] = self.tables[name][step % self._window]
+        self.reports.put(step, self._ranks.gather(step, vector))
+
+    def pooled(self, step: int, vectors: Tensor) -> Mapping[str, Tensor]:
+        """The tables in a report of several processes pooled, and how far the processes differ."""
+        pooled = self.tables.unpacked(self._ranks.pooled(vectors, self.tables, step % self._window))
+        return {**pooled, "spreads": self._ranks.spreads(vectors, self.tables)}
+
+    def norms_at(self, tables: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """While this lasts, norms that are split over processes have the parameters of a report."""
+        return self._sharded.read(tables["norm values"])
+
+    def since_report(self) -> Mapping[str, Tensor]:
+        """The tables of the steps since the last report, of one process alone; this waits for the device."""
+        self._end_step()
+        return {name: self.tables[name].cpu() for name in ("steps", "updates", "loop", "ran", "bad places")}
+
+    def broken(self) -> tuple[str, ...]:
+        """Parameters of this process that hold NaN or infinity; this waits for the device."""
+        sums = sums_of_squares([parameter.tensor for parameter in self.parameters], self._device).tolist()
+        return tuple(
+            parameter.path for parameter, total in zip(self.parameters, sums, strict=True) if not math.isfinite(total)
+        )
+
 
 def _first(flags: Tensor) -> Tensor:
     """The first place that is set; -1 where none is."""
@@ -345,7 +318,7 @@ def _first(flags: Tensor) -> Tensor:
 
 
 def _small_moments(parameter: WatchedParameter) -> Tensor | None:
-    """Of a sample of Adam's second moments, which of them have a root below ten times its eps."""
+    """Which of a sample of Adam's second moments have a root below ten times its eps."""
     if parameter.optimizer is None or parameter.group is None or not {"eps", "betas"} <= parameter.group.keys():
         return None
     state = parameter.optimizer.state.get(parameter.tensor, {})

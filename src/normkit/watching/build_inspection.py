@@ -1,0 +1,194 @@
+"""From what was measured of a run to an `Inspection`: norms, blocks, attentions, findings, the origin, the answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from normkit.identification.sites import NormSite
+from normkit.inspection import rules
+from normkit.inspection.blocks import block_of
+from normkit.inspection.gauges import SiteMeasurement, headroom_bits
+from normkit.inspection.inspecting import model_facts
+from normkit.inspection.result import Attention, Block, Inspection, Site
+from normkit.inspection.running_statistics import ungathered
+from normkit.inspection.spectrum import recurring_outliers
+from normkit.inspection.structure import Structure, measured_block, measured_site
+from normkit.inspection.training import Training
+from normkit.watching.answers import answer
+from normkit.watching.layout import AttentionPlace, WatchLayout
+from normkit.watching.logits import HEAD_PEAKS
+from normkit.watching.onset import origin
+from normkit.watching.startup import WatchedModel
+from normkit.watching.step_recorder import StepRecorder
+from normkit.watching.table_reader import TableReader
+from normkit.watching.time_series import RunHistory
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def inspection_of_run(
+    watched: WatchedModel,
+    recorder: StepRecorder | None,
+    history: RunHistory,
+    *,
+    name: str,
+    steps: int,
+    every: int,
+    reason: str,
+    observer: str,
+    remarks: Sequence[str],
+    optimizers: tuple[str, ...],
+    ranks: int,
+    noticed: Mapping[str, int],
+) -> Inspection:
+    """Judge a run as far as it was measured.
+
+    Args:
+        watched: What is known of the model.
+        recorder: Measures it; None if nothing does.
+        history: What was measured so far.
+        name: What to call the run.
+        steps: As in `Training`, like the arguments that follow.
+        every: Steps between two reports.
+        reason: Why the inspection is made.
+        observer: What the watch proved of itself.
+        remarks: What could not be watched.
+        optimizers: One line for each.
+        ranks: Processes whose numbers are pooled.
+        noticed: The step in which an error of each rule was first told.
+    """
+    structure = watched.structure
+    sites: tuple[Site, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    attentions: tuple[Attention, ...] = ()
+    if structure is not None and recorder is not None and history.last is not None:
+        reader, layout = history.last, recorder.layout
+        with recorder.norms_at(reader.tables):
+            sites = tuple(
+                _site(structure, reader, index, site, watched.gradient_errors.get(site.path, math.nan))
+                for index, site in enumerate(layout.sites)
+            )
+        blocks = _blocks(structure, layout, reader)
+        attentions = tuple(_attention(reader, structure, index, place) for index, place in enumerate(layout.attentions))
+    training = Training(
+        steps=steps,
+        every=every,
+        reports=history.reports,
+        reason=reason,
+        reason_step=history.reason_step if history.reason else max(steps - 1, 0),
+        ranks=ranks,
+        observer=observer,
+        remarks=tuple(remarks),
+        optimizers=optimizers,
+        series=history.series(),
+        parameters=history.parameters,
+        vocabulary=watched.vocabulary,
+        broken=history.broken,
+        tokens=history.tokens,
+        changes=tuple(history.tracker.changes),
+        settings=tuple(history.tracker.settings),
+        stopped=history.tracker.stopped,
+        skipped=tuple(history.skipped),
+    )
+    training = replace(training, origin=origin(training))
+    if ranks > 1 or not training.tokens:
+        # Each process counts its own tokens: for several, take those of the measured step times the steps.
+        training = replace(training, tokens=max((site.input.rows for site in sites), default=0) * steps)
+    facts = rules.Facts(
+        model=model_facts(watched.model, name, f"{steps} steps of training", training.tokens, 0, sites, blocks),
+        sites=sites,
+        blocks=blocks,
+        attentions=attentions,
+        final_norm=None if structure is None else structure.final_norm,
+        # Norms that were not measured are not known to be missing.
+        intent=watched.intent if sites else None,
+        passports={} if structure is None else {site.path: site.passport for site in structure.sites},
+        others=() if structure is None else structure.others,
+        baseline=watched.baseline if sites else None,
+        training=training,
+        shared=watched.shared,
+        ungathered=() if structure is None else ungathered(watched.model, structure.others),
+        handwritten=() if structure is None else structure.handwritten,
+    )
+    findings, checks = rules.check(facts)
+    training = replace(training, worst=findings[0].severity if findings else "")
+    if not training.was_noticed and findings and findings[0].severity == "error":
+        step = min((noticed[each.rule] for each in findings if each.rule in noticed), default=training.reason_step)
+        training = replace(training, reason=findings[0].title, reason_step=step)
+    return Inspection(
+        model=facts.model,
+        sites=sites,
+        blocks=blocks,
+        attentions=attentions,
+        final_norm=facts.final_norm,
+        recurring_outliers=recurring_outliers({site.path: site.gain for site in sites if site.gain is not None}),
+        walk=None,
+        findings=findings,
+        checks=checks,
+        unrecognised=(
+            *((other.path, other.reason) for other in facts.others),
+            *((norm.path, norm.reason) for norm in facts.handwritten),
+        ),
+        training=answer(training, findings, sites, blocks, attentions),
+    )
+
+
+def _site(structure: Structure, reader: TableReader, index: int, site: NormSite, gradient_error: float) -> Site:
+    features = math.prod(site.shape)
+    entering, leaving = reader.rows(2 * index, features), reader.rows(2 * index + 1, features)
+    before, after = structure.dtypes(site)
+    in_half = before in _HALF and site.spec.statistics_dtype == "input"
+    line = reader.line(2 * index)
+    measured = SiteMeasurement(
+        input=entering,
+        output=leaving,
+        attenuation=reader.attenuation(2 * index, site),
+        calls=round(line["calls"]),
+        left_out=0,
+        dtype=str(before).removeprefix("torch."),
+        headroom_bits=headroom_bits(before, max(entering.absmax, leaving.absmax)),
+        statistics_headroom_bits=headroom_bits(before, max(line["peak sum"], 0.0)) if in_half else None,
+        output_dtype=str(after).removeprefix("torch."),
+    )
+    return measured_site(structure, index, measured, site.parameters(), gain_gradient_error=gradient_error)
+
+
+def _blocks(structure: Structure, layout: WatchLayout, reader: TableReader) -> tuple[Block, ...]:
+    if not layout.blocks:
+        return ()
+    widths = {call.path: call.input_shape[-1] for call in structure.called.modules if call.input_shape}
+    first, width = 2 * len(layout.sites), widths.get(layout.blocks[0].path, 0)
+    entering, found = reader.rows(first + len(layout.blocks), width), []
+    for block, swept in zip(layout.blocks, structure.sweeps, strict=True):
+        leaving = reader.rows(first + block.index, width)
+        found.append(measured_block(block, swept, entering, leaving))
+        entering = leaving
+    return tuple(found)
+
+
+def _attention(reader: TableReader, structure: Structure, index: int, place: AttentionPlace) -> Attention:
+    sums = reader.tables["heads"][index, : place.heads]
+    peaks = reader.tables["head peaks"][index, : place.heads].clamp_min(0.0)
+    rows, entropy, uniform, contested, spread, saturated = sums.unbind(-1)
+    bounds, sampled = (peaks[:, HEAD_PEAKS.index(name)] for name in HEAD_PEAKS)
+    total = float(rows.sum())
+    return Attention(
+        path=place.parent,
+        block=block_of(place.parent, structure.blocks),
+        source="sdpa" if place.function == "sdpa" else "softmax",
+        heads=place.heads,
+        head_dim=place.head_dim,
+        bound=float(bounds.max()),
+        bounds=tuple(bounds.tolist()),
+        sampled_max=float(sampled.max()),
+        sampled_rows=round(total),
+        entropy=float(entropy.sum()) / total if total else math.nan,
+        entropy_min=float((entropy / rows)[rows > 0].min()) if total else math.nan,
+        uniform_entropy=float(uniform.sum()) / total if total else math.nan,
+        spreads=tuple((spread / contested).tolist()),
+        saturations=tuple((saturated / contested).tolist()),
+    )

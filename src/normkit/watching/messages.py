@@ -1,0 +1,108 @@
+"""What a watch says, each thing once, and the files that it writes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from normkit import files
+from normkit.errors import InputError
+from normkit.identification.specimen import first_line
+from normkit.inspection.result import Inspection
+from normkit.watching.time_series import RunHistory
+
+
+class ReportFiles:
+    """The files of one watch: report.html, report.json and history.jsonl in a folder, which the first of them makes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, history: RunHistory) -> None:
+        """Append all series as they were at the last report to history.jsonl, as one line that is written whole."""
+        values: dict[str, dict[str, float | str]] = {}
+        step = -1 if history.last is None else history.last.step
+        for series in history.series():
+            # Losses of later steps are known before the next report.
+            known = bisect_right(series.steps, step)
+            if known:
+                newest = series.values[known - 1]
+                shown = newest if math.isfinite(newest) else str(newest)
+                values.setdefault(series.quantity, {})[series.path] = shown
+        content = f"{json.dumps({'step': step, **values}, ensure_ascii=False)}\n".encode()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "history.jsonl").open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                if file.write(content) != len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                file.truncate(end)
+                raise
+
+    def write(self, inspection: Inspection) -> Path:
+        """Write report.json and report.html, each whole or not at all, and return the page's path."""
+        files.write_text(self._folder / "report.json", files.json_text(inspection.to_json()))
+        return inspection.write_html(self._folder / "report.html")
+
+
+class Messages:
+    """The messages of one watch.
+
+    Args:
+        say: Called with each line; prints to stderr by default.
+        reports: The files; None writes none.
+        is_reporting: Whether this one of several processes speaks and writes; all of them keep remarks.
+    """
+
+    def __init__(self, say: Callable[[str], None] | None, reports: ReportFiles | None, *, is_reporting: bool) -> None:
+        self.remarks: list[str] = []
+        self.reports, self.is_reporting = reports, is_reporting
+        self._say = say or _to_stderr
+        self._told: set[str] = set()
+
+    def is_new(self, topic: str) -> bool:
+        """Whether a topic comes up for the first time."""
+        is_new = topic not in self._told
+        self._told.add(topic)
+        return is_new
+
+    def remark(self, line: str, topic: str = "") -> None:
+        """Say what cannot be watched, and keep it for the report; once for each topic, by default the line itself."""
+        if self.is_new(topic or line):
+            self.remarks.append(line)
+            self.tell(line)
+
+    def tell(self, line: str) -> None:
+        """Say one line."""
+        if self.is_reporting:
+            self._say(f"normkit: {line}")
+
+    def guarded(self, what: str, run: Callable[..., None], *args: object) -> None:
+        """Run a side task; if it raises, training continues and one warning is recorded."""
+        try:
+            run(*args)
+        # A device that ran out of memory, a full disk, a rule that meets a case that it does not know.
+        except Exception as error:
+            self.remark(f"{what} could not be taken in: {first_line(error)}", what)
+
+    def write(self, inspection: Inspection) -> Path | None:
+        """Write the report and return the page's path; None where no report is wanted, or it cannot be written."""
+        try:
+            return None if self.reports is None else self.reports.write(inspection)
+        except (OSError, InputError) as error:
+            self.remark(f"the report is not written: {first_line(error)}", "report")
+            return None
+
+
+def _to_stderr(line: str) -> None:
+    # A process without a terminal may have none, or a closed one.
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
