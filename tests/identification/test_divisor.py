@@ -9,7 +9,7 @@ import torch
 
 from normkit.identification import divisor
 from normkit.identification.divisor import Divisor, choose, roundness
-from normkit.identification.response import RollOff
+from normkit.identification.eps_response import RollOff
 from normkit.identification.specimen import UnrecognisedError
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normkit.errors import ShapeError
 from normkit.identification import coupling
-from normkit.identification.maps import Kind, affine_map
+from normkit.identification.maps import FallbackVerdict, affine_map
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.specimen import Specimen, UnrecognisedError
 
@@ -22,7 +22,9 @@ _ENOUGH = 32
 """Elements that share statistics, at least: with two, the length of a row tells little."""
 
 
-def running(specimen: Specimen, shape: Sequence[int], generator: torch.Generator, recover: Recover) -> Kind | None:
+def running(
+    specimen: Specimen, shape: Sequence[int], generator: torch.Generator, recover: Recover
+) -> FallbackVerdict | None:
     """The batch norm that an elementwise map in eval mode is, by what it does in training mode; None if it is none."""
     if not specimen.has_running_statistics:
         return None
@@ -41,7 +43,7 @@ def running(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     evidence, reading = _conventions(training, shape, shared, "training", recover)
     line_map = affine_map(specimen, shape)
     kind = Reading(value="batch", evidence=(seen, line, *line_map.readings["kind"].evidence, *evidence))
-    return Kind(
+    return FallbackVerdict(
         verdict="batch",
         readings={"kind": kind, "batch": reading},
         weight=line_map.weight,
@@ -49,13 +51,15 @@ def running(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     )
 
 
-def always(specimen: Specimen, shape: Sequence[int], generator: torch.Generator, seen: str, recover: Recover) -> Kind:
+def always(
+    specimen: Specimen, shape: Sequence[int], generator: torch.Generator, seen: str, recover: Recover
+) -> FallbackVerdict:
     """The norm that couples samples in eval mode too."""
     shared = _shared(specimen, shape, generator)
     if shared is None:
-        return Kind.of("batch", f"{seen}, in eval mode too")
+        return FallbackVerdict.of("batch", f"{seen}, in eval mode too")
     evidence, reading = _conventions(specimen, shape, shared, "always", recover)
-    return Kind.of("batch", f"{seen}, in eval mode too", *evidence, batch=reading)
+    return FallbackVerdict.of("batch", f"{seen}, in eval mode too", *evidence, batch=reading)
 
 
 def _shared(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> tuple[int, ...] | None:

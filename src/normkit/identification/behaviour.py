@@ -15,21 +15,21 @@ from normkit.errors import NormkitError, ShapeError
 from normkit.identification import (
     adapters,
     calling,
+    cast_program,
     causality,
     conditioning,
-    conduct,
     divisor,
+    fallback_verdicts,
     gating,
-    kinds,
-    program,
+    side_effects,
     structure,
 )
 from normkit.identification.affine import Affine, Gathered, made_of
+from normkit.identification.cast_program import Program
 from normkit.identification.divisor import Choice
+from normkit.identification.eps_response import roll_off
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.precision import precision_of
-from normkit.identification.program import Program
-from normkit.identification.response import roll_off
 from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError, undisturbed
 from normkit.identification.structure import Structure
 from normkit.spec import NormSpec
@@ -122,7 +122,7 @@ def examine(
     # At least two samples, which is what tells a batch norm.
     sizes = (max(given[0], 2), *given[1:])
     parameters = adapters.parameters_of(norm, weight, bias)
-    with undisturbed(), conduct.kept(norm):
+    with undisturbed(), side_effects.kept(norm):
         if _owner(norm) is None:
             norm = adapters.on_tensors(norm, call, torch.ones(given, device=device, dtype=dtype), parameters)
         if parameters:
@@ -132,7 +132,7 @@ def examine(
         small, beside = sizes, dict[str, Reading]()
         try:
             small, specimen.samples = calling.convenient(specimen, given, call)
-            beside = conduct.conduct(specimen, small, generator)
+            beside = side_effects.side_effect_readings(specimen, small, generator)
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
             found = _found(specimen, fresh, small, sizes, generator)
             beside |= causality.time_reading(specimen, small, generator, found.passport.spec)
@@ -140,7 +140,7 @@ def examine(
         except UnrecognisedError as seen:
             # The search has drawn other parameters.
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
-            kind = kinds.second_look(fresh, small, generator, seen, _recovered)
+            kind = fallback_verdicts.second_look(fresh, small, generator, seen, _recovered)
             seen_alone = kind.norm or Passport(verdict=kind.verdict, spec=None, readings={}, dtype=_name(dtype))
             affine = Affine(weight=seen_alone.weight_name, bias=seen_alone.bias_name)
             acting = affine.of(_owner(norm)) if kind.norm else (kind.weight, kind.bias)
@@ -175,7 +175,7 @@ def agrees(norm: nn.Module, known: Examination) -> bool:
                 return False
             error = disagreement(specimen, spec, known.affine, known.shape, generator, drawn=None)
             error = max(error, disagreement(specimen, spec, known.affine, known.shape, generator))
-            rate = program.rate_of(specimen, spec, known.affine, known.shape, generator)
+            rate = cast_program.rate_of(specimen, spec, known.affine, known.shape, generator)
         except (UnrecognisedError, NormkitError, RuntimeError):
             return False
     return error <= precision_of(specimen.dtype).agrees and rate >= known.rate - _RATE_NOISE
@@ -251,7 +251,7 @@ def _found(
         spec = found.passport.spec
         if names and spec is not None:
             # As a function, its parameters keep their dtype whatever the input's.
-            readings |= program.open_readings(spec, program.NO_PARAMETER)
+            readings |= cast_program.open_readings(spec, cast_program.NO_PARAMETER)
             spec = spec.replace(cast="late", round_rstd=False, output_dtype="input")
         return replace(found, passport=replace(found.passport, spec=spec, readings=readings))
     return found
@@ -303,7 +303,7 @@ def _examined(
             raise structure.ComputedAffineError("norm", reason)
         raise UnrecognisedError("norm", f"the nearest formula, {spec}, is off by {usual:.1e}")
     specimen.draw(generator)
-    casts = program.recover(specimen, spec, affine, shape, generator)
+    casts = cast_program.recover(specimen, spec, affine, shape, generator)
     if choice.rival is not None:
         choice, casts = _told_by_bits(specimen, found, choice, casts, felt.placement, affine, generator)
     hard = conditioning.readings(specimen, spec, shape, generator)
@@ -339,7 +339,7 @@ def _told_by_bits(
 ) -> tuple[Choice, Program]:
     """Two divisors that are too near for the length of rows to tell: the bits may be those of one only."""
     rival = choice.with_rival("the bits of its outputs are those of this divisor alone")
-    other = program.recover(specimen, rival.apply(found.spec, placement), affine, found.shape, generator)
+    other = cast_program.recover(specimen, rival.apply(found.spec, placement), affine, found.shape, generator)
     if casts.is_matched == other.is_matched:
         return choice, casts
     if casts.is_matched:

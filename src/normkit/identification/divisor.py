@@ -13,8 +13,8 @@ import torch
 from normkit.conventions.divisor import Multiplier, Reduction
 from normkit.conventions.eps import EpsPlacement
 from normkit.errors import NormkitError
+from normkit.identification.eps_response import RollOff
 from normkit.identification.passport import Reading
-from normkit.identification.response import RollOff
 from normkit.identification.specimen import UnrecognisedError
 from normkit.spec import NormSpec
 

@@ -14,7 +14,7 @@ from normkit.errors import IdentificationError, NormkitError
 from normkit.identification import coupling, formula
 from normkit.identification.batch import Recover
 from normkit.identification.elementwise import ACTIVATIONS
-from normkit.identification.maps import Kind
+from normkit.identification.maps import FallbackVerdict
 from normkit.identification.passport import CONVENTIONS, Passport, Reading, value_of
 from normkit.identification.second_input import Probe, holding, second_that_works
 from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
@@ -25,7 +25,7 @@ _LEVEL = 64.0
 
 def two_inputs(
     specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: str, recover: Recover
-) -> Kind:
+) -> FallbackVerdict:
     """What a norm that wants a second tensor does with it.
 
     Raises:
@@ -45,18 +45,18 @@ def two_inputs(
         coupling.rows_of(held, shape, generator)
     except UnrecognisedError as error:
         if error.verdict == "not a norm":
-            return Kind.of("not a norm", f"with {argument} held constant, {error.reason}", seen)
+            return FallbackVerdict.of("not a norm", f"with {argument} held constant, {error.reason}", seen)
     except NormkitError as error:
-        return Kind.of("undecidable", f"with {argument} held constant, {error}", seen)
+        return FallbackVerdict.of("undecidable", f"with {argument} held constant, {error}", seen)
     if adds:
         return _residual(probe, argument, seen, recover)
     if not probe.felt():
-        return Kind.of("norm", f"{argument} is needed, and changes nothing", seen)
+        return FallbackVerdict.of("norm", f"{argument} is needed, and changes nothing", seen)
     gate = probe.gate() if second.shape == shape and len(second.names) == 1 else None
     if gate is None:
         return _adaptive(probe, argument, seen, recover)
     reading = _gate_reading(probe, argument, *gate, recover)
-    return Kind.of("gated", *reading.evidence, seen, gate=reading)
+    return FallbackVerdict.of("gated", *reading.evidence, seen, gate=reading)
 
 
 def optional_gate(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:
@@ -104,7 +104,7 @@ def _gate_reading(
     return Reading(value=value, evidence=tuple(lines))
 
 
-def _residual(probe: Probe, argument: str, seen: str, recover: Recover) -> Kind:
+def _residual(probe: Probe, argument: str, seen: str, recover: Recover) -> FallbackVerdict:
     """A norm of the sum of its two inputs."""
     line = f"{argument} is added to x before it is normalized"
     value: dict[str, Any] = {"argument": argument}
@@ -112,19 +112,21 @@ def _residual(probe: Probe, argument: str, seen: str, recover: Recover) -> Kind:
     if passport is not None and passport.spec is not None:
         value["spec"] = _decided(passport)
         line = f"{line}: {passport.spec} of the sum"
-    return replace(Kind.of("norm", line, seen, residual=Reading(value=value, evidence=(line,))), norm=passport)
+    return replace(
+        FallbackVerdict.of("norm", line, seen, residual=Reading(value=value, evidence=(line,))), norm=passport
+    )
 
 
-def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> Kind:
+def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> FallbackVerdict:
     """A norm whose second input sets its scale or its shift."""
     specimen, second, shape = probe.specimen, probe.second, probe.shape
     scale, shift = probe.steers()
     if not (scale or shift):
-        return Kind.of("norm", f"{argument} acts in a way that no gate, scale or shift explains", seen)
+        return FallbackVerdict.of("norm", f"{argument} acts in a way that no gate, scale or shift explains", seen)
     # As a function: what the conditioning gives is a gain and a bias like any other.
     passport = recover(holding(specimen, second, 0.5).as_function(), shape)
     if passport is None or passport.spec is None:
-        return Kind.of("norm", f"with {argument} held constant, no spec describes what is left", seen)
+        return FallbackVerdict.of("norm", f"with {argument} held constant, no spec describes what is left", seen)
     what = " and ".join(word for word, acts in (("scale", scale), ("shift", shift)) if acts)
     lines = (
         f"the normalized row has its {what} from {argument}, of shape {second.shape}",
@@ -138,7 +140,7 @@ def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> Kind:
         "shift": shift,
         "spec": {name: value for name, value in _decided(passport).items() if name not in of_the_condition},
     }
-    return Kind.of("adaptive", *lines, seen, condition=Reading(value=condition, evidence=lines))
+    return FallbackVerdict.of("adaptive", *lines, seen, condition=Reading(value=condition, evidence=lines))
 
 
 def _decided(passport: Passport) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _FAR = 2.0**40
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Kind:
+class FallbackVerdict:
     """What something is instead of a norm of one input.
 
     Attributes:
@@ -40,7 +40,7 @@ class Kind:
     norm: Passport | None = None
 
     @classmethod
-    def of(cls, verdict: Verdict, *evidence: str, **readings: Reading) -> Kind:
+    def of(cls, verdict: Verdict, *evidence: str, **readings: Reading) -> FallbackVerdict:
         """A kind with this evidence, and further readings."""
         return cls(verdict=verdict, readings={"kind": Reading(value=verdict, evidence=evidence), **readings})
 
@@ -57,7 +57,7 @@ def drawn(specimen: Specimen, generator: torch.Generator) -> Iterator[None]:
             specimen.parameters[name].copy_(value)
 
 
-def plain_map(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Kind | None:
+def plain_map(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> FallbackVerdict | None:
     """Which map it is that divides by nothing it sees; None if it is none of these.
 
     Parameters are drawn, so that a gain of 1 is not taken for none; they are as they were when this returns.
@@ -66,36 +66,36 @@ def plain_map(specimen: Specimen, shape: Sequence[int], generator: torch.Generat
         x = _normal(specimen, shape, generator)
         y = specimen(x)
         if not bool(torch.isfinite(y).all()):
-            return Kind.of("not a norm", "its output is not finite for ordinary inputs")
+            return FallbackVerdict.of("not a norm", "its output is not finite for ordinary inputs")
         verdict = _verdict(specimen, x, y, generator)
         if verdict == "identity" and _buffers_act(specimen, x, generator):
             verdict = "affine"
     match verdict:
         case "identity":
-            return Kind.of("identity", "its outputs are its inputs, bit for bit")
+            return FallbackVerdict.of("identity", "its outputs are its inputs, bit for bit")
         case "constant":
-            return Kind.of("not a norm", "its output does not depend on its input")
+            return FallbackVerdict.of("not a norm", "its output does not depend on its input")
         case "affine":
             return affine_map(specimen, shape)
         case "elementwise":
             reading = elementwise_reading(specimen, shape)
-            return Kind.of("elementwise", *reading.evidence, elementwise=reading)
+            return FallbackVerdict.of("elementwise", *reading.evidence, elementwise=reading)
         case "linear":
-            return Kind.of(
+            return FallbackVerdict.of(
                 "linear",
                 "f(x + y) = f(x) + f(y) - f(0), and outputs depend on other inputs than their own: it mixes features",
             )
     return _softmax(x, y, specimen)
 
 
-def affine_map(specimen: Specimen, shape: Sequence[int]) -> Kind:
+def affine_map(specimen: Specimen, shape: Sequence[int]) -> FallbackVerdict:
     """The slope and constant of an elementwise map that is a straight line, with the parameters as they are."""
     ones = torch.ones(tuple(shape), device=specimen.device, dtype=torch.float64)
     plus, minus = called_wide(specimen, ones), called_wide(specimen, -ones)
     slope, constant = without_repetition((plus - minus) / 2), without_repetition((plus + minus) / 2)
     has_constant = bool((constant != 0).any())
     sizes = " x ".join(map(str, slope.shape)) or "one"
-    return Kind(
+    return FallbackVerdict(
         verdict="affine",
         readings={
             "kind": Reading(
@@ -176,7 +176,7 @@ def _is_linear(specimen: Specimen, x: Tensor, other: Tensor, zero: Tensor) -> bo
     return True
 
 
-def _softmax(x: Tensor, y: Tensor, specimen: Specimen) -> Kind | None:
+def _softmax(x: Tensor, y: Tensor, specimen: Specimen) -> FallbackVerdict | None:
     """The softmax over one axis or all trailing ones: rows positive, of sum 1, and log y = x / T - constant."""
     if not bool((y > 0).all()):
         return None
@@ -188,7 +188,7 @@ def _softmax(x: Tensor, y: Tensor, specimen: Specimen) -> Kind | None:
         slope = float((logs * inputs).sum() / inputs.square().sum())
         if slope != 0 and bool(((logs - slope * inputs).abs() <= rounding * logs.abs().max()).all()):
             temperature = 1.0 if abs(slope - 1) < rounding else 1 / slope
-            return Kind.of(
+            return FallbackVerdict.of(
                 "softmax",
                 f"outputs are positive, sum to 1 along axis {axis}, and do not change when a constant is added there",
                 f"their logarithms are the inputs over {temperature:.6g}, less a constant",

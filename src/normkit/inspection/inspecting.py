@@ -21,12 +21,12 @@ from normkit.inspection.baseline import Baseline
 from normkit.inspection.foldedness import foldedness
 from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
-from normkit.inspection.leaks import find_leaks
 from normkit.inspection.loss import NextTokenLoss
 from normkit.inspection.matrices import row_scatter
 from normkit.inspection.patches import patches
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Walk
+from normkit.inspection.row_leakage import find_leaks
 from normkit.inspection.running import (
     Batch,
     arguments,

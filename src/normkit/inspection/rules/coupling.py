@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 
 from normkit.identification.sites import OtherNorm
-from normkit.inspection.leaks import Leak
 from normkit.inspection.result import Severity
+from normkit.inspection.row_leakage import Leak
 from normkit.inspection.rules.rule import (
     NO_TOKENS,
     NO_TRAINING,

@@ -14,9 +14,9 @@ from normkit.inspection.baseline import Baseline
 from normkit.inspection.handwritten import HandwrittenNorm
 from normkit.inspection.input_hooks import InputHook
 from normkit.inspection.intent import Intent
-from normkit.inspection.leaks import Leak
 from normkit.inspection.patches import Patch
 from normkit.inspection.result import Attention, Block, ModelFacts, RowStatistics, Severity, Site
+from normkit.inspection.row_leakage import Leak
 from normkit.inspection.rules.likes import Majority, majorities
 from normkit.inspection.sharing import Sharing
 from normkit.inspection.training import Training

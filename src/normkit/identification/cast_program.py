@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from normkit.conventions.casts import Cast, OutputDtype, StatisticsDtype
-from normkit.identification import runs as calls
+from normkit.identification import half_precision_calls
 from normkit.identification.affine import Affine
 from normkit.identification.arithmetic import DEFINITION
+from normkit.identification.half_precision_calls import HALF, Rate, Run
 from normkit.identification.passport import Reading, value_of
-from normkit.identification.runs import HALF, Rate, Run
 from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
 
@@ -74,11 +74,11 @@ def recover(
     specimen: Specimen, spec: NormSpec, affine: Affine, shape: Sequence[int], generator: torch.Generator
 ) -> Program:
     """Find the casts of a norm whose formula is known."""
-    overflows = calls.overflows(specimen, shape, generator)
+    overflows = half_precision_calls.overflows(specimen, shape, generator)
     if not affine.parameters_reached:
         known = spec.replace(statistics_dtype="input") if overflows else spec
         return Program(spec=known, rate=1.0, readings=open_readings(known, NO_PARAMETER))
-    runs = calls.make_runs(specimen, spec, affine, shape, generator)
+    runs = half_precision_calls.make_runs(specimen, spec, affine, shape, generator)
     in_dtypes = {dtype: [run for run in runs if run.y is not None and run.x.dtype == dtype] for dtype in HALF}
     compared = {dtype: some for dtype, some in in_dtypes.items() if some}
     if not compared:
@@ -108,7 +108,7 @@ def recover(
     readings["output dtype"] = reading
     return Program(
         spec=found.spec.replace(eps=_MACHINE_EPS) if eps else found.spec,
-        rate=calls.rate(compared[first][:1], found.spec).share,
+        rate=half_precision_calls.rate(compared[first][:1], found.spec).share,
         readings=readings,
         is_matched=found.worst >= _MATCHED,
     )
@@ -121,9 +121,9 @@ def rate_of(
     if not affine.parameters_reached:
         return 1.0
     for dtype in HALF:
-        run = calls.make_run(specimen, spec, affine, shape, generator, dtype, dtype)
+        run = half_precision_calls.make_run(specimen, spec, affine, shape, generator, dtype, dtype)
         if run.y is not None:
-            return calls.rate([run], spec).share
+            return half_precision_calls.rate([run], spec).share
     return 1.0
 
 
@@ -141,7 +141,7 @@ def _rated(
         _Candidate(
             spec=spec,
             rates={
-                dtype: calls.rate(some, spec.replace(eps=torch.finfo(dtype).eps) if own_eps else spec)
+                dtype: half_precision_calls.rate(some, spec.replace(eps=torch.finfo(dtype).eps) if own_eps else spec)
                 for dtype, some in compared.items()
             },
         )

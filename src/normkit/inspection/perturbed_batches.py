@@ -22,7 +22,7 @@ _FLOOR = 1e-6
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Trial:
+class Perturbation:
     """Two batches and what should come out of both alike.
 
     Attributes:
@@ -38,15 +38,15 @@ class Trial:
     kept: Tensor
 
 
-def trials(model: nn.Module, batch: Batch) -> tuple[Trial, ...] | None:
-    """The trials for a model: other samples, later tokens, and padding for a model that takes a mask.
+def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | None:
+    """The perturbations for a model: other samples, later tokens, and padding for a model that takes a mask.
 
     Args:
         model: Is only looked at.
         batch: Of it the first two rows and first 19 tokens; of a single row, a second one is made.
 
     Returns:
-        The trials, or None without token ids of shape (B, T) that could be changed.
+        The perturbations, or None without token ids of shape (B, T) that could be changed.
     """
     name = name_of_ids(batch)
     if name is None:
@@ -62,20 +62,20 @@ def trials(model: nn.Module, batch: Batch) -> tuple[Trial, ...] | None:
     rows, tokens = ids.shape
     row, token = torch.arange(rows)[:, None], torch.arange(tokens)[None, :]
 
-    def trial(kind: Kind, changed: Tensor, given: Batch) -> Trial:
+    def perturbation(kind: Kind, changed: Tensor, given: Batch) -> Perturbation:
         changed, kept = changed.expand(rows, tokens), ~changed.expand(rows, tokens)
         if kind == "batch":
             kept = (row > 0).expand(rows, tokens)
         after = {**given, name: torch.where(changed.to(ids.device), other, ids)}
-        return Trial(kind=kind, before=given, after=after, kept=kept)
+        return Perturbation(kind=kind, before=given, after=after, kept=kept)
 
-    plan = [trial("batch", row == 0, small)]
+    plan = [perturbation("batch", row == 0, small)]
     if tokens > 1:
-        plan.append(trial("time", token >= tokens // 2, small))
+        plan.append(perturbation("time", token >= tokens // 2, small))
     if tokens > 2 and _takes_mask(model):
         padding = (row > 0) & (token >= tokens - tokens // 3)
         mask = (~padding).long().to(ids.device)
-        plan.append(trial("padding", padding, {**small, "attention_mask": mask}))
+        plan.append(perturbation("padding", padding, {**small, "attention_mask": mask}))
     return tuple(plan)
 
 

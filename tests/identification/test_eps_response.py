@@ -10,7 +10,7 @@ from torch import nn
 
 import normkit as nk
 from normkit import NormSpec
-from normkit.identification.response import roll_off
+from normkit.identification.eps_response import roll_off
 from normkit.identification.specimen import Specimen, UnrecognisedError, undisturbed
 
 PLAIN = NormSpec(has_weight=False, has_bias=False)

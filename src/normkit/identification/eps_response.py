@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normkit import reference
 from normkit.conventions.eps import EpsPlacement
-from normkit.identification import runs
+from normkit.identification import half_precision_calls
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import NormSpec
@@ -63,7 +63,7 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
     precision = precision_of(specimen.dtype)
     low, high = precision.window
     first, last = precision.scales
-    narrow = specimen.dtype == torch.float16 and runs.overflows(specimen, shape, generator)
+    narrow = specimen.dtype == torch.float16 and half_precision_calls.overflows(specimen, shape, generator)
     if narrow:
         # What overflows for large rows underflows for small ones, and looks like a clamp.
         first = math.ceil(math.log2(precision.smallest))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normkit.inspection.trials import change, put_back, trials
+from normkit.inspection.perturbed_batches import change, perturbations, put_back
 
 ROWS, TOKENS = 2, 5
 
@@ -28,13 +28,13 @@ def ids(rows: int = 3, tokens: int = 30) -> Tensor:
 
 
 def test_each_trial_changes_one_thing_and_nothing_that_is_kept() -> None:
-    found = {trial.kind: trial for trial in trials(Masked(), {"input_ids": ids()}) or ()}
+    found = {perturbation.kind: perturbation for perturbation in perturbations(Masked(), {"input_ids": ids()}) or ()}
     assert list(found) == ["batch", "time", "padding"]
-    for trial in found.values():
-        before, after = trial.before["input_ids"], trial.after["input_ids"]
-        assert before.shape == after.shape == trial.kept.shape == (2, 19)
+    for perturbation in found.values():
+        before, after = perturbation.before["input_ids"], perturbation.after["input_ids"]
+        assert before.shape == after.shape == perturbation.kept.shape == (2, 19)
         changed = before != after
-        assert not (changed & trial.kept).any()
+        assert not (changed & perturbation.kept).any()
     assert bool((found["batch"].before["input_ids"] != found["batch"].after["input_ids"])[0].all())
     assert bool((found["time"].before["input_ids"] != found["time"].after["input_ids"])[:, 9:].all())
     mask = found["padding"].before["attention_mask"]
@@ -44,12 +44,15 @@ def test_each_trial_changes_one_thing_and_nothing_that_is_kept() -> None:
 
 def test_new_ids_are_among_the_old_ones() -> None:
     known = set(ids()[:2, :19].flatten().tolist())
-    for trial in trials(Plain(), {"input_ids": ids()}) or ():
-        assert set(trial.after["input_ids"].flatten().tolist()) <= known
+    for perturbation in perturbations(Plain(), {"input_ids": ids()}) or ():
+        assert set(perturbation.after["input_ids"].flatten().tolist()) <= known
 
 
 def test_padding_is_tried_only_on_a_model_that_takes_a_mask() -> None:
-    assert [trial.kind for trial in trials(Plain(), {"input_ids": ids()}) or ()] == ["batch", "time"]
+    assert [each.kind for each in perturbations(Plain(), {"input_ids": ids()}) or ()] == [
+        "batch",
+        "time",
+    ]
 
 
 def test_other_inputs_come_along() -> None:
@@ -60,8 +63,8 @@ def test_other_inputs_come_along() -> None:
         "attention_mask": ids() > 100,
         "image": torch.arange(3.0)[:, None, None].expand(3, 4, 4),
     }
-    trial = (trials(Plain(), batch) or ())[0]
-    shapes = {name: tuple(value.shape) for name, value in trial.before.items()}
+    perturbation = (perturbations(Plain(), batch) or ())[0]
+    shapes = {name: tuple(value.shape) for name, value in perturbation.before.items()}
     assert shapes == {
         "tokens": (2, 19),
         "token_type_ids": (2, 19),
@@ -69,26 +72,26 @@ def test_other_inputs_come_along() -> None:
         "attention_mask": (2, 19),
         "image": (2, 4, 4),
     }
-    assert bool(trial.before["attention_mask"].all())
-    assert trial.before["image"][:, 0, 0].tolist() == [0.0, 1.0]
+    assert bool(perturbation.before["attention_mask"].all())
+    assert perturbation.before["image"][:, 0, 0].tolist() == [0.0, 1.0]
 
 
 def test_a_single_row_gets_a_companion_of_other_ids() -> None:
-    trial = (trials(Plain(), {"input_ids": ids(rows=1)}) or ())[0]
-    first, second = trial.before["input_ids"]
+    perturbation = (perturbations(Plain(), {"input_ids": ids(rows=1)}) or ())[0]
+    first, second = perturbation.before["input_ids"]
     assert torch.equal(first, ids(rows=1)[0, :19])
     assert bool((first != second).all())
 
 
 def test_one_id_only_cannot_be_changed_without_a_vocabulary() -> None:
-    assert trials(Plain(), {"input_ids": torch.zeros(2, 4, dtype=torch.long)}) is None
+    assert perturbations(Plain(), {"input_ids": torch.zeros(2, 4, dtype=torch.long)}) is None
 
     class Embedded(Plain):
         def get_input_embeddings(self) -> nn.Module:
             return nn.Embedding(7, 2)
 
-    trial = (trials(Embedded(), {"input_ids": torch.full((2, 4), 6)}) or ())[0]
-    assert trial.after["input_ids"][0].tolist() == [0, 0, 0, 0]
+    perturbation = (perturbations(Embedded(), {"input_ids": torch.full((2, 4), 6)}) or ())[0]
+    assert perturbation.after["input_ids"][0].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_one_id_only_cannot_be_changed_without_a_vocabulary() -> None:
     [{}, {"x": torch.randn(2, 5)}, {"a": ids(), "b": ids()}, {"input_ids": torch.zeros(2, 0, dtype=torch.long)}],
 )
 def test_without_token_ids_there_is_no_trial(batch: dict[str, Tensor]) -> None:
-    assert trials(Plain(), batch) is None
+    assert perturbations(Plain(), batch) is None
 
 
 LAYOUTS = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from normkit.errors import IdentificationError, NormkitError
 from normkit.identification import batch, causality, conditioning, coupling, direction, formula, gating, maps, power
 from normkit.identification.batch import Recover
-from normkit.identification.maps import Kind, drawn
+from normkit.identification.maps import FallbackVerdict, drawn
 from normkit.identification.passport import Reading
 from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
 from normkit.spec import NormSpec
@@ -28,7 +28,7 @@ def second_look(
     generator: torch.Generator,
     seen: UnrecognisedError,
     recover: Recover,
-) -> Kind:
+) -> FallbackVerdict:
     """Name what was seen.
 
     Args:
@@ -43,16 +43,16 @@ def second_look(
     """
     match seen.verdict:
         case "undecidable":
-            return Kind.of("undecidable", seen.reason, **seen.readings)
+            return FallbackVerdict.of("undecidable", seen.reason, **seen.readings)
         case "gated":
             return gating.two_inputs(specimen, shape, generator, seen.reason, recover)
     try:
         found = maps.plain_map(specimen, shape, generator)
     except UnrecognisedError:
         _refuse_several(specimen, shape, generator)
-        return Kind.of(seen.verdict, seen.reason)
+        return FallbackVerdict.of(seen.verdict, seen.reason)
     except NormkitError:
-        return Kind.of(seen.verdict, seen.reason)
+        return FallbackVerdict.of(seen.verdict, seen.reason)
     if found is not None and found.verdict in ("identity", "affine"):
         return batch.running(specimen, shape, generator, recover) or found
     if found is not None:
@@ -61,15 +61,19 @@ def second_look(
         return batch.always(specimen, shape, generator, seen.reason, recover)
     if seen.verdict == "norm":
         return _unusual(specimen, shape, generator, seen)
-    return Kind.of(seen.verdict, seen.reason, **power.degree_reading(specimen, shape, generator))
+    return FallbackVerdict.of(seen.verdict, seen.reason, **power.degree_reading(specimen, shape, generator))
 
 
-def _unusual(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: UnrecognisedError) -> Kind:
+def _unusual(
+    specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: UnrecognisedError
+) -> FallbackVerdict:
     """What does not grow with its input: it saturates, or is a norm of another kind than a spec's."""
     with drawn(specimen, generator):
         saturates = formula.saturates(specimen, shape, generator)
     if saturates:
-        return Kind.of("not a norm", seen.reason, "it is not the same for small and large inputs: it saturates")
+        return FallbackVerdict.of(
+            "not a norm", seen.reason, "it is not the same for small and large inputs: it saturates"
+        )
     readings = {**seen.readings, **causality.time_reading(specimen, shape, generator, None)}
     try:
         rows = coupling.rows_of(specimen, shape, generator)
@@ -79,7 +83,7 @@ def _unusual(specimen: Specimen, shape: tuple[int, ...], generator: torch.Genera
         readings |= direction.centring_readings(specimen, shape, generator)
         partial = _partial_statistics(specimen, shape, generator)
         readings = {**(partial or _rescaled_eps(specimen, shape, generator)), **readings}
-    return Kind.of("norm", seen.reason, **readings)
+    return FallbackVerdict.of("norm", seen.reason, **readings)
 
 
 def _partial_statistics(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:

@@ -8,7 +8,7 @@ from torch import nn
 
 import normkit as nk
 from normkit import NormSpec, specs
-from normkit.identification import runs
+from normkit.identification import half_precision_calls
 from normkit.identification.affine import Affine
 from normkit.identification.arithmetic import DEFINITION
 from normkit.identification.specimen import Specimen, undisturbed
@@ -18,7 +18,7 @@ WEIGHT = Affine(weight="weight")
 
 def made(norm, spec, affine, shape):
     with undisturbed():
-        return runs.make_runs(Specimen(norm), spec, affine, shape, torch.Generator().manual_seed(0))
+        return half_precision_calls.make_runs(Specimen(norm), spec, affine, shape, torch.Generator().manual_seed(0))
 
 
 def test_dtypes_of_the_runs():
@@ -57,14 +57,14 @@ def test_match_counts_equal_bits():
     other = run.y.clone()
     other.view(-1)[:82] *= 2
     assert run.match(other) == pytest.approx(1 - 82 / run.y.numel())
-    not_numbers = runs.Run(x=run.x, y=torch.full_like(run.y, torch.nan), weight=None, bias=None)
+    not_numbers = half_precision_calls.Run(x=run.x, y=torch.full_like(run.y, torch.nan), weight=None, bias=None)
     assert not_numbers.match(not_numbers.y) == 1.0
     assert not_numbers.match(run.y) == 0.0
 
 
 def test_float32_outputs_match_to_a_few_ulp():
     y = torch.ones(8)
-    run = runs.Run(x=y.half(), y=y, weight=None, bias=None)
+    run = half_precision_calls.Run(x=y.half(), y=y, weight=None, bias=None)
     assert run.match(y.double() * (1 + 4e-7)) == 1.0
     assert run.match(y.double() * (1 + 4e-6)) == 0.0
 
@@ -77,8 +77,8 @@ def test_the_rate_names_the_order():
     spec = specs.OLMO.replace(cast="none", statistics_dtype="input", round_rstd=True)
     with undisturbed():
         found = made(norm, spec, Affine(), (2, 16))
-        own = runs.rate(found[:1], spec)
-        wrong = runs.rate(found[:1], specs.OLMO)
+        own = half_precision_calls.rate(found[:1], spec)
+        wrong = half_precision_calls.rate(found[:1], specs.OLMO)
     assert own.share == 1.0
     # Without vector instructions torch.var gives the bits of the definition.
     assert own.order in ("x * (1 / s), v by torch.var", DEFINITION)
@@ -96,4 +96,4 @@ def test_the_rate_names_the_order():
 )
 def test_overflow(norm, expected):
     with undisturbed():
-        assert runs.overflows(Specimen(norm), (2, 64), torch.Generator().manual_seed(0)) is expected
+        assert half_precision_calls.overflows(Specimen(norm), (2, 64), torch.Generator().manual_seed(0)) is expected

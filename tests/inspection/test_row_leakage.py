@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normkit.inspection.leaks import Leak, find_leaks
+from normkit.inspection.row_leakage import Leak, find_leaks
 from normkit.inspection.running import runner, shortened
 from normkit.inspection.structure import survey
 

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normkit.identification import conduct
+from normkit.identification import side_effects
 from normkit.identification.behaviour import identify
 from normkit.identification.specimen import Specimen, undisturbed
 
 
 def readings(norm, shape=(2, 6)):
     with undisturbed():
-        return conduct.conduct(Specimen(norm), shape, torch.Generator().manual_seed(0))
+        return side_effects.side_effect_readings(Specimen(norm), shape, torch.Generator().manual_seed(0))
 
 
 def in_place(x):
@@ -187,7 +187,7 @@ def test_modes_and_replaced_buffers_come_back():
         module.register_buffer("extra", torch.ones(1))
         return module(x)
 
-    with conduct.kept(careless):
+    with side_effects.kept(careless):
         careless(torch.randn(2, 6))
     assert module.training
     assert module.running_mean is mean
@@ -216,7 +216,7 @@ def test_tensors_in_a_closure_come_back():
         return F.rms_norm(x, (6,))
 
     version = average._version
-    with conduct.kept(tracking):
+    with side_effects.kept(tracking):
         pass
     # What did not change is not written to.
     assert average._version == version

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from normkit.errors import NormkitError
 from normkit.identification import coupling
+from normkit.identification.half_precision_calls import HALF
 from normkit.identification.passport import Reading
-from normkit.identification.runs import HALF
 from normkit.identification.specimen import Specimen, UnrecognisedError
 
 _SEED = 1
@@ -21,7 +21,7 @@ _FOLLOWS, _AS_LONG = 0.5, 1.25
 """An activation that saturates grows 1.4 times and more over this range; what norms leave beside noise stays."""
 
 
-def conduct(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> dict[str, Reading]:
+def side_effect_readings(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> dict[str, Reading]:
     """Readings "input" ("kept" or "overwritten"), "repeatable" and, of a module, "training".
 
     "overwritten in" are the dtypes in which the input is.

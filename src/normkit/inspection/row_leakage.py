@@ -23,9 +23,9 @@ from normkit.identification.sites import NormSite, OtherNorm
 from normkit.identification.specimen import undisturbed
 from normkit.identification.tracing import first_output, first_tensor
 from normkit.inspection.observing import Listener, observed
+from normkit.inspection.perturbed_batches import Kind, Perturbation, change, perturbations, put_back
 from normkit.inspection.running import Batch, evaluating, runner
 from normkit.inspection.structure import Structure
-from normkit.inspection.trials import Kind, Trial, change, put_back, trials
 
 Mode = Literal["evaluation", "training"]
 
@@ -68,7 +68,7 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
     Returns:
         The leaks, norms in forward order; None if it could not be tried: no token ids, or the model refuses them.
     """
-    plan = trials(model, batch)
+    plan = perturbations(model, batch)
     if plan is None:
         return None
     leaks: list[Leak] = []
@@ -90,25 +90,25 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
 class _Comparison:
     """Runs of one model on pairs of batches."""
 
-    def __init__(self, model: nn.Module, structure: Structure, plan: Sequence[Trial]) -> None:
+    def __init__(self, model: nn.Module, structure: Structure, plan: Sequence[Perturbation]) -> None:
         self._model, self._structure, self._plan = model, structure, plan
         self._entered: dict[str, Tensor] = {}
 
     def leaks(self, mode: Mode) -> list[Leak]:
         found = []
-        for trial in self._plan:
+        for perturbation in self._plan:
             before = _Recorder()
-            output = self._run(trial.before, before)
-            after = _Comparer(before, trial.kept)
-            changed = self._run(trial.after, after)
-            rest = max((change(a, b, trial.kept) for a, b in zip(output, changed, strict=True)), default=0.0)
+            output = self._run(perturbation.before, before)
+            after = _Comparer(before, perturbation.kept)
+            changed = self._run(perturbation.after, after)
+            rest = max((change(a, b, perturbation.kept) for a, b in zip(output, changed, strict=True)), default=0.0)
             moved = rest > _moves(output[0].dtype) if output else False
-            if trial.kind == "time" and (moved or after.moved_input):
+            if perturbation.kind == "time" and (moved or after.moved_input):
                 # The rest of the model looks ahead as well: it is not causal.
                 continue
-            found += [Leak(kind=trial.kind, mode=mode, path=path, change=by) for path, by in after.moved.items()]
+            found += [Leak(kind=perturbation.kind, mode=mode, path=path, change=by) for path, by in after.moved.items()]
             if moved and not after.moved:
-                found.append(Leak(kind=trial.kind, mode=mode, path="", change=rest))
+                found.append(Leak(kind=perturbation.kind, mode=mode, path="", change=rest))
             if mode == "evaluation":
                 self._entered = {path: inputs[0] for path, inputs in before.inputs.items()} | self._entered
         return found

@@ -9,7 +9,7 @@ from torch import nn
 
 import normkit as nk
 from normkit import NormSpec, reference, specs
-from normkit.identification import program
+from normkit.identification import cast_program
 from normkit.identification.affine import Affine
 from normkit.identification.specimen import Specimen, undisturbed
 
@@ -19,7 +19,7 @@ WEIGHT = Affine(weight="weight")
 
 def recovered(norm, spec, affine, n=64, seed=0):
     with undisturbed():
-        return program.recover(Specimen(norm), spec, affine, (2, 3, n), torch.Generator().manual_seed(seed))
+        return cast_program.recover(Specimen(norm), spec, affine, (2, 3, n), torch.Generator().manual_seed(seed))
 
 
 def opened(found):
@@ -268,5 +268,5 @@ def test_the_rate_of_another_instance():
         generator = torch.Generator().manual_seed(0)
         specimen = Specimen(nk.Norm(specs.LLAMA, 64))
         specimen.draw(generator)
-        assert program.rate_of(specimen, specs.LLAMA, WEIGHT, (2, 64), generator) == 1.0
-        assert program.rate_of(specimen, specs.OLMO2, WEIGHT, (2, 64), generator) < 0.9
+        assert cast_program.rate_of(specimen, specs.LLAMA, WEIGHT, (2, 64), generator) == 1.0
+        assert cast_program.rate_of(specimen, specs.OLMO2, WEIGHT, (2, 64), generator) < 0.9
