@@ -11,7 +11,8 @@ import normkit as nk
 from normkit import NormSpec, reference, specs
 from normkit.identification import cast_program
 from normkit.identification.affine import Affine
-from normkit.identification.specimen import Specimen, undisturbed
+from normkit.identification.specimen import Specimen
+from normkit.identification.state import undisturbed
 
 BOTH = Affine(weight="weight", bias="bias")
 WEIGHT = Affine(weight="weight")

@@ -11,7 +11,8 @@ import normkit as nk
 from normkit import NormSpec
 from normkit.identification import conditioning
 from normkit.identification.behaviour import identify
-from normkit.identification.specimen import Specimen, undisturbed
+from normkit.identification.specimen import Specimen
+from normkit.identification.state import undisturbed
 
 PLAIN = NormSpec(has_weight=False, has_bias=False)
 RMS = PLAIN.replace(centre_numerator=False, centre_statistics=False)

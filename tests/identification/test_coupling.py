@@ -9,7 +9,8 @@ from torch import nn
 
 from normkit.errors import ShapeError
 from normkit.identification import coupling
-from normkit.identification.specimen import Specimen, UnrecognisedError, undisturbed
+from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.identification.state import undisturbed
 
 
 def rows(norm, shape):

@@ -8,7 +8,8 @@ from torch import nn
 
 from normkit.identification import direction
 from normkit.identification.behaviour import identify
-from normkit.identification.specimen import Specimen, undisturbed
+from normkit.identification.specimen import Specimen
+from normkit.identification.state import undisturbed
 
 N = 48
 # float32 gives each column of the matrix to about 1e-6.

@@ -11,7 +11,8 @@ from torch import nn
 import normkit as nk
 from normkit import NormSpec
 from normkit.identification.eps_response import roll_off
-from normkit.identification.specimen import Specimen, UnrecognisedError, undisturbed
+from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.identification.state import undisturbed
 
 PLAIN = NormSpec(has_weight=False, has_bias=False)
 

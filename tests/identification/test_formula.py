@@ -10,7 +10,8 @@ from torch import nn
 import normkit as nk
 from normkit import NormSpec
 from normkit.identification import formula
-from normkit.identification.specimen import Specimen, UnrecognisedError, undisturbed
+from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.identification.state import undisturbed
 
 SHAPE = (2, 3, 12)
 

@@ -11,7 +11,8 @@ from normkit import NormSpec, specs
 from normkit.identification import half_precision_calls
 from normkit.identification.affine import Affine
 from normkit.identification.arithmetic import DEFINITION
-from normkit.identification.specimen import Specimen, undisturbed
+from normkit.identification.specimen import Specimen
+from normkit.identification.state import undisturbed
 
 WEIGHT = Affine(weight="weight")
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from normkit.identification import maps
 from normkit.identification.behaviour import identify
-from normkit.identification.specimen import Specimen, undisturbed
+from normkit.identification.specimen import Specimen
+from normkit.identification.state import undisturbed
 
 
 def kind(norm, shape):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +11,8 @@ from torch import nn
 
 from normkit.identification import side_effects
 from normkit.identification.behaviour import identify
-from normkit.identification.specimen import Specimen, undisturbed
+from normkit.identification.specimen import Specimen
+from normkit.identification.state import undisturbed
 
 
 def readings(norm, shape=(2, 6)):
@@ -111,114 +110,3 @@ def test_what_is_not_repeatable_is_undecidable(norm, said, is_norm_like):
     assert said in passport.evidence[0]
     assert passport.readings["repeatable"].value is False
     assert ("scale" in passport.readings) is is_norm_like
-
-
-def test_all_random_generators_come_back():
-    def draws(x):
-        return F.layer_norm(x, (6,)) * (1 + 0 * (random.random() + float(np.random.rand()) + float(torch.rand(()))))
-
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
-    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
-    identify(draws, 6)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-    assert bool((np.random.get_state()[1] == before[2]).all())
-
-
-class Holder:
-    """A callable that is no module, and holds one."""
-
-    def __init__(self, module):
-        self.parts = [module]
-
-    def __call__(self, x):
-        return self.parts[0](x)
-
-    def method(self, x):
-        return self.parts[0](x)
-
-
-GLOBAL = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5))
-
-
-def ways_to_hold(module):
-    def through_a_default(x, module=module):
-        return module(x)
-
-    return {
-        "closure": lambda x: module(x),
-        "closure of a closure": (lambda inner: lambda x: inner(x))(lambda x: module(x)),
-        "partial": partial(lambda held, x: held(x), module),
-        "object": Holder(module),
-        "method of an object": Holder(module).method,
-        "default": through_a_default,
-        "method": module.forward,
-    }
-
-
-@pytest.mark.parametrize("way", ways_to_hold(nn.Identity()))
-def test_a_module_that_a_function_holds_comes_back_bit_for_bit(way):
-    module = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5)).train()
-    state = {name: value.clone() for name, value in module.state_dict().items()}
-    tensors = dict(module.named_buffers()) | dict(module.named_parameters())
-    identify(ways_to_hold(module)[way], 6)
-    assert all(part.training for part in module.modules())
-    for name, value in (dict(module.named_buffers()) | dict(module.named_parameters())).items():
-        assert value is tensors[name]
-        assert torch.equal(value, state[name])
-
-
-def test_a_global_module_comes_back_too():
-    GLOBAL.train()
-    identify(lambda x: GLOBAL(x), 6)
-    assert bool((GLOBAL[0].running_mean == 0).all())
-    assert GLOBAL.training
-
-
-def test_modes_and_replaced_buffers_come_back():
-    module = nn.BatchNorm1d(6).train()
-    mean = module.running_mean
-
-    def careless(x):
-        module.eval()
-        module.running_mean = torch.ones(6)
-        module.register_buffer("extra", torch.ones(1))
-        return module(x)
-
-    with side_effects.kept(careless):
-        careless(torch.randn(2, 6))
-    assert module.training
-    assert module.running_mean is mean
-    assert "extra" not in dict(module.named_buffers())
-
-
-def test_what_a_module_counts_for_itself_comes_back():
-    module = nn.LayerNorm(6)
-    module.calls = 0
-
-    def counting(x):
-        module.calls += 1
-        module.last = x
-        return module(x)
-
-    identify(counting, 6)
-    assert module.calls == 0
-    assert not hasattr(module, "last")
-
-
-def test_tensors_in_a_closure_come_back():
-    average = torch.zeros(6)
-
-    def tracking(x):
-        average.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        return F.rms_norm(x, (6,))
-
-    version = average._version
-    with side_effects.kept(tracking):
-        pass
-    # What did not change is not written to.
-    assert average._version == version
-    assert identify(tracking, 6).verdict == "norm"
-    assert bool((average == 0).all())

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from normkit.errors import ModelError, ShapeError
-from normkit.identification.behaviour import identify
-from normkit.identification.specimen import Specimen, UnrecognisedError, undisturbed
+from normkit.identification.specimen import Specimen, UnrecognisedError
 
 
 def test_the_copy_has_no_hooks_and_shares_nothing():
@@ -100,23 +99,3 @@ def test_calls_in_other_dtypes_leave_the_parameters():
     assert specimen.parameters["weight"].dtype == torch.float32
     assert specimen.parameters["weight"][0] == torch.tensor(1 / 3)
     assert specimen.call_in(torch.bfloat16, torch.randn(2, 5)) is None
-
-
-def test_nothing_outside_is_disturbed():
-    state = torch.get_rng_state()
-    with undisturbed():
-        torch.rand(3)
-        assert not torch.is_grad_enabled()
-    assert torch.equal(state, torch.get_rng_state())
-    assert torch.is_grad_enabled()
-
-
-@pytest.mark.slow
-def test_another_default_dtype_changes_nothing_and_comes_back():
-    expected = identify(nn.LayerNorm(16), 16).spec
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert identify(nn.LayerNorm(16), 16).spec == expected
-        assert torch.get_default_dtype() == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)

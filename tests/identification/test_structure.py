@@ -9,7 +9,8 @@ from torch import nn
 import normkit as nk
 from normkit import NormSpec
 from normkit.identification import structure
-from normkit.identification.specimen import Specimen, UnrecognisedError, undisturbed
+from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.identification.state import undisturbed
 
 
 def recovered(norm, shape, given=None):

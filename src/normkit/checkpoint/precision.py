@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normkit.errors import InputError
+from normkit.identification.state import in_mode
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _NARROWING = (Tensor.float, Tensor.half, Tensor.bfloat16)
@@ -76,7 +77,7 @@ def true_logits(model: nn.Module, **inputs: Any) -> Tensor:
     call = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
     if "use_cache" in inspect.signature(model.forward).parameters:
         call.setdefault("use_cache", False)
-    with torch.no_grad(), _evaluating(model), _plain_experts(model), TrueFloat64():
+    with torch.no_grad(), in_mode(model, training=False), _plain_experts(model), TrueFloat64():
         output = model(**call)
     found = getattr(output, "logits", None)
     logits: Tensor = output.last_hidden_state if found is None else found
@@ -99,17 +100,6 @@ def _is_narrow(value: Any) -> bool:
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager

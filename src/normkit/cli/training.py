@@ -16,6 +16,7 @@ from normkit.checkpoint.loading import LoadedModel
 from normkit.checkpoint.silence import silence
 from normkit.cli.texts import Batches, check_runs
 from normkit.errors import InputError, ModelError
+from normkit.identification.state import buffers_kept, in_mode
 from normkit.inspection.result import Inspection, Status
 from normkit.inspection.rules import ranked
 from normkit.inspection.running import evaluating
@@ -67,9 +68,7 @@ def joined(inspection: Inspection, step: Inspection) -> Inspection:
 def _untouched(model: Any) -> Iterator[None]:
     """Training mode and gradients inside; outside, modes, gradients and buffers as they were."""
     needed = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
-    with evaluating(model):
-        model.train()
+    with evaluating(model), in_mode(model, training=True), buffers_kept(model):
         try:
             for parameter in needed:
                 parameter.requires_grad_(parameter.is_floating_point())
@@ -78,9 +77,6 @@ def _untouched(model: Any) -> Iterator[None]:
             for parameter, wanted in needed.items():
                 parameter.grad = None
                 parameter.requires_grad_(wanted)
-            with torch.no_grad():
-                for buffer, value in buffers.items():
-                    buffer.copy_(value)
 
 
 def _loss(model: Any, batch: dict[str, Tensor]) -> Tensor:

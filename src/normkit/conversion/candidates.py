@@ -16,7 +16,8 @@ from torch import nn
 from normkit.conversion.replacement import Formula
 from normkit.errors import NormkitError, ShapeError
 from normkit.identification.behaviour import Examination, examine
-from normkit.identification.specimen import Specimen, UnrecognisedError, undisturbed
+from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.identification.state import undisturbed
 from normkit.identification.tracing import ModuleCall
 
 _PARAMETERS_PER_FEATURE = 4

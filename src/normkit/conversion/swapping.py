@@ -16,6 +16,7 @@ from normkit.conversion.result import Check, ConversionReport, LeftAlone, Swappe
 from normkit.conversion.verification import floating_dtypes, settings, verify
 from normkit.errors import KindError, ModelError, UseError
 from normkit.identification.specimen import first_line
+from normkit.identification.state import in_mode
 from normkit.identification.tracing import NORM_FUNCTIONS, Trace, trace
 from normkit.kernels import cpu
 
@@ -124,7 +125,7 @@ def _traced(model: nn.Module, inputs: object) -> Trace:
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
-    with _in_eval_mode(model), torch.random.fork_rng(devices=[]):
+    with in_mode(model, training=False), torch.random.fork_rng(devices=[]):
         try:
             return trace(model, run)
         except Exception as error:  # a foreign model may refuse in any way
@@ -151,18 +152,6 @@ def _made_on_the_cpu() -> Iterator[None]:
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield
-
-
-@contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class _Swap(NamedTuple):

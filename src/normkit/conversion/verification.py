@@ -18,7 +18,8 @@ from normkit import reference
 from normkit.conversion.replacement import Formula, swap
 from normkit.conversion.result import Check
 from normkit.conversion.truth import Truth, units
-from normkit.identification.specimen import Specimen, undisturbed
+from normkit.identification.specimen import Specimen
+from normkit.identification.state import undisturbed
 from normkit.spec import NormSpec
 
 _ELEMENTS = 2**17

@@ -30,7 +30,8 @@ from normkit.identification.divisor import Choice
 from normkit.identification.eps_response import roll_off
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.precision import precision_of
-from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError, undisturbed
+from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError
+from normkit.identification.state import function_state_kept, undisturbed
 from normkit.identification.structure import Structure
 from normkit.spec import NormSpec
 
@@ -122,7 +123,7 @@ def examine(
     # At least two samples, which is what tells a batch norm.
     sizes = (max(given[0], 2), *given[1:])
     parameters = adapters.parameters_of(norm, weight, bias)
-    with undisturbed(), side_effects.kept(norm):
+    with undisturbed(), function_state_kept(norm):
         if _owner(norm) is None:
             norm = adapters.on_tensors(norm, call, torch.ones(given, device=device, dtype=dtype), parameters)
         if parameters:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -208,32 +204,6 @@ class Specimen:
     def has_running_statistics(self) -> bool:
         """There are floating-point buffers, as in a batch norm."""
         return self.module is not None and any(buffer.is_floating_point() for buffer in self.module.buffers())
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Without gradients, autocast and warnings, in float32; all random generators and torch's state come back."""
-    default = torch.get_default_dtype()
-    numpy = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = None if numpy is None else numpy.random.get_state()
-    is_initialized: Callable[[], bool] = torch.cuda.is_initialized
-    devices = range(torch.cuda.device_count() if is_initialized() else 0)
-    with (
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=list(devices)),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(default)
-            random.setstate(python_state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
 
 
 def _directly(norm: Callable[..., object], x: Tensor, *further: Tensor, **named: Tensor) -> object:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import copy
 import math
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +20,10 @@ from torch import nn
 
 from normkit import reference
 from normkit.checkpoint import swaps
+from normkit.checkpoint.silence import silence
 from normkit.errors import ModelError
 from normkit.identification.behaviour import examine
+from normkit.identification.state import undisturbed
 from normkit.inspection.patches import is_as_written, stands_for
 from normkit.models import catalogue, norm_classes
 from normkit.spec import NormSpec
@@ -72,7 +72,7 @@ def stock_intent(model: nn.Module) -> Intent | None:
     # A model of transformers has imported it; any other has no use for it.
     if "transformers" not in sys.modules:
         return None
-    with _undisturbed():
+    with silence(), undisturbed():
         return next((intent for stock_class in _stock_classes(model) if (intent := _intent(model, stock_class))), None)
 
 
@@ -141,22 +141,6 @@ def _built(stock_class: Any, config: Any) -> nn.Module | None:
     # Any third-party constructor runs here; a model that cannot be rebuilt has no known intent.
     except Exception:
         return None
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without gradients, warnings and log messages, in float32, and with torch's state as it was afterwards."""
-    from transformers.utils import logging
-
-    verbosity, dtype = logging.get_verbosity(), torch.get_default_dtype()
-    logging.set_verbosity(logging.CRITICAL)
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        torch.set_default_dtype(dtype)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from normkit.identification.passport import Passport
 from normkit.identification.sites import NormSite, OtherNorm
-from normkit.identification.specimen import undisturbed
+from normkit.identification.state import buffers_kept, in_mode, undisturbed
 from normkit.identification.tracing import first_output, first_tensor
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.perturbed_batches import Kind, Perturbation, change, perturbations, put_back
@@ -72,7 +72,7 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
     if plan is None:
         return None
     leaks: list[Leak] = []
-    with undisturbed(), evaluating(model), _buffers_kept(model):
+    with undisturbed(), evaluating(model), buffers_kept(model):
         try:
             seen = _Comparison(model, structure, plan)
             leaks += seen.leaks("evaluation")
@@ -82,7 +82,7 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
         passports = [norm.passport for norm in structure.sites] + [norm.passport for norm in structure.others]
         if any(map(_differs_in_training, passports)):
             leaks += seen.mode_gaps()
-            with _training(model), _tolerated():
+            with in_mode(model, training=True), _tolerated():
                 leaks += seen.leaks("training")
     return tuple(leaks)
 
@@ -122,7 +122,7 @@ class _Comparison:
                 continue
             with _tolerated():
                 plain = first_output(module(x.clone()))
-                with _training(module):
+                with in_mode(module, training=True):
                     batched = first_output(module(x.clone()))
                 if plain is None or batched is None:
                     continue
@@ -226,39 +226,12 @@ def _heard(model: nn.Module, others: Iterable[OtherNorm], listener: _Recorder) -
 
 
 @contextmanager
-def _training(module: nn.Module) -> Iterator[None]:
-    modes = {part: part.training for part in module.modules()}
-    module.train()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-
-
-@contextmanager
 def _tolerated() -> Iterator[None]:
     """Not every model can be called in training mode, or every norm by itself: then that shows nothing."""
     try:
         yield
     except Exception:
         return
-
-
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put back the buffers that calls in training mode update: the same tensors with the same values."""
-    registered = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [(held, held.clone()) for _, buffers in registered for held in buffers.values() if held is not None]
-    try:
-        yield
-    finally:
-        for module, buffers in registered:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-        for held, value in values:
-            if not torch.equal(held, value):
-                held.copy_(value)
 
 
 def _differs_in_training(passport: Passport) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
+from normkit.identification.state import in_mode
 
 Batch: TypeAlias = Mapping[Any, Any]
 """The arguments of one call by name; those that have none, as of `forward(*args)`, by their position. Values are
@@ -26,22 +27,19 @@ _STRUCTURE_TOKENS = 16
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode and no cache inside; outside, every module's own mode and the configuration's word on caches."""
-    training = {module: module.training for module in model.modules()}
     # Some models take use_cache through **kwargs only: what a replayed block adds to a cache would stay in it.
     configs: dict[int, Any] = {
         id(module.config): module.config for module in model.modules() if hasattr(module, "config")
     }
     caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
-    model.eval()
     try:
         for config in caching:
             config.use_cache = False
-        yield
+        with in_mode(model, training=False):
+            yield
     finally:
         for config in caching:
             config.use_cache = True
-        for module, mode in training.items():
-            module.training = mode
 
 
 def batches_of(given: Any) -> Iterator[Any]:
