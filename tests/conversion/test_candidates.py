@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from normkit import specs
-from normkit.conversion import candidates
 from normkit.conversion.candidates import Search
 from normkit.conversion.swapping import convert
+from normkit.identification import finder
 from normkit.identification.tracing import trace
 
 
@@ -101,8 +101,8 @@ class Summed(Square):
         return super().forward(x + residual)
 
 
-def find(module, paths=("a",), calls=None, **options):
-    return Search(calls or {}).find(module, paths, **options)
+def find(module, paths=("a",), calls=None):
+    return Search(calls or {}).find(module, paths)
 
 
 FOUND = {
@@ -261,8 +261,8 @@ def test_what_holds_more_than_a_norm_gives_its_norm(beside):
 
 @pytest.mark.slow
 def test_like_modules_are_identified_once(monkeypatch):
-    seen, examine = [], candidates.examine
-    monkeypatch.setattr(candidates, "examine", lambda *given: (seen.append(given), examine(*given))[1])
+    seen, examine = [], finder.examine
+    monkeypatch.setattr(finder, "examine", lambda *given: (seen.append(given), examine(*given))[1])
     model = nn.Sequential(*(Square(24) for _ in range(4)), Square(16), Square(24, eps=1e-3))
     report = convert(model)
     assert [norm.spec.eps for norm in report.swapped] == [1e-6] * 5 + [1e-3]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normkit.conversion.candidates import Finding, Search
+from normkit.conversion.candidates import Candidate, Search
 from normkit.conversion.replacement import Formula, is_converted, is_normkit, is_torchs, restore, swap
 from normkit.conversion.result import Check, ConversionReport, LeftAlone, SwappedNorm
 from normkit.conversion.verification import floating_dtypes, settings, verify
@@ -234,21 +234,15 @@ class _Conversion:
 
     def _considered(self, module: nn.Module) -> _Swap | str | None:
         """What takes the place of a module and how that was verified; why nothing does; or None for no norm."""
-        paths = self._paths[module]
-        found = self._search.find(module, paths)
+        found = self._search.find(module, self._paths[module])
         if found.formula is None:
             return found.reason
         if "forward" in vars(module):
             return "its forward is set on the object, as accelerate and kernels do; remove that first"
-        checked = self._checked(module, found, found.formula)
-        if isinstance(checked, _Swap) or found.path in paths:
-            return checked
-        # It is like the first of its kind to look at only.
-        found = self._search.find(module, paths, afresh=True)
-        return found.reason if found.formula is None else self._checked(module, found, found.formula)
+        return self._checked(module, found, found.formula)
 
-    def _checked(self, module: nn.Module, found: Finding, formula: Formula) -> _Swap | str:
-        """The formula with the checks of the swap, or what speaks against it."""
+    def _checked(self, module: nn.Module, found: Candidate, formula: Formula) -> _Swap | str:
+        """The formula with the checks of the swap, or the reason against it."""
         slow = self._slow(module, formula, found.shape)
         if slow is not None and cpu.load() is None:
             return f"no kernel computes it ({slow}), so it would be slower ({formula.spec})"

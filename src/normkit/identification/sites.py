@@ -8,25 +8,22 @@ such modules are sites of their own.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from normkit import reference, specs
-from normkit.errors import InputError, NormkitError
-from normkit.identification.behaviour import Examination, agrees, examine
+from normkit.errors import InputError
+from normkit.identification.behaviour import Examination
+from normkit.identification.finder import Finder, is_called_like_a_norm
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sharding import is_elsewhere, whole
 from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
 from normkit.spec import NormSpec
 from normkit.text import offer
-
-_PARAMETERS_PER_FEATURE = 4
-"""A gain and a bias make two; anything with more than twice that is a block, a projection or an attention."""
 
 _NORM_LIKE = {"degree", "scale"}
 """Readings of what would be a norm but for a fault."""
@@ -128,7 +125,7 @@ class _Search:
         self.sites: list[NormSite] = []
         self.unrecognised: list[OtherNorm] = []
         self._seen: set[str] = set()
-        self._known: dict[object, list[tuple[str, Examination]]] = defaultdict(list)
+        self._finder = Finder()
 
     def consider(self, call: ModuleCall) -> None:
         """Add the call's module if it is a norm."""
@@ -136,16 +133,14 @@ class _Search:
             return
         self._seen.add(call.path)
         module = self.model.get_submodule(call.path)
-        if not _may_be_norm(call, module):
+        if not is_called_like_a_norm(call, module):
             return
         with whole(module):
             self._consider_whole(call, module)
 
     def _consider_whole(self, call: ModuleCall, module: nn.Module) -> None:
-        try:
-            found = self._examined(call, module)
-        except (NormkitError, RuntimeError):
-            # It takes no other input than the model's own, as no norm does.
+        found = self._examined(call, module)
+        if found is None:
             return
         passport = found.passport
         if passport.verdict not in ("norm", "batch", "gated", "adaptive") and not passport.readings.keys() & _NORM_LIKE:
@@ -167,48 +162,14 @@ class _Search:
     def _add_other(self, path: str, module: nn.Module, passport: Passport, reason: str) -> None:
         self.unrecognised.append(OtherNorm(path=path, reason=f"{type(module).__name__}: {reason}", passport=passport))
 
-    def _examined(self, call: ModuleCall, module: nn.Module) -> Examination:
-        path, shape = call.path, call.input_shape
-        sizes = tuple((name, value.shape, value.dtype) for name, value in module.named_parameters())
-        known = self._known[type(module), tuple(shape[1:]), sizes]
-        for first, examination in known:
-            if agrees(module, examination):
-                return _verified(examination, module, first)
-        # A call without rows, as for a modality that a batch lacks, still tells the features.
-        rows = tuple(max(size, 1) for size in (shape if len(shape) > 1 else (2, *shape)))
-        found = examine(module, rows)
+    def _examined(self, call: ModuleCall, module: nn.Module) -> Examination | None:
+        found = self._finder.examined(module, call.path, call.input_shape)
         held = {parameter.dtype for parameter in module.parameters()}
-        if found.passport.spec is None and call.input_dtype == torch.float32 and held in _HALVES:
-            # It may round what enters to the dtype of its parameters, and be a norm of what is left.
-            rounding = examine(module, rows, dtype=held.pop())
-            found = found if rounding.passport.spec is None else rounding
-        if found.passport.spec is not None:
-            known.append((path, found))
+        if found is not None and found.passport.spec is None and call.input_dtype == torch.float32 and held in _HALVES:
+            # It may round its input to the dtype of its parameters, and be a norm of the rounded input.
+            rounding = self._finder.examined(module, call.path, call.input_shape, held.pop())
+            return rounding if rounding is not None and rounding.passport.spec is not None else found
         return found
-
-
-def _verified(examination: Examination, module: nn.Module, path: str) -> Examination:
-    line = f"found on {path}, a like module; on this one the formula and its casts were verified"
-    passport = examination.passport
-    kind = passport.readings["kind"]
-    weight, bias = (None if part is None else part.detach().clone() for part in examination.affine.of(module))
-    return replace(
-        examination,
-        passport=replace(
-            passport,
-            readings={**passport.readings, "kind": replace(kind, evidence=(*kind.evidence, line))},
-            weight=weight,
-            bias=bias,
-        ),
-    )
-
-
-def _may_be_norm(call: ModuleCall, module: nn.Module) -> bool:
-    if not call.bare or not call.input_shape or call.output_shape != call.input_shape:
-        return False
-    # A gain may have a row for each head, or span two axes.
-    widest = call.input_shape[-1] * max((1, *call.input_shape[1:-1]))
-    return sum(parameter.numel() for parameter in module.parameters()) <= _PARAMETERS_PER_FEATURE * widest
 
 
 def _is_within(path: str, outer: str) -> bool:

@@ -23,13 +23,12 @@ from normkit.checkpoint import swaps
 from normkit.checkpoint.silence import silence
 from normkit.errors import ModelError
 from normkit.identification.behaviour import examine
+from normkit.identification.finder import likeness, may_be_norm
 from normkit.identification.state import undisturbed
 from normkit.inspection.patches import is_as_written, stands_for
 from normkit.models import catalogue, norm_classes
 from normkit.spec import NormSpec
 
-# A gain has an entry a feature, for each head at most: what has more parameters is a matrix.
-_MOST_PARAMETERS = 1 << 16
 # For a norm without parameters in a model without an embedding: any width is as good.
 _SOME_WIDTH = 64
 
@@ -159,12 +158,12 @@ def _norms(stock: Any) -> dict[str, _Norm]:
     known: dict[object, _Norm | None] = {}
     found = {}
     for path, module in stock.named_modules():
-        if any(module.children()) or sum(parameter.numel() for parameter in module.parameters()) > _MOST_PARAMETERS:
+        if any(module.children()) or not may_be_norm(module):
             continue
-        conventions = _conventions(module)
-        if conventions not in known:
-            known[conventions] = _identified(stock, module, width)
-        if (norm := known[conventions]) is not None:
+        kind = likeness(module)
+        if kind not in known:
+            known[kind] = _identified(stock, module, width)
+        if (norm := known[kind]) is not None:
             found[path] = norm
     return found
 
@@ -176,17 +175,6 @@ def _width(stock: Any) -> int:
     except NotImplementedError:
         return _SOME_WIDTH
     return int(getattr(embedding, "embedding_dim", _SOME_WIDTH))
-
-
-def _conventions(module: nn.Module) -> object:
-    """Equal for modules that compute the same: class, plain attributes, shapes of the parameters."""
-    attributes = [(name, repr(value)) for name, value in vars(module).items() if _is_plain(value)]
-    shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
-    return type(module), tuple(attributes), tuple(shapes)
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str, tuple))
 
 
 def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
