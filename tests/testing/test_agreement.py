@@ -20,14 +20,13 @@ from faulty_norms import (
 )
 from normkit import specs
 from normkit.testing import agreement, violations
-from normkit.testing.subject import Subject
-from normkit.testing.trial import Trial
+from normkit.testing.norm_under_test import Subject
 
 HALF = (torch.bfloat16, torch.float16)
 
 
 def trial(norm, spec, dtype=torch.float32, parameter_dtype=None):
-    return Trial.of(Subject(norm, spec, None, None, None, None, None, torch.float32), spec, dtype, parameter_dtype)
+    return Subject(norm, spec, None, None, None, None, None, torch.float32).in_dtype(spec, dtype, parameter_dtype)
 
 
 @pytest.mark.parametrize("n", [8, 64, 4096])

@@ -8,14 +8,13 @@ from torch import nn
 
 from normkit import specs
 from normkit.testing import sharing, violations
-from normkit.testing.subject import Subject
-from normkit.testing.trial import Trial
+from normkit.testing.norm_under_test import Subject
 
 ROWS = specs.OLMO
 
 
 def seen(norm, spec=ROWS, shape=(2, 3, 12), dtype=torch.float32):
-    return sharing.rows(Trial.of(Subject(norm, spec, shape, None, None, None, None, torch.float32), spec, dtype))
+    return sharing.rows(Subject(norm, spec, shape, None, None, None, None, torch.float32).in_dtype(spec, dtype))
 
 
 def over(*axes, groups=1):

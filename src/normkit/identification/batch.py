@@ -28,7 +28,7 @@ def running(
     """The batch norm that an elementwise map in eval mode is, by what it does in training mode; None if it is none."""
     if not specimen.has_running_statistics:
         return None
-    training = specimen.in_training_mode()
+    training = specimen.in_mode(training=True)
     try:
         shared = _shared(training, shape, generator)
     except (ShapeError, UnrecognisedError):

@@ -16,8 +16,8 @@ from normkit.identification import (
     adapters,
     calling,
     cast_program,
-    causality,
     conditioning,
+    coupling,
     divisor,
     fallback_verdicts,
     gating,
@@ -136,7 +136,7 @@ def examine(
             beside = side_effects.side_effect_readings(specimen, small, generator)
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
             found = _found(specimen, fresh, small, sizes, generator)
-            beside |= causality.time_reading(specimen, small, generator, found.passport.spec)
+            beside |= coupling.time_reading(specimen, small, generator, found.passport.spec)
             beside |= gating.optional_gate(specimen, small, generator) if call is None else {}
         except UnrecognisedError as seen:
             # The search has drawn other parameters.

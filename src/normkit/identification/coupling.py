@@ -1,9 +1,9 @@
-"""Which elements share statistics: change one element of the input, see which outputs move."""
+"""Which outputs move when inputs change: the rows that share statistics, and how positions in time reach others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -15,9 +15,12 @@ from normkit.errors import ShapeError
 from normkit.identification.passport import Reading
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.spec import NormSpec
 
 _HALVES = 6
-_FELT = 1e-4
+_MOVED = 1e-6
+"""An output moves if it changes by more than this share of the largest change, or of their root mean square."""
+_UNEVEN = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,20 +93,38 @@ def reach(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) 
     return _extent(_moved(specimen, shape, generator))
 
 
-def _moved(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Which outputs change when the first input element does."""
-    far = precision_of(specimen.dtype).far
-    x = far * torch.randn(tuple(shape), generator=generator).to(specimen.device)
-    bump = 4 * far * math.sqrt(x.numel())
-    rest = specimen(x)
+def moved_outputs(
+    norm: Callable[[Tensor], Tensor],
+    x: Tensor,
+    index: tuple[int, ...],
+    step: float,
+    is_felt: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Which outputs move when one element of x goes up, or down, by a step.
+
+    Args:
+        norm: A norm.
+        x: Its input.
+        index: Of the element.
+        step: In units of x.
+        is_felt: Which outputs moved, from the magnitude of their changes and from the outputs for x.
+    """
+    rest = norm(x)
     moved = torch.zeros_like(rest, dtype=torch.bool)
     # Up and down: by chance, an output may come back to the same value once.
-    for step in (bump, -bump):
+    for change in (step, -step):
         other = x.clone()
-        other.view(-1)[0] += step
-        change = (specimen(other) - rest).abs()
-        moved |= change > 1e-6 * change.max()
+        other[index] += change
+        moved |= is_felt((norm(other) - rest).abs(), rest)
     return moved
+
+
+def _moved(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Which outputs move when the first input element does."""
+    far = precision_of(specimen.dtype).far
+    x = far * torch.randn(tuple(shape), generator=generator).to(specimen.device)
+    step = 4 * far * math.sqrt(x.numel())
+    return moved_outputs(specimen, x, (0,) * x.dim(), step, lambda change, _: change > _MOVED * change.max())
 
 
 def _refuse_uneven(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> None:
@@ -116,7 +137,7 @@ def _refuse_uneven(specimen: Specimen, shape: Sequence[int], generator: torch.Ge
         chosen[-1] = torch.rand(tuple(shape[1:]), generator=generator) < 0.5
         chosen = chosen.to(x.device)
         change = torch.where(chosen, 0.0, (specimen(torch.where(chosen, 2 * x, x)) - rest).abs())
-        moved = change > _FELT * rest.abs()
+        moved = change > _UNEVEN * rest.abs()
         if bool(moved[:-1].any()):
             raise UnrecognisedError("batch", "changing one sample moves the others")
         if bool(moved.any()):
@@ -145,3 +166,76 @@ def _counted(sizes: Sequence[int], sign: str) -> str:
 
 def _axes_in_words(row: Sequence[int]) -> str:
     return f"axis {row[0]}" if len(row) == 1 else f"axes {', '.join(map(str, row))}"
+
+
+def time_reading(
+    specimen: Specimen, shape: Sequence[int], generator: torch.Generator, spec: NormSpec | None
+) -> dict[str, Reading]:
+    """Reading "time": for each axis between batch and features, how what happens at one position reaches others.
+
+    "none", "causal" (earlier positions reach later ones), "anti-causal" or "both directions".
+
+    Args:
+        specimen: The norm.
+        shape: Of an input.
+        generator: Source of inputs.
+        spec: What it computes, where a spec says so: its rows are known then; else None.
+    """
+    dim = len(shape)
+    if dim < 3:
+        return {}
+    if spec is None:
+        found = {axis: _coupling_along(specimen, shape, axis, generator) for axis in range(1, dim)}
+        last, first = found[dim - 1][0], found[1][0]
+        # Features are shared in both directions or not at all: a causal last axis is time, behind the channels.
+        features = 1 if last == "causal" and first == "both directions" else dim - 1
+        found = {axis: coupling for axis, coupling in found.items() if axis != features}
+    else:
+        channels = spec.axes in ((1,), "all_but_batch")
+        coupled = range(1, dim) if spec.axes == "all_but_batch" else [axis % dim for axis in _trailing(spec)]
+        found = {
+            axis: _coupling_along(specimen, shape, axis, generator) if axis in coupled else ("none", _alone(axis))
+            for axis in (range(2, dim) if channels else range(1, dim - 1))
+        }
+    value = [{"axis": axis, "coupling": coupling} for axis, (coupling, _) in found.items()]
+    return {"time": Reading(value=value, evidence=tuple(line for _, line in found.values()))}
+
+
+def _trailing(spec: NormSpec) -> Sequence[int]:
+    return () if isinstance(spec.axes, str) else spec.axes
+
+
+def _alone(axis: int) -> str:
+    return f"no statistics are shared along axis {axis}"
+
+
+def _coupling_along(specimen: Specimen, shape: Sequence[int], axis: int, generator: torch.Generator) -> tuple[str, str]:
+    """Change the last position and the first one along an axis: what moves."""
+    x = torch.randn(tuple(shape), generator=generator).to(specimen.device, specimen.dtype)
+    change = (1 + torch.rand(tuple(shape), generator=generator)).to(x)
+    rest, size = specimen(x), shape[axis]
+
+    def moved(changed: int, start: int) -> float:
+        """How far the outputs from `start` on move, all but the changed position."""
+        other = x.clone()
+        other.select(axis, changed).add_(change.select(axis, changed))
+        difference = (specimen(other) - rest).narrow(axis, start, size - 1)
+        return _rms(difference) / _rms(rest)
+
+    earlier, later = moved(size - 1, 0), moved(0, 1)
+    match earlier > _MOVED, later > _MOVED:
+        case False, False:
+            return "none", _alone(axis)
+        case False, True:
+            line = f"changing the first position moves later outputs by {later:.2g}, the last one no earlier ones"
+            return "causal", f"axis {axis}: {line}"
+        case True, False:
+            line = f"changing the last position moves earlier outputs by {earlier:.2g}: over time, it leaks the future"
+            return "anti-causal", f"axis {axis}: {line}; changing the first one moves no later output"
+        case _:
+            line = f"changing the last position moves earlier outputs by {earlier:.2g}: over time, it leaks the future"
+            return "both directions", f"axis {axis}: {line}"
+
+
+def _rms(values: Tensor) -> float:
+    return max(float(values.double().square().mean().sqrt()), 1e-30)

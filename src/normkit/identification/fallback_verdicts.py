@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normkit.errors import IdentificationError, NormkitError
-from normkit.identification import batch, causality, conditioning, coupling, direction, formula, gating, maps, power
+from normkit.identification import batch, conditioning, coupling, direction, formula, gating, maps, power
 from normkit.identification.batch import Recover
 from normkit.identification.maps import FallbackVerdict, drawn
 from normkit.identification.passport import Reading
@@ -74,7 +74,7 @@ def _unusual(
         return FallbackVerdict.of(
             "not a norm", seen.reason, "it is not the same for small and large inputs: it saturates"
         )
-    readings = {**seen.readings, **causality.time_reading(specimen, shape, generator, None)}
+    readings = {**seen.readings, **coupling.time_reading(specimen, shape, generator, None)}
     try:
         rows = coupling.rows_of(specimen, shape, generator)
     except (UnrecognisedError, NormkitError):

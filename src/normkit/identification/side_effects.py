@@ -74,7 +74,7 @@ def _input(overwritten: list[str], aliased: bool) -> dict[str, Reading]:
 
 
 def _training(specimen: Specimen, x: Tensor, in_eval: Tensor, generator: torch.Generator) -> Reading:
-    training = specimen.in_training_mode()
+    training = specimen.in_mode(training=True)
     assert training.module is not None
     before = {name: value.clone() for name, value in training.module.named_buffers()}
     try:

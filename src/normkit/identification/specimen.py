@@ -54,6 +54,7 @@ class Specimen:
         device: Where its inputs must be; by default where its parameters are, or the CPU.
         call: Called with the norm and x, in place of norm(x).
         samples: How many samples it takes at once, no more and no fewer; None for any number.
+        as_given: Keep the module's hooks and its mode, and let all its parameters take gradients, as a test does.
 
     Attributes:
         module: The copy, or None for a function.
@@ -70,6 +71,7 @@ class Specimen:
         device: torch.device | str | None = None,
         call: Call | None = None,
         samples: int | None = None,
+        as_given: bool = False,
     ) -> None:
         self.samples = samples
         owner = getattr(norm, "__self__", None)
@@ -85,7 +87,8 @@ class Specimen:
         copied = norm if isinstance(norm, nn.Module) else owner
         if isinstance(copied, nn.Module):
             try:
-                self._function = self.module = _bare_copy(copied).eval().to(dtype)
+                copied = copy.deepcopy(copied) if as_given else _bare_copy(copied).eval()
+                self._function = self.module = copied.to(dtype)
             except Exception as error:  # a foreign module may refuse in any way
                 raise ModelError(
                     f"a {type(copied).__name__} cannot be copied ({first_line(error)}); pass lambda x: norm(x)"
@@ -97,6 +100,8 @@ class Specimen:
                 self.device = tensors[0].device
             if device is not None:
                 self.module.to(self.device)
+            for parameter in self.module.parameters() if as_given else ():
+                parameter.requires_grad_(parameter.is_floating_point())
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -154,6 +159,11 @@ class Specimen:
         for parameter in self.parameters.values():
             parameter.copy_(factor * (torch.rand(parameter.shape, generator=generator) + 0.5))
 
+    def set(self, values: Mapping[str, Tensor]) -> None:
+        """Set parameters to these values, which are rounded to the dtype of each."""
+        for name, value in values.items():
+            self.parameters[name].copy_(value)
+
     def fill(self, names: Iterable[str], value: float) -> None:
         """Set all entries of these parameters."""
         for name in names:
@@ -163,12 +173,11 @@ class Specimen:
         """A copy of it in another dtype."""
         return Specimen(self._function, dtype=dtype, device=self.device, call=self._call, samples=self.samples)
 
-    def in_training_mode(self) -> Specimen:
-        """A copy of it in training mode."""
+    def in_mode(self, *, training: bool) -> Specimen:
+        """A copy of it in training or in evaluation mode."""
         assert self.module is not None
-        other = Specimen(self.module, dtype=self.dtype, call=self._call, samples=self.samples)
-        assert other.module is not None
-        other.module.train()
+        other = copy.copy(self)
+        other._function = other.module = copy.deepcopy(self.module).train(training)
         return other
 
     def with_second(self, second: Callable[[Tensor], Tensor]) -> Specimen:

@@ -1,15 +1,14 @@
 """A conformance test for normalization layers, for other people's test suites.
 
-violation.py    the checks by name; Violation; ConformanceError
-subject.py      what is tested: copies of a module or function, with parameters of known values
-truth.py        the right values in float64, and the unit in which an error is measured
-trial.py        the norm in one dtype
-sharing.py      which elements share statistics
-agreement.py    output, variance, casts and dtype against the spec
-causes.py       what the norm is instead: one cause in place of its symptoms
-conduct.py      input, layout, batch, NaN, constant rows
-derivatives.py  gradients
-conformance.py  `assert_conforms`, `violations`: all of it, in order
+violation.py        the checks by name; Violation; ConformanceError
+norm_under_test.py  the norm that was given, and copies of it in one dtype, with parameters of known values
+truth.py            the right values in float64, and the unit in which an error is measured
+sharing.py          which elements share statistics
+agreement.py        output, variance, casts and dtype against the spec
+causes.py           the convention that differs, in place of its symptoms
+conduct.py          input, layout, batch, NaN, constant rows
+derivatives.py      gradients
+conformance.py      `assert_conforms`, `violations`: all of it, in order
 """
 
 from normkit.testing.conformance import assert_conforms, violations

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit import reference
-from normkit.testing.subject import RefusedError
-from normkit.testing.trial import Trial
+from normkit.testing.norm_under_test import NormUnderTest, RefusedError
 from normkit.testing.violation import Violation
 
 LIMIT = 16.0
@@ -47,12 +46,12 @@ class Misfit:
     confirm: str
 
 
-def limit(trial: Trial) -> float:
+def limit(trial: NormUnderTest) -> float:
     """How many units an output may err by in this dtype."""
     return NARROW_LIMIT if trial.stays_narrow else HALF_LIMIT if trial.is_half else LIMIT
 
 
-def misfit(trial: Trial) -> Misfit | None:
+def misfit(trial: NormUnderTest) -> Misfit | None:
     """Compare outputs with the formula: for large rows, two of them spiky, and from 1 down to where eps is felt."""
     # Eps is felt by none of the first four. The squares of the others stay below the largest float16.
     far = torch.tensor([10.0, 30.0, 100.0, 100.0]) * (1.0 if trial.is_half else 1000.0)
@@ -100,7 +99,7 @@ def misfit(trial: Trial) -> Misfit | None:
     )
 
 
-def _largest_gain(trial: Trial) -> int:
+def _largest_gain(trial: NormUnderTest) -> int:
     """Where in a sample, flattened, the largest gain acts."""
     if trial.weight is None:
         return 0
@@ -110,7 +109,7 @@ def _largest_gain(trial: Trial) -> int:
     return int(weight.expand(trial.shape[1:]).flatten().argmax())
 
 
-def _is_along(trial: Trial, x: Tensor) -> bool:
+def _is_along(trial: NormUnderTest, x: Tensor) -> bool:
     """Outputs are those of the formula but for their length."""
     odd = (trial.y(x).double() - trial.y(-x).double()).flatten()
     expected = (trial.expected(x).value - trial.expected(-x).value).flatten()
@@ -123,7 +122,7 @@ def _apart(found: float, right: float) -> str:
     return f"{found:.{digits}g} in place of {right:.{digits}g}"
 
 
-def degree(trial: Trial) -> float:
+def degree(trial: NormUnderTest) -> float:
     """The power of the input that ordinary outputs grow as, the bias apart: nearly 0 for a norm."""
     x = 4 * trial.normal(4)
     # Larger ones could vanish beside the bias.
@@ -132,7 +131,7 @@ def degree(trial: Trial) -> float:
     return math.log2(far / near) / 2 if near > 0 and far > 0 and math.isfinite(near + far) else 0.0
 
 
-def cancelling_variance(trial: Trial) -> Violation | None:
+def cancelling_variance(trial: NormUnderTest) -> Violation | None:
     """Under a mean of R deviations the error is that of a rounded mean (R epsilons), not of a rounded square (R**2)."""
     if trial.is_half or not trial.spec.centre_statistics:
         return None
@@ -155,7 +154,7 @@ def cancelling_variance(trial: Trial) -> Violation | None:
     )
 
 
-def large_rows(trial: Trial) -> Violation | None:
+def large_rows(trial: NormUnderTest) -> Violation | None:
     """Rows whose squares overflow float16 are not infinite, NaN, or as if they were zero."""
     if trial.dtype != torch.float16 or trial.stays_narrow:
         return None
@@ -174,7 +173,7 @@ def large_rows(trial: Trial) -> Violation | None:
     )
 
 
-def match_rate(trial: Trial) -> float:
+def match_rate(trial: NormUnderTest) -> float:
     """Share of the outputs of ordinary rows that are the program's, bit for bit; in a float32 output to 16 units."""
     x = trial.normal(max(1, trial.samples(_ELEMENTS, _ELEMENTS)), mean=0.25)
     y, program = trial.y(x), trial.program(x)
@@ -188,7 +187,7 @@ def match_rate(trial: Trial) -> float:
     return float((y.double() == program.double()).double().mean())
 
 
-def output_dtype(trial: Trial) -> Violation | None:
+def output_dtype(trial: NormUnderTest) -> Violation | None:
     """The output has the dtype that the spec says."""
     expected = reference.output_dtype(trial.dtype, trial.spec, *trial.parameters_of(trial.spec))
     found = trial.y(trial.normal(1)).dtype
@@ -204,7 +203,7 @@ def output_dtype(trial: Trial) -> Violation | None:
     )
 
 
-def difference_in_bits(trial: Trial) -> str | None:
+def difference_in_bits(trial: NormUnderTest) -> str | None:
     """In words how 16-bit outputs miss the program's; None where they do not."""
     if (seen := misfit(trial)) is not None and not _matches(trial):
         return f"{match_rate(trial):.1%} of the outputs so, and {seen.found}"
@@ -213,7 +212,7 @@ def difference_in_bits(trial: Trial) -> str | None:
     return None if trial.stays_narrow or _matches(trial) else f"{match_rate(trial):.1%} of the outputs so"
 
 
-def difference_with_wide_parameters(trial: Trial) -> str | None:
+def difference_with_wide_parameters(trial: NormUnderTest) -> str | None:
     """Likewise for 16-bit inputs and float32 parameters; None also where the norm does not take them."""
     try:
         if trial.stays_narrow or _matches(trial):
@@ -223,7 +222,7 @@ def difference_with_wide_parameters(trial: Trial) -> str | None:
         return None
 
 
-def _matches(trial: Trial) -> bool:
+def _matches(trial: NormUnderTest) -> bool:
     return match_rate(trial) >= MATCHED
 
 

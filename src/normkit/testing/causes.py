@@ -12,8 +12,7 @@ from normkit.identification.passport import CONVENTIONS, Passport
 from normkit.spec import NormSpec
 from normkit.testing import agreement
 from normkit.testing.agreement import Misfit
-from normkit.testing.subject import RefusedError, Subject
-from normkit.testing.trial import Trial
+from normkit.testing.norm_under_test import NormUnderTest, RefusedError, Subject
 from normkit.testing.violation import Violation
 
 _FORMULA = ("rows", "centring", "divisor", "eps", "gain", "bias")
@@ -22,18 +21,18 @@ _NO_NORM = 0.1
 """A norm's outputs do not grow with its input, but for eps and rounding; a wrong power makes this 1 or more."""
 
 
-def of_formula(norm: Subject, trial: Trial, seen: Misfit) -> tuple[tuple[Violation, ...], NormSpec | None]:
+def of_formula(subject: Subject, trial: NormUnderTest, seen: Misfit) -> tuple[tuple[Violation, ...], NormSpec | None]:
     """What is wrong with a formula, and the spec that it is instead, if there is one.
 
     The norm is identified; where the spec that was found gives its outputs, each convention that differs is named.
     """
-    passport = norm.passport()
+    passport = subject.passport()
     if passport is not None and passport.spec is not None:
         # The casts stay the expected ones: they are compared on their own.
         named = _with(trial.spec, passport, _FORMULA)
         for found in (_in_the_words_of(trial.spec, named, trial.row_length), named):
             differing = [reading for reading in _FORMULA if _differs(trial.spec, found, reading)]
-            if differing and _explains(norm, passport, found, trial):
+            if differing and _explains(subject, passport, found, trial):
                 return tuple(_named(reading, trial.spec, found, seen.confirm) for reading in differing), found
     if _is_rescaled(trial):
         eps = _eps_in_words(trial.spec)
@@ -42,7 +41,7 @@ def of_formula(norm: Subject, trial: Trial, seen: Misfit) -> tuple[tuple[Violati
     return (_unnamed(trial, seen, passport),), None
 
 
-def of_rounding(norm: Subject, trial: Trial, seen: str) -> tuple[tuple[Violation, ...], NormSpec | None]:
+def of_rounding(subject: Subject, trial: NormUnderTest, seen: str) -> tuple[tuple[Violation, ...], NormSpec | None]:
     """What is wrong in 16 bits, and the spec that the norm is there instead, if there is one.
 
     Tried are the casts that it is identified by, its formula (where float32 was not tested), and an eps that is
@@ -50,9 +49,9 @@ def of_rounding(norm: Subject, trial: Trial, seen: str) -> tuple[tuple[Violation
     """
     confirm = f"compare norm(x) with normkit.normalize(x, spec, ...) bit for bit in {trial.words}"
     parameter_dtype = next((part.dtype for part in (trial.weight, trial.bias) if part is not None), None)
-    for found in _candidates(norm.passport(), trial.spec):
+    for found in _candidates(subject.passport(), trial.spec):
         differing = [reading for reading in CONVENTIONS if _differs(trial.spec, found, reading)]
-        if differing and _rounds_so(Trial.of(norm, found, trial.dtype, parameter_dtype)):
+        if differing and _rounds_so(subject.in_dtype(found, trial.dtype, parameter_dtype)):
             return tuple(_named(reading, trial.spec, found, confirm, trial.words) for reading in differing), found
     misfit = agreement.misfit(trial)
     check, expected = "casts", f"{casts_in_words(trial.spec)}, bit for bit but for near-ties"
@@ -70,7 +69,7 @@ def _candidates(passport: Passport | None, spec: NormSpec) -> Iterator[NormSpec]
         yield spec.replace(eps=eps)
 
 
-def _rounds_so(trial: Trial) -> bool:
+def _rounds_so(trial: NormUnderTest) -> bool:
     try:
         if trial.weight is not None and trial.weight.dtype != trial.dtype:
             return agreement.difference_with_wide_parameters(trial) is None
@@ -118,10 +117,10 @@ def _divisor(spec: NormSpec, n: int) -> int:
     return 1 if spec.reduction == "sum" else n - spec.correction
 
 
-def _explains(norm: Subject, passport: Passport, found: NormSpec, trial: Trial) -> bool:
-    norm.weight_name = norm.weight_name or passport.weight_name
-    norm.bias_name = norm.bias_name or passport.bias_name
-    return agreement.misfit(Trial.of(norm, found, trial.dtype)) is None
+def _explains(subject: Subject, passport: Passport, found: NormSpec, trial: NormUnderTest) -> bool:
+    subject.weight_name = subject.weight_name or passport.weight_name
+    subject.bias_name = subject.bias_name or passport.bias_name
+    return agreement.misfit(subject.in_dtype(found, trial.dtype)) is None
 
 
 def _differs(spec: NormSpec, found: NormSpec, reading: str) -> bool:
@@ -182,7 +181,7 @@ def _eps_in_words(spec: NormSpec) -> str:
     return f"{eps:g} {where[spec.eps_placement]}" if eps else "none"
 
 
-def _is_rescaled(trial: Trial) -> bool:
+def _is_rescaled(trial: NormUnderTest) -> bool:
     """The outputs are those for rows divided by their largest magnitude: eps acts in other units."""
     x = trial.normal(4) * max(trial.felt(), 1e-6)
     rows = reference.to_rows(x, trial.spec)
@@ -190,7 +189,7 @@ def _is_rescaled(trial: Trial) -> bool:
     return float(trial.expected(scaled).units(trial.y(x)).max()) <= agreement.limit(trial)
 
 
-def _unnamed(trial: Trial, seen: Misfit, passport: Passport | None) -> Violation:
+def _unnamed(trial: NormUnderTest, seen: Misfit, passport: Passport | None) -> Violation:
     """A misfit that no convention explains, with what there is to say."""
     if seen.at == "length":
         expected, check = _eps_in_words(trial.spec), "eps"

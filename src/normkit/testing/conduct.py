@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from normkit.spec import NormSpec
-from normkit.testing import agreement, subject, truth
-from normkit.testing.subject import RefusedError
-from normkit.testing.trial import Trial
+from normkit.testing import agreement, truth
+from normkit.testing.norm_under_test import NormUnderTest, RefusedError
 from normkit.testing.truth import Truth
 from normkit.testing.violation import Violation
 
@@ -22,12 +20,12 @@ _CONSTANTS = (0.0, 1.0, -3.3, 100.0)
 _NEARLY = tuple(1.1 + 0.7 * step for step in range(16))
 
 
-def input_kept(trial: Trial) -> Violation | None:
+def input_kept(trial: NormUnderTest) -> Violation | None:
     """The input holds the same numbers after a call."""
     x = trial.normal(2)
     given = x.to(trial.device, copy=True)
     with torch.no_grad():
-        subject.call(trial.module, given)
+        trial.overwriting(given)
     if torch.equal(given.cpu(), x):
         return None
     return Violation(
@@ -38,17 +36,17 @@ def input_kept(trial: Trial) -> Violation | None:
     )
 
 
-def repeated_calls(trial: Trial) -> Violation | None:
+def repeated_calls(trial: NormUnderTest) -> Violation | None:
     """The same input gives the same again, bit for bit, and an earlier output is not written over."""
     x = trial.normal(8)
     given = x.to(trial.device)
     with torch.no_grad():
-        first = subject.call(trial.module, given)
+        first = trial.overwriting(given)
         before = first.cpu().clone()
-        subject.call(trial.module, -given)
+        trial.overwriting(-given)
         kept = torch.equal(first.cpu().nan_to_num(), before.nan_to_num())
         # The same memory each time: code may add up in another order where a tensor begins elsewhere.
-        again = [subject.call(trial.module, given).cpu().clone() for _ in range(_REPEATS)]
+        again = [trial.overwriting(given).cpu().clone() for _ in range(_REPEATS)]
     if kept and all(torch.equal(y.nan_to_num(), before.nan_to_num()) for y in again):
         return None
     others = "other last bits" if all(_same(trial, y, before, x) for y in again) else "other numbers"
@@ -60,7 +58,7 @@ def repeated_calls(trial: Trial) -> Violation | None:
     )
 
 
-def layout(trial: Trial) -> Violation | None:
+def layout(trial: NormUnderTest) -> Violation | None:
     """Views of any layout give what contiguous tensors do, to rounding, as inputs and as gradients of the output."""
     x = trial.normal(4)
     for name, view in _views(x, trial.device).items():
@@ -68,7 +66,7 @@ def layout(trial: Trial) -> Violation | None:
         # A copy would be contiguous again: views are handed over as they are.
         try:
             with torch.no_grad():
-                y = subject.call(trial.module, view).cpu()
+                y = trial.overwriting(view).cpu()
         except RefusedError as error:
             wrong = f"it refuses {name} inputs ({error})"
         else:
@@ -83,7 +81,7 @@ def layout(trial: Trial) -> Violation | None:
     return None
 
 
-def layout_of_gradients(trial: Trial) -> Violation | None:
+def layout_of_gradients(trial: NormUnderTest) -> Violation | None:
     """Likewise the gradients of the input and of the parameters."""
     x, dy = trial.normal(4), trial.normal(4)
     inputs, outputs = _views(x, trial.device), _views(dy, trial.device)
@@ -91,8 +89,8 @@ def layout_of_gradients(trial: Trial) -> Violation | None:
     cases += [(f"{name} gradients of the output", x.to(trial.device), view) for name, view in outputs.items()]
     for name, x_view, dy_view in cases:
         try:
-            found = subject.gradients(trial.module, x_view, dy_view)
-            rights = subject.gradients(trial.module, x_view.contiguous(), dy_view.contiguous())
+            found = trial.all_gradients(x_view, dy_view)
+            rights = trial.all_gradients(x_view.contiguous(), dy_view.contiguous())
         except RefusedError:
             # That there are no gradients is said elsewhere.
             return None
@@ -121,7 +119,7 @@ def _views(x: Tensor, device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def batch_position(trial: Trial) -> Violation | None:
+def batch_position(trial: NormUnderTest) -> Violation | None:
     """A sample gives the same alone, first and last in a batch, to rounding."""
     x = trial.normal(7)
     large = x.repeat(max(1, trial.samples(_ROWS, _ELEMENTS) // 7), *(1,) * (x.dim() - 1))
@@ -138,12 +136,12 @@ def batch_position(trial: Trial) -> Violation | None:
     return None
 
 
-def modes(trial: Trial) -> Violation | None:
+def modes(trial: NormUnderTest) -> Violation | None:
     """Training mode and eval mode give the same, to rounding."""
     here, there = ("training", "eval") if trial.module.training else ("eval", "training")
     x = trial.normal(4)
     try:
-        other = replace(trial, module=copy.deepcopy(trial.module).train(not trial.module.training))
+        other = replace(trial, specimen=trial.specimen.in_mode(training=not trial.module.training))
         y = other.y(x)
         if _same(trial, y, trial.y(x), x):
             return None
@@ -172,7 +170,7 @@ def _misplaced(found: str) -> Violation:
     )
 
 
-def row_isolation(trial: Trial) -> Violation | None:
+def row_isolation(trial: NormUnderTest) -> Violation | None:
     """A NaN reaches no other row, neither in the output nor in the gradient of the input."""
     x = trial.normal(4)
     x[(1, *(0,) * (x.dim() - 1))] = float("nan")
@@ -196,7 +194,7 @@ def row_isolation(trial: Trial) -> Violation | None:
     )
 
 
-def hidden_nan(trial: Trial) -> Violation | None:
+def hidden_nan(trial: NormUnderTest) -> Violation | None:
     """A NaN shows in all of its row, as the formula has it."""
     x = trial.normal(4)
     x[(1, *(0,) * (x.dim() - 1))] = float("nan")
@@ -210,7 +208,7 @@ def hidden_nan(trial: Trial) -> Violation | None:
     )
 
 
-def constant_rows(trial: Trial, found: NormSpec) -> Violation | None:
+def constant_rows(trial: NormUnderTest, found: NormSpec) -> Violation | None:
     """Zero, constant and nearly constant rows give finite outputs wherever the spec does, and finite gradients.
 
     Args:
@@ -257,7 +255,7 @@ def _not_finite(right: Tensor, found: Tensor, names: list[str]) -> list[str]:
     ]
 
 
-def _same(trial: Trial, y: Tensor, other: Tensor, x: Tensor) -> bool:
+def _same(trial: NormUnderTest, y: Tensor, other: Tensor, x: Tensor) -> bool:
     """Two outputs for the same input differ by no more than both may be off, and have NaN in the same places."""
     size = truth.output(x, trial.spec, *trial.parameters_of(trial.spec)).size
     # What a wrong formula makes larger rounds more.

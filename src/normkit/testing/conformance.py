@@ -15,8 +15,7 @@ from normkit.errors import InputError, KindError
 from normkit.spec import NormSpec
 from normkit.testing import agreement, causes, conduct, derivatives, sharing
 from normkit.testing.agreement import Misfit
-from normkit.testing.subject import RefusedError, Subject
-from normkit.testing.trial import HALF, Trial
+from normkit.testing.norm_under_test import HALF, NormUnderTest, RefusedError, Subject
 from normkit.testing.violation import CHECKS, ConformanceError, Violation
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -170,16 +169,16 @@ def _test(
     Returns:
         The spec that it is found to be, or None.
     """
-    trial = Trial.of(subject, asked, dtype)
+    trial = subject.in_dtype(asked, dtype)
     kept = conduct.input_kept(trial)
     report.add(kept)
     if kept is None:
         # Of a copy that was not called before.
-        if (unsteady := conduct.repeated_calls(Trial.of(subject, asked, dtype))) is not None:
+        if (unsteady := conduct.repeated_calls(subject.in_dtype(asked, dtype))) is not None:
             report.add(unsteady)
             return None
         report.add(conduct.layout(trial))
-    trial = Trial.of(subject, known or asked, dtype)
+    trial = subject.in_dtype(known or asked, dtype)
     report.add(agreement.output_dtype(trial), _mixed_output_dtype(subject, trial.spec, dtype))
     coupled = sharing.rows(trial) or conduct.batch_position(trial)
     report.add(coupled)
@@ -190,10 +189,10 @@ def _test(
         return None
     here = _agreed(subject, known, dtype, report)
     if here is not None:
-        report.add(conduct.hidden_nan(Trial.of(subject, here, dtype)))
+        report.add(conduct.hidden_nan(subject.in_dtype(here, dtype)))
         # A NaN in the output is named even where another fault makes it: it is what is met first.
-        report.add(conduct.constant_rows(Trial.of(subject, asked, dtype), here))
-        trial = Trial.of(subject, here, dtype)
+        report.add(conduct.constant_rows(subject.in_dtype(asked, dtype), here))
+        trial = subject.in_dtype(here, dtype)
         cancelling = agreement.cancelling_variance(trial)
         report.add(cancelling)
         # Autograd refuses what was written over: that is no second fault.
@@ -209,7 +208,7 @@ def _test(
 
 def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Report) -> NormSpec | None:
     """Hold the output against the spec; the spec that it is found to be in this dtype, or None."""
-    trial = Trial.of(subject, known, dtype)
+    trial = subject.in_dtype(known, dtype)
     if not trial.is_half:
         seen = agreement.misfit(trial) or _misfit_of_longer_rows(trial)
         if seen is None:
@@ -219,19 +218,19 @@ def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Repo
         return found
     if (large := agreement.large_rows(trial)) is not None:
         report.add(large)
-        trial = Trial.of(subject, known.replace(statistics_dtype="input"), dtype)
+        trial = subject.in_dtype(known.replace(statistics_dtype="input"), dtype)
     if (difference := agreement.difference_in_bits(trial)) is not None:
         named, found = causes.of_rounding(subject, trial, difference)
         report.add(*named)
         return found
     if trial.weight is not None or trial.bias is not None:
-        mixed = Trial.of(subject, trial.spec, dtype, torch.float32)
+        mixed = subject.in_dtype(trial.spec, dtype, torch.float32)
         if (difference := agreement.difference_with_wide_parameters(mixed)) is not None:
             report.add(*causes.of_rounding(subject, mixed, difference)[0])
     return trial.spec
 
 
-def _misfit_of_longer_rows(trial: Trial) -> Misfit | None:
+def _misfit_of_longer_rows(trial: NormUnderTest) -> Misfit | None:
     """Likewise on rows four times as long, which hold outputs twice as large, where no parameter sets a length."""
     if trial.weight is not None or trial.bias is not None or trial.spec.axes != (-1,):
         return None
@@ -246,7 +245,7 @@ def _mixed_output_dtype(subject: Subject, asked: NormSpec, dtype: torch.dtype) -
     if dtype not in HALF or (subject.weight_name is None and subject.bias_name is None):
         return None
     try:
-        return agreement.output_dtype(Trial.of(subject, asked, dtype, torch.float32))
+        return agreement.output_dtype(subject.in_dtype(asked, dtype, torch.float32))
     except RefusedError:
         return None
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit.testing import truth
-from normkit.testing.subject import RefusedError
-from normkit.testing.trial import Trial
+from normkit.testing.norm_under_test import NormUnderTest, RefusedError
 from normkit.testing.truth import Truth
 from normkit.testing.violation import Violation
 
@@ -32,7 +31,7 @@ _SMALL = 2.0**-6
 """Output gradients of this size keep the sum of 65,536 of them below the largest float16."""
 
 
-def input_gradient(trial: Trial, *, has_variance: bool = True) -> Violation | None:
+def input_gradient(trial: NormUnderTest, *, has_variance: bool = True) -> Violation | None:
     """dx is that of the formula, also of a norm that is used twice before it is differentiated.
 
     For ordinary rows and, in float32, for rows that feel eps and for one with a large mean.
@@ -58,7 +57,7 @@ def input_gradient(trial: Trial, *, has_variance: bool = True) -> Violation | No
     return _wrong_dx(trial, right, dx, trial.words)
 
 
-def _wrong_dx(trial: Trial, right: Truth, dx: Tensor, where: str) -> Violation | None:
+def _wrong_dx(trial: NormUnderTest, right: Truth, dx: Tensor, where: str) -> Violation | None:
     limit = _NARROW_LIMIT if trial.stays_narrow else _HALF_LIMIT if trial.is_half else _WIDE_LIMIT
     if float(right.units(dx).max()) <= limit:
         return None
@@ -66,7 +65,7 @@ def _wrong_dx(trial: Trial, right: Truth, dx: Tensor, where: str) -> Violation |
     return _violation("input gradient", f"a relative error of {relative:.2g} in {where}", _CONFIRM)
 
 
-def over_many_rows(trial: Trial) -> tuple[Violation, ...]:
+def over_many_rows(trial: NormUnderTest) -> tuple[Violation, ...]:
     """The gradients over as many rows as time allows: gain and bias are added up in a type that holds the sum."""
     block = trial.samples(_ROWS, _BLOCK)
     copies = max(1, trial.samples(_ROWS, _ELEMENTS) // block)
@@ -92,7 +91,7 @@ def over_many_rows(trial: Trial) -> tuple[Violation, ...]:
     return tuple(found)
 
 
-def _limit(trial: Trial, rows: int) -> float:
+def _limit(trial: NormUnderTest, rows: int) -> float:
     """How many units a sum over rows may err by."""
     if trial.is_half:
         is_rounded = trial.stays_narrow or trial.spec.weight_placement == "before"

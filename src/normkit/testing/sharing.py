@@ -7,15 +7,16 @@ import math
 import torch
 from torch import Tensor
 
+from normkit.identification.coupling import moved_outputs
 from normkit.testing import truth
-from normkit.testing.trial import Trial
+from normkit.testing.norm_under_test import NormUnderTest
 from normkit.testing.violation import Violation
 
 _ENOUGH = 0.8
 """Share of a row that must move: an output that is nearly zero may stay where it is by chance."""
 
 
-def rows(trial: Trial) -> Violation | None:
+def rows(trial: NormUnderTest) -> Violation | None:
     """The statistics are those of the spec's rows, and of nothing else."""
     x = trial.normal(trial.shape[0])
     # In the middle along each axis, so that what moves before it and behind it is seen.
@@ -29,7 +30,15 @@ def rows(trial: Trial) -> Violation | None:
         )
     numbers = truth.row_numbers(x, trial.spec)
     own = numbers == numbers[index]
-    moved = _moved(trial, x, index, 8 * math.sqrt(int(own.sum())))
+    tolerance = 0.05 if trial.is_half else 1e-4
+    moved = moved_outputs(
+        lambda given: trial.y(given).double(),
+        x,
+        index,
+        8 * math.sqrt(int(own.sum())),
+        # An output that is NaN has moved.
+        lambda change, rest: ~(change <= tolerance * (rest.square().mean().sqrt() + rest.abs())),
+    )
     leaked, reached = moved & ~own, moved & own
     # In 16 bits a small change can drown in the rounding of a bias.
     enough = 0.0 if trial.is_half else _ENOUGH
@@ -41,18 +50,6 @@ def rows(trial: Trial) -> Violation | None:
         found=f"{int(moved.sum())} outputs along {_axes(moved, index)} move{_meaning(leaked, index)}",
         confirm=f"change x[{', '.join(map(str, index))}] of x = torch.randn{tuple(x.shape)} and see which outputs move",
     )
-
-
-def _moved(trial: Trial, x: Tensor, index: tuple[int, ...], bump: float) -> Tensor:
-    """Which outputs change when one element does, up or down."""
-    rest = trial.y(x).double()
-    tolerance = (0.05 if trial.is_half else 1e-4) * (rest.square().mean().sqrt() + rest.abs())
-    moved = torch.zeros(x.shape, dtype=torch.bool)
-    for step in (bump, -bump):
-        other = x.clone()
-        other[index] += step
-        moved |= ~((trial.y(other).double() - rest).abs() <= tolerance)
-    return moved
 
 
 def _axes(moved: Tensor, index: tuple[int, ...]) -> str:
