@@ -262,7 +262,7 @@ def test_what_holds_more_than_a_norm_gives_its_norm(beside):
 @pytest.mark.slow
 def test_like_modules_are_identified_once(monkeypatch):
     seen, examine = [], finder.examine
-    monkeypatch.setattr(finder, "examine", lambda *given: (seen.append(given), examine(*given))[1])
+    monkeypatch.setattr(finder, "examine", lambda *given, **named: (seen.append(given), examine(*given, **named))[1])
     model = nn.Sequential(*(Square(24) for _ in range(4)), Square(16), Square(24, eps=1e-3))
     report = convert(model)
     assert [norm.spec.eps for norm in report.swapped] == [1e-6] * 5 + [1e-3]
