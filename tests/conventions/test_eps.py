@@ -68,6 +68,11 @@ def test_the_scale_is_found_again_from_what_is_missing(placement):
     assert torch.allclose(placement.scale_below(room, EPS), scale(placement, root), rtol=1e-12)
 
 
+def test_only_a_clamp_leaves_long_rows_as_they_are(placement):
+    is_shortened = placement.shrink(torch.tensor(1e3, dtype=torch.float64)).item() < 1
+    assert placement.shortens_every_row == is_shortened == (placement.name != "clamp")
+
+
 def test_rescaled_eps_does_the_same_to_longer_rows(placement):
     assert torch.allclose(scale(placement, 8 * ROOTS, placement.rescaled(EPS, 8.0)), 8 * scale(placement, ROOTS))
 

@@ -26,6 +26,8 @@ def test_rows_come_back_in_their_layout(rows, shape):
 
 def test_a_parameter_lies_along_the_channels_of_some():
     parameter, x = torch.ones(3), torch.ones(2, 3, 4, 5)
+    assert Rows((1,)).parameter_dim == Rows("all_but_batch").parameter_dim == 1
+    assert Rows((-2, -1)).parameter_dim == 2
     assert Rows((1,)).aligned(parameter, x).shape == Rows("all_but_batch").aligned(parameter, x).shape == (3, 1, 1)
     assert Rows().aligned(parameter, x) is parameter
 
@@ -36,4 +38,5 @@ def test_the_mean_is_taken_out_where_it_should_be(centring):
     numerator, deviation = centring.split(x)
     assert (float(numerator.mean()) == 0, float(deviation.mean()) == 0) == (centring.numerator, centring.statistics)
     assert centring.is_half == (centring.numerator != centring.statistics)
+    assert centring.is_full == (centring.numerator and centring.statistics)
     assert len({each.words for each in CENTRINGS.values()}) == 4

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from normkit import specs
 from normkit.checkpoint.draft import Draft
 from normkit.checkpoint.plan import NormChange, Operation
 from normkit.checkpoint.request import Request
+from normkit.conventions.gain import Gain
 from normkit.models import legality
 from normkit.models.graph import Linear
 from normkit.spec import NormSpec
@@ -55,14 +57,8 @@ def become_rms(
             draft.refuse("rms", norm.name, reason)
             continue
         changed[norm.name] = dataclasses.replace(changed[norm.name], becomes_rms=True)
-        swaps[norm.module] = NormSpec(
-            centre_numerator=False,
-            centre_statistics=False,
-            eps=norm.eps,
-            has_weight=norm.weight is not None,
-            has_bias=norm.bias is not None,
-            weight_offset=norm.offset,
-        )
+        gain = Gain(norm.weight is not None, norm.offset, has_bias=norm.bias is not None)
+        swaps[norm.module] = specs.TORCH_RMS_NORM.replace(eps=norm.eps, **gain.conventions())
     return tuple(changed.values()), swaps
 
 

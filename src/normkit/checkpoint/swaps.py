@@ -105,8 +105,7 @@ def _made(path: str, module: nn.Module, spec: NormSpec, place: object) -> nn.Mod
         raise ModelError(
             f"expected {_listed(wanted)} in {where} found {_listed(found)}; spec and weights are of different models"
         )
-    axes = 1 if spec.axes in ((1,), "all_but_batch") else len(spec.axes)
-    if len(shape) != axes or shape[-1] % spec.groups:
+    if len(shape) != spec.rows.parameter_dim or shape[-1] % spec.rows.groups:
         raise ModelError(
             f"expected {where} to fit its spec, its shape {shape} does not: {_short(str(spec))}; fold it again"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +29,12 @@ class Placement(ABC):
     """eps is in units of x to this power."""
     words: ClassVar[str]
     """Follows "eps is added" or a value of eps."""
+    shortens_every_row: ClassVar[bool] = True
+    """Whether eps > 0 shortens rows of any length; if not, only those whose root is below eps."""
+
+    def conventions(self, eps: float | None) -> dict[str, Any]:
+        """This place of an eps, as fields of `NormSpec`."""
+        return {"eps": eps, "eps_placement": self.name}
 
     def length(self, eps: float) -> float:
         """|eps| in units of x: the root at which eps begins to count."""
@@ -157,6 +163,7 @@ class Clamp(Placement):
     """s = max(sqrt(v), eps)."""
 
     name, code, power, words = "clamp", 2, 1, "as a lower bound"
+    shortens_every_row = False
 
     def scale(self, value: Tensor, eps: float | Tensor) -> Tensor:
         return value.clamp_min(eps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +28,16 @@ class Gain:
         """Whether it multiplies the row before that is normalized."""
         return self.placement == "before"
 
+    def conventions(self) -> dict[str, Any]:
+        """As fields of `NormSpec`."""
+        return {
+            "has_weight": self.is_present,
+            "weight_offset": self.offset,
+            "offset_dtype": self.offset_dtype,
+            "weight_placement": self.placement,
+            "has_bias": self.has_bias,
+        }
+
     def effective(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """weight + offset, added in `dtype`, or in the parameter's dtype where the spec says so."""
         if not self.offset:
@@ -35,6 +45,11 @@ class Gain:
         if self.offset_dtype == "parameter":
             return weight + self.offset
         return weight.to(dtype) + self.offset
+
+    def sides(self, gain: Tensor) -> tuple[Tensor, Tensor]:
+        """What multiplies the row before it is normalized and what does after: the effective gain and a one."""
+        one = gain.new_ones(())
+        return (gain, one) if self.is_before else (one, gain)
 
     def stored(self, effective: Tensor) -> Tensor:
         """The weight that acts as `effective`."""

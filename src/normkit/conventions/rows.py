@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,11 @@ class Rows:
     def are_channels(self) -> bool:
         """Whether gain and bias lie along axis 1."""
         return self.axes == (1,) or self.axes == "all_but_batch"
+
+    @property
+    def parameter_dim(self) -> int:
+        """How many axes gain and bias have."""
+        return 1 if self.are_channels else len(self.axes)
 
     def split(self, x: Tensor) -> Tensor:
         """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
@@ -85,6 +90,15 @@ class Centring:
     def is_half(self) -> bool:
         """Whether the mean counts in one of the two only."""
         return self.numerator != self.statistics
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the mean is subtracted from both."""
+        return self.numerator and self.statistics
+
+    def conventions(self) -> dict[str, Any]:
+        """As fields of `NormSpec`."""
+        return {"centre_numerator": self.numerator, "centre_statistics": self.statistics}
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """What is scaled, x - m, and what the scale is taken of, d, of rows of shape (..., n)."""

@@ -70,7 +70,7 @@ def _gain(module: nn.Module) -> Tensor | None:
 def _compare(x: Tensor, dx: Tensor, u: Tensor, spec: NormSpec, weight: Tensor | None) -> Tangency:
     upstream = u if weight is None else u * weight
     scale = reference.statistics(x, spec, reference.machine_eps(x, spec)).scale
-    tangent = geometry.tangent_projection(upstream, x, is_centred=spec.centre_numerator)
+    tangent = geometry.tangent_projection(upstream, x, is_centred=spec.centring.numerator)
     removed = 1 - tangent.square().sum(-1) / upstream.square().sum(-1)
     length = dx.norm()
     return Tangency(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from normkit import reference
-from normkit.conventions.eps import EpsPlacement
+from normkit.conventions.eps import PLACEMENTS, EpsPlacement
 from normkit.spec import NormSpec
 from normkit.study.chart import Chart, Curves, Marks, line
 from normkit.study.curves import mean_of_last
@@ -19,11 +19,7 @@ from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Set
 from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.study.windows import next_token_loss, text_of_the_library, windows
 
-_PLACEMENTS: Mapping[EpsPlacement, str] = {
-    "inside": "eps inside the root",
-    "outside": "eps outside the root",
-    "clamp": "eps as a lower bound",
-}
+_PLACEMENTS = {name: f"eps {placement.words}" for name, placement in PLACEMENTS.items()}
 _HALF, _WIDE = "statistics in float16", "statistics in float32"
 _EPS = 1e-5
 _SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 10**-2.5, 1e-2, 1e-1, 1.0)
@@ -66,7 +62,7 @@ def _rows(lab: Laboratory) -> torch.Tensor:
 
 def _kept(lab: Laboratory, placement: EpsPlacement) -> Measurement:
     """The rms with which rows of each rms leave a LayerNorm of eps 1e-5."""
-    spec = NormSpec(eps=_EPS, eps_placement=placement, has_weight=False, has_bias=False)
+    spec = NormSpec(**PLACEMENTS[placement].conventions(_EPS), has_weight=False, has_bias=False)
     x = _rows(lab)
     scales = numbers(lab.settings, "scales")
     return {"kept": [reference.forward(scale * x, spec).square().mean().sqrt().item() for scale in scales]}
