@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from normkit import files
-from normkit.plots.numerals import significant, spread
 from normkit.report.study import headline
 from normkit.study.catalogue import NAMES
+from normkit.text import significant, spread
 
 FOLDER = Path(__file__).parents[1] / "docs" / "explanation" / "studies"
 

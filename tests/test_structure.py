@@ -19,7 +19,7 @@ from helpers import ROOT, SOURCE
 
 # A module imports from its own package and from what stands before it here; nothing else.
 ROWS = [
-    ["errors", "files", "text", "conventions", "spec", "specs"],
+    ["errors", "text", "files", "conventions", "spec", "specs"],
     ["reference", "kernels"],
     ["ops", "geometry"],
     ["arguments", "functional"],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.errors import InputError
+from normkit.text import quoted
 
 # A configuration of transformers has some five levels; each level costs readers a level of their stack.
 _DEEPEST = 100
@@ -62,18 +63,6 @@ def parse_json(content: bytes, *, infinity: bool = False) -> Any:
         raise InputError(f"it is nested more than {_DEEPEST} levels deep") from None
     _check_nested(document)
     return document
-
-
-def quoted(value: object) -> str:
-    """A value that somebody else's file holds, for a message: on one line, at most 80 characters.
-
-    Example:
-        >>> len(quoted("x" * 10**6))
-        80
-    """
-    # All of a long text would be escaped only to be cut.
-    text = repr(value[:80] if isinstance(value, str) else value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _finite(text: str) -> float:

@@ -6,7 +6,7 @@ import torch
 
 from helpers import below
 from normkit import NormSpec, geometry, reference, specs
-from normkit.plots.numerals import significant
+from normkit.text import significant
 
 N = 16
 PLAIN = NormSpec(eps=0.0, has_weight=False, has_bias=False)

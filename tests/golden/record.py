@@ -86,7 +86,7 @@ def inspected() -> Iterator[tuple[str, Any]]:
         model, batch = tiny(family, dtype=torch.float32)
         yield family, without_passports(nk.inspect(model, batch, name=family).to_json())
     with tempfile.TemporaryDirectory() as folder:
-        from normkit.demo.faults import write_twins
+        from normkit.demo import write_twins
 
         faulty, _ = write_twins(Path(folder))
         arguments = ["inspect", str(faulty), "--max-tokens", "512", "--no-report", "--json"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normkit.inspection.row_leakage import Leak, find_leaks
-from normkit.inspection.running import runner, shortened
+from normkit.inspection.running import first_tokens, runner
 from normkit.inspection.structure import survey
 
 WIDTH = 16
@@ -70,7 +70,7 @@ def leaks_of(model: nn.Module, batch: dict[str, Tensor] | None = None) -> tuple[
     batch = {"input_ids": ids()} if batch is None else batch
     model.eval()
     with torch.no_grad():
-        structure = survey(model, runner(model, shortened(batch)))
+        structure = survey(model, runner(model, first_tokens(batch)))
     return find_leaks(model, structure, batch)
 
 
@@ -172,7 +172,7 @@ def test_the_model_and_the_generators_are_left_as_they_were(raises: bool) -> Non
     model = Raising(layer_norm(), BatchNorm()).eval()
     model.first.train()
     with torch.no_grad():
-        structure = survey(model, runner(model, shortened({"input_ids": ids()})))
+        structure = survey(model, runner(model, first_tokens({"input_ids": ids()})))
     before, tensors = copy.deepcopy(model.state_dict()), {id(buffer) for buffer in model.buffers()}
     modes = {name: module.training for name, module in model.named_modules()}
     torch.manual_seed(5)

@@ -7,7 +7,7 @@ from torch import nn
 
 from normkit import inspect
 from normkit.errors import InputError
-from normkit.inspection.running import arguments, rows, runner, shortened, token_ids, token_mask, vocabulary
+from normkit.inspection.running import arguments, first_tokens, rows, runner, token_ids, token_mask, vocabulary
 from normkit.study import Transformer, TransformerConfig
 
 
@@ -123,5 +123,5 @@ def test_parts_of_a_batch():
     assert token_ids(batch) is batch["ids"]
     second = rows(batch, 1)
     assert (second["ids"].tolist(), second["options"]["lengths"].tolist()) == ([IDS[1].tolist()], [6])
-    assert bool(shortened(batch)["options"]["attention_mask"].all())
+    assert bool(first_tokens(batch)["options"]["attention_mask"].all())
     assert runner(Anything(), {0: IDS.float()[:, None].expand(-1, 8, -1).mT, 1: 1.0})().shape == (2, 6, 8)

@@ -3,7 +3,7 @@ import pytest
 from normkit.geometry.invariance import invariances
 from normkit.plots import theme
 from normkit.plots.invariance import invariance_marks
-from normkit.plots.numerals import significant
+from normkit.text import significant
 
 
 @pytest.fixture(scope="module")

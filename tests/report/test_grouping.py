@@ -2,9 +2,9 @@
 
 import pytest
 
-from normkit.plots.numerals import spread
 from normkit.report.grouping import grouped, grouped_paths
 from normkit.report.parts import Cell, Column, Table
+from normkit.text import spread
 
 COLUMNS = (
     Column(key="path", heading="norm"),

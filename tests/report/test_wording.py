@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from normkit import specs
 from normkit.report.parts import Fact
-from normkit.report.wording import formula_name, printable, shortened, tail
+from normkit.report.wording import formula_name, printable, tail
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,6 @@ def test_what_is_not_to_be_seen_becomes_an_escape():
 
 def test_every_string_of_a_part_is_made_printable():
     assert printable((Fact(label="\x07", value="ok"), 3)) == (Fact(label="\\x07", value="ok"), 3)
-
-
-def test_names_beyond_the_first_are_counted():
-    assert shortened(["a", "b", "c"], 3) == "a, b, c"
-    assert shortened(["a", "b", "c", "d"], 2) == "a, b and 2 more"
 
 
 def test_the_end_of_a_path_is_kept():

@@ -79,7 +79,7 @@ def test_the_numbers_of_a_healthy_run():
     run = told(healthy(), blocks=(block(0), block(1)))
     assert detail(run, NORM).startswith("1 norm, measured in 12 steps: formula")
     assert detail(run, RATE) == (
-        "The largest of 12 measured steps changed the median weight by 1.05 %, w by 1.05 %: 23 % of the limit."
+        "The largest of 12 measured steps changed the median weight by 1.05 %, w by 1.05 %: 23.3 % of the limit."
     )
     assert detail(run, CLIPPING).startswith("There was no spike to hold: over the last 60 steps")
     assert detail(run, START).startswith("The first loss is 3.47, 1 times log(32) = 3.47.")

@@ -9,7 +9,7 @@ from normkit.checkpoint.certificate import NAME as CERTIFICATE
 from normkit.checkpoint.configuration import CONFIG
 from normkit.checkpoint.fingerprints import LONGEST_NAME, file_names, is_sound_name
 from normkit.errors import ModelError
-from normkit.files import quoted
+from normkit.text import quoted
 
 # Weights in any form: those of the source would contradict the folded ones.
 _WEIGHTS = {

@@ -24,7 +24,8 @@ from normkit.checkpoint.source import vector
 from normkit.checkpoint.verification import LIMITS
 from normkit.checkpoint.writing import Written
 from normkit.errors import InputError, ModelError
-from normkit.files import json_text, parse_json, quoted
+from normkit.files import json_text, parse_json
+from normkit.text import quoted
 
 NAME = "normkit_certificate.json"
 """Of the file, in the folder of the result."""

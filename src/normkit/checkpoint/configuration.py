@@ -9,7 +9,7 @@ from typing import Any
 
 from normkit.checkpoint.weights import read_json
 from normkit.errors import ModelError
-from normkit.files import quoted
+from normkit.text import quoted, typed_line
 
 CONFIG = "config.json"
 
@@ -137,7 +137,7 @@ def _configuration(values: dict[str, Any], folder: Path) -> Any:
     try:
         return CONFIG_MAPPING[kind].from_dict(_numbers(_without_refused(values)))
     except Exception as error:  # each family checks its values in its own way
-        raise ModelError(f"{folder / CONFIG} is no {kind} configuration: {first_line(error)}") from error
+        raise ModelError(f"{folder / CONFIG} is no {kind} configuration: {typed_line(error)}") from error
 
 
 def _for_transformers_4(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -172,9 +172,3 @@ def _numbers(value: Any) -> Any:
             return float(value["__float__"])
         return {key: _numbers(member) for key, member in value.items()}
     return [_numbers(member) for member in value] if isinstance(value, list) else value
-
-
-def first_line(error: Exception) -> str:
-    """The type of an error of another library and the first line that it has to say."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

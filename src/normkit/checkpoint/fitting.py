@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normkit.checkpoint.configuration import body_class, check_reads_text, first_line, model_class
+from normkit.checkpoint.configuration import body_class, check_reads_text, model_class
 from normkit.errors import ModelError
+from normkit.text import typed_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +83,7 @@ def _loaded(class_: Any, config: Any, weights: Mapping[str, Tensor], folder: Pat
                 **options,
             )
     except Exception as error:  # a configuration can fail in as many ways as there are models
-        raise ModelError(f"transformers cannot build {class_.__name__} from {folder}: {first_line(error)}") from error
+        raise ModelError(f"transformers cannot build {class_.__name__} from {folder}: {typed_line(error)}") from error
     return Fit(
         model=model.eval(),
         asked=class_.__name__,

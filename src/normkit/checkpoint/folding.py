@@ -17,10 +17,10 @@ from normkit.checkpoint.plan import Plan
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.reloading import Reload, reload_of
 from normkit.checkpoint.staging import Staging
-from normkit.checkpoint.weights import listed
 from normkit.checkpoint.writing import write_shards
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text
+from normkit.text import shortened
 
 
 def fold(
@@ -96,7 +96,7 @@ def _reloaded(plan: Plan, opened: Opened, config: Mapping[str, Any]) -> Reload:
     reload = reload_of(config, tensors, opened.folder)
     if astray := (*reload.missing, *reload.unexpected, *reload.mismatched):
         raise ModelError(
-            f"{reload.class_name} of transformers would not load all of the result ({listed(list(astray))} lacking, "
+            f"{reload.class_name} of transformers would not load all of the result ({shortened(list(astray))} lacking, "
             "left over or of another shape), as in the source; give a checkpoint that it loads whole"
         )
     return reload

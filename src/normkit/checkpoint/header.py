@@ -16,7 +16,8 @@ from typing import Any
 
 from normkit.checkpoint.weights import damaged
 from normkit.errors import InputError, ModelError
-from normkit.files import parse_json, quoted
+from normkit.files import parse_json
+from normkit.text import quoted
 
 METADATA = "__metadata__"
 

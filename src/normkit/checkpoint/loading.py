@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint import hub, swaps
-from normkit.checkpoint.configuration import CONFIG, first_line, read_config
+from normkit.checkpoint.configuration import CONFIG, read_config
 from normkit.checkpoint.fitting import Fit, fit
 from normkit.checkpoint.silence import silence
-from normkit.checkpoint.weights import ADAPTER, INDEX, WEIGHTS, listed, read_weights, weight_files
+from normkit.checkpoint.weights import ADAPTER, INDEX, WEIGHTS, read_weights, weight_files
 from normkit.errors import InputError, KindError, ModelError
-from normkit.files import quoted
+from normkit.text import quoted, shortened, typed_line
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -122,8 +122,8 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
         found, notes = _built(folder, values, files, dtype)
     if found.missing:
         raise ModelError(
-            f"{_count(found.missing)} missing in {folder}: {listed(found.missing)}; download it again, or load it with "
-            "transformers where weights drawn at random will do"
+            f"{_count(found.missing)} missing in {folder}: {shortened(found.missing)}; download it again, or load it "
+            "with transformers where weights drawn at random will do"
         )
     for note in notes:
         warnings.warn(note, stacklevel=2)
@@ -204,9 +204,10 @@ def _built(
         notes.append(f"the head of {found.asked} has no weights: {name} is loaded without it")
     if found.missing:
         missing = f"{_count(found.missing)} missing in the checkpoint and initialised at random"
-        notes.append(f"{missing}: {listed(found.missing)}")
+        notes.append(f"{missing}: {shortened(found.missing)}")
     if found.unexpected:
-        notes.append(f"{_count(found.unexpected)} in the checkpoint but not used by {name}: {listed(found.unexpected)}")
+        unused = f"{_count(found.unexpected)} in the checkpoint but not used by {name}"
+        notes.append(f"{unused}: {shortened(found.unexpected)}")
     return found, tuple(notes)
 
 
@@ -226,7 +227,7 @@ def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
         tokenizer = class_.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         tokenizer("a")
     except Exception as error:
-        return None, (f"its tokenizer cannot be loaded ({first_line(error)})",)
+        return None, (f"its tokenizer cannot be loaded ({typed_line(error)})",)
     return tokenizer, ()
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from normkit.errors import InputError
 from normkit.identification.state import in_mode
+from normkit.text import dtype_name
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _NARROWING = (Tensor.float, Tensor.half, Tensor.bfloat16)
@@ -72,7 +73,7 @@ def true_logits(model: nn.Module, **inputs: Any) -> Tensor:
     """
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and parameter.dtype != torch.float64:
-            given = str(parameter.dtype).removeprefix("torch.")
+            given = dtype_name(parameter.dtype)
             raise InputError(f"expected a float64 model, {name} is {given}; load it with dtype='float64'")
     call = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
     if "use_cache" in inspect.signature(model.forward).parameters:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from normkit.errors import ModelError, SpecError
 from normkit.spec import NormSpec
+from normkit.text import clipped
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,7 +86,7 @@ def _spec(path: str, values: Any, place: object) -> NormSpec:
         try:
             return NormSpec.from_json(values)
         except SpecError as error:
-            reason = _short(str(error))
+            reason = clipped(str(error), 160)
         except OverflowError:
             reason = "found a number that no float can hold"
     raise ModelError(f"expected the spec of {_shown(path)} under {KEY!r} in {place}, {reason}; fold it again")
@@ -107,7 +108,7 @@ def _made(path: str, module: nn.Module, spec: NormSpec, place: object) -> nn.Mod
         )
     if len(shape) != spec.rows.parameter_dim or shape[-1] % spec.rows.groups:
         raise ModelError(
-            f"expected {where} to fit its spec, its shape {shape} does not: {_short(str(spec))}; fold it again"
+            f"expected {where} to fit its spec, its shape {shape} does not: {clipped(str(spec), 160)}; fold it again"
         )
     norm = Norm(spec, shape, device="meta")
     for name in found:
@@ -137,8 +138,4 @@ def _listed(names: set[str]) -> str:
 
 def _shown(value: object) -> str:
     """Anything out of a file, short and on one line."""
-    return _short(ascii(value))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 160 else f"{text[:157]}..."
+    return clipped(ascii(value), 160)

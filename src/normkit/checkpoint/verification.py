@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normkit.checkpoint.plan import Relation
-from normkit.files import quoted
+from normkit.text import quoted
 
 RELATIONS: dict[Relation, str] = {
     "identical": "the source's bits",

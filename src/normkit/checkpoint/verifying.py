@@ -29,7 +29,8 @@ from normkit.checkpoint.weights import INDEX
 from normkit.checkpoint.workers import Workers
 from normkit.checkpoint.writing import Written
 from normkit.errors import InputError, ModelError
-from normkit.files import json_text, quoted
+from normkit.files import json_text
+from normkit.text import quoted
 
 _UNCOMPARED = {"residual", "reason", "reasons", "remarks"}
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from normkit.checkpoint.fingerprints import is_sound_name
 from normkit.errors import InputError, ModelError
-from normkit.files import parse_json, quoted
+from normkit.files import parse_json
+from normkit.text import quoted, shortened
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ def weight_files(folder: Path) -> list[Path]:
         shards = [folder / name for name in shard_names(folder)]
         if absent := [shard.name for shard in shards if not shard.is_file()]:
             raise ModelError(
-                f"expected all {len(shards)} shards named in {folder / INDEX}, {listed(absent)} "
+                f"expected all {len(shards)} shards named in {folder / INDEX}, {shortened(absent)} "
                 f"{'is' if len(absent) == 1 else 'are'} missing; download the rest"
             )
         return shards
@@ -114,21 +115,16 @@ def _without_weights(folder: Path) -> str:
     pickles = sorted({file.name for pattern in _PICKLES for file in folder.glob(pattern)})
     if pickles:
         return (
-            f"expected {WEIGHTS} in {folder}, found only {listed(pickles)}; pickled weights are never loaded: load "
+            f"expected {WEIGHTS} in {folder}, found only {shortened(pickles)}; pickled weights are never loaded: load "
             "them with transformers where you trust them, and `model.save_pretrained(folder)` writes safetensors"
         )
     if (folder / ADAPTER).is_file():
         return f"{folder} holds an adapter without its model; merge it into the model with peft and give that folder"
     if others := sorted(file.name for file in _other_weights(folder)):
-        return f"expected {WEIGHTS} in {folder}, found {listed(others)}; rename it or convert it to safetensors"
+        return f"expected {WEIGHTS} in {folder}, found {shortened(others)}; rename it or convert it to safetensors"
     return f"expected {WEIGHTS} in {folder}, found no weights; download them, or convert them to safetensors"
 
 
 def _other_weights(folder: Path) -> Iterator[Path]:
     for pattern in ("*.safetensors", "*.gguf", "*.h5", "*.msgpack"):
         yield from folder.glob(pattern)
-
-
-def listed(names: list[str]) -> str:
-    """The first three names and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

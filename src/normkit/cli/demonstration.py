@@ -23,7 +23,7 @@ from normkit.layers import LayerNorm
 from normkit.report.description import describe
 from normkit.report.grids import lines, marked
 from normkit.report.parts import Fact
-from normkit.report.wording import shortened
+from normkit.text import shortened
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection

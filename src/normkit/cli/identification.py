@@ -182,13 +182,13 @@ def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBo
     from normkit.cli.inputs import batches_for
     from normkit.cli.texts import check_runs
     from normkit.identification.book import survey
-    from normkit.inspection.running import evaluating, runner, shortened
+    from normkit.inspection.running import evaluating, first_tokens, runner
 
     batch = batches_for(loaded, None, None, length=None, max_tokens=_TOKENS, batch_size=1).batches[0]
     with progress(shown=shown) as report, silence(), evaluating(loaded.model):
         report(f"{loaded.name}: norms", 0, 0)
         check_runs(loaded.model, batch)
-        return survey(loaded.model, runner(loaded.model, shortened(batch)), name=loaded.name).only(site)
+        return survey(loaded.model, runner(loaded.model, first_tokens(batch)), name=loaded.name).only(site)
 
 
 def _names(

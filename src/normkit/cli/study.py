@@ -19,6 +19,7 @@ from normkit.cli.request import Request, jobs_of, requested
 from normkit.cli.terminal import one_line, results, shows_progress
 from normkit.errors import LostRankError, NormkitError
 from normkit.files import json_text
+from normkit.text import counted
 
 if TYPE_CHECKING:
     from normkit.study.ranks import Ranks
@@ -243,7 +244,7 @@ def _print_list(*, as_json: bool) -> None:
         click.echo(f"{name:<16}{entry.seconds:>4} s  {entry.asks}")
     cores = len(os.sched_getaffinity(0))
     total = sum(entry.seconds for entry in CATALOGUE.values())
-    here = "1 core" if cores == 1 else f"{cores} cores"
+    here = counted(cores, "core")
     click.echo(f"\nSeconds of one core, with --budget quick; all take {duration(total / cores)} on the {here} here.")
     click.echo("Run: normkit study NAME ..., or normkit study --all. --budget full takes up to ten times as long.")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normkit.spec import NormSpec
+from normkit.text import counted
 
 _SCHEMA = 1
 _DRIFT = (
@@ -147,7 +148,7 @@ class ConversionReport:
 
     def __str__(self) -> str:
         """A short table: norms that are alike share a line."""
-        lines = [f"{_norms(len(self.swapped))} swapped, {len(self.left_alone)} left alone"]
+        lines = [f"{counted(len(self.swapped), 'norm')} swapped, {len(self.left_alone)} left alone"]
         alike = Counter((norm.class_name, str(norm.spec), norm.computed_by) for norm in self.swapped)
         rows = [(f"{count} x", name, formula, how) for (name, formula, how), count in alike.items()]
         lines += _aligned(rows)
@@ -163,10 +164,6 @@ class ConversionReport:
                 reasons.setdefault((norm.class_name, norm.reason), []).append(norm.path)
             lines += _aligned([(_paths(paths), name, reason) for (name, reason), paths in reasons.items()])
         return "\n".join(lines)
-
-
-def _norms(count: int) -> str:
-    return "1 norm" if count == 1 else f"{count} norms"
 
 
 def _paths(paths: Sequence[str]) -> str:

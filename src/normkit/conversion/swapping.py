@@ -15,10 +15,10 @@ from normkit.conversion.replacement import Formula, is_converted, is_normkit, is
 from normkit.conversion.result import Check, ConversionReport, LeftAlone, SwappedNorm
 from normkit.conversion.verification import floating_dtypes, settings, verify
 from normkit.errors import KindError, ModelError, UseError
-from normkit.identification.specimen import first_line
 from normkit.identification.state import in_mode
 from normkit.identification.tracing import NORM_FUNCTIONS, Trace, trace
 from normkit.kernels import cpu
+from normkit.text import first_line
 
 Progress = Callable[[str, int, int], None]
 

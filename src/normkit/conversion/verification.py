@@ -21,6 +21,7 @@ from normkit.conversion.truth import Truth, units
 from normkit.identification.specimen import Specimen
 from normkit.identification.state import undisturbed
 from normkit.spec import NormSpec
+from normkit.text import dtype_name
 
 _ELEMENTS = 2**17
 _MANY_ELEMENTS = 8 * _ELEMENTS
@@ -52,7 +53,7 @@ class Setting(NamedTuple):
 
     def __str__(self) -> str:
         """As in a report."""
-        names = [str(dtype).removeprefix("torch.") for dtype in (self.input, self.parameters)]
+        names = [dtype_name(dtype) for dtype in (self.input, self.parameters)]
         if self.autocast:
             return f"{names[0]} under autocast"
         return names[0] if self.input == self.parameters else f"{names[0]} input, {names[1]} parameters"

@@ -10,18 +10,17 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from normkit.checkpoint.weights import listed
 from normkit.errors import InputError
 from normkit.explorer.conventions import Convention
 from normkit.explorer.gathering import Gatherer
-from normkit.explorer.points import BUDGET, drawable_rows, shortened
+from normkit.explorer.points import BUDGET, drawable_rows, label_text
 from normkit.explorer.selection import Places, Selection, by_stream, grouped, left_out, select, telling
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import trace
 from normkit.inspection.blocks import find_blocks
 from normkit.inspection.observing import observed
-from normkit.inspection.running import Batch, evaluating, runner
-from normkit.inspection.running import shortened as beginning
+from normkit.inspection.running import Batch, evaluating, first_tokens, runner
+from normkit.text import shortened
 
 Progress = Callable[[str, int, int], None]
 
@@ -118,7 +117,7 @@ def activations(
     name = name or type(model).__name__
     with evaluating(model), torch.no_grad(), ExitStack() as stack:
         report("norms", 0, 0)
-        small = telling(beginning(first))
+        small = telling(first_tokens(first))
         called = trace(model, runner(model, small))
         found, unrecognised = find_sites(model, called)
         blocks = find_blocks(model, called)
@@ -144,7 +143,7 @@ def _described(name: str, selection: Selection, gatherers: Sequence[Gatherer], p
     gathered: list[SiteActivations] = []
     reasons, spoilt = dict(selection.reasons), {}
     for gatherer in gatherers:
-        names = [shortened(token) for token in gatherer.finish()]
+        names = [label_text(token) for token in gatherer.finish()]
         for site in gatherer.sites:
             rows = gatherer.rows[site.path]
             if rows is None:
@@ -157,11 +156,11 @@ def _described(name: str, selection: Selection, gatherers: Sequence[Gatherer], p
                 gathered.append(_described_site(site, selection.norms[site], places, rows, kept, len(tokens)))
         tokens += names
     notes = [*selection.notes, *left_out(reasons)]
-    notes += [f"{why} as they enter {listed(paths)}, and are not shown there." for why, paths in grouped(spoilt)]
+    notes += [f"{why} as they enter {shortened(paths)}, and are not shown there." for why, paths in grouped(spoilt)]
     if not gathered:
         raise InputError(f"{name} has no norm that the page can draw: {' '.join(notes)}")
     return Activations(
-        name=shortened(name),
+        name=label_text(name),
         tokens=tuple(tokens),
         counted=gatherers[0].counted,
         sites=tuple(gathered),

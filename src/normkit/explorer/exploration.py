@@ -16,7 +16,7 @@ from normkit.explorer.activations import Activations, SiteActivations
 from normkit.explorer.clouds import clouds
 from normkit.explorer.conventions import Convention, convention_of
 from normkit.explorer.document import document
-from normkit.explorer.points import BUDGET, Points, checked, shortened, vector
+from normkit.explorer.points import BUDGET, Points, checked, label_text, vector
 from normkit.explorer.projection import principal_basis, site_record
 from normkit.files import write_text
 from normkit.inspection.sampling import evenly
@@ -211,7 +211,7 @@ def _in_projection(shown: Points, norm: _Norm, title: str) -> Exploration:
     if shown.groups is not None:
         record["groups"] = list(shown.groups)
     start = {"scene": "model", "model": 0, "site": 0, **norm.convention.to_json()}
-    model = _with_distinct_tokens(shortened(title), shown.labels, [record])
+    model = _with_distinct_tokens(label_text(title), shown.labels, [record])
     return Exploration(data=_data(title, shown.notes, start, models=[model]))
 
 
@@ -225,7 +225,7 @@ def _data(
 ) -> dict[str, Any]:
     data = {
         "schema": 1,
-        "title": shortened(title),
+        "title": label_text(title),
         "notes": list(notes),
         "start": dict(start),
         "clouds": clouds(),

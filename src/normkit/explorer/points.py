@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normkit.errors import DtypeError, InputError, KindError, ShapeError
 from normkit.inspection.sampling import evenly
+from normkit.text import first_line
 
 BUDGET = 2000
 """Points of a page, over all that it shows."""
@@ -93,7 +94,7 @@ def drawable_rows(rows: Tensor) -> Tensor:
     return lengths.le(torch.finfo(torch.float32).max)
 
 
-def shortened(label: object) -> str:
+def label_text(label: object) -> str:
     """A label as text that fits a line, and that can be written as UTF-8."""
     text = str(label).encode(errors="replace").decode()
     return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
@@ -128,8 +129,9 @@ def _tensor(values: Any, name: str = "points") -> Tensor:
         if given.is_meta:
             raise ValueError("it has a shape and no values")
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise KindError(f"{name} must be a tensor, an array or lists of numbers of one length ({reason})") from None
+        raise KindError(
+            f"{name} must be a tensor, an array or lists of numbers of one length ({first_line(error)})"
+        ) from None
     if given.is_complex() or given.dtype == torch.bool:
         raise DtypeError(f"{name} must be real numbers, got {given.dtype}")
     return given
@@ -154,7 +156,7 @@ def _labels(labels: Sequence[object] | None, count: int) -> list[str]:
     texts = list(labels)
     if len(texts) != count:
         raise ShapeError(f"labels must be one for each of the {count} points, got {len(texts)}")
-    return [shortened(text) for text in texts]
+    return [label_text(text) for text in texts]
 
 
 def _groups(groups: Any, count: int) -> list[int]:

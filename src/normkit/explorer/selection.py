@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from normkit.checkpoint.weights import listed
 from normkit.errors import InputError, SpecError
 from normkit.explorer.conventions import Convention, convention_of
 from normkit.explorer.gathering import DECODER
@@ -14,6 +13,7 @@ from normkit.identification.tracing import Trace
 from normkit.inspection.blocks import BlockCall, block_of
 from normkit.inspection.running import Batch
 from normkit.inspection.sampling import evenly
+from normkit.text import shortened
 
 MOST_SITES = 48
 """Norms of a page; with more, each would have too few points to be a cloud."""
@@ -83,7 +83,9 @@ def select(
 
 def left_out(reasons: Mapping[str, str]) -> list[str]:
     """A sentence for each reason, with the paths that it holds for."""
-    return [f"{listed(paths)} {'is' if len(paths) == 1 else 'are'} left out: {why}." for why, paths in grouped(reasons)]
+    return [
+        f"{shortened(paths)} {'is' if len(paths) == 1 else 'are'} left out: {why}." for why, paths in grouped(reasons)
+    ]
 
 
 def grouped(reasons: Mapping[str, str]) -> list[tuple[str, list[str]]]:

@@ -34,6 +34,7 @@ from normkit.identification.specimen import Call, NormLike, Specimen, Unrecognis
 from normkit.identification.state import function_state_kept, undisturbed
 from normkit.identification.structure import Structure
 from normkit.spec import NormSpec
+from normkit.text import dtype_name
 
 _SEED = 0
 _RATE_NOISE = 0.02
@@ -142,7 +143,7 @@ def examine(
             # The search has drawn other parameters.
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
             kind = fallback_verdicts.second_look(fresh, small, generator, seen, _recovered)
-            seen_alone = kind.norm or Passport(verdict=kind.verdict, spec=None, readings={}, dtype=_name(dtype))
+            seen_alone = kind.norm or Passport(verdict=kind.verdict, spec=None, readings={}, dtype=dtype_name(dtype))
             affine = Affine(weight=seen_alone.weight_name, bias=seen_alone.bias_name)
             acting = affine.of(_owner(norm)) if kind.norm else (kind.weight, kind.bias)
             passport = replace(
@@ -308,7 +309,7 @@ def _examined(
     if choice.rival is not None:
         choice, casts = _told_by_bits(specimen, found, choice, casts, felt.placement, affine, generator)
     hard = conditioning.readings(specimen, spec, shape, generator)
-    matched = f"in {_name(specimen.dtype)} the formula is matched to {error:.0e}"
+    matched = f"in {dtype_name(specimen.dtype)} the formula is matched to {error:.0e}"
     matched += f", for inputs from {smallest:.0e} to {min(1000.0, precision.far):.0e}"
     kind = found.readings["kind"]
     passport = Passport(
@@ -322,7 +323,7 @@ def _examined(
             **hard,
         },
         shape=shape,
-        dtype=_name(specimen.dtype),
+        dtype=dtype_name(specimen.dtype),
         weight_name=", ".join(found.gain.names) or None,
         bias_name=", ".join(found.bias.names) or None,
     )
@@ -364,10 +365,6 @@ def _owner(norm: NormLike) -> nn.Module | None:
 
 def _kept(part: Tensor | None) -> Tensor | None:
     return None if part is None else part.detach().clone()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _affine(found: Structure, choice: Choice) -> Affine:

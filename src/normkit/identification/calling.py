@@ -9,7 +9,8 @@ import torch
 
 from normkit.errors import DtypeError, IdentificationError, KindError, NormkitError, ShapeError
 from normkit.identification.second_input import second_that_works
-from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError, first_line
+from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError
+from normkit.text import first_line
 
 _LARGER = (16, 64)
 """Lengths of the axes between batch and features that are tried where the given ones are refused."""

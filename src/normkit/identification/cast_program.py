@@ -16,6 +16,7 @@ from normkit.identification.half_precision_calls import HALF, Rate, Run
 from normkit.identification.passport import Reading, value_of
 from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
+from normkit.text import dtype_name
 
 _MATCHED = 0.999
 """A norm's own program gives this share of its outputs or more; a wrong one misses 4 % or more."""
@@ -67,7 +68,7 @@ class _Candidate:
         return all(self.rates[dtype].share >= share - _FLIPS for dtype, share in shares.items())
 
     def figures(self) -> str:
-        return " and ".join(f"{_share(rate.share)} in {_name(dtype)}" for dtype, rate in self.rates.items())
+        return " and ".join(f"{_share(rate.share)} in {dtype_name(dtype)}" for dtype, rate in self.rates.items())
 
 
 def recover(
@@ -92,8 +93,8 @@ def recover(
         of_its_own = _rated(programs, compared, own_eps=True)
         if _best(of_its_own).worst >= _MATCHED:
             reason = "eps is the machine epsilon of the input's own dtype, which no spec describes: "
-            reason += " and ".join(f"{torch.finfo(dtype).eps:g} in {_name(dtype)}" for dtype in compared)
-            by_dtype = {_name(dtype): torch.finfo(dtype).eps for dtype in compared}
+            reason += " and ".join(f"{torch.finfo(dtype).eps:g} in {dtype_name(dtype)}" for dtype in compared)
+            by_dtype = {dtype_name(dtype): torch.finfo(dtype).eps for dtype in compared}
             candidates = of_its_own
             eps = {"eps": Reading.open(reason), "eps by dtype": Reading(value=by_dtype)}
     shares = {dtype: rate.share for dtype, rate in _best(candidates).rates.items()}
@@ -167,7 +168,7 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
     evidence = [seen]
     if len(found.rates) < len(HALF):
         (only,) = found.rates
-        evidence.append(f"it runs in {_name(only)} only, of the two")
+        evidence.append(f"it runs in {dtype_name(only)} only, of the two")
     if found.worst < _MATCHED:
         return open_readings(found.spec, _reason(found, candidates), *evidence)
     readings = {"casts": Reading(value=value_of(found.spec, "casts"), evidence=tuple(evidence))}
@@ -180,7 +181,7 @@ def _reason(found: _Candidate, candidates: Sequence[_Candidate]) -> str:
     """Why no program is the norm's own."""
     own = {dtype: max(candidates, key=lambda candidate: candidate.rates[dtype].share) for dtype in found.rates}
     if all(candidate.rates[dtype].share >= _MATCHED for dtype, candidate in own.items()):
-        words = "; ".join(f"in {_name(dtype)} {_in_words(candidate.spec)}" for dtype, candidate in own.items())
+        words = "; ".join(f"in {dtype_name(dtype)} {_in_words(candidate.spec)}" for dtype, candidate in own.items())
         return f"its program depends on the input's dtype: {words}"
     return f"no program gives its bits; the nearest, {_in_words(found.spec)}: {found.figures()}"
 
@@ -205,15 +206,15 @@ def open_readings(spec: NormSpec, reason: str, *evidence: str) -> dict[str, Read
 def _output_dtype(runs: Sequence[Run], half: torch.dtype, specimen: Specimen) -> tuple[OutputDtype, Reading]:
     """What the output's dtype follows."""
     dtypes = [None if run.y is None else run.y.dtype for run in runs]
-    name = _name(half)
+    name = dtype_name(half)
     if runs[0].weight is None and runs[0].bias is None:
         if dtypes[0] in (half, torch.float32):
             output: OutputDtype = "input" if dtypes[0] == half else "float32"
-            return output, _decided(output, f"its output is {_name(dtypes[0])} for {name} inputs")
+            return output, _decided(output, f"its output is {dtype_name(dtypes[0])} for {name} inputs")
         output = "promote" if specimen.module is None else "input"
         return output, Reading.open(f"its output is {dtypes[0]} for {name} inputs, and there is no other to vary")
     seen = f"with float32 parameters and {name} input, then the reverse, the output is "
-    seen += " and ".join(_name(dtype) for dtype in dtypes[1:3])
+    seen += " and ".join(dtype_name(dtype) for dtype in dtypes[1:3])
     if dtypes[0] == torch.float32 and set(dtypes[1:3]) <= {torch.float32, None}:
         return "float32", _decided("float32", f"with {name} parameters and input the output is float32")
     match dtypes[1:3]:
@@ -247,10 +248,6 @@ def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
             offset_dtype=offset,
             output_dtype=output,
         )
-
-
-def _name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _share(share: float) -> str:

@@ -17,6 +17,7 @@ from normkit.identification.eps_response import RollOff
 from normkit.identification.passport import Reading
 from normkit.identification.specimen import UnrecognisedError
 from normkit.spec import NormSpec
+from normkit.text import dtype_name
 
 _UNROUND = 3
 _RIVAL = 3
@@ -210,11 +211,9 @@ def settle_machine_eps(choice: Choice, n: int, dtype: torch.dtype, felt_in: Call
     beside = torch.float32 if wide else torch.float64
     there = _eps_in(beside, choice, n, felt_in)
     if there is None:
-        reason = (
-            f"eps = {own:g} is a machine epsilon: it may be eps=None, and it does not run in {_name(beside)} to tell"
-        )
-        return choice.reread(own, Reading.open(reason, *reading.evidence))
-    line = f"in {_name(beside)} eps is {there:g}"
+        unknown = f"it may be eps=None, and it does not run in {dtype_name(beside)} to tell"
+        return choice.reread(own, Reading.open(f"eps = {own:g} is a machine epsilon: {unknown}", *reading.evidence))
+    line = f"in {dtype_name(beside)} eps is {there:g}"
     if there == own:
         return choice.reread(own, replace(reading, evidence=(*reading.evidence, f"{line} as well")))
     half = _eps_in(torch.bfloat16, choice, n, felt_in)
@@ -233,10 +232,6 @@ def _eps_in(dtype: torch.dtype, choice: Choice, n: int, felt_in: Callable[[torch
     except (UnrecognisedError, NormkitError):
         return None
     return None if felt.undecidable else roundness(choice.divisor.eps(felt.eps, n, felt.placement), felt.error)[1]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def roundness(value: float, tolerance: float) -> tuple[int, float]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from normkit import reference
 from normkit.errors import IdentificationError
 from normkit.spec import NormSpec
+from normkit.text import dtype_name
 
 Verdict = Literal[
     "norm",
@@ -254,6 +255,6 @@ def _summary(parameter: Tensor | None, name: str | None) -> dict[str, Any] | Non
     return {
         "name": name,
         "shape": list(values.shape),
-        "dtype": str(values.dtype).removeprefix("torch."),
+        "dtype": dtype_name(values.dtype),
         "sha256": digest,
     }

@@ -13,6 +13,7 @@ from normkit.identification.half_precision_calls import HALF
 from normkit.identification.passport import Reading
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.identification.state import same
+from normkit.text import dtype_name
 
 _SEED = 1
 _FOLLOWS, _AS_LONG = 0.5, 1.25
@@ -51,14 +52,14 @@ def side_effect_readings(specimen: Specimen, shape: Sequence[int], generator: to
 
 def _overwritten(specimen: Specimen, x: Tensor) -> list[str]:
     """The dtypes in which a norm that overwrites x does so: where it first converts its input, that is spared."""
-    found = [str(x.dtype).removeprefix("torch.")]
+    found = [dtype_name(x.dtype)]
     for dtype in HALF:
         try:
             given = x.to(dtype)
             specimen.in_dtype(dtype).overwriting(given)
         except (UnrecognisedError, NormkitError):
             continue
-        found += [] if same(given, x.to(dtype)) else [str(dtype).removeprefix("torch.")]
+        found += [] if same(given, x.to(dtype)) else [dtype_name(dtype)]
     return list(dict.fromkeys(found))
 
 

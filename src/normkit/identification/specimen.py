@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from normkit.errors import IdentificationError, ModelError, ShapeError
 from normkit.identification.adapters import as_tensor
 from normkit.identification.passport import Reading, Verdict
+from normkit.text import first_line
 
 NormLike = nn.Module | Callable[..., object]
 Call = Callable[[Any, Tensor], object]
@@ -241,11 +242,6 @@ def one_of(returned: object, index: int = 0) -> object:
     if not isinstance(returned, (tuple, list)):
         return returned
     return returned[index] if index < len(returned) else None
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, on one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _bare_copy(module: nn.Module) -> nn.Module:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from normkit.errors import InputError, ModelError, NormkitError
 from normkit.identification.book import PassportBook
 from normkit.identification.sites import NormSite, find_sites, matches
-from normkit.identification.specimen import first_line
 from normkit.identification.tracing import first_output, trace
 from normkit.inspection.contrasts import Survey, contrast, unmatched, with_swaps
 from normkit.inspection.differences import Comparison
@@ -28,14 +27,15 @@ from normkit.inspection.running import (
     arguments,
     batches_of,
     evaluating,
+    first_tokens,
     name_of_ids,
     runner,
-    shortened,
     token_ids,
     token_mask,
     vocabulary,
 )
 from normkit.inspection.sampling import RowPicker
+from normkit.text import first_line
 
 Progress = Callable[[str, int, int], None]
 
@@ -166,7 +166,7 @@ def _fitted(model: nn.Module, batch: Batch) -> Batch:
 
 
 def _surveyed(model: nn.Module, batch: Batch, name: str) -> Survey:
-    called = trace(model, runner(model, _fitted(model, shortened(batch))))
+    called = trace(model, runner(model, _fitted(model, first_tokens(batch))))
     sites, left_out = find_sites(model, called)
     book = PassportBook.of(name or type(model).__name__, sites, left_out)
     return Survey(model=model, trace=called, sites={site.path: site for site in sites}, book=book)

@@ -14,6 +14,7 @@ from normkit import reference
 from normkit.identification.passport import Passport
 from normkit.inspection.sampling import RowPicker, evenly
 from normkit.spec import NormSpec
+from normkit.text import dtype_name
 
 # Of an image, a whole sample is what can be normalized on its own; few of them are many rows.
 _IMAGES = 4
@@ -168,6 +169,6 @@ class EffectGauge:
 
 def _effect(dtype: torch.dtype, apart: Tensor) -> Effect:
     return Effect(
-        dtype=str(dtype).removeprefix("torch."), median=float(apart.sort().values[(len(apart) - 1) // 2]),
+        dtype=dtype_name(dtype), median=float(apart.sort().values[(len(apart) - 1) // 2]),
         worst=float(apart.max()),
     )  # fmt: skip

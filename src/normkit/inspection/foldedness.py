@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normkit.checkpoint.configuration import first_line
 from normkit.checkpoint.opening import open_model
 from normkit.errors import ModelError, NormkitError
 from normkit.geometry.gauge import weightless_defect
@@ -18,6 +17,7 @@ from normkit.identification.sites import NormSite
 from normkit.inspection.quantities import Foldedness, NormForm, SumForm, WriterForm
 from normkit.models import legality
 from normkit.models.graph import Graph, Linear, Norm, Table
+from normkit.text import typed_line
 
 # Of 1 / width, the share of a random tensor. A centred one keeps some 3e-6 of it when it is rounded to bfloat16, and
 # less in wider dtypes; a random one of 16 vectors is below this once in 10**29.
@@ -39,7 +39,7 @@ def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldednes
         return None, str(error)
     # A model that does not fit its config can fail in as many ways as there are models; what was measured of it stands.
     except Exception as error:
-        return None, f"its weights could not be read: {first_line(error)}"
+        return None, f"its weights could not be read: {typed_line(error)}"
 
 
 def _foldedness(model: nn.Module, centres: Mapping[str, bool]) -> Foldedness:

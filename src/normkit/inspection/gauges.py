@@ -13,6 +13,7 @@ from normkit import reference
 from normkit.inspection.moments import AttenuationAccumulator, RowAccumulator, RowMoments, row_moments, token_rows
 from normkit.inspection.result import Attenuation, Peak, RowStatistics
 from normkit.spec import NormSpec
+from normkit.text import dtype_name
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -147,7 +148,7 @@ def headroom_bits(dtype: torch.dtype, largest: float) -> float:
 
 
 def _name(dtype: torch.dtype | None) -> str:
-    return "" if dtype is None else str(dtype).removeprefix("torch.")
+    return "" if dtype is None else dtype_name(dtype)
 
 
 def spec_moments(x: Tensor, spec: NormSpec, mask: Tensor | None, gain: Tensor | None = None) -> RowMoments | None:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from normkit.text import percent
+
 # Names of torch's functions and methods that multiply or divide; those of nn.functional that normalize.
 _SCALING = {"mul", "multiply", "rmul", "imul", "div", "divide", "true_divide", "truediv", "itruediv", "normalize"}
 # Fewer features are no vector of a model, as the weights of some experts; fewer rows may be alike by chance.
@@ -173,6 +175,6 @@ def _line(y: Tensor, before: Sequence[tuple[tuple[int, ...], Mapping[int, float]
         centred = ", without a mean" if energy < _CENTRED else ""
         return (
             f"rows of {y.shape[axis]} features leave with one {size}{centred}; their lengths differed by "
-            f"{100 * entered[0]:.3g} % before"
+            f"{percent(entered[0])} before"
         )
     return None

@@ -33,9 +33,9 @@ from normkit.inspection.running import (
     batches_of,
     evaluating,
     first_of,
+    first_tokens,
     rows,
     runner,
-    shortened,
     token_ids,
     token_mask,
 )
@@ -45,6 +45,7 @@ from normkit.inspection.sharing import find_shared
 from normkit.inspection.spectrum import recurring_outliers
 from normkit.inspection.structure import Progress, Structure, measured_block, measured_site, survey
 from normkit.inspection.walk import capture, walk
+from normkit.text import dtype_name
 
 
 def inspect(
@@ -176,7 +177,7 @@ def inspect(
 def _surveyed(model: nn.Module, batch: Batch, report: Progress) -> Structure:
     """The structure seen on the beginning of the first row; on all of it where the model takes no less, as of sound."""
     try:
-        return survey(model, runner(model, shortened(batch)), report)
+        return survey(model, runner(model, first_tokens(batch)), report)
     # Whatever the model's own code raises.
     except Exception:
         return survey(model, runner(model, rows(batch, 0)), report)
@@ -294,7 +295,7 @@ def model_facts(
     distinct: int | None = None,
 ) -> ModelFacts:
     """What is said of a model as a whole."""
-    dtypes = Counter(str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
+    dtypes = Counter(dtype_name(parameter.dtype) for parameter in model.parameters())
     width = blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0)
     return ModelFacts(
         name=name or type(model).__name__,

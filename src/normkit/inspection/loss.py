@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normkit.inspection.running import Batch, name_of_ids, runner, shortened, token_ids, token_mask, vocabulary
+from normkit.inspection.running import Batch, first_tokens, name_of_ids, runner, token_ids, token_mask, vocabulary
 
 # Logits that are made float32 at a time: 64 MB.
 _MOST_LOGITS = 2**24
@@ -55,7 +55,7 @@ class NextTokenLoss:
 
     def _tells(self, model: nn.Module, batch: Batch) -> bool:
         """Logits of the first few tokens stay as they are when those behind them are changed."""
-        few = shortened(batch)
+        few = first_tokens(batch)
         name = name_of_ids(few)
         if name is None or (ids := few[name]).shape[1] < 2:
             return False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from normkit.inspection.training import Training
+from normkit.text import percent
 
 TYPICAL_LIMIT, FASTEST_LIMIT, GAIN_LIMIT = 0.045, 0.12, 0.025
 """Update ratios past which a step is too large: of the median weight, of the fastest weight, of the fastest gain.
@@ -73,9 +74,9 @@ class Pace:
 
     def __str__(self) -> str:
         """The ratios in words: the median weight's, the fastest weight's, and a gain's that is past its limit."""
-        parts = [f"the median weight by {100 * self.typical:.3g} %"] if not math.isnan(self.typical) else []
+        parts = [f"the median weight by {percent(self.typical)}"] if not math.isnan(self.typical) else []
         parts += [
-            f"{path} by {100 * ratio:.3g} %"
+            f"{path} by {percent(ratio)}"
             for (path, ratio), least in ((self.fastest, 0.0), (self.gain, GAIN_LIMIT))
             if ratio > least
         ]

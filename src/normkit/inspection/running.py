@@ -158,7 +158,7 @@ def runner(model: nn.Module, batch: Batch) -> Callable[[], object]:
     return lambda: model(*positional, **named)
 
 
-def shortened(batch: Batch) -> dict[Any, Any]:
+def first_tokens(batch: Batch) -> dict[Any, Any]:
     """The first row's first tokens, all of them attended to."""
 
     def small(name: str, value: Tensor) -> Tensor:

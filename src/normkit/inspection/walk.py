@@ -15,6 +15,7 @@ from normkit.identification.sites import NormSite
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.result import Walk, WalkStep
 from normkit.spec import NormSpec
+from normkit.text import percent
 
 _VALUES = 8
 # A shortfall of the norm below this no float32 tensor can hold: not worth a word.
@@ -164,7 +165,7 @@ def _in_words(
 
 def _raw_holds(step: Step) -> str:
     share = float(step.energy_along_ones) if step.norm > 0 else 0.0
-    return f"{100 * share:.3g} % of its energy lies along the all-ones direction"
+    return f"{percent(share)} of its energy lies along the all-ones direction"
 
 
 def _scaling(spec: NormSpec) -> str:

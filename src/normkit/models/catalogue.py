@@ -6,9 +6,9 @@ from functools import cache
 from importlib.resources import files
 
 from normkit.errors import ModelError
-from normkit.files import quoted
 from normkit.models import norm_classes
 from normkit.models.family import Family, parse
+from normkit.text import quoted
 
 
 @cache

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from normkit.errors import ModelError
-from normkit.files import quoted
 from normkit.models.family import Condition, Family
+from normkit.text import quoted
 
 
 class Settings:

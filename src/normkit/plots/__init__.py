@@ -5,7 +5,6 @@ A figure function takes a result or the rows to show, and axes to draw into (a n
 when this package is.
 
     theme.py       the one palette (light and dark), the settings of every figure, the bytes of its file
-    numerals.py    numbers and percentages as text
     drawing.py     Drawing: a figure with its title, caption and description
 
     camera.py      from points in space to places on paper

@@ -9,8 +9,8 @@ from normkit.inspection.result import Inspection
 from normkit.plots import theme
 from normkit.plots.depth import block_axis, figure_of, legend, log_axis, marker_size, positive, present
 from normkit.plots.drawing import Drawing
-from normkit.plots.numerals import spread
 from normkit.plots.theme import colour
+from normkit.text import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from normkit.errors import InputError
 from normkit.inspection.result import Role, Site
-from normkit.plots.numerals import significant
 from normkit.plots.theme import colour
+from normkit.text import significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

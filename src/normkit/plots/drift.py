@@ -13,8 +13,8 @@ from normkit.inspection.training import Quantity, Series, Training
 from normkit.plots import course, theme
 from normkit.plots.depth import figure_of, log_axis, shared_legend
 from normkit.plots.drawing import Drawing
-from normkit.plots.numerals import percent, significant
 from normkit.plots.theme import colour
+from normkit.text import rounded_percent, significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,6 +116,6 @@ def _mover(quantity: Quantity, series: Sequence[Series]) -> Series:
 
 
 def _told(quantity: Quantity, series: Series) -> str:
-    word = percent if quantity == "eps share" else significant
+    word = rounded_percent if quantity == "eps share" else significant
     name, _, _ = _PANELS[quantity][0].partition(",")
     return f"{name} at {series.path}, {word(series.values[0])} to {word(series.last)}"

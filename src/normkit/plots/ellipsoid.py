@@ -14,9 +14,9 @@ from normkit.inspection.result import Inspection, Site
 from normkit.plots import theme
 from normkit.plots.depth import figure_of, legend, log_axis, marker_size, present, site_axis
 from normkit.plots.drawing import Drawing
-from normkit.plots.numerals import significant, spread
 from normkit.plots.theme import colour
 from normkit.spec import NormSpec
+from normkit.text import significant, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

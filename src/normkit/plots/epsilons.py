@@ -14,8 +14,8 @@ from normkit.geometry.scaling import agreement_scale, shrink_factor
 from normkit.plots import theme
 from normkit.plots.depth import figure_of
 from normkit.plots.drawing import Drawing
-from normkit.plots.numerals import significant
 from normkit.plots.theme import colour
+from normkit.text import significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from normkit.inspection.result import Inspection, Site
 from normkit.plots import theme
 from normkit.plots.depth import figure_of, legend, log_axis, marker_size, site_axis, symlog_axis
 from normkit.plots.drawing import Drawing
-from normkit.plots.numerals import spread
 from normkit.plots.theme import colour
+from normkit.text import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,9 +17,9 @@ from normkit.plots.depth import figure_of, legend, log_axis, marker_size, positi
 from normkit.plots.drawing import Drawing
 from normkit.plots.ellipsoid import ellipsoid_depth, has_axes
 from normkit.plots.gains import gain_spectrum, has_finite_gain
-from normkit.plots.numerals import percent_spread, significant, spread
 from normkit.plots.theme import colour
 from normkit.plots.training import run_drawings
+from normkit.text import percent_spread, significant, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from normkit.inspection.training import Quantity, Training
 from normkit.plots import course, theme
 from normkit.plots.depth import figure_of, log_axis, marker_size, positive, shared_legend
 from normkit.plots.drawing import Drawing
-from normkit.plots.numerals import spread
 from normkit.plots.theme import colour
+from normkit.text import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

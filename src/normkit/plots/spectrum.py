@@ -12,9 +12,9 @@ from normkit.geometry.spectrum import jacobian_spectrum
 from normkit.plots import theme
 from normkit.plots.depth import figure_of
 from normkit.plots.drawing import Drawing
-from normkit.plots.numerals import significant
 from normkit.plots.theme import colour
 from normkit.spec import NormSpec
+from normkit.text import significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

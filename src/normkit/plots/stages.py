@@ -15,10 +15,10 @@ from normkit.geometry.decomposition import Step, decompose, radius_in_words
 from normkit.geometry.image import image_of
 from normkit.geometry.rows import sphere_radius
 from normkit.plots.camera import Points, array, upright
-from normkit.plots.numerals import significant
 from normkit.plots.scene import GROUPS
 from normkit.plots.steps import groups_of
 from normkit.spec import NormSpec
+from normkit.text import significant
 
 _FOR_THREE = {"sqrt(n)": "√3", "sqrt(n - 1)": "√2", "n mean": "3 mean", "n variance": "3 variance", "/ n": "/ 3"}
 _SYMBOLS = {"^2": "²", " * ": " · "}

@@ -12,9 +12,9 @@ from normkit.plots.course import crosses
 from normkit.plots.depth import figure_of, log_axis
 from normkit.plots.drawing import Drawing
 from normkit.plots.invariance import mark
-from normkit.plots.numerals import significant
 from normkit.plots.theme import colour
 from normkit.study.chart import Bars, Chart, Curves, Line, Marks
+from normkit.text import significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,9 @@ from normkit.plots.course import Course
 from normkit.plots.depth import figure_of, shared_legend
 from normkit.plots.drawing import Drawing
 from normkit.plots.drift import has_drift, norm_drift
-from normkit.plots.numerals import significant
 from normkit.plots.profiles import depth_profiles, has_profiles
 from normkit.plots.theme import colour
+from normkit.text import significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

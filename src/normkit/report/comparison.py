@@ -12,12 +12,12 @@ from rich.text import Text
 
 from normkit.inspection.differences import Comparison, Pair
 from normkit.inspection.divergence import Birth
-from normkit.plots.numerals import counted, significant
 from normkit.report.conventions import difference
 from normkit.report.grids import lines, marked, ruled
 from normkit.report.parts import Cell, Column, Fact, Table, Verdict
 from normkit.report.passports import pattern
-from normkit.report.wording import printable, shortened
+from normkit.report.wording import printable
+from normkit.text import counted, shortened, significant
 
 _MOST_ROWS = 16
 _CASTS = ("casts", "output dtype", "offset dtype")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from normkit.inspection.pairing import Change, said
-from normkit.plots.numerals import counted
+from normkit.text import counted
 
 LABELS = {
     "kind": "kind",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from normkit.inspection.result import Block, Check, Inspection, Walk, WalkStep
-from normkit.plots.numerals import counted, degrees, percent, significant, spread
 from normkit.report.foldedness import FOLDING_METHOD, describe_foldedness, foldedness_facts
 from normkit.report.geometry import geometry_facts, geometry_table, selection_table
 from normkit.report.grouping import grouped, grouped_paths
@@ -28,7 +27,8 @@ from normkit.report.parts import (
 )
 from normkit.report.sites import formulas, site_table
 from normkit.report.training import RUN_METHOD, describe_training
-from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable, shortened
+from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable
+from normkit.text import counted, degrees, rounded_percent, shortened, significant, spread
 
 _MOST_FACTS = 5
 _METHOD = (
@@ -146,7 +146,7 @@ def _glance(inspection: Inspection) -> tuple[Fact, ...]:
         facts.append(Fact(label="blocks", value="; ".join(parts)))
     if sites:
         rms = spread(site.input.rms_median for site in sites)
-        cut = percent(max(1 - site.attenuation.median for site in sites))
+        cut = rounded_percent(max(1 - site.attenuation.median for site in sites))
         facts.append(Fact(label="input rows", value=f"median rms {rms}; eps shortens median rows by up to {cut}"))
     if inspection.attentions:
         bound = max(attention.bound for attention in inspection.attentions)

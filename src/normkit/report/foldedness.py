@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from normkit.inspection.result import Foldedness, Inspection, NormForm, SumForm, WriterForm
-from normkit.plots.numerals import counted, percent, percent_spread, spread
 from normkit.report.parts import Cell, Column, Distance, Fact, Table
 from normkit.report.passports import pattern
-from normkit.report.wording import shortened
+from normkit.text import counted, percent_spread, rounded_percent, shortened, spread
 
 FOLDING_METHOD = (
     "How far the weights are from folded and centred is read off them, with the readers and writers that are declared "
@@ -163,7 +162,7 @@ def _writer_table(sums: Sequence[SumForm]) -> Table:
                 Cell(text=state),
                 Cell(text=f"{len(members)}", value=len(members)),
                 Cell(text=percent_spread(shares), value=max(shares)),
-                Cell(text=percent(random), value=random),
+                Cell(text=rounded_percent(random), value=random),
                 Cell(text=spread(means) if means else "", value=max(means, default=None)),
             )
         )

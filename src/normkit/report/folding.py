@@ -14,11 +14,11 @@ from rich.text import Text
 
 from normkit.checkpoint.header import TensorInfo
 from normkit.checkpoint.plan import NormChange, Plan, TensorEdit, VectorEdit
-from normkit.plots.numerals import counted
 from normkit.report.grids import lines, marked, ruled
 from normkit.report.parts import Cell, Column, Fact, Table
 from normkit.report.passports import pattern
-from normkit.report.wording import printable, shortened
+from normkit.report.wording import printable
+from normkit.text import counted, shortened
 
 _MOST = 40
 _INDEX = re.compile(r"\.\d+(?=[.,;:\s]|$)")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normkit.inspection.result import Inspection, Site, SiteGeometry
-from normkit.plots.numerals import counted, degree_spread, percent_spread, spread
 from normkit.report.grouping import grouped
 from normkit.report.parts import Cell, Column, Fact, Table
-from normkit.report.wording import shortened
+from normkit.text import counted, degree_spread, percent_spread, shortened, spread
 
 
 def _whole(numbers: Sequence[float]) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from normkit.inspection.result import Inspection
 from normkit.report.description import describe
 from normkit.report.text import Norms
-from normkit.report.wording import shortened
+from normkit.text import shortened
 
 _WIDTH = 100
 _MOST_FINDINGS = 8

@@ -12,11 +12,11 @@ from rich.text import Text
 from normkit.identification.book import Entry, PassportBook
 from normkit.identification.passport import CONVENTIONS, value_of
 from normkit.inspection.pairing import said
-from normkit.plots.numerals import counted, percent
 from normkit.report.conventions import LABELS, in_words, is_ordinary
 from normkit.report.grids import lines, marked, ruled
 from normkit.report.parts import Cell, Column, Fact, Table
 from normkit.report.wording import formula_name, printable
+from normkit.text import counted, rounded_percent
 
 _MOST_PATTERNS = 24
 _COLUMNS = (
@@ -146,7 +146,7 @@ def _facts(entry: Entry) -> tuple[Fact, ...]:
             facts.append(Fact(label=LABELS.get(name, name), value=f"undecided: {found.undecidable}"))
         elif not is_ordinary(name, found.value):
             facts.append(Fact(label=LABELS.get(name, name), value=in_words(name, said(found.value))))
-    sure = percent(passport.confidence)
+    sure = rounded_percent(passport.confidence)
     facts.append(Fact(label="confidence", value=f"{sure}; the evidence is in the JSON"))
     return tuple(facts)
 

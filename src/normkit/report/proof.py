@@ -12,10 +12,10 @@ from rich.text import Text
 from normkit.checkpoint.agreement import Agreement
 from normkit.checkpoint.certificate import Certificate
 from normkit.checkpoint.verification import RELATIONS, Checked, Verification
-from normkit.plots.numerals import counted, significant
 from normkit.report.grids import lines, marked
 from normkit.report.parts import Fact, Tone, Verdict
 from normkit.report.wording import printable
+from normkit.text import counted, significant
 
 _TONES: dict[bool | None, Tone] = {True: "good", False: "error", None: "neutral"}
 

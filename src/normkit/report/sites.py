@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from normkit.inspection.result import Inspection, Site
-from normkit.plots.numerals import percent, percent_spread, spread
 from normkit.report.grouping import grouped
 from normkit.report.parts import Cell, Column, Formula, Table
-from normkit.report.wording import formula_name, shortened
+from normkit.report.wording import formula_name
 from normkit.spec import NormSpec
+from normkit.text import percent_spread, rounded_percent, shortened, spread
 
 
 def _at_most(shares: Sequence[float]) -> str:
-    text = percent(max(shares))
+    text = rounded_percent(max(shares))
     return text if len(shares) == 1 or text.startswith("<") else f"at most {text}"
 
 

@@ -17,13 +17,13 @@ from rich.text import Text
 
 from normkit.files import write_bytes, write_text
 from normkit.plots import theme
-from normkit.plots.numerals import counted, significant, spread
 from normkit.plots.studies import study_drawing
 from normkit.report.grids import marked
 from normkit.report.html import environment, style_sheet
 from normkit.report.parts import Fact, Tone
 from normkit.report.wording import printable
 from normkit.study.result import Decided, Judged, Setting, StudyResult, Verdict
+from normkit.text import counted, significant, spread
 
 _TONES: dict[Verdict, Tone] = {
     "reproduced": "good",

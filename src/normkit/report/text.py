@@ -17,7 +17,8 @@ from normkit.inspection.result import Finding, Inspection, Walk
 from normkit.report.description import describe, describe_walk
 from normkit.report.grids import lines, marked
 from normkit.report.parts import Fact, Formula, Outcome, Reply, Run, Stage, Table, Verdict
-from normkit.report.wording import fitting, shortened
+from normkit.report.wording import fitting
+from normkit.text import shortened
 
 # Past this many norms the summary groups alike neighbours; past as many rows it stops.
 _MOST_ROWS = 16

@@ -8,8 +8,8 @@ from dataclasses import replace
 from normkit.inspection.history import LIMIT
 from normkit.inspection.training import CUT, Answer, Origin, OriginKind, Parameter, Quantity, Training
 from normkit.plots.course import height, is_bias, largest
-from normkit.plots.numerals import counted, percent, significant
 from normkit.report.parts import Cell, Column, Fact, Onset, Reply, Run, Table, Tone, Verdict
+from normkit.text import counted, rounded_percent, significant
 
 RUN_METHOD = (
     "Loss, batch, gradients, clipping, learning rate, updates and non-finite numbers were watched at every step of the "
@@ -183,7 +183,7 @@ def _rates(training: Training) -> tuple[Fact, ...]:
     cut = [pair for pair in zip(values, steps, strict=True) if pair[0] < CUT]
     if cut:
         least, step = min(cut)
-        most = f"most in step {step:,}, to {percent(least)} of the gradient"
+        most = f"most in step {step:,}, to {rounded_percent(least)} of the gradient"
         text = f"in {len(cut):,} of {counted(len(steps), 'step')}, {most}"
         facts.append(Fact(label="clipped", value=text))
     return tuple(facts)

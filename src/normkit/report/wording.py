@@ -46,17 +46,6 @@ def formula_name(spec: NormSpec) -> str:
     return ", ".join(words)
 
 
-def shortened(names: Sequence[str], most: int = 3) -> str:
-    """The first few names and how many there are beyond.
-
-    Example:
-        >>> shortened(["a", "b", "c", "d", "e"])
-        'a, b, c and 2 more'
-    """
-    beyond = len(names) - most
-    return ", ".join(names[:most]) + (f" and {beyond} more" if beyond > 0 else "")
-
-
 def tail(text: str, width: int) -> str:
     """The text, or its end behind an ellipsis where it is longer: the end of a path tells most."""
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]

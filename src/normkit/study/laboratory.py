@@ -19,6 +19,7 @@ from normkit.study.keeping import Keeper
 from normkit.study.loop import Batch, Loss, Observe, Point, Recipe, train
 from normkit.study.ranks import ALONE, Ranks
 from normkit.study.result import Settings, integer
+from normkit.text import dtype_name
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -95,7 +96,7 @@ class Laboratory:
     def __post_init__(self) -> None:
         """Refuse a dtype in which nothing can be trained."""
         if self.dtype not in DTYPES:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            known = ", ".join(dtype_name(dtype) for dtype in DTYPES)
             raise InputError(f"expected a dtype of {known}, got {str(self.dtype).removeprefix('torch.')}")
 
     def integer(self, name: str) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from normkit.errors import InputError
 from normkit.study.ranks import ALONE, Ranks
+from normkit.text import dtype_name, first_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Place:
             "python": platform.python_version(),
             "device": f"{self.device} ({torch.cuda.get_device_name(self.device)})" if on_cuda else self.device,
             "cpu": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "threads": str(self.threads),
         }
         return words if self.ranks.size == 1 else {**words, "processes": str(self.ranks.size)}
@@ -52,5 +53,5 @@ def require_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"cannot compute on the device {device!r}: {first}; --device cpu always works") from None
+        reason = first_line(error)
+        raise InputError(f"cannot compute on the device {device!r}: {reason}; --device cpu always works") from None

@@ -12,6 +12,7 @@ from torch import Tensor
 from normkit import reference
 from normkit.testing.norm_under_test import NormUnderTest, RefusedError
 from normkit.testing.violation import Violation
+from normkit.text import dtype_name
 
 LIMIT = 16.0
 """Units of float32 that any order of a sum over a row stays below; the wrong divisor at n = 65,536 makes 64."""
@@ -193,12 +194,12 @@ def output_dtype(trial: NormUnderTest) -> Violation | None:
     found = trial.y(trial.normal(1)).dtype
     if found == expected:
         return None
-    parameters = {str(part.dtype).removeprefix("torch.") for part in (trial.weight, trial.bias) if part is not None}
+    parameters = {dtype_name(part.dtype) for part in (trial.weight, trial.bias) if part is not None}
     given = f"{trial.words} input and {' and '.join(parameters) or 'no'} parameters"
     return Violation(
         check="output dtype",
-        expected=f"{_name(expected)} for {given}",
-        found=_name(found),
+        expected=f"{dtype_name(expected)} for {given}",
+        found=dtype_name(found),
         confirm=f"norm(x).dtype for {given}",
     )
 
@@ -224,7 +225,3 @@ def difference_with_wide_parameters(trial: NormUnderTest) -> str | None:
 
 def _matches(trial: NormUnderTest) -> bool:
     return match_rate(trial) >= MATCHED
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

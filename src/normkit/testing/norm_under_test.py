@@ -15,10 +15,11 @@ from normkit.errors import InputError, KindError, NormkitError, ShapeError
 from normkit.identification.adapters import Parameterised
 from normkit.identification.behaviour import identify
 from normkit.identification.passport import Passport
-from normkit.identification.specimen import Specimen, first_line
+from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
 from normkit.testing import truth
 from normkit.testing.truth import Truth
+from normkit.text import dtype_name, first_line, typed_line
 
 HALF = (torch.bfloat16, torch.float16)
 _SEED = 0
@@ -216,7 +217,7 @@ class NormUnderTest:
         try:
             y = self.module(x)
         except Exception as error:  # a foreign module may refuse in any way
-            raise RefusedError(f"{type(error).__name__}: {first_line(error)}") from error
+            raise RefusedError(typed_line(error)) from error
         if not isinstance(y, Tensor):
             raise RefusedError(f"a {type(y).__name__}; call=lambda norm, x: norm(x)[0] would take one tensor out of it")
         if y.shape != x.shape:
@@ -248,7 +249,7 @@ class NormUnderTest:
             try:
                 found = torch.autograd.grad(y, [leaf, *parameters.values()], dy.to(y.dtype), allow_unused=True)
             except Exception as error:  # likewise
-                raise RefusedError(f"{type(error).__name__}: {first_line(error)}") from error
+                raise RefusedError(typed_line(error)) from error
         return dict(zip(["", *parameters], found, strict=True))
 
     def gradients(self, x: Tensor, dy: Tensor, *, uses: int = 1) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -301,7 +302,7 @@ class NormUnderTest:
     @property
     def words(self) -> str:
         """The dtype's name."""
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
 
 def _broadcasts(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -13,6 +13,7 @@ from normkit.inspection.pace import paces, too_fast
 from normkit.inspection.result import Attention, Block, Finding, Site
 from normkit.inspection.rules.start import start_of
 from normkit.inspection.training import CUT, Answer, Origin, Series, Training, Verdict
+from normkit.text import counted, percent
 from normkit.watching.onset import origin
 
 DATA = "Is the input data wrong?"
@@ -101,9 +102,9 @@ def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training
     if any(each.rule == "E3" for each in findings):
         return _answer(NORM, "no", "NaN or infinity came to the norms with their input; they did not make them.")
     short = max((site.attenuation.share_below_99 for site in sites), default=math.nan)
-    counted = f"{_counted(len(sites), 'norm')}, measured in {_counted(training.reports, 'step')}"
-    eps = "" if math.isnan(short) else f"; eps shortens at most {_share(short)} of a norm's rows by more than 1 %"
-    return _answer(NORM, "no", f"{counted}: formula, gain, place and number type hold{eps}.")
+    measured = f"{counted(len(sites), 'norm')}, measured in {counted(training.reports, 'step')}"
+    eps = "" if math.isnan(short) else f"; eps shortens at most {percent(short)} of a norm's rows by more than 1 %"
+    return _answer(NORM, "no", f"{measured}: formula, gain, place and number type hold{eps}.")
 
 
 def _is_of_norms(finding: Finding, sites: Sequence[Site]) -> bool:
@@ -126,14 +127,14 @@ def _rate(attentions: Sequence[Attention], began: Origin | None, training: Train
     largest = max((each.bound for each in attentions if math.isfinite(each.bound)), default=math.nan)
     logits = f" Attention logits may reach {largest:.3g}." if largest > _EXPLODED_LOGITS else ""
     if not fast:
-        largest_of = f"The largest of {_counted(len(seen), 'measured step')}"
-        return _answer(RATE, "no", f"{largest_of} changed {worst}: {_share(worst.excess)} of the limit.{logits}")
+        largest_of = f"The largest of {counted(len(seen), 'measured step')}"
+        return _answer(RATE, "no", f"{largest_of} changed {worst}: {percent(worst.excess)} of the limit.{logits}")
     return Answer(
         question=RATE,
         verdict="yes",
         detail=(
             f"Step {worst.step} changed {worst}: {worst.excess:.2g} times the limit, which {len(fast)} of "
-            f"{_counted(len(seen), 'measured step')} passed.{logits}"
+            f"{counted(len(seen), 'measured step')} passed.{logits}"
         ),
         places=tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess))),
     )
@@ -161,7 +162,7 @@ def _clipping(began: Origin | None, training: Training) -> Answer:
     if cut := {when: share for when, share in kept.items() if share < CUT}:
         shown = f" to {cut[step] * value:.3g}" if step in cut else ""
         detail = (
-            f"The loop clips already: it cut the gradient in {len(cut)} of {_counted(len(kept), 'step')}; in step "
+            f"The loop clips already: it cut the gradient in {len(cut):,} of {counted(len(kept), 'step')}; in step "
             f"{step} it was {value:.3g}, {factor:.2g} times its usual {usual:.3g}, and was "
             f"{'cut' + shown if step in cut else 'not cut'}."
         )
@@ -330,14 +331,6 @@ def _confirmation(findings: Sequence[Finding], changes: Sequence[str], training:
 
 def _answer(question: str, verdict: Verdict, detail: str) -> Answer:
     return Answer(question=question, verdict=verdict, detail=detail)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _share(ratio: float) -> str:
-    return f"{100 * ratio:.2g} %"
 
 
 def _pairs(series: Series) -> zip[tuple[int, float]]:

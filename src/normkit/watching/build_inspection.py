@@ -18,6 +18,7 @@ from normkit.inspection.running_statistics import ungathered
 from normkit.inspection.spectrum import recurring_outliers
 from normkit.inspection.structure import Structure, measured_block, measured_site
 from normkit.inspection.training import Training
+from normkit.text import dtype_name
 from normkit.watching.answers import answer
 from normkit.watching.layout import AttentionPlace, WatchLayout
 from normkit.watching.logits import HEAD_PEAKS
@@ -149,10 +150,10 @@ def _site(structure: Structure, reader: TableReader, index: int, site: NormSite,
         attenuation=reader.attenuation(2 * index, site),
         calls=round(line["calls"]),
         left_out=0,
-        dtype=str(before).removeprefix("torch."),
+        dtype=dtype_name(before),
         headroom_bits=headroom_bits(before, max(entering.absmax, leaving.absmax)),
         statistics_headroom_bits=headroom_bits(before, max(line["peak sum"], 0.0)) if in_half else None,
-        output_dtype=str(after).removeprefix("torch."),
+        output_dtype=dtype_name(after),
     )
     return measured_site(structure, index, measured, site.parameters(), gain_gradient_error=gradient_error)
 

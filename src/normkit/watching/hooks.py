@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normkit.identification.specimen import first_line
+from normkit.text import first_line
 
 
 class Failures:

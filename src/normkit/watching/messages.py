@@ -14,8 +14,8 @@ from pathlib import Path
 
 from normkit import files
 from normkit.errors import InputError
-from normkit.identification.specimen import first_line
 from normkit.inspection.result import Inspection
+from normkit.text import first_line
 from normkit.watching.time_series import RunHistory
 
 

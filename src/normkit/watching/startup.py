@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from normkit.identification.sharding import is_elsewhere
-from normkit.identification.specimen import first_line
 from normkit.inspection.baseline import Baseline, check_fits
 from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import Intent, stock_intent
 from normkit.inspection.running import vocabulary
 from normkit.inspection.sharing import Sharing, find_shared
 from normkit.inspection.structure import Structure
+from normkit.text import dtype_name, first_line
 from normkit.watching.ranks import Ranks
 from normkit.watching.rendezvous import is_distributed_run, meet
 from normkit.watching.step_recorder import StepRecorder
@@ -153,7 +153,7 @@ def _described(model: nn.Module, structure: Structure, baseline: Baseline | None
     held = [
         site for site in structure.sites if site.module is None or not any(map(is_elsewhere, site.module.parameters()))
     ]
-    dtypes = {site.path: str(structure.dtypes(site)[0]).removeprefix("torch.") for site in held}
+    dtypes = {site.path: dtype_name(structure.dtypes(site)[0]) for site in held}
     return WatchedModel(
         model=model,
         structure=structure,

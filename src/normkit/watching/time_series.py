@@ -11,6 +11,7 @@ from torch import Tensor
 from normkit.inspection.gauges import headroom_bits
 from normkit.inspection.history import height, stands_out
 from normkit.inspection.training import Parameter, Quantity, Series
+from normkit.text import dtype_name
 from normkit.watching.change_tracker import ChangeTracker
 from normkit.watching.inputs import batch_series
 from normkit.watching.loop import LOOP
@@ -233,7 +234,7 @@ class RunHistory:
             site=watched.site,
             block=watched.block,
             size=watched.tensor.numel(),
-            dtype=str(watched.tensor.dtype).removeprefix("torch."),
+            dtype=dtype_name(watched.tensor.dtype),
             trained=watched.tensor.requires_grad and watched.group is not None,
             gradient_steps=self._gradient_steps.get(watched.path, 0),
             first_spread=first_spread,

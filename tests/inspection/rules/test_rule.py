@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from normkit.inspection.rules.rule import counted, percent, shortened, worst
+from normkit.inspection.rules.rule import evidence_lines, worst
 
 
 def test_the_worst_severity():
@@ -14,20 +12,7 @@ def test_the_worst_severity():
 
 def test_many_lines_are_shortened():
     lines = [str(number) for number in range(9)]
-    assert shortened(lines[:6]) == tuple(lines[:6])
-    assert shortened(lines) == (*lines[:6], "and 3 more norms")
-    assert shortened(lines[:7])[-1] == "and 1 more norm"
-    assert shortened(lines, "block")[-1] == "and 3 more blocks"
-
-
-def test_numbers_with_nouns():
-    assert counted(1, "norm") == "1 norm"
-    assert counted(2, "norm") == "2 norms"
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [(0.951, "95.1 %"), (0.01, "1 %"), (0.00794, "0.794 %"), (1.5, "150 %"), (12.345, "1234 %"), (0.0, "0 %")],
-)
-def test_shares_in_per_cent(share, words):
-    assert percent(share) == words
+    assert evidence_lines(lines[:6]) == tuple(lines[:6])
+    assert evidence_lines(lines) == (*lines[:6], "and 3 more norms")
+    assert evidence_lines(lines[:7])[-1] == "and 1 more norm"
+    assert evidence_lines(lines, "block")[-1] == "and 3 more blocks"

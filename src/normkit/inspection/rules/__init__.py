@@ -59,7 +59,8 @@ from normkit.inspection.rules import (
     values,
     wiring,
 )
-from normkit.inspection.rules.rule import SEVERITIES, Facts, Hit, NotChecked, Rule, counted
+from normkit.inspection.rules.rule import SEVERITIES, Facts, Hit, NotChecked, Rule
+from normkit.text import counted
 
 __all__ = ["RULES", "Facts", "Rule", "check", "ranked"]
 

@@ -6,8 +6,9 @@ import math
 
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import Facts, Outcome, Rule, counted, percent
+from normkit.inspection.rules.rule import Facts, Outcome, Rule
 from normkit.inspection.rules.scale import ROUNDING, eps_of
+from normkit.text import counted, percent
 
 _WRONG, _VISIBLE = 1e-2, 1e-3
 # Of mean^2 / variance: what the row itself has left after the rounding of its dtype.
@@ -88,7 +89,7 @@ def _degenerate_rows(facts: Facts) -> Outcome:
         line = f"{site.path}: a row of {' or of '.join(kinds)} leaves as {rows['constant' if constant else 'zeros']}"
         if zeros and site.input.zero_rows:
             severity = "error"
-            line += f"; {site.input.zero_rows} of {counted(site.input.rows, 'row')} that entered are zeros"
+            line += f"; {site.input.zero_rows:,} of {counted(site.input.rows, 'row')} that entered are zeros"
         cases.append(Case(site.path, severity, float(site.input.zero_rows), line))
     return hit(cases, f"rows without a variance are divided by zero at {counted(len(cases), 'norm')}")
 

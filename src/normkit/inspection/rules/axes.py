@@ -7,7 +7,8 @@ from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Site
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_BASELINE, Facts, Outcome, Rule, counted
+from normkit.inspection.rules.rule import NO_BASELINE, Facts, Outcome, Rule
+from normkit.text import counted
 
 _LAST: Axes = (-1,)
 

@@ -12,9 +12,10 @@ from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.axes import over_time
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import compared, is_open, undecided
-from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
+from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, evidence_lines
 from normkit.inspection.rules.scale import HALF, HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
+from normkit.text import counted, dtype_name, percent
 
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 # In units of the dtype's machine epsilon; 16 families stay below 1.5 in float32 and 0.5 in 16 bits.
@@ -56,7 +57,7 @@ def _casts(site: Site, wanted: NormSpec, facts: Facts) -> Case | None:
     # Statistics in 16 bits are another rule's.
     if wanted.statistics_dtype == "float32" != spec.statistics_dtype:
         return None
-    is_mixed = passport.weight is not None and str(passport.weight.dtype).removeprefix("torch.") != site.dtype
+    is_mixed = passport.weight is not None and dtype_name(passport.weight.dtype) != site.dtype
     if _order(spec, is_mixed) == _order(wanted, is_mixed):
         return None
     severity: Severity = "warning" if site.dtype in HALF else "note"
@@ -167,7 +168,7 @@ def _coarsest(site: Site, facts: Facts) -> str:
     """Of input, gain and output, the dtype that rounds most; "" where none was seen."""
     passport = facts.passports.get(site.path)
     weight = None if passport is None else passport.weight
-    dtypes = [site.dtype, site.output_dtype, "" if weight is None else str(weight.dtype).removeprefix("torch.")]
+    dtypes = [site.dtype, site.output_dtype, "" if weight is None else dtype_name(weight.dtype)]
     return max((dtype for dtype in dtypes if dtype in _EPS), key=lambda dtype: _EPS[dtype], default="")
 
 
@@ -214,8 +215,8 @@ def _meant_dtype(site: Site, intended: NormSpec, facts: Facts) -> str:
     if intended.output_dtype == "input" or held is None:
         return site.dtype
     if intended.output_dtype == "weight":
-        return str(held.dtype).removeprefix("torch.")
-    return str(torch.promote_types(held.dtype, getattr(torch, site.dtype))).removeprefix("torch.")
+        return dtype_name(held.dtype)
+    return dtype_name(torch.promote_types(held.dtype, getattr(torch, site.dtype)))
 
 
 def _follows_another(site: Site, facts: Facts) -> bool:
@@ -244,7 +245,7 @@ def _patched(facts: Facts) -> Outcome:
     paths = tuple(filter(None, paths))
     measured = f"{', '.join(patch.name for patch in facts.patches[:3])} replaced"
     measured += f", which {counted(len(paths), 'norm')} would run" if paths else ""
-    return Hit(severity="note", sites=paths, measured=measured, evidence=shortened(lines))
+    return Hit(severity="note", sites=paths, measured=measured, evidence=evidence_lines(lines))
 
 
 RULES = (

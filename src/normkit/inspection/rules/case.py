@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normkit.inspection.result import Severity
-from normkit.inspection.rules.rule import Hit, shortened, worst
+from normkit.inspection.rules.rule import Hit, evidence_lines, worst
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,5 @@ def hit(cases: Sequence[Case], measured: str, noun: str = "norm") -> Hit | None:
         severity=worst([case.severity for case in cases]),
         sites=tuple(dict.fromkeys(case.path for case in cases)),
         measured=measured,
-        evidence=shortened([case.line for case in telling], noun),
+        evidence=evidence_lines([case.line for case in telling], noun),
     )

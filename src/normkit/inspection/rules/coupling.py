@@ -8,18 +8,8 @@ from collections.abc import Iterable
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Severity
 from normkit.inspection.row_leakage import Leak
-from normkit.inspection.rules.rule import (
-    NO_TOKENS,
-    NO_TRAINING,
-    Facts,
-    Hit,
-    Outcome,
-    Rule,
-    counted,
-    percent,
-    shortened,
-    worst,
-)
+from normkit.inspection.rules.rule import NO_TOKENS, NO_TRAINING, Facts, Hit, Outcome, Rule, evidence_lines, worst
+from normkit.text import counted, percent
 
 # Of a small batch, statistics alone make the two modes differ by some 20 %.
 _MODE_GAP = 1.0
@@ -50,7 +40,7 @@ def _couples_batch(facts: Facts) -> Outcome:
             severity="error",
             sites=tuple(other.path for other in always),
             measured=f"{counted(len(always), 'norm')} with statistics of the batch in evaluation mode",
-            evidence=shortened([f"{other.path}: {other.reason}" for other in always]),
+            evidence=evidence_lines([f"{other.path}: {other.reason}" for other in always]),
         )
     apart = [leak for leak in leaks if leak.kind == "mode" and leak.change > _MODE_GAP]
     if apart:
@@ -59,7 +49,7 @@ def _couples_batch(facts: Facts) -> Outcome:
             severity="note" if facts.is_untrained or facts.is_stock(*(leak.path for leak in apart)) else "warning",
             sites=tuple(leak.path for leak in apart),
             measured=f"training and evaluation mode differ by up to {percent(largest)} of the output's rms",
-            evidence=shortened(
+            evidence=evidence_lines(
                 [
                     f"{leak.path}: on the same input, the batch's own statistics change the output by "
                     f"{percent(leak.change)} of what the running ones give"
@@ -107,7 +97,7 @@ def _leak_hit(
         severity="note" if facts.is_stock(*paths) else severity,
         sites=paths,
         measured=f"{counted(len(paths), 'norm')} that {words if len(paths) > 1 else _singular(words)}{mode}",
-        evidence=shortened(
+        evidence=evidence_lines(
             [
                 f"{leak.path}: {changed} move by up to {percent(leak.change)} of their largest entry, "
                 f"in {leak.mode} mode"
@@ -155,7 +145,7 @@ def _uneven_batches(facts: Facts) -> Outcome:
         severity="warning",
         sites=tuple(other.path for other in batched if other.path in paths),
         measured=f"{counted(len(paths), 'batch norm')} {' and '.join(words)}",
-        evidence=shortened(lines),
+        evidence=evidence_lines(lines),
     )
 
 
@@ -168,7 +158,7 @@ def _gathers_nothing(facts: Facts) -> Outcome:
         severity="error",
         sites=facts.ungathered,
         measured=f"{counted(len(facts.ungathered), 'batch norm')} with mean 0 and variance 1 in every channel",
-        evidence=shortened(
+        evidence=evidence_lines(
             [f"{path}: gain or bias have moved, the running statistics have not" for path in facts.ungathered]
         ),
     )

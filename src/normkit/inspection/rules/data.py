@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from normkit.inspection.feed import LABELS_SEEN, LARGE, SAME_SHARE, STUCK, SUDDEN, flaws
-from normkit.inspection.rules.rule import NO_RUN, Facts, Hit, NotChecked, Outcome, Rule, percent, worst
+from normkit.inspection.rules.rule import NO_RUN, Facts, Hit, NotChecked, Outcome, Rule, worst
+from normkit.text import percent
 
 # Fewer may be alike by chance, as a token that begins each text.
 _FEWEST_TOKENS = 8

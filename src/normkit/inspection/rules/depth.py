@@ -8,19 +8,9 @@ from statistics import median
 
 from normkit.inspection.result import Block, Severity
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import (
-    CAUSES,
-    NO_TRAINING,
-    WRONG_NORMS,
-    Facts,
-    Hit,
-    NotChecked,
-    Outcome,
-    Rule,
-    counted,
-    percent,
-)
+from normkit.inspection.rules.rule import CAUSES, NO_TRAINING, WRONG_NORMS, Facts, Hit, NotChecked, Outcome, Rule
 from normkit.inspection.training import Series, Training
+from normkit.text import counted, percent
 
 _IDLE_SHARE, _IDLE_COSINE, _IDLE_BLOCKS = 0.02, 0.998, 0.25
 

@@ -28,11 +28,10 @@ from normkit.inspection.rules.rule import (
     NotChecked,
     Outcome,
     Rule,
-    counted,
-    percent,
-    shortened,
+    evidence_lines,
 )
 from normkit.inspection.training import Training
+from normkit.text import counted, percent
 
 _OFTEN = 5
 
@@ -65,7 +64,7 @@ def _spikes(facts: Facts) -> Outcome:
         severity="error" if stays else "warning",
         sites=(first.series.path,) if first.series.path else (),
         measured=f"{counted(len(found), 'spike')}, the largest: {_jump_line(largest)}",
-        evidence=shortened(lines, "spike"),
+        evidence=evidence_lines(lines, "spike"),
     )
 
 
@@ -198,7 +197,8 @@ def _updates_too_large(facts: Facts) -> Outcome:
         measured=f"step {worst.step} changed {_furthest(worst)}",
         evidence=(
             f"step {worst.step} changed {worst}",
-            f"{len(fast)} of {counted(len(seen), 'measured step')} past a limit, the first of them step {fast[0].step}",
+            f"{len(fast):,} of {counted(len(seen), 'measured step')} past a limit, "
+            f"the first of them step {fast[0].step}",
         ),
     )
 

@@ -8,18 +8,8 @@ from itertools import pairwise
 
 from normkit.inspection.attention import SATURATED
 from normkit.inspection.result import Attention, Block, RowStatistics
-from normkit.inspection.rules.rule import (
-    CAUSES,
-    WRONG_NORMS,
-    Facts,
-    Hit,
-    NotChecked,
-    Outcome,
-    Rule,
-    counted,
-    percent,
-    shortened,
-)
+from normkit.inspection.rules.rule import CAUSES, WRONG_NORMS, Facts, Hit, NotChecked, Outcome, Rule, evidence_lines
+from normkit.text import counted, percent
 
 # Healthy heads, mean over the sampled rows: at most 27 in SmolLM2-135M, 18 in Gemma 3 270M, 45 in Qwen2.5-Coder
 # 0.5B, whose logits reach 1,457 as its key bias adds to all of a row.
@@ -53,7 +43,7 @@ def _logits_explode(facts: Facts) -> Outcome:
             f"a row's largest logit lies {largest:.4g} above the row's mean, in {counted(len(named), 'attention')}"
             f"{critical}"
         ),
-        evidence=shortened([_logit_line(*case) for case in cases], "attention"),
+        evidence=evidence_lines([_logit_line(*case) for case in cases], "attention"),
     )
 
 
@@ -174,7 +164,7 @@ def _carriers(block: Block) -> str:
     lowest = math.ceil(8 * math.log2(_STANDS_OUT * stream.rms_median))
     rows = sum(count for place, count in stream.histogram if place >= lowest)
     return (
-        f"{block.path}: {rows} of {counted(stream.rows, 'row')} {'is' if rows == 1 else 'are'} over {_STANDS_OUT:g} "
+        f"{block.path}: {rows:,} of {counted(stream.rows, 'row')} {'is' if rows == 1 else 'are'} over {_STANDS_OUT:g} "
         "times as long as the median one"
     )
 

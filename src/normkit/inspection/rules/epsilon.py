@@ -7,7 +7,7 @@ import math
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import is_open, undecided
-from normkit.inspection.rules.rule import Facts, Outcome, Rule, counted, percent, worst
+from normkit.inspection.rules.rule import Facts, Outcome, Rule, worst
 from normkit.inspection.rules.scale import (
     HARMFUL,
     STEP,
@@ -18,6 +18,7 @@ from normkit.inspection.rules.scale import (
     ratios_at,
     severity_of,
 )
+from normkit.text import counted, percent
 
 # Half of float16's smallest number, 2**-24: what is not larger rounds to 0.
 _LOST = 2.0**-25

@@ -7,7 +7,7 @@ import math
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import is_open, undecided
-from normkit.inspection.rules.rule import Facts, NotChecked, Outcome, Rule, counted, percent, worst
+from normkit.inspection.rules.rule import Facts, NotChecked, Outcome, Rule, worst
 from normkit.inspection.rules.scale import (
     HARMFUL,
     STEP,
@@ -20,6 +20,7 @@ from normkit.inspection.rules.scale import (
     ratios_at,
     severity_of,
 )
+from normkit.text import counted, percent
 
 # Two eps closer than this are one number seen through the rounding of float32, in which norms are identified.
 _SAME_EPS = 1e-3

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import is_open, undecided
-from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, percent, shortened
+from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, evidence_lines
+from normkit.text import counted, dtype_name, percent
 
 # Half of the 1 that is looked for.
 _GAP = 0.5
@@ -172,7 +173,7 @@ def _shifted(groups: list[list[_Gain]], words: str, holds: Callable[[_Gain], boo
 
 def _hit(gains: list[_Gain], severity: Severity, measured: str, lines: list[str]) -> Hit:
     sites = tuple(gain.site.path for gain in gains)
-    return Hit(severity=severity, sites=sites, measured=measured, evidence=shortened(lines))
+    return Hit(severity=severity, sites=sites, measured=measured, evidence=evidence_lines(lines))
 
 
 def _sum(offset: float) -> str:
@@ -222,7 +223,7 @@ def _offset_in_16_bit(facts: Facts) -> Outcome:
         exact = weight.double() + offset
         error = ((weight + offset).double() - exact).abs() / exact.abs().clamp_min(_SMALLEST)
         rounded, largest = float((error > _ROUNDING).double().mean()), float(error.max())
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         line = f"{site.path}: {offset:g} is added in {dtype}"
         line += f", which changes {percent(rounded)} of the gains, by up to {percent(largest)}" if rounded else ""
         cases.append(Case(site.path, "warning" if rounded else "note", largest, line))

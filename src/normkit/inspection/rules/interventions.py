@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from normkit.inspection.result import Severity
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_RUN, Facts, NotChecked, Outcome, Rule, counted
+from normkit.inspection.rules.rule import NO_RUN, Facts, NotChecked, Outcome, Rule
 from normkit.inspection.training import Change, Stop, Training
+from normkit.text import counted
 
 _LARGE = 3.0
 _KINDS = {"gain": "the norm's gain", "bias of a norm": "the norm's bias"}

@@ -6,17 +6,8 @@ import math
 
 from normkit.inspection.rules import formula
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import (
-    NO_RUN,
-    NO_TRAINING,
-    Facts,
-    Hit,
-    NotChecked,
-    Outcome,
-    Rule,
-    counted,
-    percent,
-)
+from normkit.inspection.rules.rule import NO_RUN, NO_TRAINING, Facts, Hit, NotChecked, Outcome, Rule
+from normkit.text import counted, percent
 
 _SHORT_ROWS = 0.01
 _NOT_ORTHOGONAL = 0.01

@@ -12,9 +12,10 @@ from types import MappingProxyType
 from normkit.identification.passport import CONVENTIONS, Passport
 from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_INTENT, Facts, NotChecked, Outcome, Rule, counted, percent, worst
+from normkit.inspection.rules.rule import NO_INTENT, Facts, NotChecked, Outcome, Rule, worst
 from normkit.inspection.rules.scale import HARMFUL, ROUNDING, length_factor, severity_of
 from normkit.spec import NormSpec
+from normkit.text import counted, percent
 
 RULE_OF: Mapping[str, str] = MappingProxyType(
     {

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.gain import MOST_SITES, SCATTER_RMS, scatters_around_zero
-from normkit.inspection.rules.rule import NO_OPTIMIZER, NO_RUN, Facts, NotChecked, Outcome, Rule, counted, percent
+from normkit.inspection.rules.rule import NO_OPTIMIZER, NO_RUN, Facts, NotChecked, Outcome, Rule
 from normkit.inspection.rules.scale import HALF, ROUNDING
 from normkit.inspection.training import Parameter, Training
+from normkit.text import counted, percent
 
 _OFF, _NEAR_ZERO = 0.05, 0.3
 # Fresh weights guess: their first loss is the logarithm of the vocabulary, or more.

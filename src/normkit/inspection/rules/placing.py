@@ -10,7 +10,8 @@ from normkit.inspection.intent import Intent
 from normkit.inspection.result import Block
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.likes import place_of
-from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, counted, same_rows, shortened
+from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, evidence_lines, same_rows
+from normkit.text import counted
 
 # Slope of a branch over the scale of its input: 0 behind a norm, 1 without one.
 _FORGETS = 0.25
@@ -31,7 +32,7 @@ def _residual_after_norm(facts: Facts) -> Outcome:
         severity="error",
         sites=tuple(block.path for block in wrong),
         measured=f"{counted(len(wrong), 'block')} of {len(facts.blocks)} add the branch to the normalized stream",
-        evidence=shortened(
+        evidence=evidence_lines(
             [
                 f"{block.path}: with its input scaled up, the output keeps its length (slope {block.output_slope:.2f}, "
                 "1 where the stream goes through), yet its rows differ in length, so no norm stands at the end"
@@ -94,7 +95,7 @@ def _missing_norm(facts: Facts) -> Outcome:
         severity="error",
         sites=tuple(path for path in facts.intent.specs if path in {*replaced, *dead, *skipped, *idle}),
         measured=f"{counted(missing, 'norm')} of {facts.intent.source} {'is' if missing == 1 else 'are'} missing",
-        evidence=shortened(lines),
+        evidence=evidence_lines(lines),
     )
 
 
@@ -167,7 +168,7 @@ def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
         severity="error",
         sites=sites,
         measured=f"{counted(len(sites), 'norm')} of {baseline.source} {words} missing",
-        evidence=shortened(lines + (_open_end(facts) if open_ended else [])),
+        evidence=evidence_lines(lines + (_open_end(facts) if open_ended else [])),
     )
 
 

@@ -8,9 +8,10 @@ from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.dynamics import is_massive
 from normkit.inspection.rules.meant import is_open, undecided
-from normkit.inspection.rules.rule import CAUSES, WRONG_NORMS, Facts, Hit, Outcome, Rule, counted, shortened
+from normkit.inspection.rules.rule import CAUSES, WRONG_NORMS, Facts, Hit, Outcome, Rule, evidence_lines
 from normkit.inspection.rules.scale import HALF
 from normkit.inspection.training import Origin
+from normkit.text import counted
 
 _STATISTICS = ("statistics_dtype",)
 _SUM_HEADROOM = 1.0
@@ -59,7 +60,7 @@ def _out_of_range(facts: Facts) -> Outcome:
             severity="error",
             sites=tuple(dict.fromkeys([began.path, *after] if began.path else after)),
             measured=f"NaN or infinity from step {began.step} on" + (f", first at {began.path}" if began.path else ""),
-            evidence=shortened([f"{began.path}: {began.detail}", *map(_broken, broken)]),
+            evidence=evidence_lines([f"{began.path}: {began.detail}", *map(_broken, broken)]),
         )
     norms = {site.path for site in facts.sites}
     if outside := [(name, count) for name, count in facts.broken if name.rpartition(".")[0] not in norms]:
@@ -75,7 +76,7 @@ def _out_of_range(facts: Facts) -> Outcome:
             severity="error",
             sites=paths,
             measured=f"NaN or infinity at {counted(len(paths), 'place')}, first at {paths[0]}",
-            evidence=shortened(lines),
+            evidence=evidence_lines(lines),
         )
     near = [site for site in facts.sites if site.dtype in HALF and site.headroom_bits < _LITTLE_HEADROOM]
     if not near:
@@ -87,7 +88,7 @@ def _out_of_range(facts: Facts) -> Outcome:
         severity="error" if least < _NO_HEADROOM else "warning" if by_chance else "note",
         sites=tuple(site.path for site in near),
         measured=f"{least:.2f} bits left below overflow at the fullest of {counted(len(near), 'norm')}",
-        evidence=shortened(
+        evidence=evidence_lines(
             [
                 f"{site.path}: largest magnitude {max(site.input.absmax, site.output.absmax):.4g} in {site.dtype}"
                 f"{_below_overflow(site.headroom_bits)}"
@@ -110,7 +111,7 @@ def _broken_parameters(broken: Sequence[tuple[str, int]], behind: Sequence[Site]
         severity="error",
         sites=(*places, *(site.path for site in behind)),
         measured=f"NaN or infinity in {counted(len(broken), 'parameter')}, first in {broken[0][0]}",
-        evidence=shortened(lines, "line"),
+        evidence=evidence_lines(lines, "line"),
     )
 
 

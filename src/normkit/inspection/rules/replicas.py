@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from normkit.inspection.rules.rule import NO_RUN, Facts, Hit, NotChecked, Outcome, Rule, counted, shortened
+from normkit.inspection.rules.rule import NO_RUN, Facts, Hit, NotChecked, Outcome, Rule, evidence_lines
 from normkit.inspection.training import Parameter
+from normkit.text import counted
 
 # Beyond the order of a sum: what is reduced is the same to the bit, and a checksum in another order differs by this.
 _SPREADS = {"float64": 1e-6, "float32": 1e-6, "bfloat16": 1e-3, "float16": 1e-3}
@@ -32,7 +33,7 @@ def _replicas_differ(facts: Facts) -> Outcome:
         severity="error",
         sites=tuple(dict.fromkeys(each.site or each.path for each in concerned)),
         measured=f"{measured}, by up to {max(max(e.gradient_rank_spread, e.rank_spread) for e in concerned):.2g}",
-        evidence=shortened([_line(each) for each in telling], "parameter"),
+        evidence=evidence_lines([_line(each) for each in telling], "parameter"),
     )
 
 

@@ -21,6 +21,7 @@ from normkit.inspection.rules.likes import Majority, majorities
 from normkit.inspection.sharing import Sharing
 from normkit.inspection.training import Training
 from normkit.spec import NormSpec
+from normkit.text import counted
 
 # A reader checks a few sites; the rest are in the site table.
 _MOST_LINES = 6
@@ -294,18 +295,8 @@ def worst(severities: Sequence[Severity]) -> Severity:
     return min(severities, key=SEVERITIES.index)
 
 
-def shortened(lines: Sequence[str], noun: str = "norm") -> tuple[str, ...]:
+def evidence_lines(lines: Sequence[str], noun: str = "norm") -> tuple[str, ...]:
     """The first lines, and how many more there are."""
     if len(lines) <= _MOST_LINES:
         return tuple(lines)
     return (*lines[:_MOST_LINES], f"and {counted(len(lines) - _MOST_LINES, f'more {noun}')}")
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: "1 norm", "3 norms"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def percent(share: float) -> str:
-    """A share in per cent, with three digits; whole where that takes more."""
-    return f"{100 * share:.3g} %" if share < 10 else f"{100 * share:.0f} %"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from normkit.inspection.result import Severity, Site
-from normkit.inspection.rules.rule import percent
 from normkit.spec import NormSpec
+from normkit.text import percent
 
 VISIBLE, HARMFUL = 1e-3, 1e-2
 """Relative changes of an output's length that are worth a warning, and an error."""

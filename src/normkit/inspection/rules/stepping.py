@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from normkit.inspection.rules.rule import CAUSES, NO_RUN, Facts, Hit, NotChecked, Outcome, Rule, counted, percent
+from normkit.inspection.rules.rule import CAUSES, NO_RUN, Facts, Hit, NotChecked, Outcome, Rule
 from normkit.inspection.rules.scale import HALF
 from normkit.inspection.training import Quantity, Training
+from normkit.text import counted, percent
 
 _FEWEST = 8
 _LEFT, _UPHILL = 0.5, 0.3
@@ -32,7 +33,7 @@ def _pile_up(facts: Facts) -> Outcome:
     return Hit(
         severity="error",
         sites=(),
-        measured=f"gradients were not cleared in {len(kept)} of {counted(len(left) - 1, 'step')}: they pile up",
+        measured=f"gradients were not cleared in {len(kept):,} of {counted(len(left) - 1, 'step')}: they pile up",
         evidence=(
             f"from step {kept[0]} on, the gradients that the optimizer had used were still there when the next "
             f"backward pass began, which adds to them{grown}",

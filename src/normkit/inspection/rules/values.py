@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from normkit.inspection.baseline import Values
 from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, counted, percent, shortened
+from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, evidence_lines
 from normkit.inspection.rules.scale import HALF
+from normkit.text import counted, percent
 
 # Of numbers that were rounded to 16 bits and once more.
 _ROUNDED, _EXACT = 2.0**-7, 1e-5
@@ -43,7 +44,7 @@ def _never_loaded(facts: Facts) -> Outcome:
                 f"{_every(len(learnt))} exactly at initialisation in a model whose matrices are trained: never loaded, "
                 "unless gains and biases were folded into the matrices"
             ),
-            evidence=shortened([_untouched(site) for site in untouched]),
+            evidence=evidence_lines([_untouched(site) for site in untouched]),
         )
     if not untouched or trained < len(learnt) / 2:
         return None
@@ -51,7 +52,7 @@ def _never_loaded(facts: Facts) -> Outcome:
         severity="warning" if _stay_at_their_start(facts, learnt) else "error",
         sites=tuple(site.path for site in untouched),
         measured=f"{counted(len(untouched), 'norm')} exactly at initialisation, {trained} trained",
-        evidence=shortened([_untouched(site) for site in untouched]),
+        evidence=evidence_lines([_untouched(site) for site in untouched]),
     )
 
 

@@ -7,9 +7,10 @@ from collections import Counter
 
 from normkit.inspection.result import Block, Site
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_BASELINE, Facts, Hit, Outcome, Rule, counted, same_rows
+from normkit.inspection.rules.rule import NO_BASELINE, Facts, Hit, Outcome, Rule, same_rows
 from normkit.inspection.rules.values import is_varied
 from normkit.inspection.sharing import Sharing
+from normkit.text import counted
 
 _UNIT_ROWS = 1e-3
 _KEPT = "five times that input leaves five times as long: it keeps a state, the scale of an earlier call"
