@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -25,6 +26,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def json_text(document: Mapping[str, Any]) -> str:
     """The document as indented JSON with a final newline; the same bytes for the same values."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def finite(value: float) -> float | None:
+    """The number, or None if it is NaN or infinite, which JSON cannot hold."""
+    return value if math.isfinite(value) else None
 
 
 def parse_json(content: bytes, *, infinity: bool = False) -> Any:
@@ -146,6 +152,20 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return path
+
+
+def lock(handle: int) -> bool:
+    """Hold an open file or folder until it is closed; False if another process holds it.
+
+    A file system without locks says nothing about other processes, so there it is True.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def umask() -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from normkit.bench.cases import Case
+from normkit.files import finite
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Cell:
         """A plain dictionary; an error that is not finite, as that of NaN, is null."""
         document = dataclasses.asdict(self)
         for found in document["measurements"]:
-            found["error"] = found["error"] if math.isfinite(found["error"]) else None
+            found["error"] = finite(found["error"])
         return document
 
 

@@ -11,7 +11,6 @@ of the same fold is somebody else's, and left alone.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from typing import Any, Self
 
 from normkit.checkpoint.journal import FinishedFile, Journal, journal_bytes, read_journal
 from normkit.errors import InputError
-from normkit.files import umask, write_bytes
+from normkit.files import lock, umask, write_bytes
 
 # Hidden, as what is carried over never is: a model may bring a file of that name.
 JOURNAL = ".journal.jsonl"
@@ -279,16 +278,9 @@ def _locked(folder: Path, destination: Path) -> int | None:
     except OSError as error:
         reason = "" if error.errno in (errno.ENOTDIR, errno.ELOOP) else f" that can be read ({error.strerror})"
         raise InputError(f"{_strange(folder)}, and not a folder of normkit's own{reason}; {_AWAY}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock(handle):
         os.close(handle)
-        raise InputError(
-            f"another normkit fold writes to {destination}; wait for it, or choose another folder"
-        ) from None
-    except OSError:
-        # A file system without locks: nothing is known of other processes.
-        pass
+        raise InputError(f"another normkit fold writes to {destination}; wait for it, or choose another folder")
     # Another process may have ended meanwhile: with a result, or with an error and without the folder.
     is_there = _is_same(handle, folder)
     if os.path.lexists(destination) or not is_there:

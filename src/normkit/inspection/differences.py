@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from normkit.identification.book import Entry
 from normkit.inspection.divergence import Divergence
 from normkit.inspection.effects import Observed
 from normkit.inspection.pairing import Change, MatchedBy
+from normkit.inspection.result import plain
 
 Owner = Literal["model", "reference"]
 
@@ -130,26 +130,18 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; NaN and infinity as strings."""
-        plain = {
-            "schema_version": _SCHEMA,
-            "model": self.model,
-            "reference": self.reference,
-            "source": self.source,
-            "differs": self.differs,
-            "divergence": asdict(self.divergence),
-            "pairs": [pair.to_json() for pair in self.pairs],
-            "unmatched": [asdict(each) for each in self.unmatched],
-            "left_out": dict(self.left_out),
-        }
-        finite = _finite(plain)
-        assert isinstance(finite, dict)
-        return finite
-
-
-def _finite(value: object) -> object:
-    """The value as something `json.dumps` takes with allow_nan=False."""
-    if isinstance(value, dict):
-        return {key: _finite(member) for key, member in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(member) for member in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        values = plain(
+            {
+                "schema_version": _SCHEMA,
+                "model": self.model,
+                "reference": self.reference,
+                "source": self.source,
+                "differs": self.differs,
+                "divergence": self.divergence,
+                "pairs": [pair.to_json() for pair in self.pairs],
+                "unmatched": self.unmatched,
+                "left_out": dict(self.left_out),
+            }
+        )
+        assert isinstance(values, dict)
+        return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -322,9 +322,9 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain dictionaries and lists, with `schema_version`; NaN and infinity as strings."""
-        plain = _plain(self)
-        assert isinstance(plain, dict)
-        return {"schema_version": SCHEMA_VERSION, **plain}
+        values = plain(self)
+        assert isinstance(values, dict)
+        return {"schema_version": SCHEMA_VERSION, **values}
 
     def write_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained HTML file and return its path."""
@@ -339,19 +339,16 @@ class Inspection:
         return html.frame(self)
 
 
-def _plain(value: object) -> object:
-    """A value of this module as something `json.dumps` takes with allow_nan=False."""
+def plain(value: object) -> object:
+    """Dataclasses as dictionaries, tuples as lists, NaN and infinity as strings: what JSON can hold."""
     if isinstance(value, NormSpec):
         return {"formula": str(value), **value.to_json()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dict(_fields(value))
-    if isinstance(value, tuple):
-        return [_plain(member) for member in value]
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(member) for key, member in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(member) for member in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def _fields(value: Any) -> Iterator[tuple[str, object]]:
-    for field in dataclasses.fields(value):
-        yield field.name, _plain(getattr(value, field.name))

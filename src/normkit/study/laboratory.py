@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
-from normkit.files import write_text
+from normkit.files import finite, write_text
 from normkit.study import probing
 from normkit.study.keeping import Keeper
 from normkit.study.loop import Batch, Loss, Observe, Point, Recipe, train
@@ -39,7 +39,7 @@ class Run:
     @property
     def losses(self) -> list[float | None]:
         """The loss of each step, ready for JSON: None where it was not finite."""
-        return [point.loss if math.isfinite(point.loss) else None for point in self.points]
+        return [finite(point.loss) for point in self.points]
 
     @property
     def diverged(self) -> bool:
@@ -195,7 +195,7 @@ def _line(point: Point) -> str:
         "learning_rate": point.learning_rate,
         "gradient_norm": point.gradient_norm,
     }
-    return json.dumps({name: value if math.isfinite(value) else None for name, value in numbers.items()}) + "\n"
+    return json.dumps({name: finite(value) for name, value in numbers.items()}) + "\n"
 
 
 class _Supply:

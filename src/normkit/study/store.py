@@ -11,7 +11,6 @@ results.json         everything, without times: the same numbers are the same by
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.errors import InputError
-from normkit.files import json_text, write_text
+from normkit.files import json_text, lock, write_text
 from normkit.study.result import Arm, Measurement
 
 SCHEMA_VERSION = 1
@@ -189,14 +188,9 @@ def _locked(folder: Path) -> int:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}; {_WAY_OUT}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock(handle):
         os.close(handle)
-        raise InputError(f"another normkit study writes to {folder}; wait for it, or {_WAY_OUT}") from None
-    except OSError:
-        # A file system without locks: nothing is known of other processes.
-        pass
+        raise InputError(f"another normkit study writes to {folder}; wait for it, or {_WAY_OUT}")
     return handle
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from normkit.files import finite
 from normkit.study.curves import mean_of_last, padded
 from normkit.study.experiments.depth_charts import LONG, TRAINED, VARIANTS, charts
 from normkit.study.experiments.depth_claims import CLAIMS
@@ -65,12 +66,12 @@ def _measure(lab: Laboratory, arm: Arm) -> Measurement:
         lab.tell(done / len(depths))
     return {
         "depths": list(depths),
-        "stream": [_finite(start.stream[-1]) for start in starts],
-        "last_gradient": [_finite(start.token_gradient) for start in starts],
-        "all_gradients": [_finite(math.hypot(*start.gradients)) for start in starts],
-        "change": [_finite(start.change) for start in starts],
-        "deepest_stream": [_finite(value) for value in starts[-1].stream],
-        "deepest_gradients": [_finite(value) for value in starts[-1].gradients],
+        "stream": [finite(start.stream[-1]) for start in starts],
+        "last_gradient": [finite(start.token_gradient) for start in starts],
+        "all_gradients": [finite(math.hypot(*start.gradients)) for start in starts],
+        "change": [finite(start.change) for start in starts],
+        "deepest_stream": [finite(value) for value in starts[-1].stream],
+        "deepest_gradients": [finite(value) for value in starts[-1].gradients],
     }
 
 
@@ -85,10 +86,6 @@ def _start(lab: Laboratory, arm: Arm, layers: int) -> Propagation:
     generator = torch.Generator().manual_seed(lab.seed)
     shape = (max(1, lab.integer("tokens") // window), window + 1)
     return propagate(model, torch.randint(_VOCABULARY, shape, generator=generator).to(lab.device), generator)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _trained(lab: Laboratory, name: str, layers: int) -> Measurement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from normkit import reference
 from normkit.conventions.eps import PLACEMENTS, EpsPlacement
+from normkit.files import finite
 from normkit.spec import NormSpec
 from normkit.study.chart import Chart, Curves, Marks, line
 from normkit.study.curves import mean_of_last
@@ -72,14 +72,14 @@ def _half(lab: Laboratory, *, wide: bool) -> Measurement:
     """For each eps: how far from 1 float16 rows leave a LayerNorm, and whether a constant float16 row stays finite."""
     x = _rows(lab).half()
     off: list[float | None] = []
-    finite: list[bool] = []
+    is_finite: list[bool] = []
     for eps in numbers(lab.settings, "sizes"):
         narrow: dict[str, Any] = {} if wide else {"statistics_dtype": "input", "cast": "none"}
         spec = NormSpec(eps=eps, has_weight=False, has_bias=False, **narrow)
         rms = reference.forward(x, spec).double().square().mean().sqrt().item()
-        off.append(abs(rms - 1) if math.isfinite(rms) else None)
-        finite.append(bool(reference.forward(torch.ones_like(x), spec).isfinite().all()))
-    return {"off": off, "constant row finite": finite}
+        off.append(finite(abs(rms - 1)))
+        is_finite.append(bool(reference.forward(torch.ones_like(x), spec).isfinite().all()))
+    return {"off": off, "constant row finite": is_finite}
 
 
 def _train(lab: Laboratory, arm: Arm) -> Measurement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference, specs
+from normkit.files import finite
 from normkit.spec import NormSpec
 from normkit.study.curves import padded
 from normkit.study.laboratory import Laboratory
@@ -130,8 +130,7 @@ def _landscapes(batch: Batch, at: list[int]) -> Observe:
 
 def _numbers(landscape: Landscape) -> dict[str, float | None]:
     names = ("roughness", "loss_range", "surprise")
-    found = {name: float(getattr(landscape, name)) for name in names}
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    return {name: finite(float(getattr(landscape, name))) for name in names}
 
 
 def _tangency(model: Transformer, norm: str, batch: Batch) -> dict[str, float]:
@@ -164,7 +163,7 @@ def _measure_start(lab: Laboratory, arm: Arm) -> Measurement:
         lab.tell(len(losses) / (1 + len(_GAINS)))
     landscape = along_the_gradient(_model(lab, norm, layers), batch, next_token_loss)
     spread = max(losses) - min(losses)
-    return {**_numbers(landscape), "scale_spread": spread if math.isfinite(spread) else None}
+    return {**_numbers(landscape), "scale_spread": finite(spread)}
 
 
 def _measure_turning(lab: Laboratory, _arm: Arm) -> Measurement:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.files import finite
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.curves import mean_of_last
 from normkit.study.laboratory import Laboratory
@@ -90,7 +91,7 @@ def _largest_score(model: Transformer, ids: torch.Tensor) -> float | None:
         seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
         largest = max(largest, float(logits[..., seen].abs().max()))
         x = block(x)
-    return largest if math.isfinite(largest) else None
+    return finite(largest)
 
 
 def _step_rates(model: Transformer, batch: Batch) -> Measurement:

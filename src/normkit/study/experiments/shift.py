@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from normkit.files import finite
 from normkit.study.loop import Batch, Loss, Observe
 from normkit.study.norms import BatchNorm
 
@@ -66,7 +67,7 @@ def observer(batch: Batch, loss_of: Loss, *, rate: float, every: int) -> Observe
         dtype = next(model.parameters()).dtype
         placed = tuple(part.to(device, dtype if part.is_floating_point() else part.dtype) for part in batch)
         measured = measure(model, placed, loss_of, rate)
-        return {"at": step, **{name: value if math.isfinite(value) else None for name, value in measured.items()}}
+        return {"at": step, **{name: finite(value) for name, value in measured.items()}}
 
     return observe
 
