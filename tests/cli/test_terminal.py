@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.text import Text
 
-from normkit.cli.terminal import note, one_line, progress, results, shows_progress
+from normkit.cli.terminal import note, one_line, progress, progress_of_tasks, results, shows_progress
 
 
 def test_a_message_that_floods_is_cut_in_the_middle():
@@ -90,11 +90,39 @@ def test_the_bar_names_the_stage_and_is_gone_afterwards(monkeypatch: pytest.Monk
     assert stream.getvalue().rstrip().endswith("\x1b[2K")
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
+    return now
+
+
+def test_the_rest_takes_as_long_as_the_pace_so_far_says(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    stream = Terminal()
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with progress_of_tasks({"first": 10.0, "second": 100.0}, shown=True) as begin:
+        report = begin("first")
+        report("arms", 2, 4)
+        for share in (3, 4):
+            clock[0] += 10
+            report("arms", share, 4)
+        # Half of the second was measured in an earlier run: 50 are left, at 2.5 in 10 s.
+        begin("second")("2 of [4] arms", 2, 4)
+    shown = stream.getvalue()
+    assert "second: 2 of [4] arms" in shown
+    assert " 55 %" in shown
+    assert "0:03:20" in shown
+    assert shown.rstrip().endswith("\x1b[2K")
+
+
 def test_no_bar_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     with progress(shown=False) as report:
         report("text", 1, 2)
+    with progress_of_tasks({"first": 1.0}, shown=False) as begin:
+        begin("first")("words", 0, 0)
     assert stream.getvalue() == ""
 
 

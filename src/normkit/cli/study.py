@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normkit.cli.options import json_option, out_option, quiet_option, resume_option
-from normkit.cli.pace import duration, paced
 from normkit.cli.request import Request, jobs_of, requested
-from normkit.cli.terminal import one_line, results, shows_progress
+from normkit.cli.terminal import one_line, progress_of_tasks, results, shows_progress
 from normkit.errors import LostRankError, NormkitError
 from normkit.files import json_text
 from normkit.text import counted
@@ -163,7 +162,7 @@ def run_studies(
         with (
             joined(device) as ranks,
             Crew(jobs, threads) as crew,
-            paced(request.seconds, shown=speaks and shows_progress(quiet=quiet or as_json)) as begin,
+            progress_of_tasks(request.seconds, shown=speaks and shows_progress(quiet=quiet or as_json)) as begin,
         ):
             done = _run(request, crew, ranks, begin)
     except LostRankError as error:
@@ -243,9 +242,10 @@ def _print_list(*, as_json: bool) -> None:
     for name, entry in CATALOGUE.items():
         click.echo(f"{name:<16}{entry.seconds:>4} s  {entry.asks}")
     cores = len(os.sched_getaffinity(0))
-    total = sum(entry.seconds for entry in CATALOGUE.values())
+    seconds = sum(entry.seconds for entry in CATALOGUE.values()) / cores
+    words = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
     here = counted(cores, "core")
-    click.echo(f"\nSeconds of one core, with --budget quick; all take {duration(total / cores)} on the {here} here.")
+    click.echo(f"\nSeconds of one core, with --budget quick; all take {words} on the {here} here.")
     click.echo("Run: normkit study NAME ..., or normkit study --all. --budget full takes up to ten times as long.")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, float, float], None]
+"""Called with the stage, the work that is done, and all the work of the stage or task; 0 if that is unknown."""
 
 _LONGEST = 2000
 WIDTH = 100
@@ -54,10 +57,56 @@ def progress(*, shown: bool) -> Iterator[Progress]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def report(stage: str, done: int, total: int) -> None:
+        def report(stage: str, done: float, total: float) -> None:
             bar.update(task, description=stage, completed=done, total=total or None)
 
         yield report
+
+
+@contextmanager
+def progress_of_tasks(lengths: Mapping[str, float], *, shown: bool) -> Iterator[Callable[[str], Progress]]:
+    """A progress bar over several long tasks, with the time that is left at the pace so far.
+
+    Args:
+        lengths: Name of each task -> its expected length, in any unit, in the order of the tasks.
+        shown: Whether there is a bar.
+
+    Yields:
+        A function from the name of the task that begins to what it reports its progress to.
+    """
+    if not shown:
+        yield lambda _name: lambda _stage, _done, _total: None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(bar_width=20),
+        bars.TextColumn("{task.percentage:>3.0f} %"),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("left"),
+    )
+    console = Console(stderr=True)
+    # Single steps may take minutes, so the pace is that of the whole run.
+    with bars.Progress(*columns, console=console, transient=True, speed_estimate_period=math.inf) as bar:
+        task = bar.add_task("", total=sum(lengths.values()))
+        before = dict(zip(lengths, accumulate(lengths.values(), initial=0.0), strict=False))
+
+        def begin(name: str) -> Progress:
+            reports = count()
+
+            def report(stage: str, done: float, total: float) -> None:
+                reached = before[name] + lengths[name] * (done / total if total else 1.0)
+                if next(reports) == 0:
+                    # What a task begins with was there before, and says nothing about the pace.
+                    bar.tasks[0].completed = reached
+                bar.update(task, description=f"{name}: {stage}", completed=reached)
+
+            return report
+
+        yield begin
 
 
 def refuse_options_but(ctx: click.Context, allowed: set[str]) -> None:

@@ -214,7 +214,7 @@ def _output_dtype(runs: Sequence[Run], half: torch.dtype, specimen: Specimen) ->
         output = "promote" if specimen.module is None else "input"
         return output, Reading.open(f"its output is {dtypes[0]} for {name} inputs, and there is no other to vary")
     seen = f"with float32 parameters and {name} input, then the reverse, the output is "
-    seen += " and ".join(dtype_name(dtype) for dtype in dtypes[1:3])
+    seen += " and ".join("none" if dtype is None else dtype_name(dtype) for dtype in dtypes[1:3])
     if dtypes[0] == torch.float32 and set(dtypes[1:3]) <= {torch.float32, None}:
         return "float32", _decided("float32", f"with {name} parameters and input the output is float32")
     match dtypes[1:3]:
