@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
 import tomllib
 import types
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -65,11 +67,16 @@ def _dataclass(outermost: type) -> list[str]:
 
 
 def _attributes(shown: type) -> dict[str, str]:
-    """The fields of a dataclass, as its docstring describes them."""
+    """The fields of a dataclass, as the string under each describes it; some are still described in its docstring."""
     _, _, section = (inspect.getdoc(shown) or "").partition("Attributes:\n")
-    section = section.split("\n\n")[0]
-    found = re.split(r"^    (\w+): ", section, flags=re.MULTILINE)[1:]
-    return {name: " ".join(words.split()) for name, words in zip(found[::2], found[1::2], strict=True)}
+    words = re.split(r"^    (\w+): ", section.split("\n\n")[0], flags=re.MULTILINE)[1:]
+    found = dict(zip(words[::2], words[1::2], strict=True))
+    (tree,) = ast.parse(inspect.getsource(shown)).body
+    for field, below in pairwise(tree.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = text
+    return {name: " ".join(text.split()) for name, text in found.items()}
 
 
 def _within(hint: Any) -> list[type]:

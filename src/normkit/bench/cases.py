@@ -38,20 +38,17 @@ _COPIES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the table.
-
-    Attributes:
-        op: One of `OPS`.
-        shape: Rows and features.
-        dtype: A name of `DTYPES`, of every tensor.
-        direction: One of `PASSES`. "forward" returns a fresh y and keeps nothing for backward; "forward-out" writes
-            into a y that is there already, as in inference that reuses its memory.
-    """
+    """One cell of the table."""
 
     op: str
+    """One of `OPS`."""
     shape: tuple[int, int]
+    """Rows and features."""
     dtype: str
+    """A name of `DTYPES`; all tensors have it."""
     direction: str
+    """One of `PASSES`. "forward" returns a fresh y and keeps nothing for backward; "forward-out" writes into an
+    existing y, as inference that reuses its memory does."""
 
     def __post_init__(self) -> None:
         """Refuse what is not measured."""
@@ -116,21 +113,18 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """The tensors of a case; leaves that want a gradient where its pass has one.
-
-    Attributes:
-        x: Of the case's shape.
-        residual: Likewise, or None where nothing is added.
-        weight: Gain, of shape (features,).
-        bias: Likewise, or None for RMSNorm.
-        gradients: Of y, and of the new residual where there is one.
-    """
+    """The tensors of a case; leaves that want a gradient if its pass has one."""
 
     x: Tensor
+    """Of the case's shape."""
     residual: Tensor | None
+    """Of the case's shape; None if nothing is added."""
     weight: Tensor
+    """Gain, shape (features,)."""
     bias: Tensor | None
+    """Shape (features,); None for RMSNorm."""
     gradients: tuple[Tensor, ...]
+    """Gradient of y, then of the new residual if there is one."""
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:

@@ -26,23 +26,19 @@ from normkit.kernels.triton import loading
 
 @dataclass(frozen=True)
 class Device:
-    """Where tensors lie and calls are timed.
-
-    Attributes:
-        name: As torch calls it.
-        noun: What has the memory.
-        peers: Who takes part.
-        machine: Says what it is, now.
-        memory: Bytes that a case may use; None where the system does not say.
-        times: Times calls for so many seconds each.
-    """
+    """A device that tensors are on and calls are timed on."""
 
     name: str
+    """As torch calls it."""
     noun: str
+    """The word for what has the memory."""
     peers: tuple[Peer, ...]
     machine: Callable[[], Machine]
+    """Describes the machine as it is now."""
     memory: Callable[[], int | None]
+    """Bytes that a case may use; None if the system does not say."""
     times: Callable[[Calls, float], dict[str, Time]]
+    """Times calls, for this many seconds each."""
 
 
 def _host() -> Machine:

@@ -32,21 +32,18 @@ def reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Peer:
-    """Something that computes norms.
-
-    Attributes:
-        name: As the table shows it.
-        prepare: From a case and its tensors to the forward call: y, and the new residual where one is added. Raises
-            `AbsentError` where the peer does not take part.
-        has_out: The call can write into a y that is there already, and does where the pass is "forward-out".
-        has_own_threads: It computes on threads that are not torch's. They spin for some time after a call, on the cores
-            of whoever comes next, so it is timed after all others.
-    """
+    """An implementation of norms."""
 
     name: str
+    """As the table shows it."""
     prepare: Callable[[Case, Arguments], Call]
+    """From a case and its tensors to the forward call, which returns y, and the new residual if one is added. Raises
+    `AbsentError` if the peer does not take part."""
     has_out: bool = False
+    """The call can write into an existing y, and does if the pass is "forward-out"."""
     has_own_threads: bool = False
+    """It computes on threads that are not torch's. They keep spinning for a while after a call, on the cores of the
+    next peer, so it is timed last."""
 
 
 def _normkit(case: Case, given: Arguments) -> Call:

@@ -12,54 +12,45 @@ from normkit.files import finite
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and when.
-
-    Attributes:
-        cpu: Its name.
-        threads: Of the CPU, used by torch.
-        torch: Its version.
-        kernels: What computed normkit's norms.
-        date: In UTC.
-        gpu: The GPU's name, where one was measured.
-        versions: (package, version) of what else takes part on a GPU.
-    """
+    """The machine, the versions and the date of a benchmark."""
 
     cpu: str
     threads: int
+    """Threads of the CPU that torch uses."""
     torch: str
     kernels: str
+    """What computed normkit's norms."""
     date: str
+    """In UTC."""
     gpu: str | None = None
+    """Name of the GPU, if one was measured."""
     versions: tuple[tuple[str, str], ...] = ()
+    """(package, version) of other packages that take part on a GPU."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One peer in one case.
-
-    Attributes:
-        peer: Its name.
-        seconds: Median time of a call; on a GPU, of what it does there.
-        spread: Interquartile range of the samples over their median.
-        error: Largest relative error against float64, over all that the call returns.
-        worst: What has that error: "y", "dx", "dweight" and so on.
-        is_wrong: The error is larger than the dtype explains.
-        is_fresh: The pass is "forward-out", and the peer allocates its output, having no `out=`.
-        saved_bytes: Kept for backward, parameters left out; None where there is no backward pass.
-        bytes_per_second: The bytes that must move, over the time.
-        host_seconds: On a GPU, median time until the call returns, with nothing waited for; None on the CPU.
-    """
+    """One peer in one case."""
 
     peer: str
     seconds: float
+    """Median time of a call; on a GPU, the time that the GPU works."""
     spread: float
+    """Interquartile range of the samples over their median."""
     error: float
+    """Largest relative error against float64, over all that the call returns."""
     worst: str
+    """The tensor with that error: "y", "dx", "dweight" and so on."""
     is_wrong: bool
+    """The error is larger than the dtype explains."""
     is_fresh: bool
+    """The pass is "forward-out", and the peer allocates its output because it has no `out=`."""
     saved_bytes: int | None
+    """Kept for backward, without parameters; None if there is no backward pass."""
     bytes_per_second: float
+    """The bytes that must move, divided by the time."""
     host_seconds: float | None = None
+    """On a GPU, median time until the call returns, with an empty queue; None on the CPU."""
 
     @property
     def latency(self) -> float:
@@ -69,25 +60,21 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Cell:
-    """One case.
-
-    Attributes:
-        case: What was measured.
-        floor_seconds: Median time to copy the bytes that must move; on a GPU, of what it does there.
-        floor_spread: As of a measurement.
-        others: Share of the machine that other processes used meanwhile; None where the system does not say.
-        input_bytes: Of x.
-        measurements: One a peer that took part.
-        left_out: (peer, why not) of the others.
-    """
+    """One case."""
 
     case: Case
     floor_seconds: float
+    """Median time to copy the bytes that must move; on a GPU, the time that the GPU works."""
     floor_spread: float
+    """Interquartile range over the median, as in `Measurement.spread`."""
     others: float | None
+    """Share of the machine that other processes used meanwhile; None if the system does not say."""
     input_bytes: int
+    """Bytes of x."""
     measurements: tuple[Measurement, ...]
+    """One per peer that took part."""
     left_out: tuple[tuple[str, str], ...]
+    """(peer, reason) of each other peer."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary; an error that is not finite, as that of NaN, is null."""

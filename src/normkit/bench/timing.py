@@ -22,17 +22,14 @@ _ROUNDS = (5, 1000)
 
 @dataclass(frozen=True)
 class Time:
-    """What a call takes.
-
-    Attributes:
-        seconds: Median of the samples.
-        spread: Their interquartile range over their median.
-        host_seconds: On a GPU, the median until the call returns; None on the CPU, where that is all there is.
-    """
+    """The time of one call."""
 
     seconds: float
+    """Median of the samples."""
     spread: float
+    """Interquartile range of the samples over their median."""
     host_seconds: float | None = None
+    """On a GPU, the median until the call returns; None on the CPU, where `seconds` is all."""
 
 
 def rounds(seconds: float) -> Iterator[None]:

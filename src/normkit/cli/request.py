@@ -16,21 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was asked of `normkit study`, checked.
-
-    Attributes:
-        studies: Each with all of its settings.
-        out: Folder for theirs.
-        resume: Go on with what it holds.
-        device: As torch names it.
-        dtype: As torch names it.
-    """
+    """What was asked of `normkit study`, checked."""
 
     studies: tuple[tuple[Study, Settings], ...]
+    """Each study with all of its settings."""
     out: Path
+    """The folder that holds the folders of the studies."""
     resume: bool
     device: str
     dtype: str
+    """The name of a torch dtype."""
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -25,17 +25,14 @@ _CHARACTERS_A_TOKEN = 32
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
-    """What a model is run on.
-
-    Attributes:
-        batches: Arguments of `model(**batch)`, without padding: the windows of one batch are equally long.
-        source: What they are, in words.
-        decode: The text of one token id, or None.
-    """
+    """What a model is run on."""
 
     batches: tuple[dict[str, Tensor], ...]
+    """Arguments of `model(**batch)`, without padding: the windows of one batch have one length."""
     source: str
+    """What the batches are, in words."""
     decode: Callable[[int], str] | None
+    """The text of one token id, or None."""
 
 
 def read_text(path: str, max_tokens: int) -> str:

@@ -41,27 +41,23 @@ _LOG_EVERY = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """All choices of a run.
-
-    Attributes:
-        steps: Optimizer steps.
-        seed: Of the initial weights and, apart from them, of the batches.
-        batch: Windows of 256 bytes in a step.
-        learning_rate: At the peak, after `warmup` steps; then half a cosine down to a tenth.
-        warmup: Steps of linear increase.
-        weight_decay: Of matrices; gains, biases and embeddings are not decayed.
-        clip: Largest norm of all gradients together.
-        evaluate_every: Steps between two measurements on the held-out files.
-    """
+    """All choices of a run."""
 
     steps: int
     seed: int
+    """Seeds the initial weights and, separately, the batches."""
     batch: int
+    """Windows of 256 bytes per step."""
     learning_rate: float
+    """At the peak, after `warmup` steps; half a cosine then leads down to a tenth."""
     warmup: int = 100
+    """Steps of linear increase."""
     weight_decay: float = 0.1
+    """Applies to matrices; gains, biases and embeddings are not decayed."""
     clip: float = 1.0
+    """Largest norm of all gradients together."""
     evaluate_every: int
+    """Steps between two measurements on the held-out files."""
 
     @property
     def recipe(self) -> Recipe:

@@ -27,48 +27,37 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SiteActivations:
-    """What enters one norm.
-
-    Attributes:
-        path: Path of the norm.
-        formula: Its formula as text.
-        convention: What it computes, as the page calls it.
-        layer: The block it stands in, from 0; outside, the number of blocks before it.
-        leads: It is the first norm of its block or the last of all, on the residual stream.
-        rows: Shape (N, n), finite, in float64; of the first head where a token has a row for each.
-        tokens: For each row an index into the tokens.
-        gain: Effective gain of shape (n,) in float64, or None.
-        bias: Bias, likewise.
-    """
+    """The rows that enter one norm."""
 
     path: str
     formula: str
     convention: Convention
     layer: int
+    """The block that the norm is in, from 0; for a norm outside, the number of blocks before it."""
     leads: bool
+    """Whether it is the first norm of its block or the last of all, on the residual stream."""
     rows: Tensor
+    """Shape (N, n), finite, in float64; of the first head if a token has one row per head."""
     tokens: tuple[int, ...]
+    """For each row an index into `Activations.tokens`."""
     gain: Tensor | None
+    """Effective gain, shape (n,), in float64."""
     bias: Tensor | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Activations:
-    """What enters the norms of a model for some tokens; `nk.explore` shows it.
-
-    Attributes:
-        name: Of the model.
-        tokens: The tokens as text, in order.
-        counted: Tokens of the whole text; those kept are spread evenly over them.
-        sites: The norms that the page can draw, in forward order.
-        notes: What was left out and why, one line each.
-    """
+    """What enters the norms of a model for some tokens; `nk.explore` shows it."""
 
     name: str
+    """Name of the model."""
     tokens: tuple[str, ...]
     counted: int
+    """Number of tokens of the whole text; the tokens that are kept are spread evenly over it."""
     sites: tuple[SiteActivations, ...]
+    """The norms that the page can draw, in forward order."""
     notes: tuple[str, ...]
+    """What was left out and why, one line each."""
 
 
 def activations(

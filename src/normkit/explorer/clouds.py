@@ -20,17 +20,13 @@ _FILE = Path(__file__).parent / "page" / "clouds.json"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cloud:
-    """Some points.
-
-    Attributes:
-        label: What to call them.
-        points: Shape (N, n), in float64.
-        groups: For each point the number of its group.
-    """
+    """Labelled points."""
 
     label: str
     points: Tensor
+    """Shape (N, n), in float64."""
     groups: tuple[int, ...]
+    """The group of each point."""
 
 
 def cloud(name: str) -> Cloud:

@@ -17,18 +17,15 @@ _SMALLEST_EPS, _LARGEST_EPS = 1e-12, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """A norm as the page knows it: y = g (x - m) / s + b.
-
-    Attributes:
-        mode: "layer" (m = mean, s from the variance), "rms" (m = 0, s from the mean square) or "length" (m = 0, s
-            from the sum of squares).
-        eps: 0, or from 1e-12 to 10.
-        place: s = sqrt(v + eps) ("inside") or sqrt(v) + eps ("outside").
-    """
+    """A norm as the page knows it: y = g (x - m) / s + b."""
 
     mode: Literal["layer", "rms", "length"]
+    """"layer" (m = mean, s from the variance), "rms" (m = 0, s from the mean square) or "length" (m = 0, s from the sum
+    of squares)."""
     eps: float
+    """0, or from 1e-12 to 10."""
     place: Literal["inside", "outside"]
+    """s = sqrt(v + eps) if "inside", sqrt(v) + eps if "outside"."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields that the page's state and its sites share."""

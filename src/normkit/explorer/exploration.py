@@ -33,13 +33,10 @@ _ALL_LAYERS = "all layers"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exploration:
-    """The page, ready to be written or shown; a notebook shows it as it is.
-
-    Attributes:
-        data: What is embedded in it, as plain JSON.
-    """
+    """The page, ready to be written or shown; a notebook shows it as it is."""
 
     data: Mapping[str, Any]
+    """What is embedded in the page, as plain JSON."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -23,21 +23,18 @@ _COLOURS = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Points:
-    """Points with a name and a group each.
-
-    Attributes:
-        rows: Shape (N, n), finite, in float64.
-        dtype: That they came in, of floating point.
-        labels: N texts; those of points without one count from "1".
-        groups: N whole numbers from 0 to 7, or None where none were given.
-        notes: What was left out, one line each.
-    """
+    """Points with a name and a group each."""
 
     rows: Tensor
+    """Shape (N, n), finite, in float64."""
     dtype: torch.dtype
+    """The floating-point dtype in which the points were given."""
     labels: tuple[str, ...]
+    """One per point; points without a label are numbered from "1"."""
     groups: tuple[int, ...] | None
+    """One number from 0 to 7 per point; None if no groups were given."""
     notes: tuple[str, ...]
+    """What was left out, one line each."""
 
 
 def checked(points: Any, labels: Sequence[object] | None, groups: Any) -> Points:

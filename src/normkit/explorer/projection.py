@@ -26,16 +26,13 @@ _ROUNDING = 1e-14
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Basis:
-    """Three orthonormal directions.
-
-    Attributes:
-        rows: Shape (3, n): 1/sqrt(n), then two that are orthogonal to it. With n below 3 there are fewer, and the
-            last rows are 0.
-        explained: The shares of the centred rows' squared lengths that lie along these two, on average over the rows.
-    """
+    """Three orthonormal directions."""
 
     rows: Tensor
+    """Shape (3, n): 1/sqrt(n), then two directions orthogonal to it. With n below 3 there are fewer, and the last rows
+    are 0."""
     explained: tuple[float, float]
+    """The share of the squared length of the centred rows along each of the two, on average over the rows."""
 
 
 def principal_basis(rows: Tensor) -> Basis:

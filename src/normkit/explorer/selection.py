@@ -21,17 +21,14 @@ MOST_SITES = 48
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Selection:
-    """The norms to gather.
-
-    Attributes:
-        norms: Each with what the page calls it, in forward order.
-        reasons: Path -> why that norm is not among them.
-        notes: What else there is to say, one line each.
-    """
+    """The norms whose rows are gathered."""
 
     norms: Mapping[NormSite, Convention]
+    """The norms in forward order, each with what the page calls it."""
     reasons: Mapping[str, str]
+    """Path of each other norm -> why it is not among them."""
     notes: tuple[str, ...]
+    """Other remarks, one line each."""
 
 
 def select(

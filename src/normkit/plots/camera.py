@@ -15,15 +15,12 @@ Points = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Camera:
-    """Looks at the origin from far away, the third coordinate upwards; parallel lines stay parallel.
-
-    Attributes:
-        azimuth: Degrees around the vertical axis, from the first coordinate.
-        elevation: Degrees above the horizontal plane; 90 looks straight down.
-    """
+    """A camera far from the origin, the third coordinate upwards; parallel lines stay parallel."""
 
     azimuth: float = -60.0
+    """Degrees around the vertical axis, from the first coordinate."""
     elevation: float = 20.0
+    """Degrees above the horizontal plane; 90 looks straight down."""
 
     def paper(self, points: Points) -> Points:
         """Where points (..., 3) appear: (..., 2), to the right and upwards."""

@@ -13,22 +13,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawing:
-    """One figure of a result.
-
-    Attributes:
-        name: A short identifier, as in "input-scale".
-        figure: The Matplotlib figure.
-        title: What it shows, in a few words.
-        caption: One sentence that says how to read it.
-        description: What is to be seen in it, for those who cannot see it.
-        scheme: The colours that it was drawn in.
-    """
+    """One figure of a result."""
 
     name: str
+    """A short identifier, as in "input-scale"."""
     figure: Figure
     title: str
     caption: str
+    """One sentence that says how to read it."""
     description: str
+    """What the figure shows, for readers who cannot see it."""
     scheme: theme.Scheme = field(default_factory=theme.scheme)
 
     def svg(self) -> str:

@@ -35,15 +35,11 @@ _KINDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Twin:
-    """One of the two models that ship, as the figures need it.
-
-    Attributes:
-        inspection: What `inspect` measured.
-        gains: Path of each norm -> its gain as stored.
-    """
+    """One of the two models that ship, as the figures need it."""
 
     inspection: Inspection
     gains: Mapping[str, Tensor]
+    """Path of each norm -> its gain as stored."""
 
 
 def gallery(twins: Mapping[str, Twin]) -> tuple[Callable[[], Drawing], ...]:

@@ -26,46 +26,40 @@ _SYMBOLS = {"^2": "²", " * ": " · "}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
-    """A cloud after one map, in coordinates in which the all-ones direction points upwards.
-
-    Attributes:
-        name: "Raw", "Centre", "Scale", "Gain" or "Bias".
-        formula: What is computed up to here, as mathtext.
-        shape: What the points lie on, in words.
-        holds: The invariants, and how far the points are from them.
-        points: Of shape (N, 3).
-        gain: By which the sphere has been stretched along the features, shape (3,).
-        middle: Its centre, shape (3,).
-        is_flat: Whether the points lie in a plane.
-        is_scaled: Whether they are on the sphere, or on what became of it.
-    """
+    """A cloud after one map, in coordinates in which the all-ones direction points upwards."""
 
     name: str
+    """"Raw", "Centre", "Scale", "Gain" or "Bias"."""
     formula: str
+    """What is computed up to here, as mathtext."""
     shape: str
+    """What the points lie on, in words."""
     holds: str
+    """The invariants, and how far the points are from them."""
     points: Points
+    """Shape (N, 3)."""
     gain: Points
+    """The factors along the features by which the sphere has been stretched, shape (3,)."""
     middle: Points
+    """The centre of the sphere, shape (3,)."""
     is_flat: bool
+    """Whether the points are in a plane."""
     is_scaled: bool
+    """Whether the points are on the sphere, or on what gain and bias made of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Course:
-    """The way of a cloud through a norm.
-
-    Attributes:
-        stages: In their order, the raw points first; without "Centre" where the norm does not centre.
-        groups: For each point 0, 1 or 2: its colour.
-        radius: Length of a scaled row without eps.
-        is_centred: Whether the norm centres, so that its image is a circle and not a sphere.
-    """
+    """A cloud of points at each step of a norm."""
 
     stages: tuple[Stage, ...]
+    """In order, the raw points first; without "Centre" if the norm does not centre."""
     groups: list[int]
+    """The colour of each point: 0, 1 or 2."""
     radius: float
+    """Length of a scaled row without eps."""
     is_centred: bool
+    """Whether the norm centres, so that its image is a circle and not a sphere."""
 
 
 def course_of(

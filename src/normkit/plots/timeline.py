@@ -10,21 +10,18 @@ _LOOK, _WAY, _REST, _BACK = 0.9, 1.15, 1.0, 1.0
 
 @dataclass(frozen=True)
 class Moment:
-    """One frame: between two stages, or at rest at the second.
-
-    Attributes:
-        before: Index of the stage that is left.
-        after: Index of the stage that is gone to; 0 on the way back.
-        way: How far, eased, from 0 to 1.
-        rest: How much of the rest there is over, from 0 to 1.
-        turn: How much of the whole is over, from 0 to 1.
-    """
+    """One frame: between two stages, or at rest at the second."""
 
     before: int
+    """Index of the stage that the frame leaves."""
     after: int
+    """Index of the stage that the frame goes to; 0 on the way back."""
     way: float
+    """Eased position between the two stages, from 0 to 1."""
     rest: float
+    """Share of the rest that is over, from 0 to 1."""
     turn: float
+    """Share of the whole animation that is over, from 0 to 1."""
 
     def between(self, before: float, after: float) -> float:
         """A value on the way from one stage's to the other's."""

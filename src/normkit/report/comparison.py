@@ -25,40 +25,31 @@ _CASTS = ("casts", "output dtype", "offset dtype")
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Norms that differ from their references in the same way.
-
-    Attributes:
-        title: How many, and how.
-        changes: How, one line each, where that is more than one; else empty.
-        effects: One row a norm, largest effect first; empty where no effect was measured.
-        note: What the numbers are.
-    """
+    """Norms that differ from their references in the same way."""
 
     title: str
     changes: tuple[str, ...]
+    """The differences, one line each, if there is more than one; else empty."""
     effects: Table
+    """One row per norm, largest effect first; empty if no effect was measured."""
     note: str
+    """What the numbers are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrasts:
-    """Everything that is said about a comparison.
-
-    Attributes:
-        title: The model and its reference.
-        source: What was run.
-        verdict: The answer.
-        birth: Where the difference begins.
-        contrasts: What differs, largest effect first.
-        facts: Parameters, norms without counterpart, how they were paired, what was not compared.
-    """
+    """Everything that is said about a comparison."""
 
     title: str
     source: str
+    """What both models were run on."""
     verdict: Verdict
     birth: tuple[str, ...]
+    """Where the difference begins."""
     contrasts: tuple[Contrast, ...]
+    """Largest effect first."""
     facts: tuple[Fact, ...]
+    """Parameters, norms without a counterpart, how norms were paired, what was not compared."""
 
 
 def describe_comparison(found: Comparison) -> Contrasts:

@@ -48,25 +48,21 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """Everything that is said about a plan.
-
-    Attributes:
-        title: The architecture.
-        summary: How many norms of how many are changed.
-        norms: Alike norms in one row.
-        left: What was asked for and is not done: where, and why.
-        kept: What stays where it was, exactly: where, and why.
-        facts: Tensors, size, configuration.
-        remarks: What a user must know.
-    """
+    """Everything that is said about a plan."""
 
     title: str
+    """The architecture."""
     summary: str
     norms: Table
+    """Norms that are alike share a row."""
     left: tuple[Fact, ...]
+    """What was asked for and is not done: where, and why."""
     kept: tuple[Fact, ...]
+    """What stays where it was: where, and why."""
     facts: tuple[Fact, ...]
+    """Tensors, size, configuration."""
     remarks: tuple[str, ...]
+    """What a user of the folded model must know."""
 
 
 def describe_plan(plan: Plan, tensors: Mapping[str, TensorInfo], memory: int | None = None) -> Planned:

@@ -20,12 +20,7 @@ NEEDS_RUN = "need a training run"
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A line of "what: how much".
-
-    Attributes:
-        label: What.
-        value: How much, in words.
-    """
+    """A line with a label and a value."""
 
     label: str
     value: str
@@ -33,36 +28,28 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The answer, before any detail.
-
-    Attributes:
-        tone: The severity of the worst finding, "good" without one, "neutral" where there was nothing to judge.
-        headline: A few words.
-        detail: A sentence or two.
-    """
+    """The answer, before any detail."""
 
     tone: Tone
+    """The severity of the worst finding, "good" without one, "neutral" if there was nothing to judge."""
     headline: str
     detail: str
+    """A sentence or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        key: Identifier, so that a backend can choose columns.
-        heading: A word or three.
-        numeric: Cells are numbers, to be aligned right and sorted by value.
-        meaning: A line for the legend; may be empty.
-        words: Of one or more numbers, the text of the cell that holds them; None where cells hold no numbers.
-    """
+    """One column of a table."""
 
     key: str
+    """Identifier by which a backend chooses columns."""
     heading: str
     numeric: bool = False
+    """Cells are numbers, aligned right and sorted by value."""
     meaning: str = ""
+    """One line for the legend, or ""."""
     words: Callable[[Sequence[float]], str] | None = None
+    """The text of a cell that holds one or more numbers; None if cells hold no numbers."""
 
     def cell(self, values: Sequence[float]) -> Cell:
         """A cell of this column that holds these numbers; "none" without one."""
@@ -72,36 +59,27 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One entry of a table.
-
-    Attributes:
-        text: As it is read.
-        value: What it is sorted by, where that is a number.
-        values: The numbers that it says, for a row that says those of several.
-    """
+    """One entry of a table."""
 
     text: str
     value: float | None = None
+    """The number that the cell is sorted by."""
     values: tuple[float, ...] = ()
+    """The numbers in the text, if the row stands for several norms or blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows under columns, with what a reader needs to read them.
-
-    Attributes:
-        title: What the rows are.
-        columns: From left to right.
-        rows: One tuple of cells a row, as many as there are columns; the first cell names the row.
-        empty: What to say when there are no rows.
-        groups: The rows again, those that say the same of several blocks as one; empty where that is none fewer.
-    """
+    """Rows under columns, with what a reader needs to read them."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    """Tuples of cells, one per column; the first cell names the row."""
     empty: str
+    """The text to show if there are no rows."""
     groups: tuple[tuple[Cell, ...], ...] = ()
+    """The same rows, with rows that are equal in several blocks merged into one; empty if that merges none."""
 
     @property
     def legend(self) -> str:
@@ -122,154 +100,126 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """What some of the norms compute.
-
-    Attributes:
-        name: As it stands in the table.
-        text: On one line.
-        spec: The conventions themselves.
-        norms: How many norms compute it, in words.
-        classes: The classes of these norms, in words.
-    """
+    """A formula, and the norms that compute it."""
 
     name: str
+    """Its name in the table of norms."""
     text: str
+    """The formula on one line."""
     spec: NormSpec
     norms: str
+    """How many norms compute it, in words."""
     classes: str = ""
+    """The classes of these norms, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a vector on its way through a norm.
-
-    Attributes:
-        name: "raw", "centred", "scaled" or "gain and bias".
-        does: What is done, in a few words.
-        facts: Mean, length and angle.
-        holds: What is true from here on; may be empty.
-        values: The first entries, for drawing.
-        mean: Of all entries, for drawing.
-        span: The smallest and the largest of the first entries, in words.
-    """
+    """One stage of a vector on its way through a norm."""
 
     name: str
+    """"raw", "centred", "scaled" or "gain and bias"."""
     does: str
+    """What is done, in a few words."""
     facts: tuple[Fact, ...]
+    """Mean, length and angle."""
     holds: str
+    """What is true from here on, or ""."""
     values: tuple[float, ...]
+    """The first entries, for drawing."""
     mean: float
+    """Mean of all entries, for drawing."""
     span: str
+    """The smallest and the largest of the first entries, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """One token's vector taken through one norm.
-
-    Attributes:
-        title: Which token, at which norm.
-        formula: What the norm computes.
-        stages: From raw to the last.
-        facts: What holds at the end, each with its measured defect.
-    """
+    """One token's vector taken through one norm."""
 
     title: str
+    """Which token, at which norm."""
     formula: Formula
     stages: tuple[Stage, ...]
+    """From raw to the last."""
     facts: tuple[Fact, ...]
+    """What holds at the end, each with its measured defect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Onset:
-    """Where and when a run began to fail.
-
-    Attributes:
-        what: The step, and what moved first.
-        path: Where; "" where only the whole model tells.
-        detail: The measured values.
-    """
+    """Where and when a run began to fail."""
 
     what: str
+    """The step, and what moved first."""
     path: str
+    """Where; "" if only the whole model tells."""
     detail: str
+    """The measured values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One of the questions a run is asked, answered.
-
-    Attributes:
-        tone: "warning" for yes: there is something to do; "good" or "neutral" for no; "note" for unknown.
-        verdict: "yes", "no" or "unknown".
-        question: As it is asked.
-        detail: The numbers.
-        places: Paths it is about, the worst first.
-    """
+    """One question about a run, with its answer."""
 
     tone: Tone
+    """"warning" for yes: there is something to do; "good" or "neutral" for no; "note" for unknown."""
     verdict: str
+    """"yes", "no" or "unknown"."""
     question: str
     detail: str
+    """The numbers."""
     places: tuple[str, ...]
+    """Paths that the answer is about, the worst first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that is said about a watched training run.
-
-    Attributes:
-        verdict: What happened, and how much was seen of it.
-        onset: Where and when it began, or None where nothing moved.
-        replies: The questions in order, answered.
-        first_change: What to change first, most likely cure first.
-        confirm: How to confirm it; may be empty.
-        glance: Loss, gradient norm, updates and attention in a line each.
-        parameters: One row a parameter, worst first.
-        worst: The first of these rows.
-        facts: Optimizers, what the watch proved of itself, what it could not see.
-    """
+    """Everything that is said about a watched training run."""
 
     verdict: Verdict
+    """What happened, and how much of it was seen."""
     onset: Onset | None
+    """Where and when it began; None if nothing moved."""
     replies: tuple[Reply, ...]
     first_change: tuple[str, ...]
+    """What to change first, most likely cure first."""
     confirm: str
+    """How to confirm the cure, or ""."""
     glance: tuple[Fact, ...]
+    """Loss, gradient norm, updates and attention, one line each."""
     parameters: Table
+    """One row per parameter, worst first."""
     worst: Table
+    """The first of these rows."""
     facts: tuple[Fact, ...]
+    """Optimizers, what the watch proved of itself, what it could not see."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distance:
-    """How far the weights are from a folded and a centred model.
-
-    Attributes:
-        facts: In a line each.
-        norms: One row for norms that are alike; None where nothing is known.
-        writers: One row for tensors that are alike and add to alike sums; None likewise.
-        left: What cannot be folded or centred as it stands, and why.
-        unknown: Why nothing is known; "" where it is.
-    """
+    """How far the weights are from a folded and a centred model."""
 
     facts: tuple[Fact, ...]
+    """One line each."""
     norms: Table | None
+    """One row for norms that are alike; None if nothing is known."""
     writers: Table | None
+    """One row for tensors that are alike and add to alike sums; None if nothing is known."""
     left: tuple[Fact, ...]
+    """What cannot be folded or centred as it is, and why."""
     unknown: str
+    """Why nothing is known, or ""."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The rules of which the same became.
-
-    Attributes:
-        label: What became of them: the checks' status, or that they need a training run.
-        checks: In the rules' order.
-    """
+    """The rules that came out the same."""
 
     label: str
+    """How they came out: the status of the checks, or that they need a training run."""
     checks: tuple[Check, ...]
+    """In the rules' order."""
 
     @property
     def said(self) -> str:
@@ -295,51 +245,47 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that is said about one inspection.
-
-    Attributes:
-        title: The model, as the user called it.
-        subtitle: Its class and size.
-        source: What was run through it.
-        verdict: The answer.
-        run: The training run that was watched, or None.
-        glance: What to know of the model: five facts at most.
-        findings: Worst first, their places grouped by block.
-        passage: One token's way, or None.
-        sites: One row a norm.
-        formulas: Each formula once.
-        geometry: One row a norm of which rows were sampled.
-        selections: One row an attention call whose keys were tried.
-        blocks: One row a block.
-        attention: One row an attention call.
-        distance: From folded and centred, or None where nobody asked.
-        outcomes: The rules, by what became of them.
-        outliers: Gain outliers that recur.
-        shapes: What the norms do to vectors, in a line each.
-        unrecognised: What behaves like a norm but could not be identified.
-        method: What was measured and how, and what was not.
-    """
+    """Everything that is said about one inspection."""
 
     title: str
+    """The model, as the user called it."""
     subtitle: str
+    """Class and size of the model."""
     source: str
+    """What was run through the model."""
     verdict: Verdict
     run: Run | None
+    """The training run that was watched, or None."""
     glance: tuple[Fact, ...]
+    """At most five facts about the model."""
     findings: tuple[Finding, ...]
+    """Worst first, with places grouped by block."""
     passage: Passage | None
+    """One token at one norm, or None."""
     sites: Table
+    """One row per norm."""
     formulas: tuple[Formula, ...]
+    """Each formula once."""
     geometry: Table
+    """One row per norm of which rows were sampled."""
     selections: Table
+    """One row per attention call whose keys were tried."""
     blocks: Table
+    """One row per block."""
     attention: Table
+    """One row per attention call."""
     distance: Distance | None
+    """Distance from a folded and centred model; None if nobody asked."""
     outcomes: tuple[Outcome, ...]
+    """The rules, grouped by how they came out."""
     outliers: tuple[Fact, ...]
+    """Gain outliers that recur."""
     shapes: tuple[Fact, ...]
+    """What the norms do to vectors, one line each."""
     unrecognised: tuple[Fact, ...]
+    """What behaves like a norm but could not be identified."""
     method: tuple[str, ...]
+    """What was measured and how, and what was not."""
 
     def fact(self, label: str) -> str:
         """What a fact at a glance says; "" where it is not there."""

@@ -29,36 +29,27 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Norms that compute the same.
-
-    Attributes:
-        title: How many, and what they are in a few words.
-        formula: In full; behind it what of it was not decided.
-        places: Where they are.
-        facts: Their conventions, and how sure they are.
-    """
+    """Norms that compute the same."""
 
     title: str
     formula: str
+    """The formula in full, then what of it was not decided."""
     places: Table
     facts: tuple[Fact, ...]
+    """The conventions, and how sure they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kinds:
-    """Everything that is said about a model's passports.
-
-    Attributes:
-        title: The model.
-        summary: How many norms of how many kinds.
-        kinds: The most frequent first.
-        left_out: What normalizes as no spec describes.
-    """
+    """Everything that is said about a model's passports."""
 
     title: str
+    """The model."""
     summary: str
     kinds: tuple[Kind, ...]
+    """The most frequent first."""
     left_out: tuple[Fact, ...]
+    """Modules that normalize as no spec describes."""
 
 
 def describe_book(book: PassportBook) -> Kinds:

@@ -22,32 +22,23 @@ _TONES: dict[bool | None, Tone] = {True: "good", False: "error", None: "neutral"
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One thing that was checked.
-
-    Attributes:
-        tone: Whether it holds.
-        name: What it is about.
-        what: What was found.
-    """
+    """One check."""
 
     tone: Tone
     name: str
     what: str
+    """What was found."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Everything that is said about a verification.
-
-    Attributes:
-        title: The two classes.
-        verdict: The answer.
-        checks: In the order in which they were made.
-    """
+    """Everything that is said about a verification."""
 
     title: str
+    """The two classes."""
     verdict: Verdict
     checks: tuple[Line, ...]
+    """In the order in which they were made."""
 
 
 def describe_proof(found: Verification, agreement: Agreement | None = None, tokens: str = "") -> Proof:

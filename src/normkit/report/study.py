@@ -43,73 +43,58 @@ _COUNTED: dict[Verdict, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionText:
-    """A condition with its numbers, worded.
-
-    Attributes:
-        says: What must hold.
-        source: Of its bound.
-        published: What the paper reports.
-        measured: The median.
-        interval: From the lower end to the upper.
-        holds: "yes", "no", "open" or "shown".
-    """
+    """A condition with its numbers, worded."""
 
     says: str
+    """What must hold."""
     source: str
+    """Source of the bound."""
     published: str
+    """What the paper reports."""
     measured: str
+    """The median."""
     interval: str
+    """From the lower end to the upper."""
     holds: str
+    """One of "yes", "no", "open" and "shown"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimText:
-    """A claim with its verdict, worded.
-
-    Attributes:
-        tone: Of the verdict.
-        verdict: With the regime, where it holds in one only.
-        says: The claim.
-        source: Where it was published.
-        conditions: Each with its numbers.
-    """
+    """A claim with its verdict, worded."""
 
     tone: Tone
     verdict: str
+    """With the regime, if the claim holds in one only."""
     says: str
+    """The claim."""
     source: str
+    """Where it was published."""
     conditions: tuple[ConditionText, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPage:
-    """All words of a study's page.
-
-    Attributes:
-        name: Of the study.
-        title: Its title.
-        question: What it answers.
-        headline: The verdicts, counted.
-        claims: Each with its verdict.
-        trouble: Arms that were not run, and why.
-        regime: Where it was measured.
-        facts: Data, settings and machine.
-        probed: What `inspect` said of the trained models.
-        command: What runs it again.
-        footer: How long it took.
-    """
+    """All words of a study's page."""
 
     name: str
     title: str
     question: str
     headline: str
+    """The verdicts, counted."""
     claims: tuple[ClaimText, ...]
     trouble: tuple[Fact, ...]
+    """Arms that were not run, and why."""
     regime: str
+    """Where it was measured."""
     facts: tuple[Fact, ...]
+    """Data, settings and machine."""
     probed: tuple[Fact, ...]
+    """What `inspect` found in the trained models."""
     command: str
+    """The command that runs it again."""
     footer: str
+    """How long it took."""
 
 
 def describe_study(result: StudyResult) -> StudyPage:
