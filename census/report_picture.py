@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 from normkit.checkpoint.loading import load_model
 from normkit.cli.demonstration import demo_batches
 from normkit.cli.measurement import measure
-from normkit.demo.faults import write_twins
+from normkit.demo import write_twins
 from normkit.inspection.result import Inspection
 from normkit.report.description import describe
 

@@ -17,7 +17,7 @@ from normkit.checkpoint import fold
 from normkit.checkpoint.certificate import NAME
 from normkit.checkpoint.header import Located, read_header
 from normkit.checkpoint.verification import Checked, Verification
-from normkit.demo.tokenizer import byte_tokenizer
+from normkit.demo.architecture import byte_tokenizer
 from tiny_models import tiny
 
 

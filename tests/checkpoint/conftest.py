@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from normkit.demo.tokenizer import byte_tokenizer
+from normkit.demo.architecture import byte_tokenizer
 
 CONFIG = {"vocab_size": 256, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
 

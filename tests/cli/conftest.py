@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from known_norms import examined_once
 from normkit.cli.entry import verbs
-from normkit.demo.tokenizer import byte_tokenizer
+from normkit.demo.architecture import byte_tokenizer
 
 Run = Callable[..., Result]
 

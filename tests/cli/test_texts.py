@@ -24,7 +24,7 @@ from transformers import (
 
 from normkit.checkpoint.loading import LoadedModel, load_model
 from normkit.cli.texts import Batches, check_runs, context_length, from_random_ids, from_text, read_text
-from normkit.demo.tokenizer import byte_tokenizer
+from normkit.demo.architecture import byte_tokenizer
 from normkit.errors import InputError, ModelError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -22,6 +22,6 @@ def test_no_figure_bears_the_name_of_a_file():
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_importing_the_figures_loads_no_matplotlib():
-    modules = "normkit.plots.gallery, normkit.plots.inspection, normkit.plots.page"
+    modules = "normkit.plots.gallery, normkit.plots.inspection"
     code = f"import sys, {modules}; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

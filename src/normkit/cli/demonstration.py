@@ -17,7 +17,7 @@ from normkit.cli.measurement import measure
 from normkit.cli.reports import output_folder, write_report
 from normkit.cli.terminal import progress, results, shell_word
 from normkit.cli.texts import Batches, from_text
-from normkit.demo.faults import write_twins
+from normkit.demo import write_twins
 from normkit.files import json_text
 from normkit.layers import LayerNorm
 from normkit.report.description import describe

@@ -93,8 +93,7 @@ def explore_norms(
             page = _of_twins(told)
     else:
         from normkit.checkpoint.loading import load_model
-        from normkit.cli.inputs import batches_for
-        from normkit.cli.texts import read_text
+        from normkit.cli.texts import batches_for, read_text
 
         words = None if text is None else read_text(text, max_tokens)
         if shown:

@@ -94,7 +94,7 @@ def _twin(name: str, told: Progress) -> Twin:
 
 def _write_index(out: Path, figures: list[tuple[Drawing, list[str]]]) -> Path:
     from normkit import files
-    from normkit.plots.page import page
+    from normkit.plots.gallery import page
 
     drawings, names = zip(*figures, strict=True)
     return files.write_text(out / "index.html", page("The geometry of normalization", drawings, names))

@@ -111,7 +111,7 @@ def identify_norms(
         if folder is not None:
             output_folder(out, loaded.name, source=other.path)
     _tell(loaded, *([other] if other else []), quiet=quiet)
-    from normkit.cli.inputs import batches_for
+    from normkit.cli.texts import batches_for
 
     batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
     names = _names(loaded, other, book, model, against)
@@ -179,8 +179,7 @@ def _tell(*models: LoadedModel, quiet: bool) -> None:
 
 def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBook:
     from normkit.checkpoint.silence import silence
-    from normkit.cli.inputs import batches_for
-    from normkit.cli.texts import check_runs
+    from normkit.cli.texts import batches_for, check_runs
     from normkit.identification.book import survey
     from normkit.inspection.running import evaluating, first_tokens, runner
 

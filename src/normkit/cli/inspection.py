@@ -103,9 +103,8 @@ def inspect_model(
         run(out=out, report=not no_report, as_json=as_json, shown=shown)
         return
     from normkit.checkpoint.loading import load_model
-    from normkit.cli.inputs import batches_for
     from normkit.cli.reports import output_folder, write_report
-    from normkit.cli.texts import read_text
+    from normkit.cli.texts import batches_for, read_text
     from normkit.inspection import baseline
 
     # Read before the model is: a slip in the file is told at once.

@@ -109,8 +109,7 @@ def _agreement(source: Path, result: Path, path: str | None, words: str | None) 
 
 def _batches(loaded: LoadedModel, path: str | None, words: str | None) -> list[Batches]:
     """Token ids at random, and a text where the model has a tokenizer."""
-    from normkit.cli.inputs import batches_for
-    from normkit.cli.texts import from_random_ids
+    from normkit.cli.texts import batches_for, from_random_ids
 
     drawn = from_random_ids(loaded.model, length=_LENGTH, max_tokens=_TOKENS, batch_size=_BATCH)
     if loaded.tokenizer is None and path is None:

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit import demo
-from normkit.demo.architecture import WINDOW, build
+from normkit.demo.architecture import WINDOW, build, byte_tokenizer
 from normkit.demo.entropy import bits_per_byte, unigram_entropy
-from normkit.demo.tokenizer import byte_tokenizer
 from normkit.files import json_text, write_text
 from normkit.study import corpus, loop
 from normkit.study.loop import Batch, Point, Recipe

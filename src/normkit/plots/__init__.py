@@ -28,8 +28,7 @@ when this package is.
     profiles.py    gradients, stream and updates over depth, first and last
     drift.py       what all norms do over a run, and the one that moves most
 
-    gallery.py     all of them with fixed data, for `normkit figures`
-    page.py        many figures as one HTML page
+    gallery.py     all of them with fixed data, and the page that shows them, for `normkit figures`
 
     stages.py      what each step of a norm leaves of a cloud, with its formula and what then holds
     timeline.py    when an animation is where

@@ -1,13 +1,14 @@
-"""Every figure of normkit with fixed data: the geometry on small clouds, and the two models that ship, measured."""
+"""The figures of `normkit figures`, drawn from fixed data and from the two models that ship, and the page with all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 from torch import Tensor
 
 from normkit import specs
@@ -24,13 +25,66 @@ from normkit.plots.invariance import invariance_marks
 from normkit.plots.spectrum import jacobian_spectra
 from normkit.plots.spheres import hyperplane_steps, rms_sphere
 from normkit.plots.steps import three_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from normkit.plots.theme import DARK, LIGHT
 
 _COUNT = 11
 _GROUPS = tuple(group for group in range(3) for _ in range(_COUNT))
 _KINDS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+_TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{{ title }}</title>
+<style>
+:root { color-scheme: light dark;{% for name, code in light.items() %} --{{ name }}: {{ code }};{% endfor %} }
+@media (prefers-color-scheme: dark) {
+:root {{ "{" }}{% for name, code in dark.items() %} --{{ name }}: {{ code }};{% endfor %} }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 50rem; padding: 3rem 1.5rem 5rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.55 "Segoe UI", "Helvetica Neue", Arial, "Liberation Sans", sans-serif; }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 0.5rem; }
+h2 { font-size: 1.2rem; line-height: 1.3; margin: 0 0 1.2rem; }
+nav ol { columns: 20rem 2; column-gap: 3rem; padding-left: 1.6rem; font-size: 0.92rem; }
+nav a { text-decoration: none; }
+nav a:hover { text-decoration: underline; }
+a { color: var(--note); }
+figure { margin: 4rem 0 0; scroll-margin-top: 1rem; }
+.scroll { overflow-x: auto; }
+figure svg { display: block; width: 100%; min-width: 32rem; height: auto; }
+figure text { font-family: "DejaVu Sans", Verdana, "Segoe UI", sans-serif; }
+figcaption { color: var(--muted); margin-top: 1.2rem; }
+figcaption p { margin: 0 0 0.4rem; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; }
+</style>
+</head>
+<body>
+<header>
+<h1>{{ title }}</h1>
+<p>Every point and number is computed by normkit; the files beside this page hold the same figures.</p>
+<nav aria-label="Figures"><ol>
+{% for figure in figures %}
+<li><a href="#figure-{{ figure.drawing.name }}">{{ figure.drawing.title }}</a></li>
+{% endfor %}
+</ol></nav>
+</header>
+<main>
+{% for figure in figures %}
+<figure id="figure-{{ figure.drawing.name }}">
+<h2>{{ figure.drawing.title }}</h2>
+<div class="scroll">{{ figure.svg }}</div>
+<figcaption>
+<p>{{ figure.drawing.caption }}</p>
+<p>{% for file in figure.files %}<a href="{{ file }}">{{ file }}</a>{{ " " }}{% endfor %}</p>
+</figcaption>
+</figure>
+{% endfor %}
+</main>
+</body>
+</html>
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +155,7 @@ def _cloud(seed: int, centres: tuple[tuple[float, ...], ...], spread: tuple[floa
 
 
 def _interlacing_of(twin: Twin) -> Drawing:
-    """Of a norm in the middle."""
+    """The drawing of a norm in the middle of the model."""
     site = twin.inspection.sites[len(twin.inspection.sites) // 2]
     return interlacing(twin.gains[site.path], site.spec, f"{site.path} of the small LayerNorm model")
 
@@ -114,3 +168,25 @@ def _of_twin(draw: Callable[[Inspection], Drawing], name: str, twin: Twin) -> Dr
         title=f"{drawing.title}: {_KINDS[name]}",
         caption=f"{drawing.caption} Measured on the small {_KINDS[name]} model that ships with normkit.",
     )
+
+
+def page(title: str, drawings: Sequence[Drawing], files: Sequence[Sequence[str]]) -> str:
+    """The page as text; the same bytes for the same figures.
+
+    Args:
+        title: Its heading.
+        drawings: The figures, each of its own name.
+        files: For each figure the names of its files, to link to.
+    """
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    figures = [
+        {"drawing": drawing, "svg": _named(drawing), "files": names}
+        for drawing, names in zip(drawings, files, strict=True)
+    ]
+    return environment.from_string(_TEMPLATE).render(title=title, figures=figures, light=LIGHT, dark=DARK) + "\n"
+
+
+def _named(drawing: Drawing) -> Markup:
+    """The figure's element, with caption and description as accessible name."""
+    words = f"{drawing.caption} {drawing.description}"
+    return Markup(drawing.svg().replace("<svg", Markup('<svg role="img" aria-label="{}"').format(words), 1))

@@ -1,4 +1,4 @@
-"""What stands inside a page: data that no character of can end its element, and a page that stands in another."""
+"""What is put inside a page: data that cannot end its element, small drawings, and another page in a frame."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import base64
 import gzip
 import html
 import json
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
+
+# Of a drawing of bars.
+_WIDTH, _HEIGHT, _GAP = 160.0, 96.0, 5.0
 
 
 def script_json(content: Any) -> Markup:
@@ -34,3 +39,33 @@ def frame(page: str, title: str, *, height: int, sandbox: str = "allow-scripts")
     """
     attributes = f'title="{html.escape(title)}" sandbox="{sandbox}" style="width: 100%; height: {height}px; border: 0"'
     return f'<iframe {attributes} srcdoc="{html.escape(page)}"></iframe>'
+
+
+def bars(values: Sequence[float], mean: float) -> Markup:
+    """An SVG element: bars up and down from zero over a band from -1 to 1, the mean as a dashed line.
+
+    The largest bar takes the whole height, so that each drawing stands on a scale of its own.
+
+    Args:
+        values: The entries; those that are not finite are left out.
+        mean: Where the dashed line stands, if that is within the bars.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    lowest, highest = min([0.0, *finite]), max([0.0, *finite])
+    if lowest == highest:
+        lowest, highest = -1.0, 1.0
+    step = _WIDTH / max(1, len(values))
+    scale = _HEIGHT / (highest - lowest)
+    zero = highest * scale
+    top, bottom = max(0.0, zero - scale), min(_HEIGHT, zero + scale)
+    shapes = [f'<rect class="band" y="{top:.1f}" width="{_WIDTH:g}" height="{bottom - top:.1f}"/>']
+    for place, value in enumerate(values):
+        if math.isfinite(value):
+            x, y = place * step + _GAP / 2, zero - max(0.0, value * scale)
+            size = f'width="{step - _GAP:.1f}" height="{abs(value) * scale:.1f}"'
+            shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size}/>')
+    shapes.append(f'<path d="M0 {zero:.1f}H{_WIDTH:g}"/>')
+    if lowest <= mean <= highest:
+        shapes.append(f'<path class="mean" d="M0 {zero - mean * scale:.1f}H{_WIDTH:g}"/>')
+    opening = f'<svg class="bars" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" aria-hidden="true">'
+    return Markup(f"{opening}{''.join(shapes)}</svg>")

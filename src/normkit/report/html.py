@@ -15,8 +15,8 @@ from normkit.plots import theme
 from normkit.plots.drawing import Drawing
 from normkit.plots.inspection import drawings
 from normkit.report import embedding
-from normkit.report.bars import bars
 from normkit.report.description import describe
+from normkit.report.embedding import bars
 from normkit.report.formula import mathml
 from normkit.report.wording import printable
 
