@@ -8,9 +8,8 @@ import click
 
 from normkit.bench import allocation
 from normkit.cli.options import json_option, quiet_option
-from normkit.cli.terminal import progress, results, shows_progress
+from normkit.cli.terminal import print_json, progress, results, shows_progress
 from normkit.errors import InputError
-from normkit.files import json_text
 
 _OPS = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 _PASSES = ("forward", "forward-out", "backward", "forward+backward")
@@ -114,7 +113,7 @@ def run_benchmark(
     with progress(shown=shows_progress(quiet=quiet)) as told:
         found = measure(grid, device=device, seconds=seconds, progress=told)
     if as_json:
-        click.echo(json_text(found.to_json()), nl=False)
+        print_json(found.to_json())
         return
     console = results()
     for drawn in tables(found):

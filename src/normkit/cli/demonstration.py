@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import torch
 from rich.text import Text
 
@@ -15,10 +14,9 @@ from normkit import demo
 from normkit.checkpoint.loading import LoadedModel, load_model
 from normkit.cli.measurement import measure
 from normkit.cli.reports import output_folder, write_report
-from normkit.cli.terminal import progress, results, shell_word
+from normkit.cli.terminal import print_json, progress, results, shell_word
 from normkit.cli.texts import Batches, from_text
 from normkit.demo import write_twins
-from normkit.files import json_text
 from normkit.layers import LayerNorm
 from normkit.report.description import describe
 from normkit.report.grids import lines, marked
@@ -61,7 +59,7 @@ def run(*, out: Path, report: bool, as_json: bool, shown: bool) -> None:
     if as_json:
         models = [inspection.to_json() for inspection in inspections]
         document = {"schema_version": 1, "models": models, "bias_gradient": {"rows": _ROWS, **counts}}
-        click.echo(json_text(document), nl=False)
+        print_json(document)
         return
     names = [shell_word(folder) if report else folder.name for folder in folders]
     _print(inspections, names, counts, page)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from normkit.cli.options import json_option
-from normkit.files import json_text
+from normkit.cli.terminal import print_json
 
 EXTRAS = {
     "lightning": ("lightning",),
@@ -32,7 +32,7 @@ def show_environment(as_json: bool) -> None:
     """Show versions, the CPU, what computes norms here, and which extras are installed. Paste it into a bug report."""
     facts = _environment()
     if as_json:
-        click.echo(json_text(facts), nl=False)
+        print_json(facts)
         return
     for label, value in facts.items():
         if label not in ("schema_version", "norms", "extras"):

@@ -19,7 +19,7 @@ from normkit.cli.options import (
     site_option,
     source_options,
 )
-from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
+from normkit.cli.terminal import note, print_json, progress, refuse_options_but, results, shows_progress
 from normkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -184,17 +184,13 @@ def _animate(path: Path, told: Progress) -> None:
 
 def _print_clip(path: Path, *, as_json: bool) -> None:
     if as_json:
-        from normkit.files import json_text
-
-        click.echo(json_text({"schema_version": 1, "animation": str(path)}), nl=False)
+        print_json({"schema_version": 1, "animation": str(path)})
         return
     results().print(f"animation: {path}", soft_wrap=True)
 
 
 def _print(path: Path, page: Exploration, *, as_json: bool) -> None:
     if as_json:
-        from normkit.files import json_text
-
         models = [
             {
                 "name": model["name"],
@@ -206,6 +202,6 @@ def _print(path: Path, page: Exploration, *, as_json: bool) -> None:
             for model in page.data["models"]
         ]
         document = {"schema_version": 1, "page": str(path), "models": models, "notes": list(page.notes)}
-        click.echo(json_text(document), nl=False)
+        print_json(document)
         return
     results().print(f"explorer: {path}", soft_wrap=True)

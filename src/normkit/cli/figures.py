@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normkit.cli.options import json_option, out_option, quiet_option
-from normkit.cli.terminal import progress, results, shows_progress
+from normkit.cli.terminal import print_json, progress, results, shows_progress
 
 if TYPE_CHECKING:
     from normkit.cli.terminal import Progress
@@ -102,8 +102,6 @@ def _write_index(out: Path, figures: list[tuple[Drawing, list[str]]]) -> Path:
 
 def _print(out: Path, index: Path, figures: list[tuple[Drawing, list[str]]], *, as_json: bool) -> None:
     if as_json:
-        from normkit.files import json_text
-
         listed: list[dict[str, Any]] = [
             {
                 "name": drawing.name,
@@ -115,7 +113,7 @@ def _print(out: Path, index: Path, figures: list[tuple[Drawing, list[str]]], *, 
             for drawing, names in figures
         ]
         document = {"schema_version": 1, "folder": str(out), "index": index.name, "figures": listed}
-        click.echo(json_text(document), nl=False)
+        print_json(document)
         return
     console = results()
     width = max(len(name) for _, names in figures for name in names)

@@ -19,7 +19,7 @@ from normkit.cli.options import (
     source_options,
     threads_option,
 )
-from normkit.cli.terminal import progress, results, shell_word, shows_progress
+from normkit.cli.terminal import print_json, progress, results, shell_word, shows_progress
 
 if TYPE_CHECKING:
     from normkit.checkpoint.source import CheckpointSource
@@ -118,7 +118,7 @@ def fold_checkpoint(
     if only_plan:
         with _planned(folder, asked) as (plan, checkpoint):
             if as_json:
-                _print_json({"schema_version": 1, **plan.to_json()})
+                print_json({"schema_version": 1, **plan.to_json()})
                 return
             from normkit.checkpoint.writing import memory_needed
 
@@ -132,7 +132,7 @@ def fold_checkpoint(
             folder, destination, max_memory=max_memory, threads=threads, resume=resume, progress=report, **asked
         )
     if as_json:
-        _print_json(certificate.to_json())
+        print_json(certificate.to_json())
         return
     with _planned(folder, asked) as (plan, checkpoint):
         _print_plan(plan, checkpoint)
@@ -156,9 +156,3 @@ def _print_plan(plan: Plan, source: CheckpointSource, memory: int | None = None)
     from normkit.report.folding import plan_summary
 
     results().print(plan_summary(plan, source.tensors, memory))
-
-
-def _print_json(document: dict[str, object]) -> None:
-    from normkit.files import json_text
-
-    click.echo(json_text(document), nl=False)

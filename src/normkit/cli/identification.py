@@ -17,7 +17,15 @@ from normkit.cli.options import (
     site_option,
     source_options,
 )
-from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
+from normkit.cli.terminal import (
+    given_parameters,
+    note,
+    print_json,
+    progress,
+    refuse_options_but,
+    results,
+    shows_progress,
+)
 from normkit.errors import InputError, NormkitError
 
 if TYPE_CHECKING:
@@ -100,7 +108,7 @@ def identify_norms(
         _tell(loaded, quiet=quiet)
         found = _survey(loaded, site, shown=shown)
         if as_json:
-            _print_json(found.to_json())
+            print_json(found.to_json())
         _give_passports(found, folder, as_json=as_json)
         return
     other = None
@@ -136,16 +144,15 @@ def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:
     folders = [None if out is None else output_folder(out, twin.name, source=twin.path) for twin in twins]
     books = [_survey(twin, None, shown=shown) for twin in twins]
     if as_json:
-        _print_json({"schema_version": 1, "models": [book.to_json() for book in books]})
+        print_json({"schema_version": 1, "models": [book.to_json() for book in books]})
     for book, folder in zip(books, folders, strict=True):
         _give_passports(book, folder, as_json=as_json)
         click.echo("", nl=not as_json)
 
 
 def _refuse_run_options(ctx: click.Context) -> None:
-    for parameter in ctx.command.params:
-        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name in _WITH_AGAINST:
+    for parameter in given_parameters(ctx):
+        if parameter.name in _WITH_AGAINST:
             raise click.UsageError(f"{parameter.opts[0]} needs --against: formulas alone need no text.", ctx)
 
 
@@ -231,17 +238,11 @@ def _give_passports(found: PassportBook, folder: Path | None, *, as_json: bool) 
 
 def _print_comparison(found: Comparison, *, as_json: bool) -> None:
     if as_json:
-        _print_json(found.to_json())
+        print_json(found.to_json())
         return
     from normkit.report.comparison import contrast_list
 
     results().print(contrast_list(found))
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    from normkit.files import json_text
-
-    click.echo(json_text(document), nl=False)
 
 
 def _say_where(what: str, path: Path, *, as_json: bool) -> None:

@@ -18,7 +18,15 @@ from normkit.cli.options import (
     site_option,
     source_options,
 )
-from normkit.cli.terminal import note, progress, refuse_options_but, results, shows_progress
+from normkit.cli.terminal import (
+    given_parameters,
+    note,
+    print_json,
+    progress,
+    refuse_options_but,
+    results,
+    shows_progress,
+)
 
 if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
@@ -144,9 +152,7 @@ def inspect_model(
 
 def _print(inspection: Inspection, form: str, origin: str, *, site: str | None, token: bool) -> None:
     if form == "json":
-        from normkit.files import json_text
-
-        click.echo(json_text(inspection.to_json()), nl=False)
+        print_json(inspection.to_json())
     elif form == "markdown":
         from normkit.report.markdown import markdown
 
@@ -165,12 +171,10 @@ def _origin(ctx: click.Context) -> str:
     from importlib.metadata import version
 
     words = [ctx.command_path]
-    for parameter in ctx.command.params:
-        name = parameter.name or ""
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            value = ctx.params[name]
-            option = [] if isinstance(parameter, click.Argument) else [parameter.opts[-1]]
-            words += option if value is True else [*option, str(value)]
+    for parameter in given_parameters(ctx):
+        value = ctx.params[parameter.name or ""]
+        option = [] if isinstance(parameter, click.Argument) else [parameter.opts[-1]]
+        words += option if value is True else [*option, str(value)]
     packages = ", ".join(f"{package} {version(package)}" for package in ("normkit", "torch", "transformers"))
     return f"{words[0]} {shlex.join(words[1:])} ({packages})"
 
@@ -179,11 +183,8 @@ def _written(inspection: Inspection, path: Path) -> str:
     """That an intent file was written, and whether a fault may stand in it."""
     remark = f"{path} says what this run saw; later runs with --intent are held to it"
     bad = sum(finding.severity != "note" for finding in inspection.findings)
-    return (
-        remark
-        if not bad
-        else f"{remark}; it may hold faults, as there {'is' if bad == 1 else 'are'} {bad} above a note"
-    )
+    warning = f"; it may hold faults, as there {'is' if bad == 1 else 'are'} {bad} above a note"
+    return remark + warning if bad else remark
 
 
 def _fails(inspection: Inspection, fail_on: str) -> bool:

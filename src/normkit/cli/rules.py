@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from normkit.cli.options import json_option
-from normkit.cli.terminal import results
+from normkit.cli.terminal import print_json, results
 from normkit.errors import InputError
 from normkit.text import offer
 
@@ -29,10 +29,8 @@ def explain_rule(name: str | None, as_json: bool) -> None:
         known = [f"{rule.id} {rule.title}" for rule in RULES]
         raise InputError(f"there is no rule {name}; {offer(name, known, 'normkit rule')}")
     if as_json:
-        from normkit.files import json_text
-
         listed = [{field: getattr(rule, field) for field in _FIELDS} for rule in chosen]
-        click.echo(json_text({"schema_version": 1, "rules": listed}), nl=False)
+        print_json({"schema_version": 1, "rules": listed})
         return
     console = results()
     if name is None:

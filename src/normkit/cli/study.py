@@ -15,9 +15,8 @@ import click
 
 from normkit.cli.options import json_option, out_option, quiet_option, resume_option
 from normkit.cli.request import Request, jobs_of, requested
-from normkit.cli.terminal import one_line, progress_of_tasks, results, shows_progress
+from normkit.cli.terminal import given_parameters, one_line, print_json, progress_of_tasks, results, shows_progress
 from normkit.errors import LostRankError, NormkitError
-from normkit.files import json_text
 from normkit.text import counted
 
 if TYPE_CHECKING:
@@ -225,11 +224,8 @@ def _show(done: _Done, write: Callable[[], Path]) -> None:
 
 
 def _refuse_all_but_list(ctx: click.Context) -> None:
-    for parameter in ctx.command.params:
-        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name not in ("listed", "as_json", "quiet"):
-            words = "--list stands alone" if ctx.params["listed"] else "give NAMEs, or --all"
-            raise click.UsageError(f"{words}.", ctx)
+    if any(parameter.name not in ("listed", "as_json", "quiet") for parameter in given_parameters(ctx)):
+        raise click.UsageError("--list stands alone." if ctx.params["listed"] else "give NAMEs, or --all.", ctx)
 
 
 def _print_list(*, as_json: bool) -> None:
@@ -237,7 +233,7 @@ def _print_list(*, as_json: bool) -> None:
 
     if as_json:
         listed = [{"name": name, "asks": entry.asks, "seconds": entry.seconds} for name, entry in CATALOGUE.items()]
-        click.echo(json_text({"schema_version": 1, "studies": listed}), nl=False)
+        print_json({"schema_version": 1, "studies": listed})
         return
     for name, entry in CATALOGUE.items():
         click.echo(f"{name:<16}{entry.seconds:>4} s  {entry.asks}")
@@ -255,7 +251,7 @@ def _print(done: _Done, out: Path, *, as_json: bool) -> None:
 
         studies = [document(result) for result in done.results]
         content: dict[str, Any] = {"schema_version": 1, "folder": str(out), "studies": studies}
-        click.echo(json_text(content), nl=False)
+        print_json(content)
     else:
         from normkit.report.study import summary
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,6 +32,13 @@ def results() -> Console:
     console = Console(color_system=None if plain() else "auto", highlight=False, markup=False, emoji=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     return console
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print the one JSON document of a verb on stdout."""
+    from normkit.files import json_text
+
+    click.echo(json_text(document), nl=False)
 
 
 def plain() -> bool:
@@ -109,11 +116,16 @@ def progress_of_tasks(lengths: Mapping[str, float], *, shown: bool) -> Iterator[
         yield begin
 
 
+def given_parameters(ctx: click.Context) -> list[click.Parameter]:
+    """The arguments and options of a verb that the user has given."""
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [each for each in ctx.command.params if ctx.get_parameter_source(each.name or "") is typed]
+
+
 def refuse_options_but(ctx: click.Context, allowed: set[str]) -> None:
     """Without a MODEL, options that only a model can take are wrong usage."""
-    for parameter in ctx.command.params:
-        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name not in allowed:
+    for parameter in given_parameters(ctx):
+        if parameter.name not in allowed:
             raise click.UsageError(f"{parameter.opts[0]} needs a MODEL.", ctx)
 
 

@@ -16,7 +16,7 @@ from normkit.cli.options import (
     text_option,
     threads_option,
 )
-from normkit.cli.terminal import progress, results, shows_progress
+from normkit.cli.terminal import print_json, progress, results, shows_progress
 
 if TYPE_CHECKING:
     from normkit.checkpoint.agreement import Agreement
@@ -77,11 +77,9 @@ def verify_fold(
         found = verify(folder, result, threads=threads, progress=report)
     agreement, tokens = _agreement(folder, result, text, words) if logits and found.passed else (None, "")
     if as_json:
-        from normkit.files import json_text
-
         more = {} if agreement is None else {"logits": {"source": tokens, **agreement.to_json()}}
         passed = found.passed and (agreement is None or agreement.holds)
-        click.echo(json_text({**found.to_json(), "passed": passed, **more}), nl=False)
+        print_json({**found.to_json(), "passed": passed, **more})
     else:
         from normkit.report.proof import proof_list
 
