@@ -25,23 +25,19 @@ _CHANNELS = ((1,), "all_but_batch")
 
 
 class Formula(NamedTuple):
-    """What a converted class computes, and from what.
-
-    Attributes:
-        spec: The conventions.
-        weight: Dotted name of the parameter that is the gain, or None.
-        bias: Dotted name of the parameter that is the bias, or None.
-        input: Name of the argument of the class's own forward.
-        keeps_layout: The output lies in memory as the input does. For features in axis 1, else any norm's does.
-        own_under_autocast: There the class's own forward computes, for autocast changes the dtypes of its operations.
-    """
+    """The formula of a converted class, and the parameters that it reads."""
 
     spec: NormSpec
     weight: str | None
+    """Dotted name of the parameter that is the gain."""
     bias: str | None
+    """Dotted name of the parameter that is the bias."""
     input: str
+    """Name of the argument of the class's own forward."""
     keeps_layout: bool = False
+    """The output has the memory layout of the input. Set for features in axis 1; other norms keep the layout anyway."""
     own_under_autocast: bool = False
+    """Under autocast the class's own forward computes, because autocast changes the dtypes of its operations."""
 
     def parameters_of(self, module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
         """Gain and bias of a module, as the spec takes them."""

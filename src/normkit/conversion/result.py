@@ -21,26 +21,24 @@ _DRIFT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One comparison of normkit's computation with the original's.
-
-    Attributes:
-        setting: The dtypes, such as "float32" or "bfloat16 under autocast".
-        elements: Number of outputs compared.
-        equal: Share of the outputs that are the original's bit for bit.
-        units: Largest error of an output against float64, in units of the numbers contract; None for an output that is
-            rounded to 16 bits, which is compared with the original's bits.
-        original_units: The same of the original.
-        gradients: "input", "weight", "bias" -> the largest error of the gradient in such units, and the original's.
-        problem: Why the swap is not made, or None.
-    """
+    """One comparison of normkit's computation with the original's."""
 
     setting: str
+    """The dtypes, such as "float32" or "bfloat16 under autocast"."""
     elements: int = 0
+    """Number of outputs that were compared."""
     equal: float = 0.0
+    """Share of the outputs that are the original's bit for bit."""
     units: float | None = None
+    """Largest error of an output against float64, in units of the numbers contract. None for outputs that are rounded
+    to 16 bits: their bits are compared with those of the original."""
     original_units: float | None = None
+    """Largest error of an output of the original, in the same units."""
     gradients: tuple[tuple[str, float, float], ...] = ()
+    """Of the input, the weight and the bias: the largest error of the gradient in the same units, and the
+    original's."""
     problem: str | None = None
+    """Why the swap is not made."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
@@ -57,27 +55,23 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class SwappedNorm:
-    """A norm that normkit computes from now on.
-
-    Attributes:
-        path: Of the module; "" is the model itself.
-        others: Further paths of the same module.
-        class_name: Its class before.
-        replacement: Its class now.
-        spec: What it computes.
-        slow: Why plain torch computes it and no kernel, in float64 and so slowly; None if a kernel does.
-        own_under_autocast: Under autocast its own forward computes, since that changes the dtypes of its operations.
-        checks: How that was verified.
-    """
+    """A norm that normkit computes from now on."""
 
     path: str
+    """Path of the module; "" for the model itself."""
     others: tuple[str, ...]
+    """Further paths of the same module."""
     class_name: str
+    """The class before."""
     replacement: str
+    """The class now."""
     spec: NormSpec
     slow: str | None
+    """Why no kernel computes it. Plain torch does then, in float64 and so slowly."""
     own_under_autocast: bool
+    """Under autocast its own forward computes, because autocast changes the dtypes of its operations."""
     checks: tuple[Check, ...]
+    """How the swap was verified."""
 
     @property
     def computed_by(self) -> str:
@@ -102,16 +96,12 @@ class SwappedNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftAlone:
-    """A norm, or what looks like one, that stays as it is.
-
-    Attributes:
-        path: Of the module; "parent:function" for a call of a norm function.
-        class_name: Its class, or the name of the function.
-        reason: Why.
-    """
+    """A norm, or what looks like one, that stays as it is."""
 
     path: str
+    """Path of the module; "parent:function" for a call of a norm function."""
     class_name: str
+    """Name of the class or of the function."""
     reason: str
 
     def to_json(self) -> dict[str, Any]:
@@ -121,15 +111,12 @@ class LeftAlone:
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionReport:
-    """What `convert` did.
-
-    Attributes:
-        swapped: The norms that normkit computes from now on, in the order of the model's modules.
-        left_alone: The norms that stay as they are.
-    """
+    """What `convert` did."""
 
     swapped: tuple[SwappedNorm, ...]
+    """The norms that normkit computes from now on, in the order of the model's modules."""
     left_alone: tuple[LeftAlone, ...]
+    """The norms that stay as they are."""
 
     @property
     def counts(self) -> dict[str, int]:

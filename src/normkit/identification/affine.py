@@ -16,15 +16,12 @@ _GATHERED = 4096
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gathered:
-    """A weight whose entries stand in several parameters, or in one along another axis than the features.
-
-    Attributes:
-        names: The parameters.
-        index: For each entry of the weight, its position among all entries of these parameters, in order.
-    """
+    """A weight whose entries are in several parameters, or in one along another axis than the features."""
 
     names: tuple[str, ...]
+    """Names of the parameters."""
     index: Tensor
+    """For each entry of the weight, its position among all entries of these parameters, in order."""
 
     def of(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The weight."""
@@ -43,23 +40,20 @@ class Gathered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """A gain or a bias as it acts: slope * parameter + intercept, or fixed values.
-
-    Attributes:
-        name: The parameter that it follows, or None.
-        gathered: Where it follows several, their entries; or None.
-        slope: Of the acting value over the parameter.
-        intercept: The acting value where the parameter is 0.
-        values: What acts where no parameter does, in float64; None if one does.
-        fits: Values that differ by less, relatively, are the same.
-    """
+    """A gain or a bias as it acts: slope * parameter + intercept, or fixed values."""
 
     name: str | None = None
+    """The parameter that it follows."""
     gathered: Gathered | None = None
+    """The entries that it follows, where these are in several parameters."""
     slope: float = 1.0
+    """Change of the acting value for a change of the parameter by 1."""
     intercept: float = 0.0
+    """The acting value where the parameter is 0."""
     values: Tensor | None = None
+    """The acting values in float64, where no parameter sets them."""
     fits: float = 1e-4
+    """Values whose relative difference is smaller are the same."""
 
     @property
     def names(self) -> tuple[str, ...]:

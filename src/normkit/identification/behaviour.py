@@ -44,19 +44,15 @@ _LARGE = 64.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Examination:
-    """A passport, and what else was learnt on the way.
-
-    Attributes:
-        passport: The result.
-        shape: The input shape it was found on; axes between batch and features may be shorter.
-        affine: Which parameters the gain and bias are, or their values.
-        rate: Share of the outputs in bfloat16 that are bit for bit the spec's.
-    """
+    """A passport, and what the search for it found besides."""
 
     passport: Passport
     shape: tuple[int, ...]
+    """Shape of the inputs that were used; axes between batch and features may be shorter than given."""
     affine: Affine
+    """The parameters that are gain and bias, or the values of these."""
     rate: float
+    """Share of the bfloat16 outputs that equal those of the spec bit for bit."""
 
 
 def identify(

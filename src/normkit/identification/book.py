@@ -23,19 +23,16 @@ _CONTENT = "passports of the norms of one model"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
-    """One norm of a model.
-
-    Attributes:
-        path: Path of the module; for a function call "parent:function".
-        class_name: Class of the module, or name of the function.
-        features: How many features its gain spans.
-        passport: What it computes. Read from a file it holds no values of weight and bias.
-    """
+    """One norm of a model."""
 
     path: str
+    """Path of the module; "parent:function" for a function call."""
     class_name: str
+    """Name of the class or of the function."""
     features: int
+    """Number of features that its gain spans."""
     passport: Passport
+    """What it computes. A passport that was read from a file has no values of weight and bias."""
 
     @classmethod
     def of(cls, site: NormSite) -> Entry:
@@ -51,11 +48,6 @@ class Entry:
 class PassportBook:
     """The passports of all norms of one model.
 
-    Attributes:
-        model: The model's name.
-        entries: Its norms in forward order.
-        left_out: Path -> reason, for modules that normalize as no spec describes.
-
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
         >>> book = survey(model, lambda: model(torch.randn(2, 4)), name="mine")
@@ -64,8 +56,11 @@ class PassportBook:
     """
 
     model: str
+    """Name of the model."""
     entries: tuple[Entry, ...]
+    """The norms in forward order."""
     left_out: Mapping[str, str]
+    """Path -> reason, for modules that normalize in a way that no spec describes."""
 
     @classmethod
     def of(cls, name: str, sites: Sequence[NormSite], left_out: Sequence[OtherNorm]) -> PassportBook:

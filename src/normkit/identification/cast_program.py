@@ -37,19 +37,15 @@ _SIMPLEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A compute program.
-
-    Attributes:
-        spec: The spec with the program's casts.
-        rate: Share of the outputs that it gives bit for bit in one run; 1.0 where nothing was compared.
-        readings: "casts" and "output dtype"; "offset dtype" where there is an offset; "eps" where the bits tell
-            another than float32 does.
-        is_matched: It gives the bits of the norm.
-    """
+    """The casts of a norm, and how well they explain its outputs."""
 
     spec: NormSpec
+    """The spec with these casts."""
     rate: float
+    """Share of the outputs of one call that it gives bit for bit; 1.0 where nothing was compared."""
     readings: dict[str, Reading]
+    """Under "casts" and "output dtype"; "offset dtype" where there is an offset; "eps" where the bits show another one
+    than float32 outputs do."""
     is_matched: bool = False
 
 

@@ -25,17 +25,13 @@ _UNEVEN = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Coupling:
-    """What one row is.
-
-    Attributes:
-        choices: Pairs (axes, groups) as in `NormSpec`. Where rows are the same under two, only a gain or
-            bias can tell: along the trailing axes for the first, along the channels for the second.
-        row: The axes of the input that a row spans, counted from 0.
-        evidence: One line.
-    """
+    """The rows of a norm: the elements that share statistics."""
 
     choices: tuple[tuple[Axes, int], ...]
+    """Pairs (axes, groups) as in `NormSpec`. Where two pairs describe the same rows, only a gain or a bias tells which
+    is meant: it varies along the trailing axes for the first pair, along the channels for the second."""
     row: tuple[int, ...]
+    """The axes of the input that a row spans, counted from 0."""
     evidence: str
 
     @property

@@ -36,13 +36,7 @@ _MACHINE = (2.0**-7, 2.0**-10, _SINGLE_EPS, _DOUBLE_EPS)
 
 @dataclass(frozen=True, kw_only=True)
 class Divisor:
-    """One way to build the length of a row out of its sum of squares.
-
-    Attributes:
-        correction: As in `NormSpec`.
-        reduction: As in `NormSpec`.
-        multiplier: As in `NormSpec`.
-    """
+    """One way to build the length of a row out of its sum of squares."""
 
     correction: Literal[0, 1] = 0
     reduction: Reduction = "mean"
@@ -86,19 +80,16 @@ DIVISORS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The divisor and the eps that were found.
-
-    Attributes:
-        divisor: What the sum of squares is divided by.
-        eps: In the spec's units, rounded to the number that was meant; or None as in `NormSpec`.
-        readings: "divisor" and "eps".
-        rival: The divisor that it may as well be, or None.
-    """
+    """The divisor and the eps that were found."""
 
     divisor: Divisor
+    """What the sum of squares is divided by."""
     eps: float | None
+    """In the spec's units, rounded to the number that was meant; None as in `NormSpec`."""
     readings: dict[str, Reading]
+    """Under "divisor" and "eps"."""
     rival: Divisor | None = None
+    """Another divisor that explains the outputs as well."""
 
     def reread(self, eps: float | None, reading: Reading) -> Choice:
         """With another eps and its reading."""

@@ -29,21 +29,16 @@ MODELS: dict[EpsPlacement, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RollOff:
-    """How a norm's output falls for small rows.
-
-    Attributes:
-        placement: Where eps enters.
-        eps: Its size for rows whose centred mean square is 1; 0.0 if the output does not fall.
-        error: Relative error of eps.
-        evidence: One line.
-        undecidable: Why neither could be told, or None.
-    """
+    """How a norm's output falls for small rows."""
 
     placement: EpsPlacement
     eps: float
+    """For rows whose centred mean square is 1; 0.0 if the output does not fall."""
     error: float
+    """Relative error of eps."""
     evidence: str
     undecidable: str | None = None
+    """Why placement and eps could not be told."""
 
 
 def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator) -> RollOff:

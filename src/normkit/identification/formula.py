@@ -20,53 +20,44 @@ _SAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parity:
-    """Outputs for inputs x and -x, taken apart.
-
-    Attributes:
-        fits: A relative residual below this is rounding.
-        x: The input, in float64: rows of different means and lengths, all far from eps.
-        odd: (f(x) - f(-x)) / 2: the normalized part.
-        bias: (f(x) + f(-x)) / 2, the same for every sample; of a sample's shape.
-    """
+    """Outputs for inputs x and -x, taken apart."""
 
     fits: float
+    """A smaller relative residual is rounding."""
     x: Tensor
+    """The input, in float64: rows of different means and lengths, all far from eps."""
     odd: Tensor
+    """(f(x) - f(-x)) / 2: the normalized part."""
     bias: Tensor
+    """(f(x) + f(-x)) / 2, the same for every sample; of a sample's shape."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fit:
-    """A formula that explains the outputs.
-
-    Attributes:
-        spec: Axes, groups, centring; eps 0, neither weight nor bias.
-        gain: What multiplies each normalized feature, of a sample's shape, in float64.
-        residual: Of the odd part, relative.
-        fits: Below this it is rounding.
-    """
+    """A formula that explains the outputs."""
 
     spec: NormSpec
+    """Axes, groups, centring; eps 0, neither weight nor bias."""
     gain: Tensor
+    """What multiplies each normalized feature, of a sample's shape, in float64."""
     residual: float
+    """Relative, of the odd part."""
     fits: float
+    """A smaller residual is rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitBefore:
-    """A formula whose weight acts before normalizing explains the outputs.
-
-    Attributes:
-        spec: Axes, groups, centring, weight_offset, weight_placement "before"; eps 0.
-        name: The parameter that is the weight.
-        scale: The length of a normalized row over that of the spec's.
-        residual: Of the odd part, relative.
-    """
+    """A formula with the weight before the norm explains the outputs."""
 
     spec: NormSpec
+    """Axes, groups, centring, weight_offset, weight_placement "before"; eps 0."""
     name: str
+    """The parameter that is the weight."""
     scale: float
+    """The length of a normalized row over that of the spec's."""
     residual: float
+    """Relative, of the odd part."""
 
 
 def check_kind(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> str:

@@ -30,19 +30,15 @@ _NEAR = 0.98
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """One call.
-
-    Attributes:
-        x: The input.
-        y: The output, or None where the norm does not run so.
-        weight: The weight in the dtype of the run, or None.
-        bias: The bias, likewise.
-    """
+    """One call of a norm in 16 bits."""
 
     x: Tensor
     y: Tensor | None
+    """None where the norm does not run in these dtypes."""
     weight: Tensor | None
+    """In the dtype of the run's parameters."""
     bias: Tensor | None
+    """In the dtype of the run's parameters."""
 
     def match(self, expected: Tensor) -> float:
         """Share of the outputs that are as expected: the same 16-bit number, or in float32 the same to 8 roundings.
@@ -63,15 +59,12 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How well a program explains some runs.
-
-    Attributes:
-        share: Of their outputs, bit for bit, in the order of operations that explains most.
-        order: That order.
-    """
+    """How well the casts of a spec explain some runs."""
 
     share: float
+    """Share of the outputs that are equal bit for bit, in the order of operations that explains most."""
     order: str
+    """The order of operations that explains most."""
 
 
 def make_runs(

@@ -23,21 +23,17 @@ _FAR = 2.0**40
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FallbackVerdict:
-    """What something is instead of a norm of one input.
-
-    Attributes:
-        verdict: As in `Passport`.
-        readings: "kind", and what else was found.
-        weight: Slope of an elementwise map, broadcast against a sample; or None.
-        bias: Its constant, likewise.
-        norm: The norm of one input that it is of the sum of its two; or None.
-    """
+    """What a module or function is instead of a norm of one input."""
 
     verdict: Verdict
     readings: dict[str, Reading] = field(default_factory=dict)
+    """Under "kind", and whatever else was found."""
     weight: Tensor | None = None
+    """Slope of an elementwise map; broadcasts against a sample."""
     bias: Tensor | None = None
+    """Constant of an elementwise map; broadcasts against a sample."""
     norm: Passport | None = None
+    """For a norm of the sum of two inputs: the norm."""
 
     @classmethod
     def of(cls, verdict: Verdict, *evidence: str, **readings: Reading) -> FallbackVerdict:

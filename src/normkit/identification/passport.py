@@ -51,20 +51,17 @@ _ELEMENTWISE = ("identity", "affine", "batch")
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One thing that was found out about a norm.
-
-    Attributes:
-        value: What it is, as plain JSON. Of a reading that could not be decided: the conventions that were decided all
-            the same, or None.
-        confidence: 1.0 where it was measured; less where it rests on a rule of thumb; 0.0 where it is open.
-        evidence: What was seen, one line each.
-        undecidable: Why it could not be decided, or None.
-    """
+    """One thing that was found out about a norm."""
 
     value: Any = None
+    """What was found, as plain JSON. For a reading that could not be decided: the conventions that were decided all the
+    same, or None."""
     confidence: float = 1.0
+    """1.0 if it was measured; less if it rests on a rule of thumb; 0.0 if it is open."""
     evidence: tuple[str, ...] = ()
+    """What was seen, one sentence each."""
     undecidable: str | None = None
+    """Why it could not be decided."""
 
     @classmethod
     def open(cls, reason: str, *evidence: str) -> Reading:
@@ -85,22 +82,6 @@ class Reading:
 class Passport:
     """What a norm was found to compute; call it to compute that.
 
-    Attributes:
-        verdict: "norm" (without a spec: it normalizes in a way that no spec describes; with a reading "residual":
-            it adds a second input to the first, and normalizes the sum as the spec says); "batch" if it couples
-            samples; "gated" or "adaptive" if a second input multiplies or steers it; what it is instead
-            ("identity", "affine", "linear", "elementwise", "softmax"); else "not a norm"; or "undecidable".
-        spec: Its conventions, or None if no spec describes it. The conventions of readings that are
-            undecidable make no difference to what was seen: they are placeholders.
-        readings: Name -> what was found. The names in `CONVENTIONS` decide conventions of the spec.
-        shape: Input shape on which it was found.
-        dtype: dtype of input and parameters in which the formula was found, such as "float32".
-        weight: The spec's weight as it was found (of an elementwise map: the slope), or None.
-        bias: Likewise.
-        weight_name: Name of the parameter of the module that is the weight, or None; of several, with commas.
-        bias_name: Likewise.
-        recorded: Of a passport that was read from a file: what the file says of weight and bias.
-
     Example:
         >>> import normkit as nk
         >>> passport = nk.identify(torch.nn.LayerNorm(8), 8)
@@ -112,15 +93,29 @@ class Passport:
     """
 
     verdict: Verdict
+    """Either "norm": without a spec it normalizes in a way that no spec describes, with a reading "residual" it adds a
+    second input to the first and normalizes the sum as the spec says. Or "batch" if it couples samples; "gated" or
+    "adaptive" if a second input multiplies or steers it; "identity", "affine", "linear", "elementwise" or "softmax";
+    "not a norm" for any other map; "undecidable"."""
     spec: NormSpec | None
+    """The conventions; None if no spec describes it. Those of undecidable readings are placeholders: they make no
+    difference to what was seen."""
     readings: Mapping[str, Reading]
+    """What was found, by name. The readings named in `CONVENTIONS` decide conventions of the spec."""
     shape: tuple[int, ...] = ()
+    """Shape of the inputs that were used."""
     dtype: str = "float32"
+    """Of input and parameters when the formula was found, such as "float32"."""
     weight: Tensor | None = field(default=None, repr=False)
+    """The spec's weight as it was found; the slope of an elementwise map."""
     bias: Tensor | None = field(default=None, repr=False)
+    """The spec's bias as it was found; the constant of an elementwise map."""
     weight_name: str | None = None
+    """Name of the module's parameter that is the weight; several names are separated by commas."""
     bias_name: str | None = None
+    """Name of the module's parameter that is the bias; several names are separated by commas."""
     recorded: Mapping[str, dict[str, Any] | None] = field(default_factory=dict, repr=False)
+    """For a passport that was read from a file: what the file says about weight and bias."""
 
     @cached_property
     def parameters(self) -> dict[str, dict[str, Any] | None]:

@@ -9,46 +9,44 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """What can be asked of a norm that is called in one dtype.
-
-    Attributes:
-        far: An input scale at which no usual eps is felt, and squares stay finite: 1e-3 outside the root
-            shortens a row by 1e-9 in float32, by 1e-4 in float16, which is half of its last digit.
-        growth: How much further a row is grown to see that its output stays; with it, squares are still finite.
-        scales: Powers of two between which the response to small inputs is asked for: from where a
-            mean square still is a normal float32 (in float16: the input has a digit) to where no eps is felt.
-        rows: Features in all rows that are averaged at each scale: rounding to 8 or 11 bits leaves 1e-3 of each.
-        window: Responses from which eps is read off: below, the output drowns; above, eps is not felt, and what
-            an output is rounded by counts ten times in eps.
-        fits: A fit's relative residual below this is rounding; a wrong formula leaves 0.03 or more.
-        homogeneous: Likewise for the output of a grown row.
-        agrees: Relative error of a sample against its formula in float64 is below this: the formula's own
-            error is 1e-6 in float32, and 1 to 4 roundings of 2**-9 or 2**-12 in 16 bits.
-        offset: An offset this near a rounder number is that number.
-        length: Relative error of the measured length of rows, five times over.
-        eps: Relative error of a measured eps is never taken to be less: it may have been rounded to the dtype.
-        constant: The right model's eps varies less than this between scales, a wrong one's by 0.28 or more.
-        least: The least digit there is, half of which an eps may be off where it is rounded to the dtype.
-        smallest: Rows this small still have their formula's value; in float16, the squares of smaller ones
-            have too few digits where they are rounded to it.
-        spike: How much one element of a row stands out in the row that tells rescaled formulas.
-    """
+    """The input scales and tolerances for a norm that is called in one dtype."""
 
     far: float
+    """An input scale at which no usual eps is felt, and squares stay finite: 1e-3 outside the root shortens a row by
+    1e-9 in float32, by 1e-4 in float16, which is half of its last digit."""
     growth: float
+    """Factor by which a row grows to see that its output stays. Its squares are still finite."""
     scales: tuple[int, int]
+    """Powers of two between which the response to small inputs is measured. At the first, a mean square is still a
+    normal float32 (in float16: the input has a digit); at the last, no eps is felt."""
     rows: int
+    """Number of features, over all rows, that are averaged at each scale: rounding to 8 or 11 bits moves each by
+    1e-3."""
     window: tuple[float, float]
+    """Range of responses from which eps is computed. Below it the output is lost in rounding; above it eps is not felt,
+    and the rounding of an output counts ten times in eps."""
     fits: float
+    """A fit with a smaller relative residual is right; a wrong formula leaves 0.03 or more."""
     homogeneous: float
+    """A smaller relative change of the output of a grown row is rounding."""
     agrees: float
+    """A sample with a smaller relative error against its formula in float64 agrees. The right formula leaves 1e-6 in
+    float32, and 1 to 4 roundings of 2**-9 or 2**-12 in 16 bits."""
     offset: float
+    """An offset that is this near to a rounder number is that number."""
     length: float
+    """Five times the relative error of the measured length of rows."""
     eps: float
+    """Lower limit for the relative error of a measured eps, which may have been rounded to the dtype."""
     constant: float
+    """The eps of the right model varies less than this between scales; that of a wrong one by 0.28 or more."""
     least: float
+    """The smallest number of the dtype. An eps that is rounded to the dtype may be off by half of it."""
     smallest: float
+    """Rows of this size still have the value of the formula. In float16 the squares of smaller rows have too few
+    digits."""
     spike: float
+    """Size of the one large element in the rows that show a rescaled formula."""
 
 
 _FLOAT32 = Precision(

@@ -19,14 +19,10 @@ _GATES = ("none", "sigmoid", "silu", "tanh", "relu", "gelu", "gelu_tanh")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Second:
-    """A further argument that works.
-
-    Attributes:
-        names: The arguments that are given, all of them the same kind of tensor.
-        shape: Their shape.
-    """
+    """One or more further arguments with which a norm runs."""
 
     names: tuple[str, ...]
+    """The arguments, all given tensors of the same shape."""
     shape: tuple[int, ...]
 
     def of(self, x: Tensor, values: Tensor | float) -> dict[str, Tensor]:

@@ -36,51 +36,41 @@ _TELLING = ("degree", "rescaled eps", "partial statistics")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NormSite:
-    """One norm of a model.
-
-    Attributes:
-        path: Path of the module; for a function call "parent:function", with "#2" for the second in one run.
-        parent: Path of the module, or of the innermost module that makes the call.
-        function: "layer_norm", "rms_norm" or "group_norm" for a function call, else None.
-        ordinal: How many calls of this function the parent makes before it; 0 for a module.
-        module: The module, or None for a function call.
-        class_name: Class of the module, or name of the function.
-        order: Position of its first call among all calls of the trace.
-        shape: (n,): features that a weight spans, all trailing axes of a row or the channels.
-        spec: What it computes.
-        passport: How that was found.
-        gain: Effective gain, the offset included, in float64 on the CPU: (n,), or (heads, n); None without.
-        bias: Bias, likewise.
-        parameters: Gain and bias as they are when this is called.
-    """
+    """One norm of a model."""
 
     path: str
+    """Path of the module; "parent:function" for a function call, with "#2" for the second one of the parent's run."""
     parent: str
+    """Path of the module, or of the innermost module that makes the call."""
     function: str | None
+    """For a function call: "layer_norm", "rms_norm" or "group_norm"."""
     ordinal: int
+    """Number of earlier calls of this function by the parent; 0 for a module."""
     module: nn.Module | None
+    """None for a function call."""
     class_name: str
+    """Name of the class or of the function."""
     order: int
+    """Position of its first call among all calls of the trace."""
     shape: tuple[int, ...]
+    """(n,): the number of features that a weight spans, which are all trailing axes of a row or the channels."""
     spec: NormSpec
     passport: Passport
     gain: Tensor | None
+    """Effective gain, offset included, in float64 on the CPU, of shape (n,) or (heads, n)."""
     bias: Tensor | None
+    """In float64 on the CPU, of shape (n,) or (heads, n)."""
     parameters: Callable[[], tuple[Tensor | None, Tensor | None]]
+    """Returns gain and bias as they are when it is called."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OtherNorm:
-    """A module that normalizes as no spec describes: a batch, gated or adaptive norm, one with a fault, or another.
-
-    Attributes:
-        path: The module's path.
-        reason: Its class and why no spec describes it, on one line.
-        passport: What was found out about it.
-    """
+    """A module that normalizes in a way that no spec describes: as a batch, gated or adaptive norm, or with a fault."""
 
     path: str
     reason: str
+    """The class, and why no spec describes it, on one line."""
     passport: Passport
 
 

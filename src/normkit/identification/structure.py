@@ -26,25 +26,20 @@ class ComputedAffineError(UnrecognisedError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Structure:
-    """What a norm does to rows that are far from eps.
-
-    Attributes:
-        spec: Axes, groups, centring, presence and placement of weight and bias, offset; eps is 0.
-        shape: An input shape to go on with: that of the search, with rows as long as asked for.
-        n: Features of a row.
-        length: Root mean square of a normalized row, or None where an unknown gain hides it.
-        gain: What the weight is.
-        bias: What the bias is.
-        readings: "kind", "rows", "centring", "gain" and "bias".
-    """
+    """What a norm does to rows that are too long to feel eps."""
 
     spec: NormSpec
+    """Axes, groups, centring, presence and placement of weight and bias, offset; eps is 0."""
     shape: tuple[int, ...]
+    """Input shape for the next steps: that of the search, with rows as long as asked for."""
     n: int
+    """Number of features of a row."""
     length: float | None
+    """Root mean square of a normalized row; None where an unknown gain hides it."""
     gain: Part
     bias: Part
     readings: dict[str, Reading]
+    """Under "kind", "rows", "centring", "gain" and "bias"."""
 
 
 def recover(

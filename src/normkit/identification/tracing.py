@@ -38,54 +38,47 @@ ATTENTION_FUNCTIONS: dict[object, str] = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ModuleCall:
-    """One call of a module whose first tensor argument and output are floating-point tensors.
-
-    Attributes:
-        path: The module's path; "" is the model.
-        module: The module.
-        order: Position among all calls, by their start.
-        input_shape: Of the first tensor argument.
-        input_dtype: Of the first tensor argument.
-        output_shape: Of the output, or of its first tensor where it is a tuple.
-        output_dtype: Likewise.
-        tensors: Number of floating-point tensor arguments.
-        bare: The output is one tensor, not a tuple.
-        part: Which part of a split parameter of its own this process has, and how many parts there are.
-    """
+    """One call of a module whose first tensor argument and output are floating-point tensors."""
 
     path: str
+    """Path of the module; "" for the model itself."""
     module: nn.Module
     order: int
+    """Position among all calls, by their start."""
     input_shape: tuple[int, ...]
+    """Of the first floating-point tensor argument."""
     input_dtype: torch.dtype
+    """Of the first floating-point tensor argument."""
     output_shape: tuple[int, ...]
+    """Of the output, or of its first tensor where it is a tuple."""
     output_dtype: torch.dtype
+    """Of the output, or of its first tensor where it is a tuple."""
     tensors: int
+    """Number of floating-point tensor arguments."""
     bare: bool
+    """The output is a tensor and not a tuple."""
     part: tuple[int, int] = (0, 1)
+    """For a module with a split parameter: the number of this process's part, and the number of parts."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FunctionCall:
-    """One call of a norm or an attention function.
-
-    Attributes:
-        parent: Path of the innermost module that was running.
-        function: "layer_norm", "rms_norm", "group_norm", "sdpa" or "softmax".
-        ordinal: How many calls of the same function that run of the parent had made before.
-        order: Position among all calls.
-        input_shape: Of the first tensor argument.
-        input_dtype: Of the first tensor argument.
-        arguments: The arguments that are not activations, by name: a norm's normalized_shape, weight, bias, eps.
-    """
+    """One call of a norm or an attention function."""
 
     parent: str
+    """Path of the innermost module that was running."""
     function: str
+    """One of "layer_norm", "rms_norm", "group_norm", "sdpa" and "softmax"."""
     ordinal: int
+    """Number of earlier calls of the same function in that run of the parent."""
     order: int
+    """Position among all calls."""
     input_shape: tuple[int, ...]
+    """Of the first floating-point tensor argument."""
     input_dtype: torch.dtype
+    """Of the first floating-point tensor argument."""
     arguments: Mapping[str, Any]
+    """The arguments that are not activations, by name: a norm's normalized_shape, weight, bias, eps."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

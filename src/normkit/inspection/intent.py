@@ -35,27 +35,24 @@ _SOME_WIDTH = 64
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Intent:
-    """What the stock class computes.
-
-    Attributes:
-        source: Name of the stock class.
-        specs: What its norms compute, by the module's path.
-        initial_gains: What every entry of their gains is at initialisation, offset included, by path.
-        replaced: Those of these paths where the model has a module of another class, or none.
-        stock: Paths whose module is of the stock one's class and runs the forward that the class's file defines.
-        declared: Paths whose spec is declared for their class, and rests on no code in memory.
-        features: Features a row, n, of the norms whose parameters tell it, by path.
-        tied: Groups of paths whose norms share a parameter in the stock class.
-    """
+    """What the stock class of a model computes at each norm."""
 
     source: str
+    """Name of the stock class."""
     specs: Mapping[str, NormSpec]
+    """What the norms compute, by path."""
     initial_gains: Mapping[str, float] = field(default_factory=dict)
+    """The value of every entry of a gain at initialisation, offset included, by path."""
     replaced: frozenset[str] = frozenset()
+    """Paths of norms at which the model has a module of another class, or none."""
     stock: frozenset[str] = frozenset()
+    """Paths whose module has the stock class and runs the forward that the file of the class defines."""
     features: Mapping[str, int] = field(default_factory=dict)
+    """Number of features of a row, by path, for norms whose parameters tell it."""
     tied: tuple[frozenset[str], ...] = ()
+    """Groups of paths whose norms share a parameter in the stock class."""
     declared: frozenset[str] = frozenset()
+    """Paths whose spec is declared for their class, so that it does not depend on code in memory."""
 
 
 def stock_intent(model: nn.Module) -> Intent | None:

@@ -23,19 +23,15 @@ _FLOOR = 1e-6
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Perturbation:
-    """Two batches and what should come out of both alike.
-
-    Attributes:
-        kind: What differs: another sample, later tokens, or the content of padding.
-        before: The first batch.
-        after: The second, of the same shapes.
-        kept: (B, T), True at the tokens whose rows should not move.
-    """
+    """Two batches, and the rows that should be the same for both."""
 
     kind: Kind
+    """The difference: another sample, later tokens, or the content of padding."""
     before: Batch
     after: Batch
+    """Of the same shapes."""
     kept: Tensor
+    """(B, T), True at the tokens whose rows should not change."""
 
 
 def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | None:

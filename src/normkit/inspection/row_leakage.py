@@ -36,21 +36,18 @@ _STILL_UNITS, _MOVED_UNITS, _LEAST_MOVE = 4, 8, 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """One way in which rows know of each other, or of the mode.
-
-    Attributes:
-        kind: Changed were another sample of the batch, later tokens of a causal model, the content of padding, or,
-            for "mode", nothing but the mode of a batch norm.
-        mode: The model was in "evaluation" or "training" mode.
-        path: A norm whose output moved while its input had not, or "" if only the model's output did.
-        change: Largest difference of an output row there over the row's largest magnitude; for "mode", the root mean
-            square of the difference over that of the output in evaluation mode.
-    """
+    """One way in which rows depend on other rows, or on the mode."""
 
     kind: Kind
+    """What was changed: another sample of the batch, later tokens of a causal model, the content of padding, or for
+    "mode" only the mode of a batch norm."""
     mode: Mode
+    """Mode of the model."""
     path: str
+    """A norm whose output changed while its input did not; "" if only the output of the model changed."""
     change: float
+    """Largest change of an output row, divided by the largest magnitude in the row; for "mode" the root mean square of
+    the change, divided by that of the output in evaluation mode."""
 
 
 def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Leak, ...] | None:

@@ -38,19 +38,16 @@ CHECKS: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """One way in which a norm is not what its spec says.
-
-    Attributes:
-        check: The name of the check, one of `CHECKS`.
-        expected: What the spec asks for.
-        found: What the norm does.
-        confirm: How to see it by hand.
-    """
+    """One way in which a norm is not what its spec says."""
 
     check: str
+    """The name of the check, one of `CHECKS`."""
     expected: str
+    """What the spec asks for."""
     found: str
+    """What the norm does."""
     confirm: str
+    """How to see it by hand."""
 
     def __str__(self) -> str:
         """All of it on one line."""
