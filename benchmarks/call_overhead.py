@@ -41,7 +41,7 @@ def calls(name, dtype, features):
     leaves = [tensor.clone().requires_grad_() for tensor in (x, *parameters)]
     timed = {
         ("forward", "operator"): lambda: schemas.normalize_rows(
-            x, weight, bias, found.conventions, found.eps, found.weight_offset
+            x, weight, bias, found.conventions, found.eps, found.offset
         )
     }
     for who, norm in (("normkit", getattr(normkit, name)), ("torch", getattr(F, name))):

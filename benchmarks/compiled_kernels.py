@@ -140,7 +140,7 @@ def calls(case: Case) -> list[Call]:
     x = empty(case.dtype, *case.shape)
     weight = empty(case.weight, case.shape[1]) if case.weight else None
     bias = weight if spec.has_bias else None
-    own = (of.conventions, of.eps, of.weight_offset)
+    own = (of.conventions, of.eps, of.offset)
     compiling, operators.compile_launch = operators.compile_launch, keep
     try:
         if case.norm == "add_rms_norm":

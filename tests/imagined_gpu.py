@@ -54,7 +54,7 @@ def arguments_of(operator: str, name: str, rows: Any, device: str, dtype: torch.
         return torch.empty(*sizes, dtype=of, device=device)
 
     weight = tensor(() if name == "scale_norm" else (24,)).expand(24) if spec.has_weight else None
-    rest = [weight, tensor(24) if spec.has_bias else None, found.conventions, found.eps, found.weight_offset]
+    rest = [weight, tensor(24) if spec.has_bias else None, found.conventions, found.eps, found.offset]
     x, residual = tensor(rows, 24), tensor(rows, 24, of=torch.float32)
     if operator == "normalize_backward":
         statistics = schemas.normalize_forward(x, *rest)[1]
@@ -136,7 +136,7 @@ class Exported(torch.nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         found = plan(SPECS["layer_norm"])
-        return schemas.normalize_rows(x, weight, bias, found.conventions, found.eps, found.weight_offset)
+        return schemas.normalize_rows(x, weight, bias, found.conventions, found.eps, found.offset)
 
 
 def export() -> list[str]:

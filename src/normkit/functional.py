@@ -177,8 +177,7 @@ def normalize(
 ) -> Tensor:
     """Normalize by any convention.
 
-    y = multiplier * (x - m) / s * (weight + weight_offset) + bias; `NormSpec` defines m and s, and
-    `print(spec)` shows the formula of one.
+    `NormSpec` defines the formula, and `print(spec)` shows that of one spec.
 
     Args:
         x: Tensor of shape (..., n); (N, C, ...) if the spec's axes are the channels.

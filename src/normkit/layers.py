@@ -56,7 +56,7 @@ class RMSNorm(nn.RMSNorm):
 class Norm(nn.Module):
     """Any convention as a module; starts as the identity on normalized rows.
 
-    y = multiplier * (x - m) / s * (weight + weight_offset) + bias, as `print(spec)` shows.
+    `NormSpec` defines the formula, and `print(spec)` shows that of one spec.
 
     Args:
         spec: The conventions.
@@ -67,7 +67,7 @@ class Norm(nn.Module):
 
     Attributes:
         spec: The conventions.
-        weight: Gain, 1 - weight_offset at the start, or None.
+        weight: Stored gain, at the start the one that acts as 1, or None.
         bias: Bias, 0 at the start, or None.
 
     Raises:
@@ -102,7 +102,7 @@ class Norm(nn.Module):
     def reset_parameters(self) -> None:
         """Make gain and bias the identity."""
         if self.weight is not None:
-            nn.init.constant_(self.weight, 1.0 - self.spec.weight_offset)
+            nn.init.constant_(self.weight, self.spec.gain.neutral)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -157,7 +157,7 @@ class NormSpec:
         if self.eps != 0:
             scale = self.placement.plain(divisor.plain_square(row, is_centred=is_centred), root, self.eps)
         numerator = self.centring.plain(row)
-        numerator = f"sqrt(n) * {numerator}" if self.multiplier == "sqrt_n" else numerator
+        numerator = f"sqrt(n) * {numerator}" if divisor.is_multiplied else numerator
         casts = self.casts
         notes = [*self.rows.notes(), *casts.notes(), *self.gain.notes(), *casts.output_notes()]
         formula = f"y = {self.gain.plain(f'{numerator} / {scale}')}"
@@ -169,7 +169,7 @@ class NormSpec:
         square = self.divisor.latex_square(row, is_centred=self.centre_statistics)
         scale = rf"\sqrt{{{square}}}" if self.eps == 0 else self.placement.latex(square, self.eps)
         fraction = rf"\frac{{{self.centring.latex(row)}}}{{{scale}}}"
-        if self.multiplier == "sqrt_n":
+        if self.divisor.is_multiplied:
             fraction = rf"\sqrt{{n}}\,{fraction}"
         return f"${self.gain.latex(fraction)}$"
 
@@ -179,7 +179,7 @@ class NormSpec:
         square = self.divisor.mathml_square(row, is_centred=self.centre_statistics)
         scale = f"<msqrt>{square}</msqrt>" if self.eps == 0 else self.placement.mathml(square, self.eps)
         numerator = self.centring.mathml(row)
-        if self.multiplier == "sqrt_n":
+        if self.divisor.is_multiplied:
             numerator = f"<mrow><msqrt><mi>n</mi></msqrt>{numerator}</mrow>"
         return self.gain.mathml(f"<mfrac>{numerator}{scale}</mfrac>")
 

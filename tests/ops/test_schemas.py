@@ -30,7 +30,7 @@ def forward_arguments(name, dtype, shape):
     x = torch.randn(shape).to(dtype)
     weight, bias = (torch.randn(shape[-1]).to(dtype) if has else None for has in (spec.has_weight, spec.has_bias))
     found = plan(spec)
-    return x, (weight, bias, found.conventions, found.eps, found.weight_offset)
+    return x, (weight, bias, found.conventions, found.eps, found.offset)
 
 
 def samples(name, dtype, shape):

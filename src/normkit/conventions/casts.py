@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,10 @@ _OUTPUT_NOTES = {
     "float32": "output in float32",
 }
 
+# The kernels' numbers. In a row that is kept in 16 bits, no cast is an early one.
+_CODES = {"late": 0, "early": 1, "weight": 2, "none": 1}
+_OUTPUT_CODES = {"input": 0, "promote": 1, "weight": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class Casts:
@@ -51,6 +55,34 @@ class Casts:
     round_rstd: bool = False
     cast: Cast = "late"
     output: OutputDtype = "input"
+
+    def conventions(self) -> dict[str, Any]:
+        """As fields of `NormSpec`."""
+        return {
+            "statistics_dtype": self.statistics,
+            "round_rstd": self.round_rstd,
+            "cast": self.cast,
+            "output_dtype": self.output,
+        }
+
+    @property
+    def no_kernel(self) -> str | None:
+        """Why no kernel rounds so; None if some do."""
+        if self.cast not in _CODES:
+            return "a gain that is rounded to the input's dtype"
+        return None if self.output in _OUTPUT_CODES else "an output that is always float32"
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        """The kernels' numbers for the cast and for the output's dtype; 0 where no kernel does it."""
+        return _CODES.get(self.cast, 0), _OUTPUT_CODES.get(self.output, 0)
+
+    @classmethod
+    def of_codes(cls, cast: int, output: int, *, round_rstd: bool) -> Casts:
+        """The casts that kernels with these numbers follow."""
+        casts: tuple[Cast, ...] = ("late", "early", "weight")
+        outputs: tuple[OutputDtype, ...] = ("input", "promote", "weight")
+        return cls(round_rstd=round_rstd, cast=casts[cast], output=outputs[output])
 
     def arithmetic(self, x: Tensor) -> torch.dtype:
         """The dtype in which the reference computes: float64, or x's own 16 bits where the statistics stay there."""

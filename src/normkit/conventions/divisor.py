@@ -31,11 +31,16 @@ class Divisor:
 
     def factor(self, n: int) -> float:
         """What multiplies a row of n features: 1 or sqrt(n)."""
-        return math.sqrt(n) if self.multiplier == "sqrt_n" else 1.0
+        return math.sqrt(n) if self.is_multiplied else 1.0
 
     def radius(self, n: int) -> float:
         """Length of a normalized row of n features without eps: factor * sqrt(count)."""
         return self.factor(n) * math.sqrt(self.count(n))
+
+    @property
+    def is_multiplied(self) -> bool:
+        """Whether the row is multiplied by sqrt(n)."""
+        return self.multiplier == "sqrt_n"
 
     def of_squares(self, squares: Tensor) -> Tensor:
         """v of squares of shape (..., n), of shape (..., 1)."""
@@ -46,16 +51,16 @@ class Divisor:
 
     def multiplied(self, rows: Tensor) -> Tensor:
         """Rows of shape (..., n) times `factor(n)`."""
-        return rows * math.sqrt(rows.shape[-1]) if self.multiplier == "sqrt_n" else rows
+        return rows * math.sqrt(rows.shape[-1]) if self.is_multiplied else rows
 
     def conventions(self) -> dict[str, Any]:
         """As fields of `NormSpec`."""
         return {"correction": self.correction, "reduction": self.reduction, "multiplier": self.multiplier}
 
     @property
-    def code(self) -> int:
-        """The kernels' number for what divides: 0 for n, 1 for n - 1, 2 for one."""
-        return 2 if self.reduction == "sum" else self.correction
+    def codes(self) -> tuple[int, int]:
+        """The kernels' numbers: 0 for n, 1 for n - 1, 2 for no division; and 1 where sqrt(n) multiplies."""
+        return 2 if self.reduction == "sum" else self.correction, int(self.is_multiplied)
 
     @property
     def words(self) -> str:

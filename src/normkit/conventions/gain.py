@@ -38,6 +38,16 @@ class Gain:
             "has_bias": self.has_bias,
         }
 
+    @property
+    def no_kernel(self) -> str | None:
+        """Why no kernel multiplies so; None if some do."""
+        return "a gain before the norm" if self.is_before else None
+
+    @property
+    def neutral(self) -> float:
+        """The weight that leaves a row as it is."""
+        return 1.0 - self.offset
+
     def effective(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """weight + offset, added in `dtype`, or in the parameter's dtype where the spec says so."""
         if not self.offset:

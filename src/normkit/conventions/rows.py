@@ -37,6 +37,11 @@ class Rows:
         """How many axes gain and bias have."""
         return 1 if self.are_channels else len(self.axes)
 
+    @property
+    def no_kernel(self) -> str | None:
+        """Why no kernel computes such rows; None if some do."""
+        return "rows that are not the trailing axes" if self.are_channels or self.groups > 1 else None
+
     def split(self, x: Tensor) -> Tensor:
         """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
         if self.axes == "all_but_batch":
@@ -99,6 +104,11 @@ class Centring:
     def conventions(self) -> dict[str, Any]:
         """As fields of `NormSpec`."""
         return {"centre_numerator": self.numerator, "centre_statistics": self.statistics}
+
+    @property
+    def no_kernel(self) -> str | None:
+        """Why no kernel centres so; None if some do."""
+        return "centring of the numerator or of the statistics alone" if self.is_half else None
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """What is scaled, x - m, and what the scale is taken of, d, of rows of shape (..., n)."""

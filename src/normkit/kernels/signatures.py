@@ -17,7 +17,7 @@ class Conventions(NamedTuple):
         centre: 1 if the mean is subtracted.
         eps_placement: 0 inside, 1 outside, 2 as a clamp.
         divisor: 0 n, 1 n - 1, 2 one.
-        sqrt_n: 1 if the multiplier is sqrt(n).
+        sqrt_n: 1 if the row is multiplied by sqrt(n).
         cast: 0 late, 1 early, 2 to the weight's dtype.
         round_rstd: 1 if 1/s is rounded to the input's dtype.
         offset_in_parameter_dtype: 1 if the gain's offset is added there.

@@ -15,19 +15,10 @@ _MOST_AXES = 2**signatures.BITS.axes - 1
 
 def supports_spec(spec: NormSpec) -> str | None:
     """Why no kernel computes norms of these conventions; None if some do."""
-    if spec.axes == (1,) or spec.axes == "all_but_batch" or spec.groups > 1:
-        return "rows that are not the trailing axes"
-    if len(spec.axes) > _MOST_AXES:
+    if spec.rows.no_kernel is None and len(spec.axes) > _MOST_AXES:
         return f"rows of more than {_MOST_AXES} axes"
-    if spec.centre_numerator != spec.centre_statistics:
-        return "centring of the numerator or of the statistics alone"
-    if spec.weight_placement == "before":
-        return "a gain before the norm"
-    if spec.cast == "input":
-        return "a gain that is rounded to the input's dtype"
-    if spec.output_dtype == "float32":
-        return "an output that is always float32"
-    return None
+    reasons = (each.no_kernel for each in (spec.rows, spec.centring, spec.gain, spec.casts))
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def supports_sizes(axes: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:

@@ -141,7 +141,7 @@ def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor |
         y = _apply_eagerly(x, weight, bias, plan, True)
     else:
         operators = _on_cpu if x.is_cpu else _on_gpu()
-        y = operators.normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+        y = operators.normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.offset)
     return y
 
 
@@ -156,7 +156,7 @@ def normalize(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None)
         return y
     if not road.uses_kernel:
         return reference.forward(x, plan.spec, weight, bias)
-    rows: Tensor = _operators(x).normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset)
+    rows: Tensor = _operators(x).normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.offset)
     return rows
 
 
@@ -165,7 +165,7 @@ def normalize_into(out: Tensor, x: Tensor, plan: Plan, weight: Tensor | None, bi
     road = choose(plan, x, weight, bias)
     if road.is_node or not road.uses_kernel or not _has_whole_rows(out, plan):
         return out.copy_(normalize(x, plan, weight, bias))
-    _operators(x).normalize_rows_out(x, weight, bias, plan.conventions, plan.eps, plan.weight_offset, out)
+    _operators(x).normalize_rows_out(x, weight, bias, plan.conventions, plan.eps, plan.offset, out)
     return out
 
 
@@ -185,7 +185,7 @@ def add_normalize(
     if not road.uses_kernel:
         return reference.add_forward(x, residual, plan.spec, weight, bias)
     y, new_residual, _ = _operators(x).add_normalize_forward(
-        x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset
+        x, residual, weight, bias, plan.conventions, plan.eps, plan.offset
     )
     return y, new_residual
 
@@ -199,9 +199,7 @@ def add_normalize_into(
         for target, value in zip(out, add_normalize(x, residual, plan, weight, bias), strict=True):
             target.copy_(value)
         return out
-    _operators(x).add_normalize_rows_out(
-        x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset, *out
-    )
+    _operators(x).add_normalize_rows_out(x, residual, weight, bias, plan.conventions, plan.eps, plan.offset, *out)
     return out
 
 
@@ -218,7 +216,7 @@ def _backward(ctx: Any, needs: tuple[bool, bool, bool], dy: Tensor, addend: Tens
         # Plain operations, so that what differentiates this once more sees all of it.
         return reference.backward(dy, x, plan.spec, weight, bias, addend=addend)
     dx, dweight, dbias = _operators(x).normalize_backward(
-        dy, x, statistics, weight, bias, plan.conventions, plan.eps, plan.weight_offset, addend, *needs
+        dy, x, statistics, weight, bias, plan.conventions, plan.eps, plan.offset, addend, *needs
     )
     return dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None
 
@@ -233,9 +231,7 @@ class _Normalize(torch.autograd.Function):
         y: Tensor
         statistics = None
         if uses_kernel:
-            y, statistics = _operators(x).normalize_forward(
-                x, weight, bias, plan.conventions, plan.eps, plan.weight_offset
-            )
+            y, statistics = _operators(x).normalize_forward(x, weight, bias, plan.conventions, plan.eps, plan.offset)
         else:
             y = reference.forward(x, plan.spec, weight, bias)
         ctx.save_for_backward(x, weight, bias, statistics)
@@ -267,7 +263,7 @@ class _AddNormalize(torch.autograd.Function):
         statistics = None
         if uses_kernel:
             y, new_residual, statistics = _operators(x).add_normalize_forward(
-                x, residual, weight, bias, plan.conventions, plan.eps, plan.weight_offset
+                x, residual, weight, bias, plan.conventions, plan.eps, plan.offset
             )
         else:
             y, new_residual = reference.add_forward(x, residual, plan.spec, weight, bias)

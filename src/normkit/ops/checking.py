@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import warnings
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ class Kind(NamedTuple):
         gpu: Its index; None for the CPU, where Triton's interpreter runs.
         conventions: As the operators take them.
         eps: Likewise.
-        weight_offset: Likewise.
+        offset: Likewise.
         sizes: Of the axes that are one row.
         dtypes: Of x, residual, gain and bias; None for what is absent.
         has_gradient: Backward is checked too.
@@ -35,7 +34,7 @@ class Kind(NamedTuple):
     gpu: int | None
     conventions: int
     eps: float
-    weight_offset: float
+    offset: float
     sizes: tuple[int, ...]
     dtypes: tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None]
     has_gradient: bool
@@ -55,7 +54,7 @@ def passes(
     # A compiler takes `index`, unlike `int`, to ask for the number itself.
     sizes = tuple(operator.index(size) for size in x.shape[x.dim() - len(plan.spec.axes) :])
     dtypes = (x.dtype, _dtype(residual), _dtype(weight), _dtype(bias))
-    kind = Kind(x.device.index, plan.conventions, plan.eps, plan.weight_offset, sizes, dtypes, has_gradient)
+    kind = Kind(x.device.index, plan.conventions, plan.eps, plan.offset, sizes, dtypes, has_gradient)
     if not torch.compiler.is_compiling() and kind in _passed:
         return True
     return _passes(*kind)
@@ -69,22 +68,20 @@ def _passes(
     gpu: int | None,
     conventions: int,
     eps: float,
-    weight_offset: float,
+    offset: float,
     sizes: tuple[int, ...],
     dtypes: tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None],
     has_gradient: bool,
 ) -> bool:
     """The same, of plain values: with these a compiler calls it while it traces."""
-    kind = Kind(gpu, conventions, eps, weight_offset, sizes, dtypes, has_gradient)
+    kind = Kind(gpu, conventions, eps, offset, sizes, dtypes, has_gradient)
     if kind in _passed:
         return True
     # While a CUDA graph is captured nothing can be read back; such a kind is left for the next call.
     if gpu in _failed or (gpu is not None and torch.cuda.is_current_stream_capturing()):
         return False
     _, _, weight_dtype, bias_dtype = dtypes
-    spec = spec_of(
-        conventions, eps, weight_offset, has_weight=weight_dtype is not None, has_bias=bias_dtype is not None
-    )
+    spec = spec_of(conventions, eps, offset, has_weight=weight_dtype is not None, has_bias=bias_dtype is not None)
     try:
         with torch.no_grad():
             wrong = next(_differences(kind, spec), None)
@@ -123,9 +120,9 @@ def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
     x = drawn(_ROWS, *kind.sizes, dtype=x_dtype, around=0.5, spread=2.0)
     assert x is not None
     residual = drawn(_ROWS, *kind.sizes, dtype=residual_dtype, spread=2.0)
-    weight = drawn(*kind.sizes, dtype=weight_dtype, around=1.0 - spec.weight_offset, spread=0.25)
+    weight = drawn(*kind.sizes, dtype=weight_dtype, around=spec.gain.neutral, spread=0.25)
     bias = drawn(*kind.sizes, dtype=bias_dtype)
-    operators, rest = devices.operators(), (kind.conventions, kind.eps, kind.weight_offset)
+    operators, rest = devices.operators(), (kind.conventions, kind.eps, kind.offset)
     if residual is None:
         y, statistics = operators.normalize_forward(x, weight, bias, *rest)
         rows, expected = x, reference.forward(x, spec, weight, bias)
@@ -145,7 +142,7 @@ def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
     scale = reference.statistics(flat, spec, reference.machine_eps(rows, spec)).scale
     gain = 1.0 if weight is None else reference.effective_weight(weight, spec, torch.float64).double()
     # The terms that dx is the difference of: where they cancel, so that little is left, they bound the error.
-    terms = (dy.double() * gain).flatten(1) / scale * (math.sqrt(flat.shape[1]) if spec.multiplier == "sqrt_n" else 1)
+    terms = (dy.double() * gain).flatten(1) / scale * spec.divisor.factor(flat.shape[1])
     yield from _difference("dx", found[0], gradients.x, terms.reshape(rows.shape))
     for name, ours, theirs in (("dweight", found[1], gradients.weight), ("dbias", found[2], gradients.bias)):
         if theirs is not None:

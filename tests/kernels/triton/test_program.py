@@ -18,7 +18,7 @@ NARROW = [F32, BF16, F16]
 
 def of(spec, n=12, x=F32, weight=None, bias=None, row=None):
     found = plan(spec)
-    return program(found.conventions, found.eps, found.weight_offset, n, x, row or x, weight, bias)
+    return program(found.conventions, found.eps, found.offset, n, x, row or x, weight, bias)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_the_divisor(reduction, correction, divisor):
 def test_small_things():
     assert of(specs.OLMO).centre
     assert not of(specs.NANOCHAT).centre
-    assert of(specs.NANOCHAT.replace(multiplier="sqrt_n")).multiplier == math.sqrt(12)
-    assert of(specs.OLMO).multiplier == 1
+    assert of(specs.NANOCHAT.replace(multiplier="sqrt_n")).factor == math.sqrt(12)
+    assert of(specs.OLMO).factor == 1
     assert of(specs.NANOCHAT.replace(eps=None)).eps == torch.finfo(F32).eps
-    placements = [of(specs.OLMO.replace(eps_placement=name)).eps_placement for name in ("inside", "outside", "clamp")]
+    placements = [of(specs.OLMO.replace(eps_placement=name)).placement for name in ("inside", "outside", "clamp")]
     assert placements == [0, 1, 2]
     rounded = specs.NANOCHAT.replace(round_rstd=True)
     assert [of(rounded, x=dtype).round_rstd for dtype in NARROW] == [False, True, True]

@@ -1,8 +1,8 @@
 """Backward, and the gradients of gain and bias in two stages whose order depends on the shape alone.
 
     z = (x - mean) / s, h = dy * gain
-    dx = multiplier / s * (h - mean(h) - z * q * sum(h * z) / divisor) + addend,  q = s / root
-    dgain = multiplier * sum over rows of dy * z,  dbias = sum over rows of dy
+    dx = factor / s * (h - mean(h) - z * q * sum(h * z) / divisor) + addend,  q = s / root
+    dgain = factor * sum over rows of dy * z,  dbias = sum over rows of dy
 
 A program takes a block of rows and leaves one line of sums, in float64 where a number or parameter is float32; for the
 others, of 16 bits, float32 has digits enough. `add_partial_sums` adds the lines in float64. Rows too long for registers

@@ -1,7 +1,7 @@
 """Forward: rows are measured and normalized while one program holds them, or, where they are too long, in pieces.
 
     s = sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps);  v = sum(d * d) / divisor,  d = x - mean or x
-    y = multiplier * (x - mean) / s * gain + bias
+    y = factor * (x - mean) / s * gain + bias
 
 With a residual, x + residual is what is normalized, as rounded to the residual's dtype. `statistics` has one line a
 number and one column a row; `keep_statistics` says which, rows.py what they are.

@@ -55,12 +55,12 @@ def normalize_rows(
     bias: Tensor | None,
     conventions: int,
     eps: float,
-    weight_offset: float,
+    offset: float,
     *,
     captures: bool = False,
 ) -> Tensor:
     """y alone."""
-    norm = Norm(conventions, eps, weight_offset)
+    norm = Norm(conventions, eps, offset)
     y: Tensor = _forward(x, None, weight, bias, norm, keeps=False, captures=captures)[0]
     return y
 
@@ -71,13 +71,13 @@ def normalize_rows_out(
     bias: Tensor | None,
     conventions: int,
     eps: float,
-    weight_offset: float,
+    offset: float,
     out: Tensor,
     *,
     captures: bool = False,
 ) -> None:
     """y, written to `out`."""
-    norm = Norm(conventions, eps, weight_offset)
+    norm = Norm(conventions, eps, offset)
     _forward(x, None, weight, bias, norm, keeps=False, captures=captures, y=out)
 
 
@@ -87,12 +87,12 @@ def normalize_forward(
     bias: Tensor | None,
     conventions: int,
     eps: float,
-    weight_offset: float,
+    offset: float,
     *,
     captures: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y, and what backward needs of each row."""
-    norm = Norm(conventions, eps, weight_offset)
+    norm = Norm(conventions, eps, offset)
     y, _, statistics = _forward(x, None, weight, bias, norm, keeps=True, captures=captures)
     return y, statistics
 
@@ -104,12 +104,12 @@ def add_normalize_forward(
     bias: Tensor | None,
     conventions: int,
     eps: float,
-    weight_offset: float,
+    offset: float,
     *,
     captures: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, the new residual, and what backward needs of each row."""
-    norm = Norm(conventions, eps, weight_offset)
+    norm = Norm(conventions, eps, offset)
     found: tuple[Tensor, Tensor, Tensor] = _forward(x, residual, weight, bias, norm, keeps=True, captures=captures)
     return found
 
@@ -121,14 +121,14 @@ def add_normalize_rows_out(
     bias: Tensor | None,
     conventions: int,
     eps: float,
-    weight_offset: float,
+    offset: float,
     out: Tensor,
     new_residual: Tensor,
     *,
     captures: bool = False,
 ) -> None:
     """y and the new residual, written to the two tensors given."""
-    norm = Norm(conventions, eps, weight_offset)
+    norm = Norm(conventions, eps, offset)
     _forward(x, residual, weight, bias, norm, keeps=False, captures=captures, y=out, new_residual=new_residual)
 
 
@@ -205,7 +205,7 @@ def normalize_backward(
     bias: Tensor | None,
     conventions: int,
     eps: float,
-    weight_offset: float,
+    offset: float,
     addend: Tensor | None,
     needs_x: bool,
     needs_weight: bool,
@@ -214,7 +214,7 @@ def normalize_backward(
     captures: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, gain and bias; empty where not needed."""
-    norm = Norm(conventions, eps, weight_offset)
+    norm = Norm(conventions, eps, offset)
     weight = _in_place(weight, captures)
     needs = (needs_x, needs_weight and weight is not None, needs_bias and bias is not None)
     key = plan = None

@@ -25,7 +25,7 @@ class Norm(NamedTuple):
 
     conventions: int
     eps: float
-    weight_offset: float
+    offset: float
 
     @property
     def axes(self) -> int:
@@ -100,11 +100,11 @@ def forward_launch(of: Program, laid: Layout, has_residual: bool, itemsizes: int
         "N": of.n,
         "CENTRE": of.centre,
         "EPS": of.eps,
-        "EPS_PLACEMENT": of.eps_placement,
+        "EPS_PLACEMENT": of.placement,
         "DIVISOR": of.divisor,
-        "MULTIPLIER": of.multiplier,
+        "MULTIPLIER": of.factor,
         "MOST_POWER": of.most_power,
-        "WEIGHT_OFFSET": of.weight_offset,
+        "WEIGHT_OFFSET": of.offset,
         "OFFSET_IN_PARAMETER": of.offset_in_parameter,
         "ROUND_RSTD": of.round_rstd,
         "ROUNDS": of.rounds,
@@ -154,13 +154,13 @@ def backward_launches(
     needs_x, needs_weight, needs_bias = needs
     tiling = backward_tiling(laid.rows, of.n, of.n * itemsizes, needs_weight + needs_bias, wide=of.wide)
     blocks = tiling.blocks(laid.rows)
-    shared = {"N": of.n, "CENTRE": of.centre, "EPS_PLACEMENT": of.eps_placement, "DIVISOR": of.divisor}
+    shared = {"N": of.n, "CENTRE": of.centre, "EPS_PLACEMENT": of.placement, "DIVISOR": of.divisor}
     lying = {"ALIGNED": of.aligned, "NESTED": laid.is_nested, "WIDE": of.wide}
-    gain = {"WEIGHT_OFFSET": of.weight_offset, "OFFSET_IN_PARAMETER": of.offset_in_parameter}
+    gain = {"WEIGHT_OFFSET": of.offset, "OFFSET_IN_PARAMETER": of.offset_in_parameter}
     strides = [number for pair in laid.strides for number in _in_units(pair, of.aligned)]
     constants = {
         **shared,
-        "MULTIPLIER": of.multiplier,
+        "MULTIPLIER": of.factor,
         **gain,
         "NEEDS_WEIGHT": needs_weight,
         "NEEDS_BIAS": needs_bias,
@@ -192,7 +192,7 @@ def _in_units(strides: tuple[int, int], aligned: int) -> tuple[int, int]:
 def _add(of: Program, blocks: int) -> Launch:
     constants = {
         "N": of.n,
-        "MULTIPLIER": of.multiplier,
+        "MULTIPLIER": of.factor,
         "BLOCK_ROWS": _LINES_OF_SUMS,
         "BLOCK_N": _COLUMNS_OF_SUMS,
     }

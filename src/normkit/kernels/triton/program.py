@@ -22,11 +22,11 @@ class Program(NamedTuple):
         n: Features of a row.
         centre: The mean is subtracted.
         eps: In units of x squared, or of x where it is outside the root or a clamp.
-        eps_placement: 0 inside, 1 outside, 2 as a clamp.
+        placement: 0 inside, 1 outside, 2 as a clamp.
         divisor: Of the sum of squares.
-        multiplier: Of the normalized row.
+        factor: Of the normalized row.
         most_power: The largest power of two that a row may be scaled by without losing its eps.
-        weight_offset: Added to the gain.
+        offset: Added to the gain.
         offset_in_parameter: The sum is rounded to the gain's dtype.
         round_rstd: 1 / s and its product with the row are rounded to the input's dtype.
         rounds: After how many of the steps "normalized", "times gain" and "plus bias" there is a cast.
@@ -38,11 +38,11 @@ class Program(NamedTuple):
     n: int
     centre: bool
     eps: float
-    eps_placement: int
+    placement: int
     divisor: float
-    multiplier: float
+    factor: float
     most_power: float
-    weight_offset: float
+    offset: float
     offset_in_parameter: bool
     round_rstd: bool
     rounds: int
@@ -58,14 +58,14 @@ class Program(NamedTuple):
     @property
     def is_torch_rms_norm(self) -> bool:
         """Whether this is `torch.nn.functional.rms_norm`, of an input and a gain of one dtype."""
-        is_root_mean_square = not self.centre and self.eps_placement == 0 and self.divisor == self.n
+        is_root_mean_square = not self.centre and self.placement == 0 and self.divisor == self.n
         is_rounded_once = self.rounds == 0 and not self.round_rstd
-        return is_root_mean_square and is_rounded_once and self.multiplier == 1 and self.weight_offset == 0
+        return is_root_mean_square and is_rounded_once and self.factor == 1 and self.offset == 0
 
     @property
     def statistics_lines(self) -> int:
         """How many numbers forward keeps of each row: see forward.py."""
-        return statistics_lines(self.centre, self.eps_placement, self.wide)
+        return statistics_lines(self.centre, self.placement, self.wide)
 
 
 def is_wide(*dtypes: torch.dtype | None) -> bool:
@@ -73,16 +73,16 @@ def is_wide(*dtypes: torch.dtype | None) -> bool:
     return torch.float32 in dtypes
 
 
-def statistics_lines(centre: bool, eps_placement: int, wide: bool) -> int:
+def statistics_lines(centre: bool, placement: int, wide: bool) -> int:
     """How many numbers forward keeps of each row: `keep_statistics` in forward.py says which."""
-    return (4 if centre else 2) + (eps_placement != 0) + wide
+    return (4 if centre else 2) + (placement != 0) + wide
 
 
 @functools.lru_cache(maxsize=1024)
 def program(
     conventions: int,
     eps: float,
-    weight_offset: float,
+    offset: float,
     n: int,
     input_dtype: torch.dtype,
     row_dtype: torch.dtype,
@@ -94,7 +94,7 @@ def program(
     Args:
         conventions: An operator's.
         eps: An operator's.
-        weight_offset: An operator's.
+        offset: An operator's.
         n: Features of a row.
         input_dtype: What early casts round to.
         row_dtype: dtype of what is normalized.
@@ -104,18 +104,16 @@ def program(
     of = unpacked(conventions)
     eps = _MACHINE_EPS if of.machine_eps else eps
     in_parameter = bool(of.offset_in_parameter_dtype)
-    rounds = _rounds(
-        of.cast, input_dtype, weight_dtype, bias_dtype, has_wide_offset=bool(weight_offset) and not in_parameter
-    )
+    rounds = _rounds(of.cast, input_dtype, weight_dtype, bias_dtype, has_wide_offset=bool(offset) and not in_parameter)
     return Program(
         n=n,
         centre=bool(of.centre),
         eps=eps,
-        eps_placement=of.eps_placement,
+        placement=of.eps_placement,
         divisor=float(1 if of.divisor == 2 else n - of.divisor),
-        multiplier=math.sqrt(n) if of.sqrt_n else 1.0,
+        factor=math.sqrt(n) if of.sqrt_n else 1.0,
         most_power=_most_power(eps, of.eps_placement),
-        weight_offset=weight_offset,
+        offset=offset,
         offset_in_parameter=in_parameter,
         round_rstd=bool(of.round_rstd) and input_dtype in _HALF,
         rounds=rounds,
@@ -144,9 +142,9 @@ def _rounds(
     return 3 if bias_dtype == dtype else 2
 
 
-def _most_power(eps: float, eps_placement: int) -> float:
+def _most_power(eps: float, placement: int) -> float:
     """A row that is smaller than this makes 1 is nothing beside its eps."""
     if eps == 0:
         return 2.0**126
-    exponent = math.floor(-math.log2(abs(eps)) / (2 if eps_placement == 0 else 1))
+    exponent = math.floor(-math.log2(abs(eps)) / (2 if placement == 0 else 1))
     return 2.0 ** max(-126, min(126, exponent))

@@ -177,7 +177,7 @@ def normalized(
     MULTIPLIER: tl.constexpr,
     ROUND_RSTD: tl.constexpr,
 ):
-    """multiplier * (x - m) / s of rows that are measured, each of which has one line of power, mean and the rest."""
+    """factor * (x - m) / s of rows that are measured, each of which has one line of power, mean and the rest."""
     if ROUND_RSTD:
         # Both factors and their product are numbers of the input's dtype, so in units of 1.
         if CENTRE:
