@@ -14,13 +14,13 @@ from torch import Tensor, nn
 import altered_norms
 import normkit as nk
 from altered_norms import Altered
-from injection import Trial, summary
+from injection import ArmRun, summary
 from normkit import demo
 from normkit.demo.architecture import build
 from normkit.inspection import baseline
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.result import Inspection
-from normkit.study.norms import BatchNorm
+from normkit.study.model_parts import BatchNorm
 from planting import Plant, blocks, final, missing, norms, residual_after_norm
 from subjects import WIDTH, Studied
 
@@ -98,12 +98,12 @@ class RunFault:
     is_declared: bool = True
 
 
-def attempt(fault: RunFault, twin: str, seed: int, **changes: Any) -> Trial:
+def attempt(fault: RunFault, twin: str, seed: int, **changes: Any) -> ArmRun:
     """Run with a fault under a watch."""
     return judged(fault, twin, seed, **changes)[0]
 
 
-def judged(fault: RunFault, twin: str, seed: int, **changes: Any) -> tuple[Trial, Inspection]:
+def judged(fault: RunFault, twin: str, seed: int, **changes: Any) -> tuple[ArmRun, Inspection]:
     """The same, and all that the watch says; of the recipe, other values than the fault's may be given."""
     torch.manual_seed(seed)
     model, chance = fresh(twin), random.Random(f"{fault.name} {twin} {seed}")
@@ -114,7 +114,7 @@ def judged(fault: RunFault, twin: str, seed: int, **changes: Any) -> tuple[Trial
     found = watched(model, Recipe(**{**fault.recipe, **changes}), seed, fault.strike, intent)
     assert found.training is not None
     origin = found.training.origin
-    trial = Trial(
+    trial = ArmRun(
         fault=fault.name,
         family=twin,
         planted=planted if fault.began is None else (),

@@ -19,14 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normkit.errors import InputError, LostRankError
-from normkit.study import probing
-from normkit.study.keeping import Keeper
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Batch, Point, Recipe, train
-from normkit.study.norms import BatchNorm
+from normkit.study import arm_context
+from normkit.study.arm_context import ArmContext
+from normkit.study.corpus import next_token_loss, windows
+from normkit.study.loop import train
+from normkit.study.model_parts import BatchNorm
 from normkit.study.ranks import Ranks, joined
+from normkit.study.run_checkpoint import RunCheckpoint
+from normkit.study.training_run import Batch, Point, Recipe
 from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import next_token_loss, windows
 
 STEPS = 30
 LONG = 60
@@ -60,12 +61,12 @@ def observe(model: nn.Module, step: int) -> dict[str, object]:
 
 
 def run(
-    keeper: Keeper | None = None, tell: Callable[[Point], None] | None = None, **choices: object
+    checkpoint: RunCheckpoint | None = None, report: Callable[[Point], None] | None = None, **choices: object
 ) -> tuple[nn.Module, tuple[Point, ...]]:
     """One whole run, or what is left of it."""
     model = Model()
     recipe = replace(RECIPE, **choices)
-    points = train(model, recipe, batches(), next_token_loss, observe=observe, tell=tell, keeper=keeper)
+    points = train(model, recipe, batches(), next_token_loss, observe=observe, report=report, checkpoint=checkpoint)
     return model, points
 
 
@@ -83,7 +84,7 @@ def keep(folder: Path, last: int) -> None:
         if point.step == last:
             time.sleep(600)
 
-    model, points = run(Keeper(folder / "run.safetensors", steps=1), tell, steps=LONG)
+    model, points = run(RunCheckpoint(folder / "run.safetensors", steps=1), tell, steps=LONG)
     (folder / "end.json").write_text(json.dumps({"state": state(model), "points": [vars(point) for point in points]}))
 
 
@@ -123,13 +124,13 @@ def transformer() -> Transformer:
     return Transformer(TransformerConfig(vocabulary=128, context=8, width=16, layers=2, heads=2), seed=1)
 
 
-def laboratory(**choices: object) -> Laboratory:
-    return Laboratory(settings={}, seed=0, **choices)
+def new_context(**choices: object) -> ArmContext:
+    return ArmContext(settings={}, seed=0, **choices)
 
 
 def _uninspected() -> Any:
     """Runs whose findings nobody asks for."""
-    return mock.patch.object(probing, "findings", return_value=())
+    return mock.patch.object(arm_context, "findings", return_value=())
 
 
 def shared_runs(ranks: Ranks) -> dict[str, object]:
@@ -139,11 +140,11 @@ def shared_runs(ranks: Ranks) -> dict[str, object]:
     for name, dtype in (("float32", torch.float32), ("float64", torch.float64)):
         model = transformer()
         with _uninspected() if name == "float32" else nullcontext():
-            done = laboratory(dtype=dtype, ranks=ranks).train(model, recipe, batches(), cross_entropy)
+            done = new_context(dtype=dtype, ranks=ranks).train(model, recipe, batches(), cross_entropy)
         results[name] = {"losses": done.losses, "state": state(model), "findings": list(done.findings)}
     model = Batched()
     with _uninspected():
-        done = laboratory(dtype=torch.float64, ranks=ranks).train(model, recipe, rows(), squared_error)
+        done = new_context(dtype=torch.float64, ranks=ranks).train(model, recipe, rows(), squared_error)
     results["batched"] = {
         "losses": done.losses,
         "state": state(model),
@@ -164,7 +165,7 @@ def share(folder: Path) -> None:
             with _uninspected():
                 results["kept"] = _continued(ranks, folder / f"{ranks.rank}")
             try:
-                laboratory(ranks=ranks).train(transformer(), RECIPE, batches(batch=3), next_token_loss)
+                new_context(ranks=ranks).train(transformer(), RECIPE, batches(batch=3), next_token_loss)
             except InputError as error:
                 results["indivisible"] = str(error)
             written = folder / f"{ranks.rank}.part"
@@ -188,17 +189,17 @@ def _continued(ranks: Ranks, folder: Path) -> dict[str, object]:
 
     recipe = Recipe(steps=8, learning_rate=1e-2)
     try:
-        laboratory(ranks=ranks, keep=folder, keep_seconds=0.0, tell=fail).train(
+        new_context(ranks=ranks, checkpoints=folder, checkpoint_seconds=0.0, report=fail).train(
             transformer(), recipe, batches(), next_token_loss
         )
     except _EnoughError:
         begun = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     seen: list[float] = []
     model, whole = transformer(), transformer()
-    continued = laboratory(ranks=ranks, keep=folder, keep_seconds=0.0, tell=seen.append).train(
+    continued = new_context(ranks=ranks, checkpoints=folder, checkpoint_seconds=0.0, report=seen.append).train(
         model, recipe, batches(), next_token_loss
     )
-    uninterrupted = laboratory(ranks=ranks).train(whole, recipe, batches(), next_token_loss)
+    uninterrupted = new_context(ranks=ranks).train(whole, recipe, batches(), next_token_loss)
     return {
         "files": begun,
         "first": seen[0],
@@ -215,7 +216,7 @@ def lose(folder: Path) -> None:
 
     with joined() as ranks:
         try:
-            laboratory(ranks=ranks, tell=tell).train(transformer(), RECIPE, batches(), next_token_loss)
+            new_context(ranks=ranks, report=tell).train(transformer(), RECIPE, batches(), next_token_loss)
         except LostRankError as error:
             (folder / "lost.txt").write_text(str(error))
 

@@ -15,11 +15,12 @@ from torch import nn
 
 from normkit.errors import InputError
 from normkit.study import catalogue
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.catalogue import Entry
 from normkit.study.chart import Bars, Chart
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Recipe
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.statistics import Measurement, Paired
+from normkit.study.training_run import Recipe
 
 NAMES = ("left, slow", "left/slow", "right")
 
@@ -29,31 +30,31 @@ def arms(settings: Settings) -> tuple[Arm, ...]:
     return tuple(Arm(name=name, cost=cost) for name, cost in zip(NAMES, (2.0, 1.0, 1.0), strict=True))
 
 
-def measure(lab: Laboratory, arm: Arm) -> Measurement:
+def measure(context: ArmContext, arm: Arm) -> Measurement:
     if arm.name == "right":
-        fail(str(lab.settings["fault"]))
-    steps = lab.integer("steps")
+        fail(str(context.settings["fault"]))
+    steps = context.integer("steps")
     for step in range(steps):
-        time.sleep(lab.number("pause"))
-        lab.tell((step + 1) / steps)
+        time.sleep(context.number("pause"))
+        context.report((step + 1) / steps)
     value = torch.rand(()).item() + NAMES.index(arm.name)
-    losses = training(lab) if lab.settings["trains"] else []
+    losses = training(context) if context.settings["trains"] else []
     return {"value": value, "steps": (1, 2), "nothing": math.nan, "threads": torch.get_num_threads(), "losses": losses}
 
 
-def training(lab: Laboratory) -> list[float | None]:
-    """The losses of a run that is kept after every step."""
-    object.__setattr__(lab, "keep_seconds", 0.0)
-    generator = torch.Generator().manual_seed(lab.seed)
+def training(context: ArmContext) -> list[float | None]:
+    """The losses of a run that is saved after every step."""
+    object.__setattr__(context, "checkpoint_seconds", 0.0)
+    generator = torch.Generator().manual_seed(context.seed)
     batches = iter(lambda: (torch.randn(4, 8, generator=generator),), None)
 
     def loss_of(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        time.sleep(lab.number("pause"))
+        time.sleep(context.number("pause"))
         return (model(batch[0]) - batch[0]).square().mean()
 
-    torch.manual_seed(lab.seed)
+    torch.manual_seed(context.seed)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
-    return lab.train(model, Recipe(steps=lab.integer("steps"), learning_rate=0.01), batches, loss_of).losses
+    return context.train(model, Recipe(steps=context.integer("steps"), learning_rate=0.01), batches, loss_of).losses
 
 
 def fail(fault: str) -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from normkit.errors import InputError
 from normkit.study import experiments
+from normkit.study.arm_run import ArmRun
 from normkit.study.catalogue import CATALOGUE, NAMES, load
-from normkit.study.trial import Trial
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,7 +25,7 @@ def test_each_study_is_what_the_catalogue_says(name):
 def test_each_trial_can_be_sent_to_another_process(name):
     study = load(name)
     for arm in study.arms(study.quick):
-        sent = pickle.loads(pickle.dumps(Trial(measure=study.measure, arm=arm, seed=1, settings=study.quick)))
+        sent = pickle.loads(pickle.dumps(ArmRun(measure=study.measure, arm=arm, seed=1, settings=study.quick)))
         assert (sent.measure, sent.arm, sent.settings) == (study.measure, arm, study.quick)
 
 

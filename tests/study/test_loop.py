@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from normkit.errors import InputError
-from normkit.study.loop import Recipe, build_optimizer, learning_rate, parameter_groups, train
-from normkit.study.windows import next_token_loss
+from normkit.study.corpus import next_token_loss
+from normkit.study.loop import build_optimizer, learning_rate, parameter_groups, train
+from normkit.study.training_run import Recipe
 from study_runs import RECIPE, Model, batches, observe, state
 
 
@@ -64,7 +65,7 @@ def test_a_point_is_told_after_its_update():
         recipe,
         iter([(torch.ones(1, 1),)]),
         lambda m, b: m(*b).sum(),
-        tell=lambda _: seen.append(model.weight.item()),
+        report=lambda _: seen.append(model.weight.item()),
     )
     assert seen == [model.weight.item()]
     assert seen[0] != before
@@ -111,8 +112,3 @@ def test_sgd_is_plain():
 def test_too_few_batches_are_one_line():
     with pytest.raises(InputError, match=r"^expected 30 batches, got 2; give more, or ask for fewer steps$"):
         train(Model(), RECIPE, iter([next(batches())] * 2), next_token_loss)
-
-
-def test_a_run_has_a_step():
-    with pytest.raises(InputError, match="at least one step, got 0"):
-        Recipe(steps=0, learning_rate=0.1)

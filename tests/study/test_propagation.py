@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from normkit.study import Transformer, TransformerConfig
-from normkit.study.propagation import gradient_norm, last_token_gradient, mean_square, nudge, propagate
-from normkit.study.windows import next_token_loss
+from normkit.study.corpus import next_token_loss
+from normkit.study.propagation import gradient_norm, last_token_gradient, mean_square, perturb, propagate
 
 
 def small(**choices):
@@ -73,7 +73,7 @@ def test_the_change_is_that_of_what_the_unembedding_reads_over_the_square_of_the
         return reference.final_norm(x).detach()
 
     before = features()
-    nudge(reference.blocks, 1e-3, generator)
+    perturb(reference.blocks, 1e-3, generator)
     assert change == pytest.approx(mean_square(features() - before) / 1e-6, rel=1e-6)
 
 
@@ -86,7 +86,7 @@ def test_no_hook_is_left():
 def test_a_nudge_is_relative_and_leaves_vectors_alone():
     module = nn.Linear(100, 100).double()
     before = [value.detach().clone() for value in module.parameters()]
-    nudge(module, 0.1, torch.Generator().manual_seed(0))
+    perturb(module, 0.1, torch.Generator().manual_seed(0))
     moved = module.weight.detach() - before[0]
     # 10,000 draws: their rms errs by 0.7 %.
     assert math.sqrt(mean_square(moved) / mean_square(before[0])) == pytest.approx(0.1, rel=0.03)

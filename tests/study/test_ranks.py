@@ -13,9 +13,9 @@ from torch import nn
 import forks
 from helpers import ROOT
 from normkit.errors import InputError, LostRankError
+from normkit.study.corpus import next_token_loss
 from normkit.study.loop import train
 from normkit.study.ranks import ALONE, Ranks, joined
-from normkit.study.windows import next_token_loss
 from study_runs import RECIPE, Model, batches, run, shared_runs, state
 
 LOST = (

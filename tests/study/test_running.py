@@ -14,7 +14,8 @@ import tiny_study
 from forks import Fork
 from normkit.errors import InputError
 from normkit.study import running
-from normkit.study.running import not_run, run
+from normkit.study.ranks import Ranks
+from normkit.study.running import describe_machine, not_run, require_device, run
 
 
 @pytest.fixture(autouse=True)
@@ -264,3 +265,27 @@ def test_killed_at_any_time_it_goes_on_to_the_same_bytes(tmp_path, whole, jobs, 
         assert started(folder, jobs).communicate()[1] == ""
     assert not (folder / "tiny" / "runs").exists()
     assert results(folder) == whole
+
+
+def test_a_place_in_words_has_no_time_and_no_path():
+    words = describe_machine("cpu", torch.bfloat16, 3, Ranks())
+    assert words.keys() == {"normkit", "torch", "python", "device", "cpu", "dtype", "threads"}
+    assert (words["device"], words["dtype"], words["threads"]) == ("cpu", "bfloat16", "3")
+    assert words["torch"] == torch.__version__
+
+
+def test_several_processes_are_said():
+    assert describe_machine("cpu", torch.float32, 1, Ranks(rank=1, size=4))["processes"] == "4"
+
+
+@pytest.mark.parametrize("device", ["warp", "cuda:99", "", "cpu:x"])
+def test_a_device_that_is_not_here_is_refused_in_a_line(device):
+    with pytest.raises(InputError) as refused:
+        require_device(device)
+    assert str(refused.value).startswith(f"cannot compute on the device {device!r}: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", "meta"])
+def test_a_device_that_is_here_is_not(device):
+    require_device(device)

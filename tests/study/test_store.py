@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from normkit.errors import InputError
-from normkit.study.result import Arm
+from normkit.study.definition import Arm
 from normkit.study.store import Finished, Store, require_new
 
 ARMS = tuple(Arm(name=name) for name in ("a, b", "a/b", "1e-3", "1e+3", "é!", "..", "x" * 300))
@@ -70,11 +70,11 @@ def test_every_arm_has_a_file_of_its_own(tmp_path):
 def test_kept_runs_are_dropped_with_their_arm_only(tmp_path):
     store = opened(tmp_path / "s")
     for seed in (0, 1):
-        store.run_folder("a, b", seed).mkdir(parents=True)
-        (store.run_folder("a, b", seed) / "run.safetensors").touch()
+        store.checkpoint_folder("a, b", seed).mkdir(parents=True)
+        (store.checkpoint_folder("a, b", seed) / "run.safetensors").touch()
     store.keep("a, b", 0, Finished({}, 0.0))
-    assert not store.run_folder("a, b", 0).exists()
-    assert store.run_folder("a, b", 1).exists()
+    assert not store.checkpoint_folder("a, b", 0).exists()
+    assert store.checkpoint_folder("a, b", 1).exists()
     store.keep("a, b", 1, Finished({}, 0.0))
     assert not (tmp_path / "s" / "runs").exists()
     store.close()

@@ -11,7 +11,7 @@ import torch
 
 import tiny_study
 from normkit.errors import InputError
-from normkit.study.trial import Trial
+from normkit.study.arm_run import ArmRun
 from normkit.study.workers import Crew
 
 
@@ -26,7 +26,7 @@ def begun_at_once(monkeypatch):
 def trials(seeds=2, **changes):
     settings = {**tiny_study.STUDY.quick, **changes}
     return [
-        Trial(measure=tiny_study.measure, arm=arm, seed=seed, settings=settings)
+        ArmRun(measure=tiny_study.measure, arm=arm, seed=seed, settings=settings)
         for seed in range(seeds)
         for arm in tiny_study.arms(settings)
     ]
@@ -104,7 +104,7 @@ def test_processes_end_with_their_crew_and_with_who_asks_no_more():
 @pytest.mark.slow
 def test_what_has_no_name_elsewhere_cannot_be_sent():
     (first, *_) = trials()
-    nameless = Trial(measure=lambda _lab, _arm: {}, arm=first.arm, seed=0, settings=first.settings)
+    nameless = ArmRun(measure=lambda _lab, _arm: {}, arm=first.arm, seed=0, settings=first.settings)
     with Crew(jobs=2) as crew, pytest.raises(InputError, match="put the study's functions in a module, or choose one"):
         outcomes(crew, [nameless])
 
@@ -117,7 +117,7 @@ def test_what_is_not_found_elsewhere_is_an_error_of_its_trial(monkeypatch, tmp_p
     from passing_module import measure
 
     (first, *_) = trials()
-    elsewhere = Trial(measure=measure, arm=first.arm, seed=0, settings=first.settings)
+    elsewhere = ArmRun(measure=measure, arm=first.arm, seed=0, settings=first.settings)
     with Crew(jobs=2) as crew:
         # The process exists before the module can be found by it, and after it cannot.
         outcomes(crew, [first])
@@ -130,11 +130,11 @@ def test_what_is_not_found_elsewhere_is_an_error_of_its_trial(monkeypatch, tmp_p
 
 PROGRAM = """
 import tiny_study
-from normkit.study.trial import Trial
+from normkit.study.arm_run import ArmRun
 from normkit.study.workers import Crew
 settings = {**tiny_study.STUDY.quick, "fault": "asleep"}
 right = tiny_study.arms(settings)[2]
-trials = [Trial(measure=tiny_study.measure, arm=right, seed=seed, settings=settings) for seed in (0, 1)]
+trials = [ArmRun(measure=tiny_study.measure, arm=right, seed=seed, settings=settings) for seed in (0, 1)]
 list(Crew(jobs=2).perform(trials, print))
 """
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from normkit.errors import InputError
 
 if TYPE_CHECKING:
-    from normkit.study.result import Settings, Study
+    from normkit.study.arm_context import Settings
+    from normkit.study.definition import Study
     from normkit.study.settings import Budget
 
 
@@ -64,7 +65,7 @@ def requested(
         texts["seeds"] = str(seeds)
     chosen = tuple((study, settings_of(study, budget, texts)) for study in studies)
 
-    from normkit.study.place import require_device
+    from normkit.study.running import require_device
     from normkit.study.store import require_new
 
     require_writable(out)

@@ -58,7 +58,7 @@ class _Done:
 
     def failure(self, error: Exception) -> str:
         """Why something failed, in a line; whose fault it is, is noted."""
-        from normkit.study.trial import in_a_line
+        from normkit.study.arm_run import in_a_line
 
         if os.environ.get("NORMKIT_TRACEBACK"):
             traceback.print_exception(error)
@@ -247,9 +247,7 @@ def _print_list(*, as_json: bool) -> None:
 
 def _print(done: _Done, out: Path, *, as_json: bool) -> None:
     if as_json:
-        from normkit.study.document import document
-
-        studies = [document(result) for result in done.results]
+        studies = [result.to_json() for result in done.results]
         content: dict[str, Any] = {"schema_version": 1, "folder": str(out), "studies": studies}
         print_json(content)
     else:

@@ -29,8 +29,8 @@ from normkit.demo.architecture import WINDOW, build, byte_tokenizer
 from normkit.demo.entropy import bits_per_byte, unigram_entropy
 from normkit.files import json_text, write_text
 from normkit.study import corpus, loop
-from normkit.study.loop import Batch, Point, Recipe
-from normkit.study.windows import windows
+from normkit.study.corpus import windows
+from normkit.study.training_run import Batch, Point, Recipe
 
 CurvePoint = dict[str, float]
 """One point of a loss curve: names -> numbers."""
@@ -108,7 +108,7 @@ def train(
         tell(curve[-1])
 
     batches = windows(training, batch=choices.batch, window=WINDOW, seed=choices.seed)
-    loop.train(model, choices.recipe, batches, _next_token_loss, tell=follow)
+    loop.train(model, choices.recipe, batches, _next_token_loss, report=follow)
     return curve
 
 

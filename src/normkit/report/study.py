@@ -22,7 +22,8 @@ from normkit.report.grids import marked
 from normkit.report.html import environment, style_sheet
 from normkit.report.parts import Fact, Tone
 from normkit.report.wording import printable
-from normkit.study.result import Decided, Judged, Setting, StudyResult, Verdict
+from normkit.study.arm_context import Setting
+from normkit.study.result import Decided, Judged, StudyResult, Verdict
 from normkit.text import counted, significant, spread
 
 _TONES: dict[Verdict, Tone] = {

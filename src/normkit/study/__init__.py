@@ -1,42 +1,25 @@
 """The published claims about normalization, rerun with numbers on any machine.
 
-A study is one file of `experiments`: claim, source, arms, fixed data, budget, numeric condition, charts. `running`
-takes it through its arms and seeds, `judging` gives the verdicts.
+A study is a file of `experiments`: arms, claims with numeric conditions fixed in advance, data, budget and charts.
+`running` measures its arms with each seed, `result` decides its claims.
 
-    transformer.py      Transformer: one model, any norm at any place
-    perceptron.py       MLP: the same for rows
-    recurrent.py convolutional.py                 a recurrent net, a net for images
-    norms.py hyperplane_norm.py                   what stands where a model normalizes
-    initialisation.py   initial weights that arms share
+    definition.py result.py chart.py    a study; its verdicts; its charts as data
+    catalogue.py settings.py            the studies by name; the settings of a budget
+    statistics.py                       statistics over seeds, arms and losses
 
-    corpus.py windows.py                          the source of Python's standard library, as batches
-    digits.py tasks.py                            scikit-learn's digits; tasks of known least loss
+    transformer.py small_nets.py        models with any norm at any place
+    model_parts.py                      their norms and initial weights
+    corpus.py digits.py markov_chain.py data: the source of Python's standard library, scikit-learn's digits, a chain
+    propagation.py text_training.py     steps that several experiments share
 
-    loop.py             the one training loop
-    keeping.py          a run on the disk
-    ranks.py            a run in several processes
-    probing.py          what `inspect` says of a trained model
-    laboratory.py       what an arm is measured with
+    training_run.py loop.py             a training run, and the one training loop
+    run_checkpoint.py ranks.py          a run that is continued; a run in several processes
 
-    propagation.py growth.py landscape.py tangency.py turning.py    what is measured of models
-    curves.py speed.py                                              and of runs
+    arm_context.py arm_run.py           the context in which an arm is measured; one arm with one seed
+    workers.py running.py store.py      processes; a whole study; its folder
+    experiments/                        the studies
 
-    result.py           arms, conditions, claims, studies, verdicts
-    statistics.py       medians, bootstrap intervals, slopes
-    judging.py          from measurements to verdicts
-    chart.py            what a study shows, as data
-
-    catalogue.py        the studies by name
-    settings.py         a budget's settings, and what changes them
-    place.py            device, dtype, threads, processes
-    running.py          a study taken through its arms and seeds
-    trial.py            one arm with one seed
-    workers.py          who measures: this process, or several beside it
-    store.py            the folder of a study
-    document.py         its result as JSON
-    experiments/        the studies
-
-Public names are resolved on first use, so that listing the studies loads no torch.
+Public names are resolved on first use, so that listing the studies does not load torch.
 """
 
 from __future__ import annotations
@@ -46,13 +29,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from normkit.study.catalogue import NAMES, load
-    from normkit.study.perceptron import MLP, MLPConfig
     from normkit.study.running import run
+    from normkit.study.small_nets import MLP, MLPConfig
     from normkit.study.transformer import PLACEMENTS, Transformer, TransformerConfig
 
 _HOME = {
-    "MLP": "perceptron",
-    "MLPConfig": "perceptron",
+    "MLP": "small_nets",
+    "MLPConfig": "small_nets",
     "NAMES": "catalogue",
     "PLACEMENTS": "transformer",
     "Transformer": "transformer",

@@ -1,4 +1,4 @@
-"""The studies by name, in the order in which they tell the story; each is loaded when it is asked for."""
+"""The studies by name, in the order in which they build on each other; each is loaded on demand."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from normkit.errors import InputError
 from normkit.text import offer
 
 if TYPE_CHECKING:
-    from normkit.study.result import Study
+    from normkit.study.definition import Study
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What can be said of a study before it is loaded.
-
-    Attributes:
-        asks: Its question in a few words.
-        seconds: Of one core for the quick budget, measured on 2 virtual cores (AVX-512) on 2026-11-22.
-        module: Of `experiments`.
-    """
+    """The facts about a study that are known before it is loaded."""
 
     asks: str
+    """Its question in a few words."""
     seconds: int
+    """On one core with the quick budget, measured on 2 virtual cores (AVX-512) on 2026-11-22."""
     module: str
+    """Its module in `experiments`."""
 
 
 CATALOGUE = {
@@ -48,7 +45,7 @@ NAMES = tuple(CATALOGUE)
 
 
 def load(name: str) -> Study:
-    """The study of a name.
+    """The study of this name.
 
     Raises:
         InputError: If there is none; the nearest name is offered.

@@ -1,117 +1,85 @@
-"""What a study shows, as data: curves with intervals, bars, and tables of marks. What draws it stands in plots."""
+"""The charts of a study as data: curves with intervals, bars, and tables of marks. `plots` draws them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from normkit.study.statistics import interval
+from normkit.study.statistics import Paired, filled, interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve.
-
-    Attributes:
-        label: Its name.
-        x: Places.
-        y: Medians over seeds; NaN leaves a gap, infinity is marked at the upper edge.
-        low: Lower ends of the intervals, or empty.
-        high: Upper ends, or empty.
-    """
+    """One curve."""
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
+    """Medians over seeds; NaN leaves a gap, infinity is marked at the upper edge."""
     low: tuple[float, ...] = ()
+    """Lower ends of the intervals, or empty."""
     high: tuple[float, ...] = ()
+    """Upper ends, or empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves:
-    """Lines in one or several panels that share their axes.
-
-    Attributes:
-        name: A short identifier, as in "gradient-depth".
-        title: What it shows.
-        caption: One sentence that says how to read it.
-        description: What is to be seen in it, for those who cannot see it.
-        x_label: With its unit.
-        y_label: With its unit.
-        panels: Title of each panel -> its lines; one panel may have an empty title.
-        x_log: Logarithmic horizontal axis.
-        y_log: Logarithmic vertical axis.
-        reference: Value and words of a horizontal line, such as a floor that no model can beat.
-    """
-
+class _Figure:
     name: str
+    """A short identifier, as in "gradient-depth"."""
     title: str
     caption: str
+    """One sentence that says how to read it."""
     description: str
+    """What it shows, for readers who cannot see it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves(_Figure):
+    """Lines in one or several panels that share their axes."""
+
     x_label: str
+    """With its unit."""
     y_label: str
+    """With its unit."""
     panels: tuple[tuple[str, tuple[Line, ...]], ...]
+    """Title of each panel, which may be empty if there is one panel, and its lines."""
     x_log: bool = False
     y_log: bool = False
     reference: tuple[float, str] | None = None
+    """Value and label of a horizontal line, such as a loss that no model can go below."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bars:
-    """A value for each arm, with its interval and the single seeds as points.
+class Bars(_Figure):
+    """A value for each arm, with its interval and the single seeds as points."""
 
-    Attributes:
-        name: A short identifier.
-        title: What it shows.
-        caption: One sentence that says how to read it.
-        description: What is to be seen in it.
-        label: Of the values, with its unit.
-        values: Name of an arm -> its value for each seed.
-        log: Logarithmic axis.
-    """
-
-    name: str
-    title: str
-    caption: str
-    description: str
     label: str
+    """What the values are, with the unit."""
     values: tuple[tuple[str, tuple[float, ...]], ...]
+    """Name of each arm, and its value for each seed."""
     log: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marks:
-    """A table of yes and no, or of numbers, by row and column.
+class Marks(_Figure):
+    """A table of yes and no, or of numbers, by row and column."""
 
-    Attributes:
-        name: A short identifier.
-        title: What it shows.
-        caption: One sentence that says how to read it.
-        description: What is to be seen in it.
-        rows: Names.
-        columns: Names.
-        cells: For each row and column whether it holds, and the number behind it.
-    """
-
-    name: str
-    title: str
-    caption: str
-    description: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: tuple[tuple[tuple[bool | None, float], ...], ...]
+    """For each row and column whether it holds, and the number that decides it."""
 
 
 Chart = Curves | Bars | Marks
 
 
-def line(label: str, x: Sequence[float], seeds: Sequence[Sequence[float]]) -> Line:
-    """The line of medians, with intervals, through what several seeds gave at the same places.
+def line(label: str, x: Sequence[float], seeds: Iterable[Sequence[float]]) -> Line:
+    """The line of medians, with intervals, through the values of several seeds at the same places.
 
     Args:
         label: Its name.
         x: Places.
-        seeds: For each seed the values there.
+        seeds: For each seed the values at these places.
     """
     intervals = [interval(values) for values in zip(*seeds, strict=True)]
     return Line(
@@ -121,3 +89,27 @@ def line(label: str, x: Sequence[float], seeds: Sequence[Sequence[float]]) -> Li
         low=tuple(low for _, low, _ in intervals),
         high=tuple(high for _, _, high in intervals),
     )
+
+
+def arm_lines(
+    seeds: Iterable[Paired], arms: Iterable[str] | Mapping[str, str], quantity: str, x: Sequence[float]
+) -> tuple[Line, ...]:
+    """A line for each arm through a quantity that it measured at the places x; None counts as infinite.
+
+    Args:
+        seeds: What all arms measured with each seed.
+        arms: Names of arms, or label -> name.
+        quantity: A name in the measurements, one value per place.
+        x: Places.
+    """
+    labelled = arms if isinstance(arms, Mapping) else {arm: arm for arm in arms}
+    seeds = list(seeds)
+    return tuple(line(label, x, [filled(paired[arm][quantity]) for paired in seeds]) for label, arm in labelled.items())
+
+
+def arm_values(
+    seeds: Iterable[Paired], arms: Iterable[str], quantity: str
+) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """The `values` of `Bars`: a number that each arm measured, for each seed; None counts as infinite."""
+    seeds = list(seeds)
+    return tuple((arm, tuple(filled([paired[arm][quantity] for paired in seeds]))) for arm in arms)

@@ -1,6 +1,6 @@
-"""Text to learn from: the source of a Python's standard library, listed file by file.
+"""Text to learn from: the source of Python's standard library, as files, and as windows of bytes.
 
-The library's text differs from one Python version to the next, so a training run records what it
+The library's text differs from one Python version to the next, so a training run records which text it
 read: every file's name, size and hash, and one digest of them all.
 """
 
@@ -9,17 +9,24 @@ from __future__ import annotations
 import hashlib
 import platform
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from normkit.errors import InputError
+from normkit.study.training_run import Batch
 
 SEPARATOR = b"\0"
-"""Stands before each file; a source file never holds this byte."""
+"""The byte before each file; a source file never holds it."""
 
 _HELD_OUT_OF = 20
-# Tests are another kind of text; encodings/ is generated tables, which any model predicts too easily;
+# Tests are a different kind of text; encodings/ holds generated tables, which any model predicts too easily;
 # the build's configuration holds the paths of one machine.
 _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "dist-packages", "encodings", "idle_test", "lib-dynload", "site-packages", "test", "tests"}
@@ -29,28 +36,21 @@ _SKIPPED_PREFIXES = ("_sysconfigdata", "_sysconfig_vars", "config-", "sitecustom
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file of the corpus.
-
-    Attributes:
-        name: Path below the root, with forward slashes.
-        text: The bytes, valid UTF-8.
-        sha256: Of the text, in hexadecimal.
-        held_out: Kept from training: one file in twenty, chosen by the hash of its name.
-    """
+    """One file of the corpus."""
 
     name: str
+    """Path below the root, with forward slashes."""
     text: bytes
+    """Valid UTF-8."""
     sha256: str
+    """Of the text, in hexadecimal."""
     held_out: bool
+    """Not trained on: one file in twenty, chosen by the hash of its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Source files in the order of their names.
-
-    Attributes:
-        files: The files.
-    """
+    """Source files in the order of their names."""
 
     files: tuple[SourceFile, ...]
 
@@ -85,13 +85,13 @@ class Corpus:
 
 
 def read(root: Path | None = None) -> Corpus:
-    """Read every Python source file below `root`, tests and generated tables left out.
+    """Read every Python source file below `root` except tests and generated tables.
 
     Args:
         root: A folder; the running Python's standard library if None.
 
     Raises:
-        InputError: If there is nothing to train on or nothing to hold out.
+        InputError: If there is no file to train on, or no file to hold out.
     """
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
@@ -120,3 +120,40 @@ def _is_plain_text(text: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return SEPARATOR not in text
+
+
+@cache
+def text_of_the_library() -> tuple[bytes, bytes]:
+    """Training and held-out text: the running Python's standard library."""
+    corpus = read()
+    return corpus.training, corpus.held_out
+
+
+def windows(text: bytes, *, batch: int, window: int, seed: int) -> Iterator[Batch]:
+    """Endless batches (batch, window + 1) of token ids from random places of a text; the last id is only predicted."""
+    stream = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        starts = torch.randint(len(stream) - window, (batch,), generator=generator)
+        yield (stream[starts[:, None] + torch.arange(window + 1)].long(),)
+
+
+def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy, in nats, of each token after the first under the logits of a model of token ids."""
+    (ids,) = batch
+    logits = model(ids[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module, text: bytes, *, window: int, count: int = 64) -> float:
+    """Mean cross-entropy in evaluation mode over `count` windows spread evenly over a text, in nats a byte."""
+    stream = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    starts = torch.linspace(0, len(stream) - window - 1, count).long()
+    ids = stream[starts[:, None] + torch.arange(window + 1)].long()
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    losses = [next_token_loss(model, (part.to(device),)).item() * len(part) for part in torch.split(ids, 16)]
+    model.train(was_training)
+    return sum(losses) / count

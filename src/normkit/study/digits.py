@@ -1,4 +1,4 @@
-"""Handwritten digits without a download: the 1,797 images of 8 x 8 pixels that scikit-learn brings along."""
+"""Handwritten digits without a download: the 1,797 images of 8 x 8 pixels that scikit-learn contains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.errors import InputError
-from normkit.study.loop import Batch
+from normkit.study.training_run import Batch
 
 CLASSES = 10
 SIDE = 8
@@ -23,19 +23,16 @@ _HELD_OUT = 450
 
 @dataclass(frozen=True, kw_only=True)
 class Digits:
-    """Images and the digits on them.
-
-    Attributes:
-        training: Images (1347, 8, 8), float32, of mean 0 and standard deviation 1 over all their pixels.
-        training_labels: Their digits, int64.
-        held_out: Images (450, 8, 8), shifted and scaled as those for training.
-        held_out_labels: Their digits.
-    """
+    """Images and the digits on them."""
 
     training: Tensor
+    """Images (1347, 8, 8), float32, of mean 0 and standard deviation 1 over all their pixels."""
     training_labels: Tensor
+    """Their digits, int64."""
     held_out: Tensor
+    """Images (450, 8, 8), shifted and scaled like the training images."""
     held_out_labels: Tensor
+    """Their digits."""
 
 
 @cache
@@ -67,13 +64,7 @@ def digits() -> Digits:
 
 
 def digit_batches(data: Digits, *, batch: int, seed: int) -> Iterator[Batch]:
-    """Endless batches of training images (batch, 8, 8) and labels (batch,), each image at most once in a batch.
-
-    Args:
-        data: The digits.
-        batch: Images in a batch.
-        seed: Of the choice.
-    """
+    """Endless batches of training images (batch, 8, 8) and labels (batch,), each image at most once in a batch."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         chosen = torch.randperm(len(data.training), generator=generator)[:batch]
@@ -88,28 +79,25 @@ def digit_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How well a model reads images.
-
-    Attributes:
-        loss: Mean cross-entropy in nats.
-        error: Share of images whose digit is not the likeliest one, in percent.
-    """
+    """How well a model reads images."""
 
     loss: float
+    """Mean cross-entropy in nats."""
     error: float
+    """Share of images whose digit is not the likeliest one, in percent."""
 
 
 @torch.no_grad()
 def digit_score(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int | None = None) -> Score:
     """Loss and error of a model in the mode it is in, over images taken `batch` at a time.
 
-    A last batch that is not full is left out: in training mode BatchNorm would see fewer images there.
+    An incomplete last batch is left out: in training mode BatchNorm would see fewer images in it.
 
     Args:
         model: From images (N, 8, 8) to logits (N, 10).
-        images: What to read.
-        labels: The digits.
-        batch: Images at a time; all at once where it is None.
+        images: Images.
+        labels: The digits on them.
+        batch: Images at a time; all at once if None.
     """
     parameter = next(model.parameters())
     batch = len(images) if batch is None else batch

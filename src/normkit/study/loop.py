@@ -3,78 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normkit.errors import InputError
 from normkit.study.ranks import ALONE, Ranks
-
-if TYPE_CHECKING:
-    from normkit.study.keeping import Keeper
-
-Batch = tuple[Tensor, ...]
-Loss = Callable[[nn.Module, Batch], Tensor]
-"""From model and batch to the mean loss of the batch. It calls the model and asks nothing else of it."""
-
-Observe = Callable[[nn.Module, int], Mapping[str, Any]]
-"""Called with model and step after the backward pass, before the update: values to keep, as JSON has them.
-
-A run that is continued calls it only for the steps that are left, so what it must keep it returns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """All choices of a run but model, data and seed.
-
-    Attributes:
-        steps: Optimizer steps.
-        learning_rate: At the peak, after `warmup` steps.
-        warmup: Steps of linear increase.
-        final_rate: Share of the peak where half a cosine ends; 1 keeps the rate.
-        optimizer: AdamW with betas (0.9, 0.95), or plain SGD.
-        weight_decay: Of matrices; gains, biases and embeddings are not decayed.
-        clip: Largest norm of all gradients together; None does not clip.
-    """
-
-    steps: int
-    learning_rate: float
-    warmup: int = 0
-    final_rate: float = 0.1
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    weight_decay: float = 0.0
-    clip: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse a run without a step.
-
-        Raises:
-            InputError: If there is none.
-        """
-        if self.steps < 1:
-            raise InputError(f"a run takes at least one step, got {self.steps}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One step of a run.
-
-    Attributes:
-        step: From 1.
-        loss: Before the update, nats or whatever the loss function gives.
-        learning_rate: Of the update.
-        gradient_norm: Of all gradients together, before clipping.
-        observed: What `observe` gave.
-    """
-
-    step: int
-    loss: float
-    learning_rate: float
-    gradient_norm: float
-    observed: Mapping[str, Any] = field(default_factory=dict)
+from normkit.study.run_checkpoint import RunCheckpoint
+from normkit.study.training_run import Batch, Loss, Observe, Point, Recipe
 
 
 def train(
@@ -84,8 +22,8 @@ def train(
     loss_of: Loss,
     *,
     observe: Observe | None = None,
-    tell: Callable[[Point], None] | None = None,
-    keeper: Keeper | None = None,
+    report: Callable[[Point], None] | None = None,
+    checkpoint: RunCheckpoint | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Point, ...]:
     """Train a model in place; a loss that is not finite ends the run and is its last point.
@@ -93,22 +31,22 @@ def train(
     Args:
         model: What to train.
         recipe: The choices.
-        batches: One a step. Those that a kept run has used are drawn and passed over.
+        batches: One per step. A continued run draws those of its first steps again, and skips them.
         loss_of: The loss. With several ranks it must be a mean over the batch's first dimension.
-        observe: Numbers to keep from each step.
-        tell: Called with each point after its update; not with those of a kept run.
-        keeper: Where the run is kept, so that it can be continued to the same bits.
-        ranks: The processes that share each batch; every one of them draws the whole of it.
+        observe: Values to record at each step.
+        report: Called with each point after its update, but not with the points of a checkpoint.
+        checkpoint: Where the run is saved, so that it can be continued to the same bits.
+        ranks: The processes that share each batch; every one of them draws the whole batch.
 
     Raises:
-        InputError: If what was kept cannot be continued, the batches end before the steps, or the ranks do not divide
-            a batch.
+        InputError: If the checkpoint cannot be continued, the batches end before the steps, or the number of ranks
+            does not divide a batch.
     """
     model.train()
     optimizer = build_optimizer(model, recipe)
-    points = list(keeper.resume(model, optimizer, recipe, batches, ranks)) if keeper else []
+    points = list(checkpoint.restore(model, optimizer, recipe, batches, ranks)) if checkpoint else []
     replica = ranks.replica(model)
-    while len(points) < recipe.steps and _goes_on(points):
+    while len(points) < recipe.steps and (not points or math.isfinite(points[-1].loss)):
         step = len(points) + 1
         batch = next(batches, None)
         if batch is None:
@@ -125,23 +63,19 @@ def train(
         points.append(
             Point(step=step, loss=mean, learning_rate=rate, gradient_norm=gradient_norm.item(), observed=observed)
         )
-        going_on = _goes_on(points)
-        if going_on:
+        is_finite = math.isfinite(mean)
+        if is_finite:
             optimizer.step()
-        if tell:
-            tell(points[-1])
-        done = step == recipe.steps or not going_on
-        if keeper and ranks.writes and (done or keeper.due(step)):
-            keeper.keep(model, optimizer, recipe, points, batch)
+        if report:
+            report(points[-1])
+        is_last = step == recipe.steps or not is_finite
+        if checkpoint and ranks.writes and (is_last or checkpoint.is_due(step)):
+            checkpoint.save(model, optimizer, recipe, points, batch)
     return tuple(points)
 
 
-def _goes_on(points: list[Point]) -> bool:
-    return not points or math.isfinite(points[-1].loss)
-
-
 def learning_rate(step: int, recipe: Recipe) -> float:
-    """The rate of a step, from 1: a linear rise over the warm-up, under half a cosine from the peak to its last share.
+    """The rate of a step, from 1: the lesser of a linear rise over the warm-up and half a cosine from peak to end.
 
     rate = peak * min(step / warmup, final + (1 - final) * (1 + cos(pi * step / steps)) / 2)
     """
@@ -162,5 +96,5 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Matrices with their weight decay; gains, biases and embeddings without."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     decayed = [p for p in model.parameters() if p.dim() > 1 and id(p) not in embeddings]
-    kept = [p for p in model.parameters() if p.dim() == 1 or id(p) in embeddings]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    others = [p for p in model.parameters() if p.dim() == 1 or id(p) in embeddings]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -1,4 +1,4 @@
-"""What a transformer does to activations, gradients and nudges of its weights at the start, block by block."""
+"""Activations, gradients and the effect of perturbed weights in an untrained transformer, block by block."""
 
 from __future__ import annotations
 
@@ -8,50 +8,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from normkit.study.corpus import next_token_loss
 from normkit.study.transformer import Transformer
-from normkit.study.windows import next_token_loss
 
 _RELATIVE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Propagation:
-    """What goes through a model of L blocks, forward and back.
-
-    Attributes:
-        stream: E|x|^2 / n of the residual stream before the first block and after each, L + 1 values.
-        gradients: For each block the norm of the gradient of its MLP's two matrices together, L values.
-        token_gradient: That of the last block, of the loss of one token: root of the mean square over tokens.
-        change: Mean squared change of what the unembedding reads, when each matrix of the blocks changes by noise of
-            a thousandth of its rms, over the square of that thousandth.
-    """
+    """Forward and backward signals in a model of L blocks."""
 
     stream: tuple[float, ...]
+    """E|x|^2 / n of the residual stream before the first block and after each, L + 1 values."""
     gradients: tuple[float, ...]
+    """For each block the norm of the gradient of its MLP's two matrices together, L values."""
     token_gradient: float
+    """That norm in the last block for the loss of one token: root of the mean square over tokens."""
     change: float
+    """Mean squared change of the unembedding's input when each matrix of the blocks changes by noise of a thousandth of
+    its rms, over the square of that thousandth."""
 
 
 def propagate(model: Transformer, ids: Tensor, generator: torch.Generator) -> Propagation:
-    """Measure one model on one batch by one backward pass and two forward passes; its weights are nudged by it.
-
-    Args:
-        model: Untrained or trained.
-        ids: Token ids (batch, tokens + 1).
-        generator: Of the noise.
-    """
+    """Measure one model on a batch of token ids (batch, tokens + 1); its matrices are perturbed in doing so."""
     stream: list[float] = []
     read: list[Tensor] = []
 
-    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def record(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         stream.extend(mean_square(x) for x in (*(() if stream else inputs), output))
 
-    handles = [block.register_forward_hook(keep) for block in model.blocks]
+    handles = [block.register_forward_hook(record) for block in model.blocks]
     handles.append(model.unembedding.register_forward_pre_hook(lambda _module, inputs: read.append(inputs[0].detach())))
     token_gradient = last_token_gradient(model, ids)
     for handle in handles[:-1]:
         handle.remove()
-    nudge(model.blocks, _RELATIVE, generator)
+    perturb(model.blocks, _RELATIVE, generator)
     with torch.no_grad():
         model(ids[:, :-1])
     handles[-1].remove()
@@ -67,22 +58,22 @@ def propagate(model: Transformer, ids: Tensor, generator: torch.Generator) -> Pr
 def last_token_gradient(model: Transformer, ids: Tensor) -> float:
     """The norm of the gradient of the last MLP's matrices under the loss of one token, after a backward pass of all.
 
-    Beyond the last attention tokens do not meet, so that the loss of a token t has the gradient g_t x_t^T, of norm
-    |g_t| |x_t|, with x_t what a matrix multiplies and g_t the gradient of what comes of it. Unlike the gradient of a
-    batch it does not depend on how much alike the tokens are. The root of the mean square over tokens is returned.
+    After the last attention no token depends on another, so the loss of a token t has the gradient g_t x_t^T, of norm
+    |g_t| |x_t|, where x_t is the input of a matrix and g_t the gradient of its output. Unlike the gradient of a batch
+    it does not depend on how similar the tokens are. The root of the mean square over tokens is returned.
 
     Args:
-        model: Whose gradients are filled as by any backward pass.
+        model: Its gradients are filled as by any backward pass.
         ids: Token ids (batch, tokens + 1).
     """
     calls: list[tuple[Tensor, Tensor]] = []
 
-    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def record(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         output.retain_grad()
         calls.append((inputs[0].detach(), output))
 
     branch = model.get_submodule(f"blocks.{len(model.blocks) - 1}.mlp.branch")
-    handles = [module.register_forward_hook(keep) for module in branch.children()]
+    handles = [module.register_forward_hook(record) for module in branch.children()]
     loss = next_token_loss(model, (ids,))
     for handle in handles:
         handle.remove()
@@ -91,19 +82,13 @@ def last_token_gradient(model: Transformer, ids: Tensor) -> float:
     for x, output in calls:
         assert output.grad is not None
         total += (x.double().square().sum(-1) * output.grad.double().square().sum(-1)).mean().item()
-    # The loss is a mean over tokens: a token's own gradient is as many times as large.
+    # The loss is a mean over tokens; the gradient of one token's loss is larger by their number.
     return math.sqrt(total) * ids[:, 1:].numel()
 
 
 @torch.no_grad()
-def nudge(module: nn.Module, relative: float, generator: torch.Generator) -> None:
-    """Add to each matrix normal noise of `relative` times its rms, in place.
-
-    Args:
-        module: Whose matrices, gains and biases excepted.
-        relative: Rms of the noise over that of the matrix.
-        generator: Of the noise.
-    """
+def perturb(module: nn.Module, relative: float, generator: torch.Generator) -> None:
+    """Add to each matrix of a module, in place, normal noise of `relative` times the rms of the matrix."""
     for weight in module.parameters():
         if weight.dim() == 2:
             noise = torch.randn(weight.shape, generator=generator).to(weight)
@@ -117,5 +102,5 @@ def gradient_norm(module: nn.Module) -> float:
 
 
 def mean_square(x: Tensor) -> float:
-    """Of all elements, summed in float64: squares of an explosion leave float32."""
+    """The mean square of all elements, summed in float64: the squares of an explosion overflow float32."""
     return x.detach().double().square().mean().item()

@@ -1,9 +1,9 @@
-"""One run in several processes under `torchrun`: each takes its part of every batch, the first alone writes.
+"""One run in several processes under `torchrun`: each takes its part of every batch, and only the first writes.
 
     torchrun --nproc-per-node 2 -m normkit study warmup --out results
 
 Every process draws the same batches and starts from the same weights; `DistributedDataParallel` averages their
-gradients, over Gloo on the CPU and NCCL on CUDA. The numbers are those of one process but for the order of float sums.
+gradients, over Gloo on the CPU and NCCL on CUDA. Only the order of float sums differs from one process.
 """
 
 from __future__ import annotations
@@ -26,33 +26,28 @@ from normkit.errors import InputError, LostRankError
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The processes of a run, and which of them this one is.
-
-    Attributes:
-        rank: Number of this process, from 0.
-        size: How many there are.
-    """
+    """The number of this process, from 0, and the number of all processes of a run."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes files and speaks to the user."""
+        """Whether this process is the one that writes files and prints."""
         return self.rank == 0
 
     def replica(self, model: nn.Module) -> nn.Module:
-        """What a loss calls: the model, wrapped so that its gradients are averaged where there are several processes.
+        """The model for the loss to call, wrapped so that gradients are averaged over several processes.
 
         The first process's weights and buffers replace those of the others.
         """
         return DistributedDataParallel(model) if self.size > 1 else model
 
     def part(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """This process's rows of a batch: as many in every process, in the order of ranks.
+        """This process's rows of a batch: equally many in every process, in the order of ranks.
 
         Raises:
-            InputError: If the processes do not divide the rows.
+            InputError: If the number of processes does not divide the rows.
         """
         if self.size == 1:
             return batch
@@ -71,18 +66,20 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Inside, what torch raises when another process has ended is a `LostRankError`."""
+        """Inside, torch's error about another process that has ended becomes a `LostRankError`."""
         try:
             yield
         except RuntimeError as error:
-            if self.size == 1 or not _tells_of_a_loss(error):
+            # Gloo's errors have no type of their own.
+            is_lost = isinstance(error, dist.DistError) or "gloo" in str(error) or "by peer" in str(error)
+            if self.size == 1 or not is_lost:
                 raise
-            # torchrun is about to end this process: it shall say its line first.
+            # torchrun is about to end this process, which prints its line first.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise LostRankError(_LOST.format(size=self.size)) from None
 
     def shared(self, content: bytes | None) -> bytes | None:
-        """What the first process holds, in all of them."""
+        """The content that the first process passes, in all of them."""
         if self.size == 1:
             return content
         held = [content]
@@ -96,9 +93,9 @@ ALONE = Ranks()
 
 @contextmanager
 def joined(device: str = "cpu") -> Iterator[Ranks]:
-    """Join the other processes of `torchrun`, if there are any, and part from them at the end.
+    """Join the other processes of `torchrun`, if there are any, and leave them at the end.
 
-    On CUDA each process gets the device of its own number on its machine, which "cuda" then means.
+    On CUDA, "cuda" means in each process the device of its own number on its machine.
 
     Args:
         device: Where models will be: it decides between NCCL and Gloo.
@@ -132,8 +129,3 @@ def _ended(_signal: int, _frame: FrameType | None) -> NoReturn:
     """`torchrun` ends all processes when one has failed."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise LostRankError(_LOST.format(size=os.environ["WORLD_SIZE"]))
-
-
-def _tells_of_a_loss(error: RuntimeError) -> bool:
-    # Gloo's errors have no type of their own.
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or "by peer" in str(error)

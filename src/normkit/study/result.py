@@ -1,198 +1,175 @@
-"""What a study is and what comes of it: arms, conditions with numbers, verdicts. Nothing here computes a norm."""
+"""What a study found: each condition over the seeds, a verdict for each claim, and all of it as JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from normkit.study.chart import Chart
-    from normkit.study.laboratory import Laboratory
+from normkit.study.arm_context import Settings
+from normkit.study.chart import Chart
+from normkit.study.definition import Claim, Condition, Study
+from normkit.study.statistics import Paired, interval
 
-Setting = bool | int | float | str | tuple[int, ...] | tuple[float, ...]
-"""A choice that `--set` can change; its default tells its type."""
-
-Settings = Mapping[str, Setting]
-
-
-def integer(settings: Settings, name: str) -> int:
-    """A setting that is a whole number."""
-    value = settings[name]
-    assert isinstance(value, int)
-    return value
-
-
-def numbers(settings: Settings, name: str) -> tuple[float, ...]:
-    """A setting that is several numbers."""
-    values = settings[name]
-    assert isinstance(values, tuple)
-    return values
-
-
-Measurement = Mapping[str, Any]
-"""What one arm gave with one seed: names -> numbers or lists of numbers, ready for JSON; None is no finite number."""
-
-Paired = Mapping[str, Measurement]
-"""Name of an arm -> what it gave; all of one seed, so that differences between arms are paired."""
+SCHEMA_VERSION = 1
 
 Verdict = Literal["reproduced", "reproduced only if", "not reproduced", "undecided", "not run"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One thing that is compared with others.
-
-    Attributes:
-        name: Words, unique in the study, as in "post, no warm-up".
-        choices: What `measure` needs to know, plain JSON values.
-        cost: Expected share of the study's time, in any unit.
-    """
-
-    name: str
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    cost: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """A number that a claim stands or falls with: the statistic of each seed, whose interval must lie within bounds.
-
-    Attributes:
-        says: The condition in words, with its bound.
-        statistic: From all arms of one seed to the number; NaN where it has none.
-        low: The least value with which it holds.
-        high: The greatest.
-        published: What the paper reports, in words; empty where it gives no number.
-        regime: The end of "reproduced only if ..."; empty for what the claim says of every case.
-        judged: False for a number that is shown and decides nothing.
-        source: Of the bound: theory, the paper, or why this number.
-    """
-
-    says: str
-    statistic: Callable[[Paired], float]
-    low: float = -math.inf
-    high: float = math.inf
-    published: str = ""
-    regime: str = ""
-    judged: bool = True
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A published statement and the conditions that make it a matter of numbers.
-
-    Attributes:
-        says: The statement, in our words.
-        source: Authors, year, identifier and place.
-        conditions: What must hold. All hold: reproduced. Only those of some regimes: reproduced only if these.
-        ledger: Rows of docs/explanation/claims.md that it decides.
-    """
-
-    says: str
-    source: str
-    conditions: tuple[Condition, ...]
-    ledger: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """A controlled experiment: what is claimed, what is compared, what is measured, what is drawn.
-
-    Attributes:
-        name: As typed after `normkit study`.
-        title: A few words.
-        question: One sentence that it answers.
-        claims: What it decides.
-        quick: Settings of the quick budget; they hold "seeds".
-        full: Settings that the full budget changes.
-        arms: From settings to what is compared.
-        measure: One arm with one seed; called once for each.
-        charts: From settings and the measurements of each seed to what is drawn.
-        data: What it is trained or measured on, in words.
-        needs: Packages beyond the core, as in ("sklearn",).
-        regime: Where it was measured, and for what more it does not speak.
-    """
-
-    name: str
-    title: str
-    question: str
-    claims: tuple[Claim, ...]
-    quick: Settings
-    full: Settings
-    arms: Callable[[Settings], tuple[Arm, ...]]
-    measure: Callable[[Laboratory, Arm], Measurement]
-    charts: Callable[[Settings, Mapping[int, Paired]], tuple[Chart, ...]]
-    data: str
-    regime: str
-    needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A condition with what was measured.
-
-    Attributes:
-        condition: What must hold.
-        values: The statistic of each seed, in the order of the seeds.
-        median: Their median.
-        low: Lower end of its interval.
-        high: Upper end.
-        holds: Whether the whole interval lies within the bounds; None if only a part does.
-    """
+    """A condition with its numbers."""
 
     condition: Condition
     values: tuple[float, ...]
+    """The statistic of each seed, in the order of the seeds."""
     median: float
     low: float
+    """Lower end of the interval of the median."""
     high: float
+    """Upper end."""
     holds: bool | None
+    """Whether the whole interval lies within the bounds; None if only a part does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """A claim with its verdict.
-
-    Attributes:
-        claim: What was claimed.
-        conditions: Each with its numbers.
-        verdict: In a word.
-        only_if: Regimes of "reproduced only if", joined; empty otherwise.
-    """
+    """A claim with its verdict."""
 
     claim: Claim
     conditions: tuple[Judged, ...]
     verdict: Verdict
     only_if: str = ""
+    """Regimes of "reproduced only if", joined; empty otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult:
-    """A study that has run.
-
-    Attributes:
-        study: What was run.
-        settings: With what.
-        measured: Seed -> arm -> what it gave.
-        decided: Each claim with its verdict.
-        seconds: Computing time of all arms together.
-        where: Machine, threads, device, dtype, versions, in words.
-        trouble: Arms that could not be run, each with one line why.
-    """
+    """A study that has run."""
 
     study: Study
     settings: Settings
     measured: Mapping[int, Paired]
+    """Seed -> arm -> measurement."""
     decided: tuple[Decided, ...]
     seconds: float
+    """Computing time of all arms together."""
     where: Mapping[str, str]
+    """Machine, threads, device, dtype, versions, in words."""
     trouble: Mapping[str, str] = field(default_factory=dict)
+    """Arms that could not be run, with the reason in one line."""
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """What is to be drawn, of the seeds that are whole."""
+        """The charts, from the seeds with which all arms were measured."""
         arms = self.study.arms(self.settings)
         whole = {seed: paired for seed, paired in self.measured.items() if len(paired) == len(arms)}
         return self.study.charts(self.settings, whole) if whole else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """All measurements and verdicts, ready for JSON, without times: the same numbers are the same bytes.
+
+        NaN and infinities are strings.
+        """
+        study, seeds = self.study, list(self.measured)
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "study": study.name,
+            "title": study.title,
+            "question": study.question,
+            "data": study.data,
+            "regime": study.regime,
+            "settings": dict(self.settings),
+            "where": dict(self.where),
+            "claims": [
+                {
+                    "says": decided.claim.says,
+                    "source": decided.claim.source,
+                    "ledger": decided.claim.ledger,
+                    "verdict": decided.verdict,
+                    "only_if": decided.only_if,
+                    "conditions": [_condition(judged, seeds) for judged in decided.conditions],
+                }
+                for decided in self.decided
+            ],
+            "trouble": dict(self.trouble),
+            "measurements": {str(seed): dict(paired) for seed, paired in self.measured.items()},
+        }
+        plain: dict[str, Any] = _plain(content)
+        return plain
+
+
+def _condition(judged: Judged, seeds: list[int]) -> dict[str, Any]:
+    condition = judged.condition
+    return {
+        "says": condition.says,
+        "published": condition.published,
+        "source": condition.source,
+        "regime": condition.regime,
+        "judged": condition.judged,
+        "bounds": (condition.low, condition.high),
+        "values": dict(zip(map(str, seeds), judged.values, strict=True)),
+        "median": judged.median,
+        "interval": (judged.low, judged.high),
+        "holds": judged.holds,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(member) for member in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def decide(claim: Claim, measured: Mapping[int, Paired]) -> Decided:
+    """The verdict on a claim.
+
+    If all judged conditions hold, it is reproduced. If some fail, and all conditions of a regime hold, it is reproduced
+    only in that regime. If none of these, it is not reproduced. A condition whose interval crosses a bound, or that
+    lacks a number, is open; if no condition fails, an open one leaves the claim undecided.
+
+    Args:
+        claim: A claim.
+        measured: Seed -> arm -> measurement.
+    """
+    judged = tuple(judge(condition, measured) for condition in claim.conditions)
+    verdict, only_if = _verdict([each for each in judged if each.condition.judged])
+    return Decided(claim=claim, conditions=judged, verdict=verdict, only_if=only_if)
+
+
+def judge(condition: Condition, measured: Mapping[int, Paired]) -> Judged:
+    """The condition's statistic for each seed, its median and interval, and whether it holds."""
+    values = tuple(_value(condition, paired) for _, paired in sorted(measured.items()))
+    median, low, high = interval(values)
+    holds: bool | None = None
+    if condition.low <= low and high <= condition.high:
+        holds = True
+    elif high < condition.low or low > condition.high:
+        holds = False
+    return Judged(condition=condition, values=values, median=median, low=low, high=high, holds=holds)
+
+
+def _value(condition: Condition, paired: Paired) -> float:
+    try:
+        return condition.statistic(paired)
+    except (KeyError, TypeError, ZeroDivisionError):
+        # An arm was not run, or a number was not finite.
+        return math.nan
+
+
+def _verdict(judged: list[Judged]) -> tuple[Verdict, str]:
+    if not judged or all(math.isnan(each.median) for each in judged):
+        return "not run", ""
+    if all(each.holds for each in judged):
+        return "reproduced", ""
+    regimes = list(dict.fromkeys(each.condition.regime for each in judged if each.condition.regime))
+    held = [regime for regime in regimes if all(each.holds for each in judged if each.condition.regime == regime)]
+    failed = [each for each in judged if each.holds is False]
+    if held and failed:
+        return "reproduced only if", "; ".join(held)
+    return ("not reproduced", "") if failed else ("undecided", "")

@@ -1,4 +1,4 @@
-"""The settings of a study: a budget's, changed by what stands after `--set`, each of the type of its default."""
+"""The settings of a study: the defaults of a budget, changed by `--set`; each keeps the type of its default."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from normkit.errors import InputError
-from normkit.study.result import Setting, Settings, Study
+from normkit.study.arm_context import Setting, Settings
+from normkit.study.definition import Study
 from normkit.text import offer
 
 Budget = Literal["quick", "full"]
@@ -19,12 +20,12 @@ def settings_of(study: Study, budget: Budget = "quick", changed: Mapping[str, st
     """All settings of a study.
 
     Args:
-        study: Whose.
+        study: A study.
         budget: Which of its two sets of defaults.
-        changed: Name -> text of the value; names that the study does not have are passed over.
+        changed: Name -> text of the value; names that the study does not have are skipped.
 
     Raises:
-        InputError: If a text is no value of its setting's type.
+        InputError: If a text is not a value of its setting's type.
     """
     defaults = {**study.quick, **(study.full if budget == "full" else {})}
     changed = changed or {}
@@ -36,14 +37,11 @@ def settings_of(study: Study, budget: Budget = "quick", changed: Mapping[str, st
 
 
 def assignments(texts: Sequence[str], studies: Sequence[Study]) -> dict[str, str]:
-    """Name -> text of each "name=value".
-
-    Args:
-        texts: As they stand after `--set`.
-        studies: At least one of them must have each name.
+    """Name -> text of the value, of each text "name=value" after `--set`.
 
     Raises:
-        InputError: If a text is none such, a name comes twice, or no study has it; the nearest name is offered.
+        InputError: If a text is not of this form, a name comes twice, or none of the studies has it; the nearest name
+            is offered.
     """
     known = tuple(dict.fromkeys(name for study in studies for name in study.quick))
     found: dict[str, str] = {}
@@ -73,22 +71,18 @@ def check_seeds(seeds: Setting) -> int:
 
 def _typed(name: str, text: str, default: Setting) -> Setting:
     try:
-        return _of_type(text, default)
+        if isinstance(default, bool):
+            return _BOOLEANS[text.lower()]
+        if isinstance(default, int):
+            return int(text)
+        if isinstance(default, float):
+            return _finite(text)
+        if isinstance(default, str):
+            return text
+        parts = text.removesuffix(",").split(",")
+        return tuple(map(int, parts)) if _is_whole(default) else tuple(map(_finite, parts))
     except (ValueError, KeyError):
         raise InputError(f"{name} takes {_words(default)}, got {text!r}") from None
-
-
-def _of_type(text: str, default: Setting) -> Setting:
-    if isinstance(default, bool):
-        return _BOOLEANS[text.lower()]
-    if isinstance(default, int):
-        return int(text)
-    if isinstance(default, float):
-        return _finite(text)
-    if isinstance(default, str):
-        return text
-    parts = text.removesuffix(",").split(",")
-    return tuple(map(int, parts)) if _is_whole(default) else tuple(map(_finite, parts))
 
 
 def _finite(text: str) -> float:
@@ -103,13 +97,10 @@ def _is_whole(default: tuple[float, ...]) -> bool:
 
 
 def _words(default: Setting) -> str:
+    """The values that a setting takes, in words."""
+    if isinstance(default, tuple):
+        shown = ",".join(f"{member:g}" for member in default)
+        return f"{'whole ' if _is_whole(default) else ''}numbers with commas between, as in {shown}"
     if isinstance(default, bool):
         return "true or false"
-    if isinstance(default, int):
-        return "a whole number"
-    if isinstance(default, float):
-        return "a number"
-    if isinstance(default, str):
-        return "a word"
-    shown = ",".join(f"{member:g}" for member in default)
-    return f"{'whole ' if _is_whole(default) else ''}numbers with commas between, as in {shown}"
+    return {int: "a whole number", float: "a number", str: "a word"}[type(default)]

@@ -1,10 +1,10 @@
-"""The folder of one study: what was asked for, each finished arm, a log, and the result; written so that nothing tears.
+"""The folder of one study: its configuration, each finished arm, a log, and the result; no file is ever half written.
 
-configuration.json   what decides the numbers: settings, device, versions, data
+configuration.json   everything that decides the numbers: settings, device, versions, data
 arms/ARM-SEED.json   one finished arm with one seed
-runs/ARM-SEED/       what an unfinished one keeps of its training runs
-curves/ARM-SEED/     a file a training run, one JSON line a step
-log.jsonl            one line a finished arm, in the order of their ends
+runs/ARM-SEED/       checkpoints of the training runs of an unfinished one
+curves/ARM-SEED/     one file per training run, one JSON line per step
+log.jsonl            one line per finished arm, in the order of their ends
 results.json         everything, without times: the same numbers are the same bytes
 """
 
@@ -23,7 +23,8 @@ from typing import Any
 
 from normkit.errors import InputError
 from normkit.files import json_text, lock, write_text
-from normkit.study.result import Arm, Measurement
+from normkit.study.definition import Arm
+from normkit.study.statistics import Measurement
 
 SCHEMA_VERSION = 1
 
@@ -35,29 +36,24 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True)
 class Finished:
-    """An arm that was measured with one seed.
-
-    Attributes:
-        measurement: What it gave.
-        seconds: How long it took.
-    """
+    """An arm that was measured with one seed."""
 
     measurement: Measurement
     seconds: float
 
 
 class Store:
-    """The folder, held by this process alone until it is closed.
+    """The folder, locked by this process until it is closed.
 
     Args:
-        folder: Made if it is not there.
-        configuration: What decides the numbers, as JSON values.
-        arms: Of the study.
+        folder: Made if it does not exist.
+        configuration: Everything that decides the numbers, as JSON values.
+        arms: The study's.
         resume: Whether the folder may hold a part of the study already.
 
     Raises:
-        InputError: If it holds results and is not to be resumed, was made with another configuration or by something
-            else, is in use by another process, or cannot be written to.
+        InputError: If it holds results and is not to be resumed, belongs to another configuration or another program,
+            is locked by another process, or cannot be written to.
     """
 
     def __init__(
@@ -76,14 +72,14 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Let other processes have the folder."""
+        """Unlock the folder."""
         os.close(self._lock)
 
     def finished(self, seeds: int) -> dict[tuple[int, str], Finished]:
-        """By seed and name of the arm, what was measured already.
+        """The finished arms, by seed and name.
 
         Raises:
-            InputError: If a file is none that this study has written.
+            InputError: If a file was not written by this study.
         """
         return {
             (seed, arm): self._read(arm, seed)
@@ -92,28 +88,28 @@ class Store:
             if self._arm_file(arm, seed).exists()
         }
 
-    def run_folder(self, arm: str, seed: int) -> Path:
-        """Where an unfinished arm may keep its training runs; it is made by who writes there."""
+    def checkpoint_folder(self, arm: str, seed: int) -> Path:
+        """Where an unfinished arm saves its training runs; it does not exist before the first is saved."""
         return self.folder / "runs" / f"{self._names[arm]}-{seed}"
 
     def curve_folder(self, arm: str, seed: int) -> Path:
-        """Where an arm leaves the curves of its training runs; it is made by who writes there."""
+        """Where an arm writes the curves of its training runs; it does not exist before the first is written."""
         return self.folder / "curves" / f"{self._names[arm]}-{seed}"
 
     def keep(self, arm: str, seed: int, finished: Finished) -> None:
-        """Write what an arm gave, then its line in the log, and drop what was kept of its runs.
+        """Write a measurement, then its line in the log, and remove the arm's checkpoints.
 
         Raises:
-            InputError: If there is no room.
+            InputError: If the disk is full.
         """
         about = {"study": self._study, "arm": arm, "seed": seed, "seconds": round(finished.seconds, 3)}
         content = {"schema_version": SCHEMA_VERSION, **about, "measurement": finished.measurement}
         _write(self._arm_file(arm, seed), content)
         numbers = {name: value for name, value in finished.measurement.items() if isinstance(value, bool | int | float)}
         self._log({**about, "numbers": numbers})
-        runs = self.run_folder(arm, seed)
+        runs = self.checkpoint_folder(arm, seed)
         shutil.rmtree(runs, ignore_errors=True)
-        # Another arm may keep its runs beside it.
+        # Another arm may have checkpoints there.
         with suppress(OSError):
             runs.parent.rmdir()
 
@@ -121,7 +117,7 @@ class Store:
         """Write results.json.
 
         Raises:
-            InputError: If there is no room.
+            InputError: If the disk is full.
         """
         return _write(self.folder / "results.json", document)
 
@@ -129,8 +125,8 @@ class Store:
         return self.folder / "arms" / f"{self._names[arm]}-{seed}.json"
 
     def _begin(self, configuration: dict[str, Any]) -> None:
-        """Hold the folder's configuration against this one; write it where there is none."""
-        # Left by a process that was killed while it wrote.
+        """Compare the folder's configuration with this one; write it if there is none."""
+        # Files of a process that was killed while it wrote.
         for torn in (*self.folder.glob(".*.json*.*"), *self.folder.glob("arms/.*.json.*")):
             torn.unlink(missing_ok=True)
         file = self.folder / _CONFIGURATION
@@ -172,17 +168,17 @@ class Store:
 
 
 def require_new(folder: Path) -> None:
-    """Refuse a folder that holds anything.
+    """Refuse a folder that is not empty.
 
     Raises:
-        InputError: If it does, or is a file.
+        InputError: If it holds a file that is not hidden.
     """
     if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise InputError(f"{folder} holds results already; go on with --resume, or {_WAY_OUT}")
 
 
 def _locked(folder: Path) -> int:
-    """A handle of the folder, made if it is not there, that no other process holds."""
+    """A locked handle of the folder, which is made if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -227,7 +223,7 @@ def _require_same(there: dict[str, Any], asked: dict[str, Any], folder: Path) ->
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no mapping, under its path of names."""
+    """Every value that is not a mapping, with its path of names."""
     for name, member in value.items():
         if isinstance(member, Mapping):
             yield from _flat(member, f"{above}{name}.")
@@ -240,7 +236,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def _file_names(arms: Sequence[Arm]) -> list[str]:
-    """For each arm a name of its own that every file system takes; equal ones are numbered."""
+    """For each arm a unique name that every file system accepts; equal names are numbered."""
     names: list[str] = []
     for arm in arms:
         plain = re.sub(r"[^a-z0-9.+=]+", "-", arm.name.lower()).strip("-.")[:_LONGEST_NAME] or "arm"

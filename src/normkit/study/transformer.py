@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from normkit import specs
 from normkit.errors import InputError
-from normkit.study.initialisation import initialise
-from normkit.study.norms import NormLayer, norm_layer
+from normkit.study.model_parts import NormLayer, initialise, norm_layer
 
 Placement = Literal["pre", "post", "peri", "output", "none"]
 
@@ -24,7 +23,7 @@ PLACEMENTS: dict[Placement, str] = {
     "output": "x + norm(f(x))",
     "none": "x + f(x)",
 }
-"""Where the norm of a block stands -> what the block computes."""
+"""Place of the norm in a block -> the block's formula."""
 
 _BRANCH_MATRICES = ("value.weight", "out.weight", "up.weight", "down.weight")
 
@@ -33,43 +32,41 @@ _BRANCH_MATRICES = ("value.weight", "out.weight", "up.weight", "down.weight")
 class TransformerConfig:
     """All choices of a `Transformer`.
 
-    Attributes:
-        vocabulary: Token ids.
-        context: Positions at most.
-        width: Features of the residual stream, n.
-        layers: Pairs of attention and MLP.
-        heads: Attention heads; they divide the width.
-        expansion: Hidden features of an MLP over the width.
-        norm: A spec, a function width -> layer, or None.
-        placement: Where a block's norm stands, a key of `PLACEMENTS`.
-        final_norm: A norm before the unembedding; None is what the placement usually has: one, but for post and none.
-        query_key_norm: RMSNorm of queries and keys, for each head.
-        residual_scale: Factor a on the stream in a x + f(...): DeepNorm's alpha.
-        branch_gain: Factor on the initial values, outputs and MLP matrices: DeepNorm's beta.
-        depth_scaled: Divide the norm of block l by sqrt(l), l from 1 (LayerNorm Scaling).
-        causal: A token sees itself and earlier ones only.
-
     Raises:
-        InputError: If heads do not divide the width, or the placement is unknown.
+        InputError: If the heads do not divide the width, or the placement is unknown.
     """
 
     vocabulary: int = 256
+    """Number of token ids."""
     context: int = 64
+    """Positions at most."""
     width: int = 64
+    """Features of the residual stream, n."""
     layers: int = 4
+    """Pairs of attention and MLP."""
     heads: int = 4
+    """Attention heads; they divide the width."""
     expansion: int = 4
+    """Hidden features of an MLP over the width."""
     norm: NormLayer = specs.TORCH_LAYER_NORM
+    """A spec, a function width -> layer, or None."""
     placement: Placement = "pre"
+    """Where the norm of a block is, a key of `PLACEMENTS`."""
     final_norm: bool | None = None
+    """A norm before the unembedding; None is the usual choice of the placement: yes, except for post and none."""
     query_key_norm: bool = False
+    """RMSNorm of queries and keys, for each head."""
     residual_scale: float = 1.0
+    """Factor a on the stream in a x + f(...): DeepNorm's alpha."""
     branch_gain: float = 1.0
+    """Factor on the initial value, output and MLP matrices: DeepNorm's beta."""
     depth_scaled: bool = False
+    """Divide the norm of block l by sqrt(l), l from 1 (LayerNorm Scaling)."""
     causal: bool = True
+    """A token sees only itself and earlier ones."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built."""
+        """Refuse a configuration that cannot be built."""
         if self.width % self.heads:
             raise InputError(f"{self.heads} heads do not divide a width of {self.width}; choose heads that do")
         if self.placement not in PLACEMENTS:
@@ -77,9 +74,18 @@ class TransformerConfig:
 
     @property
     def has_final_norm(self) -> bool:
-        """Whether a norm stands before the unembedding."""
+        """Whether there is a norm before the unembedding."""
         usual = self.placement in ("pre", "peri", "output")
         return self.norm is not None and (usual if self.final_norm is None else self.final_norm)
+
+
+def deep_norm(layers: int) -> dict[str, float]:
+    """The factors of DeepNorm for L layers: alpha = (2 L)^(1/4) on the stream, beta = (8 L)^(-1/4) on the branches.
+
+    Source:
+        Wang et al. 2022, arXiv:2203.00555.
+    """
+    return {"residual_scale": (2 * layers) ** 0.25, "branch_gain": (8 * layers) ** -0.25}
 
 
 class Transformer(nn.Module):
@@ -87,12 +93,8 @@ class Transformer(nn.Module):
 
     Embeddings plus learned positions, `layers` times attention and MLP (GELU), a final norm, an unembedding of its own.
     Every linear layer has a bias. Matrices start from a normal distribution of variance 2 / (inputs + outputs) (Glorot
-    & Bengio 2010, equation 16), embeddings from variance 1 / 4, biases at 0; one seed gives alike-named matrices of
-    equal shape the same values whatever the rest of the model.
-
-    Args:
-        config: The choices.
-        seed: Of the initial weights.
+    & Bengio 2010, equation 16), embeddings from variance 1 / 4, biases at 0. With one seed, matrices of the same name
+    and shape start with the same values, whatever the rest of the model is.
 
     Source:
         Xiong et al. 2020 (arXiv:2002.04745) for pre and post; Wang et al. 2022 (arXiv:2203.00555) for the residual
@@ -138,12 +140,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each with its norms and its residual connection.
-
-    Args:
-        config: The choices.
-        layer: Its number, from 1.
-    """
+    """Attention, then an MLP, each with its norms and its residual connection; `layer` is its number, from 1."""
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
@@ -157,13 +154,7 @@ class Block(nn.Module):
 
 
 class Residual(nn.Module):
-    """A branch f with its norms: one of the five formulas of `PLACEMENTS`, with a x in place of x.
-
-    Args:
-        branch: f.
-        config: The choices.
-        layer: Number of the block, from 1.
-    """
+    """A branch f with its norms: one of the five formulas of `PLACEMENTS`, with a x in place of x."""
 
     def __init__(self, branch: nn.Module, config: TransformerConfig, layer: int) -> None:
         super().__init__()
@@ -177,7 +168,7 @@ class Residual(nn.Module):
             self.output_norm = norm_layer(placed, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The stream with the branch's part added."""
+        """The stream after the branch is added."""
         stream = x if self.residual_scale == 1 else self.residual_scale * x
         added: Tensor = self.branch(self._normalized(x) if self.placement in ("pre", "peri") else x)
         match self.placement:
@@ -195,11 +186,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention by `scaled_dot_product_attention`.
-
-    Args:
-        config: The choices.
-    """
+    """Multi-head attention by `scaled_dot_product_attention`."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -216,7 +203,7 @@ class Attention(nn.Module):
         return attended
 
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both of shape (batch, heads, tokens, width / heads), as they are multiplied."""
+        """Both of shape (batch, heads, tokens, width / heads), as the scores multiply them."""
         query, key = self._by_head(self.query(x)), self._by_head(self.key(x))
         return self.query_norm(query), self.key_norm(key)
 
@@ -225,11 +212,7 @@ class Attention(nn.Module):
 
 
 class Feedforward(nn.Module):
-    """Two linear layers with a GELU between.
-
-    Args:
-        config: The choices.
-    """
+    """Two linear layers with a GELU between."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

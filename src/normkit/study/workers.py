@@ -1,7 +1,7 @@
-"""Who measures the arms of a study: this process, or several beside it that end when it does.
+"""The processes that measure the arms of a study: this one, or several others that end when it does.
 
-Each arm with each seed is a trial of its own. Processes with few threads each, as many as there are cores, give the
-same bits as one after another: nothing that a trial computes depends on what is computed beside or before it.
+A run of one arm with one seed computes nothing that depends on other runs, so several processes with few threads each
+give the same bits as one process.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from types import TracebackType
 import torch
 
 from normkit.errors import InputError
-from normkit.study.trial import Outcome, Trial, in_a_line
+from normkit.study.arm_run import ArmRun, Outcome, in_a_line
 
-Tell = Callable[[Trial, float], None]
-"""Called with a trial and the share of it that is done."""
+Report = Callable[[ArmRun, float], None]
+"""Called with a run and the share of it that is done."""
 
 
 class Crew:
-    """Measures trials, several at a time where it has several jobs; the processes stay for the next study.
+    """Measures runs of arms, several at a time if it has several jobs; its processes are kept for the next study.
 
     Args:
-        jobs: Trials at a time; one is measured in this process.
-        threads: Torch's, of each trial.
+        jobs: Runs at a time; a single one is measured in this process.
+        threads: Torch's, for each run.
     """
 
     def __init__(self, jobs: int = 1, threads: int = 1) -> None:
@@ -42,7 +42,7 @@ class Crew:
         self._idle: list[_Worker] = []
 
     def __enter__(self) -> Crew:
-        """Begin; a process is started when there is work for it."""
+        """Begin; processes are started when there is work for them."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -50,29 +50,29 @@ class Crew:
         while self._idle:
             self._idle.pop().stop()
 
-    def perform(self, trials: Sequence[Trial], tell: Tell) -> Generator[tuple[Trial, Outcome]]:
-        """Each trial with what became of it, as they end; a trial that fails is no reason for others to.
+    def perform(self, runs: Sequence[ArmRun], report: Report) -> Generator[tuple[ArmRun, Outcome]]:
+        """Each run with its outcome, as they end; a run that fails does not stop the others.
 
         Args:
-            trials: In the order in which they are begun.
-            tell: Called with a trial and the share of it that is done.
+            runs: In the order in which they are begun.
+            report: Called with a run and the share of it that is done.
 
         Raises:
-            InputError: If a trial cannot be sent to another process.
-            LostRankError: If another process of the trial's ranks has ended.
+            InputError: If a run cannot be sent to another process.
+            LostRankError: If another process of the run's ranks has ended.
         """
-        return self._here(trials, tell) if self.jobs == 1 else self._beside(trials, tell)
+        return self._here(runs, report) if self.jobs == 1 else self._beside(runs, report)
 
-    def _here(self, trials: Sequence[Trial], tell: Tell) -> Generator[tuple[Trial, Outcome]]:
-        for trial in trials:
-            with _settled(self.threads):
-                # Where one of several processes fails, the others wait for it: it must end, and they with it.
-                outcome = (trial.attempt if trial.ranks.size == 1 else trial.perform)(partial(tell, trial))
-            yield trial, outcome
+    def _here(self, runs: Sequence[ArmRun], report: Report) -> Generator[tuple[ArmRun, Outcome]]:
+        for run in runs:
+            with _threads_and_random_state(self.threads):
+                # If one of several ranks fails, the others wait for it: it must end, so that they end too.
+                outcome = (run.attempt if run.ranks.size == 1 else run.perform)(partial(report, run))
+            yield run, outcome
 
-    def _beside(self, trials: Sequence[Trial], tell: Tell) -> Generator[tuple[Trial, Outcome]]:
-        waiting = deque(trials)
-        busy: dict[Connection, tuple[_Worker, Trial]] = {}
+    def _beside(self, runs: Sequence[ArmRun], report: Report) -> Generator[tuple[ArmRun, Outcome]]:
+        waiting = deque(runs)
+        busy: dict[Connection, tuple[_Worker, ArmRun]] = {}
         try:
             while waiting or busy:
                 while waiting and len(busy) < self.jobs:
@@ -81,42 +81,42 @@ class Crew:
                     worker.send(waiting.popleft())
                 for ready in connection.wait(list(busy)):
                     assert isinstance(ready, Connection)
-                    worker, trial = busy[ready]
-                    told = worker.receive()
-                    if isinstance(told, float):
-                        tell(trial, told)
+                    worker, run = busy[ready]
+                    message = worker.receive()
+                    if isinstance(message, float):
+                        report(run, message)
                         continue
                     del busy[ready]
                     if worker.is_alive:
                         self._idle.append(worker)
-                    yield trial, told
+                    yield run, message
         finally:
             for worker, _ in busy.values():
                 worker.stop()
 
 
 class _Worker:
-    """A process that measures one trial after another, and a line to it."""
+    """A process that measures one run after another, and the connection to it."""
 
     def __init__(self, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process: SpawnProcess = context.Process(target=_work, args=(theirs, threads), daemon=True)
-        with _interrupts_held():
+        with _interrupts_blocked():
             self._process.start()
         theirs.close()
         self.is_alive = True
 
-    def send(self, trial: Trial) -> None:
-        """Begin a trial.
+    def send(self, run: ArmRun) -> None:
+        """Begin a run.
 
         Raises:
-            InputError: If what it is made of has no name by which another process finds it.
+            InputError: If it cannot be pickled.
         """
         try:
             # A process that has ended is noticed when its outcome is received.
             with suppress(BrokenPipeError):
-                self.connection.send(trial)
+                self.connection.send(run)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
                 f"an arm cannot be sent to another process ({error}); put the study's functions in a module, or "
@@ -124,39 +124,39 @@ class _Worker:
             ) from None
 
     def receive(self) -> float | Outcome:
-        """The share that is done, or what became of the trial, also where the process has ended with it."""
+        """The share that is done, or the outcome of the run; also if the process has ended."""
         try:
-            told: float | Outcome = self.connection.recv()
+            message: float | Outcome = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.is_alive = False
             self.stop()
             return Outcome(error=_ending(self._process.exitcode or 0))
-        return told
+        return message
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """End the process at once."""
         self._process.terminate()
         self._process.join()
         self.connection.close()
 
 
 def _work(line: Connection, threads: int) -> None:
-    """What a process does: wait for a trial, perform it, say what became of it, until nobody is there to be told."""
+    """Receive runs, perform them and send their outcomes, until the other end of the connection is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             try:
-                trial: Trial = line.recv()
+                run: ArmRun = line.recv()
             except (ImportError, AttributeError) as error:
-                # What was sent names a function that is not found here.
+                # The run names a function that this process does not find.
                 line.send(Outcome(error=in_a_line(error)))
             else:
-                line.send(trial.attempt(line.send))
+                line.send(run.attempt(line.send))
 
 
 def _end_with_parent() -> None:
-    """End this process at once when the one that started it is no more, even if that was killed."""
+    """End this process as soon as its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
@@ -171,8 +171,8 @@ def _ending(code: int) -> str:
 
 
 @contextmanager
-def _settled(threads: int) -> Iterator[None]:
-    """So many threads inside; outside, threads and random numbers as they were."""
+def _threads_and_random_state(threads: int) -> Iterator[None]:
+    """Set the number of threads inside; restore it and torch's random state afterwards."""
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(threads)
@@ -183,9 +183,9 @@ def _settled(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """What is started inside never sees Ctrl-C, which is for this process alone; it is not lost meanwhile."""
-    # Where it is started only now, it lets interrupts through again.
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C, so that a process started inside never receives it; this process receives it afterwards."""
+    # Started only inside, the tracker would unblock interrupts.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from normkit.study import probing
+from normkit.study import arm_context
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _runs_are_not_inspected(pytestconfig: pytest.Config) -> Iterator[None]:
-    """In `make test`, where test_probing.py and test_laboratory.py alone ask what a run's inspection finds."""
+    """In `make test`, where only test_arm_context.py tests the findings of a run."""
     with pytest.MonkeyPatch.context() as patch:
         if pytestconfig.pluginmanager.hasplugin("thinned"):
-            patch.setattr(probing, "findings", lambda *_: ())
+            patch.setattr(arm_context, "findings", lambda *_: ())
         yield

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from normkit.study import Transformer, TransformerConfig
+from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.affine import STUDY, frozen_gains
-from normkit.study.judging import decide
-from normkit.study.laboratory import Laboratory
+from normkit.study.result import decide
 
 TINY = {**STUDY.quick, "layers": 1, "width": 16, "batch": 2, "window": 8, "steps": 3, "warmup": 0, "little_bytes": 200}
 ARMS = {arm.name: arm for arm in STUDY.arms(TINY)}
@@ -42,8 +42,8 @@ def test_each_arm_trains_its_part_of_the_affine_map(name, learned, monkeypatch):
         built.append(Transformer(config, seed))
         return built[-1]
 
-    monkeypatch.setattr("normkit.study.experiments.affine.Transformer", keep)
-    STUDY.measure(Laboratory(settings=TINY, seed=0), ARMS[name])
+    monkeypatch.setattr("normkit.study.text_training.Transformer", keep)
+    STUDY.measure(ArmContext(settings=TINY, seed=0), ARMS[name])
     norm = built[0].final_norm
     start = Transformer(TransformerConfig(width=16, layers=1, context=8)).final_norm
     moved = {path for path, value in norm.named_parameters() if value.requires_grad and value.grad is not None}
@@ -53,7 +53,7 @@ def test_each_arm_trains_its_part_of_the_affine_map(name, learned, monkeypatch):
 
 @pytest.mark.slow
 def test_little_text_is_seen_often_and_both_losses_are_measured():
-    measured = STUDY.measure(Laboratory(settings=TINY, seed=0), ARMS["neither, little text"])
+    measured = STUDY.measure(ArmContext(settings=TINY, seed=0), ARMS["neither, little text"])
     json.dumps(measured)
     assert len(measured["losses"]) == 3
     assert measured["gap"] != 0

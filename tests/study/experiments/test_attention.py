@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
+from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.attention import STUDY, _scores
-from normkit.study.judging import decide
-from normkit.study.laboratory import Laboratory
+from normkit.study.result import decide
 from normkit.study.transformer import Transformer, TransformerConfig
 
 SMALL = {**STUDY.quick, "width": 16, "heads": 2, "batch": 2}
@@ -13,7 +13,7 @@ SMALL = {**STUDY.quick, "width": 16, "heads": 2, "batch": 2}
 
 @pytest.fixture(scope="module")
 def measured():
-    lab = Laboratory(settings=SMALL, seed=0)
+    lab = ArmContext(settings=SMALL, seed=0)
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(SMALL)}}
 
 

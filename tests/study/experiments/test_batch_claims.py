@@ -4,7 +4,7 @@ import pytest
 
 from normkit.study.experiments.batch_claims import CLAIMS
 from normkit.study.experiments.batch_models import VARIANCE_SIZES
-from normkit.study.judging import decide
+from normkit.study.result import decide
 
 COUPLINGS = ("samples", "batch size", "future", "padding", "mode")
 

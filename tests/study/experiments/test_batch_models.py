@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from normkit.study.arm_context import ArmContext
+from normkit.study.definition import Arm
 from normkit.study.digits import digits
 from normkit.study.experiments import batch_models
 from normkit.study.experiments.batch_models import (
@@ -14,9 +16,7 @@ from normkit.study.experiments.batch_models import (
     delayed,
     with_statistics_of,
 )
-from normkit.study.laboratory import Laboratory
-from normkit.study.norms import BatchNorm
-from normkit.study.result import Arm
+from normkit.study.model_parts import BatchNorm
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ SETTINGS = {
 
 
 def measured(measure, **choices):
-    return measure(Laboratory(settings=SETTINGS, seed=0), Arm(name="an arm", choices=choices))
+    return measure(ArmContext(settings=SETTINGS, seed=0), Arm(name="an arm", choices=choices))
 
 
 def test_a_trained_mlp_is_read_in_both_modes():

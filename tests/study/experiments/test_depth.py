@@ -2,11 +2,9 @@ import math
 
 import pytest
 
-from normkit.study.experiments.depth import STUDY, variant_of
-from normkit.study.experiments.depth_charts import LONG, TRAINED, VARIANTS
-from normkit.study.judging import decide
-from normkit.study.laboratory import Laboratory
-from normkit.study.transformer import Transformer
+from normkit.study.arm_context import ArmContext
+from normkit.study.experiments.depth import LONG, STUDY, TRAINED, VARIANTS, build
+from normkit.study.result import decide
 
 TINY = {
     **STUDY.quick,
@@ -25,7 +23,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def measured():
-    lab = Laboratory(settings=TINY, seed=0)
+    lab = ArmContext(settings=TINY, seed=0)
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
@@ -47,27 +45,27 @@ def test_every_variant_is_measured_at_every_depth_and_two_are_trained(measured):
 
 
 def test_gradients_of_all_blocks_are_put_together():
-    lab = Laboratory(settings={**TINY, "depths": (2,)}, seed=1)
+    lab = ArmContext(settings={**TINY, "depths": (2,)}, seed=1)
     arm = STUDY.measure(lab, STUDY.arms(TINY)[1])
     assert arm["all_gradients"] == pytest.approx([math.hypot(*arm["deepest_gradients"])])
 
 
 def test_the_variants_are_what_their_names_say():
-    deep = variant_of("DeepNorm", 8)
+    models = {name: build(ArmContext(settings=TINY, seed=0), name, 8) for name in VARIANTS}
+    deep = models["DeepNorm"].config
     assert (deep.placement, deep.residual_scale, deep.branch_gain) == ("post", 2.0, pytest.approx(64**-0.25))
-    assert variant_of("no norm", 2).norm is None
-    assert variant_of("depth-scaled", 2).depth_scaled
-    assert [variant_of(name, 2).placement for name in ("post", "pre", "peri")] == ["post", "pre", "peri"]
-    plain = Transformer(variant_of("no norm", 2, width=16))
-    assert not any("norm" in path for path, _ in plain.named_parameters())
+    assert models["depth-scaled"].config.depth_scaled
+    assert [models[name].config.placement for name in ("post", "pre", "peri")] == ["post", "pre", "peri"]
+    assert models["no norm"].config.norm is None
+    assert not any("norm" in path for path, _ in models["no norm"].named_parameters())
 
 
 @pytest.mark.slow
 def test_an_arm_depends_on_its_seed_alone(measured):
     arm = next(arm for arm in STUDY.arms(TINY) if arm.name == "no norm, 4 layers trained")
-    again = STUDY.measure(Laboratory(settings=TINY, seed=0), arm)
+    again = STUDY.measure(ArmContext(settings=TINY, seed=0), arm)
     assert again == measured[0][arm.name]
-    other = STUDY.measure(Laboratory(settings=TINY, seed=1), arm)
+    other = STUDY.measure(ArmContext(settings=TINY, seed=1), arm)
     assert other["losses"] != again["losses"]
 
 
@@ -162,7 +160,7 @@ def test_the_charts_are_of_what_was_measured(measured):
     charts = {chart.name: chart for chart in STUDY.charts(TINY, measured)}
     assert list(charts) == ["depth-stream", "depth-gradient", "depth-blocks", "depth-change", "depth-training"]
     stream = {line.label: line for line in charts["depth-stream"].panels[0][1]}
-    assert stream["pre"].y == tuple(measured[0]["pre"]["deepest_stream"])
+    assert stream["pre"].y == measured[0]["pre"]["deepest_stream"]
     assert stream["pre"].x == tuple(range(25))
     assert charts["depth-blocks"].panels[0][1][0].x == tuple(range(1, 25))
     assert charts["depth-gradient"].panels[0][1][1].x == (2, 12, 24)

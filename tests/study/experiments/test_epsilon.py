@@ -2,16 +2,16 @@ import math
 
 import pytest
 
+from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.epsilon import STUDY
-from normkit.study.judging import decide
-from normkit.study.laboratory import Laboratory
+from normkit.study.result import decide
 
 TINY = {**STUDY.quick, "width": 16, "layers": 1, "batch": 2, "window": 8, "steps": 2}
 
 
 @pytest.fixture(scope="module")
 def measured():
-    lab = Laboratory(settings=TINY, seed=0)
+    lab = ArmContext(settings=TINY, seed=0)
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 

@@ -1,8 +1,8 @@
 import pytest
 
+from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.final_norm import STUDY
-from normkit.study.judging import decide
-from normkit.study.laboratory import Laboratory
+from normkit.study.result import decide
 
 TINY = {
     **STUDY.quick,
@@ -22,7 +22,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def measured():
-    lab = Laboratory(settings=TINY, seed=0)
+    lab = ArmContext(settings=TINY, seed=0)
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
@@ -43,7 +43,7 @@ def test_logits_of_pre_norm_grow_with_depth_without_a_final_norm_only(measured):
 
 @pytest.mark.slow
 def test_each_rate_starts_from_the_same_weights_and_sees_the_same_batches(measured):
-    lab = Laboratory(settings={**TINY, "rates": (1e-2,)}, seed=0)
+    lab = ArmContext(settings={**TINY, "rates": (1e-2,)}, seed=0)
     arm = STUDY.arms(TINY)[0]
     alone = STUDY.measure(lab, arm)
     assert alone["losses"] == measured[0][arm.name]["losses"][1:]

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.gradient_arms import DetachedNorm, arms, measure
 from normkit.study.experiments.gradients import STUDY
-from normkit.study.laboratory import Laboratory
 
 TINY = {
     **STUDY.quick,
@@ -21,7 +21,7 @@ TINY = {
     "turning_steps": 4,
     "warmup": 0,
 }
-LAB = Laboratory(settings=TINY, seed=1)
+LAB = ArmContext(settings=TINY, seed=1)
 
 
 def measured(name):

@@ -1,8 +1,8 @@
 import pytest
 
+from normkit.study.experiments.gradient_measures import FACTORS
 from normkit.study.experiments.gradients import STUDY
-from normkit.study.judging import decide
-from normkit.study.turning import FACTORS
+from normkit.study.result import decide
 
 
 def invented(losses=(), rough=(1.0, 1.0), start=(1.0, 1.0), spread=(0.1, 100.0), **changed):

@@ -1,9 +1,10 @@
 import pytest
+import torch
+from torch import nn
 
-from normkit.study.experiments.initialisation import STUDY
-from normkit.study.experiments.initialisation_arms import DEEP, SHALLOW
-from normkit.study.judging import decide
-from normkit.study.laboratory import Laboratory
+from normkit.study.arm_context import ArmContext
+from normkit.study.experiments.initialisation import DEEP, SHALLOW, STUDY, build
+from normkit.study.result import decide
 
 TINY = {**STUDY.quick, "depths": (2, 16), "layers": 1, "deep_layers": 2, "width": 16, "batch": 2, "window": 8}
 TINY["steps"] = 2
@@ -11,13 +12,13 @@ TINY["steps"] = 2
 
 @pytest.fixture(scope="module")
 def measured():
-    lab = Laboratory(settings=TINY, seed=0)
+    lab = ArmContext(settings=TINY, seed=0)
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
 @pytest.mark.slow
 def test_every_start_is_trained(measured):
-    assert tuple(measured[0]) == SHALLOW + DEEP
+    assert tuple(measured[0]) == (*SHALLOW, *DEEP)
     assert all(len(arm["losses"]) == 2 for arm in measured[0].values())
     assert len({arm["first"] for arm in measured[0].values()}) == len(measured[0])
 
@@ -88,7 +89,51 @@ def test_what_is_otherwise_is_not(claim, losses, verdict):
 @pytest.mark.slow
 def test_the_charts_are_of_what_was_measured(measured):
     loss, end = STUDY.charts(TINY, measured)
-    assert [line.label for _, lines in loss.panels for line in lines] == list(SHALLOW + DEEP)
+    assert [line.label for _, lines in loss.panels for line in lines] == [*SHALLOW, *DEEP]
     assert loss.panels[0][1][0].y == tuple(measured[0]["gain 1, bias 0"]["losses"])
     assert dict(end.values)["DeepNorm"] == (measured[0]["DeepNorm"]["loss"],)
     assert 1 < loss.reference[0] < 3.47
+
+
+def built(name):
+    return build(ArmContext(settings=TINY, seed=0), name, 2)
+
+
+def norms(model):
+    return [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+
+
+@pytest.mark.parametrize(("name", "gain"), [("gain 1, bias 0", 1), ("gain 0.1", 0.1), ("gain 0.5", 0.5), ("gain 2", 2)])
+def test_all_gains_start_at_the_arms(name, gain):
+    found = norms(built(name))
+    assert len(found) == 5
+    assert all(torch.equal(norm.weight, torch.full((16,), gain)) and not norm.bias.any() for norm in found)
+
+
+def test_random_biases_differ_from_norm_to_norm_and_not_from_run_to_run():
+    first, second = norms(built("random bias")), norms(built("random bias"))
+    assert all(torch.equal(a.bias, b.bias) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0].bias, first[1].bias)
+    assert all((norm.weight == 1).all() for norm in first)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("outputs at 0", 0.0), ("outputs over sqrt(2L)", 0.5)])
+def test_only_the_outputs_of_branches_are_scaled(name, factor):
+    usual, scaled = built("gain 1, bias 0"), built(name)
+    for (path, expected), weight in zip(usual.named_parameters(), scaled.parameters(), strict=True):
+        output = path.endswith(("out.weight", "down.weight"))
+        torch.testing.assert_close(weight, expected * (factor if output else 1))
+
+
+def test_deep_arms_have_their_factors():
+    configs = {name: build(ArmContext(settings=TINY, seed=0), name, 8).config for name in (*SHALLOW, *DEEP)}
+    factors = {name: (configs[name].residual_scale, configs[name].branch_gain) for name in DEEP}
+    alpha, beta = 2.0, pytest.approx(64**-0.25)
+    assert factors == {
+        "post": (1.0, 1.0),
+        "alpha alone": (alpha, 1.0),
+        "beta alone": (1.0, beta),
+        "DeepNorm": (alpha, beta),
+    }
+    assert {configs[name].placement for name in DEEP} == {"post"}
+    assert {configs[name].placement for name in SHALLOW} == {"pre"}

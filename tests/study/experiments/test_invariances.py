@@ -3,12 +3,12 @@ import json
 import pytest
 import torch
 
+from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.invariances import NO_EPS, PUBLISHED, STUDY, build, errors
-from normkit.study.judging import decide
-from normkit.study.laboratory import Laboratory
+from normkit.study.result import decide
 
 TINY = {**STUDY.quick, "layers": 1, "width": 16, "batch": 2, "window": 8, "steps": 2}
-LAB = Laboratory(settings=TINY, seed=3)
+LAB = ArmContext(settings=TINY, seed=3)
 IDS = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
 ARMS = {arm.name: arm for arm in STUDY.arms(TINY)}
 

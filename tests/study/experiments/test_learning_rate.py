@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
+from normkit.study.arm_context import ArmContext
+from normkit.study.corpus import next_token_loss
 from normkit.study.experiments.learning_rate import STUDY, _largest_score, _step_rates
-from normkit.study.judging import decide, judge
-from normkit.study.laboratory import Laboratory
+from normkit.study.result import decide, judge
 from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import next_token_loss
 
 TINY = {
     **STUDY.quick,
@@ -23,7 +23,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def measured():
-    lab = Laboratory(settings=TINY, seed=0)
+    lab = ArmContext(settings=TINY, seed=0)
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 

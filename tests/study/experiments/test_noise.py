@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from normkit.study.experiments.noise import STUDY, sufficient_noise
-from normkit.study.judging import decide, judge
-from normkit.study.laboratory import Laboratory
+from normkit.study.arm_context import ArmContext
+from normkit.study.experiments.noise import STUDY, fewest_steps, nets, sufficient_noise
+from normkit.study.result import decide, judge
 
 TINY = {**STUDY.quick, "layers": 2, "width": 8, "steps": 12, "rates": (0.1,), "noises": (0.5, 2.0), "probe": 32}
 
@@ -93,7 +93,7 @@ def test_nets_are_observed_at_one_rate_which_is_always_there(rates):
     assert len(arms) == 4 * len({*rates, 0.1})
     assert len({arm.name for arm in arms}) == len(arms)
     observed, *others = (
-        STUDY.measure(Laboratory(settings={**TINY, "rates": rates}, seed=0), arm)
+        STUDY.measure(ArmContext(settings={**TINY, "rates": rates}, seed=0), arm)
         for arm in arms
         if arm.name.startswith("noise 2, ")
     )
@@ -104,7 +104,7 @@ def test_nets_are_observed_at_one_rate_which_is_always_there(rates):
 
 @pytest.mark.slow
 def test_arms_start_from_the_same_weights_and_see_the_same_batches():
-    lab = Laboratory(settings={**TINY, "steps": 1}, seed=0)
+    lab = ArmContext(settings={**TINY, "steps": 1}, seed=0)
     first = {arm.name: STUDY.measure(lab, arm)["losses"][0] for arm in STUDY.arms(TINY)}
     again = {arm.name: STUDY.measure(lab, arm)["losses"][0] for arm in STUDY.arms(TINY)}
     assert first == again
@@ -121,11 +121,69 @@ def test_a_run_that_was_broken_off_goes_on_with_the_same_noise(tmp_path):
         if len(told) == 7:
             raise InterruptedError
 
-    whole = STUDY.measure(Laboratory(settings=TINY, seed=0), arm)
+    whole = STUDY.measure(ArmContext(settings=TINY, seed=0), arm)
     with pytest.raises(InterruptedError):
-        STUDY.measure(Laboratory(settings=TINY, seed=0, keep=tmp_path, keep_seconds=0, tell=stop), arm)
+        STUDY.measure(ArmContext(settings=TINY, seed=0, checkpoints=tmp_path, checkpoint_seconds=0, report=stop), arm)
     assert list(tmp_path.iterdir())
     told.clear()
-    laboratory = Laboratory(settings=TINY, seed=0, keep=tmp_path, keep_seconds=0, tell=told.append)
-    assert STUDY.measure(laboratory, arm) == whole
+    context = ArmContext(settings=TINY, seed=0, checkpoints=tmp_path, checkpoint_seconds=0, report=told.append)
+    assert STUDY.measure(context, arm) == whole
     assert len(told) < TINY["steps"]
+
+
+SETTINGS = {"noises": (0.5, 2.0), "rates": (0.1, 0.3), "steps": 3}
+
+
+def of_seed(seed):
+    return {
+        f"{net} , rate {rate}".replace(" ,", ","): {
+            "losses": [4.0, 1.0 + seed, None][: 2 if rate == 0.3 else 3],
+            "steps_to": None if net == "no norm" else 20 + seed + 100 * rate,
+            "at": [1, 2] if rate == 0.1 else [],
+            "shift": [0.5 + seed, None][: 2 if net == "BatchNorm" else 1],
+            "gradient_change": [0.5, 0.4],
+            "smoothness": [5.0, 4.0],
+        }
+        for net in nets(SETTINGS)
+        for rate in (0.1, 0.3)
+    }
+
+
+@pytest.fixture
+def drawn():
+    return {chart.name: chart for chart in STUDY.charts(SETTINGS, {seed: of_seed(seed) for seed in range(3)})}
+
+
+def test_nets_follow_the_settings():
+    assert nets(SETTINGS) == ("BatchNorm", "noise 0.5", "noise 2", "no norm")
+
+
+def test_the_best_rate_counts():
+    assert fewest_steps(of_seed(0), "BatchNorm") == 30
+    assert fewest_steps(of_seed(0), "no norm") == math.inf
+    with pytest.raises(KeyError):
+        fewest_steps({}, "BatchNorm")
+
+
+def test_losses_stand_in_a_panel_for_each_rate(drawn):
+    panels = drawn["noise-loss"].panels
+    assert [title for title, _ in panels] == ["learning rate 0.1", "learning rate 0.3"]
+    (_, slow), (_, fast) = panels
+    assert slow[0].y == (4.0, 2.0, 4.0)
+    assert fast[0].y == (4.0, 2.0, math.inf)
+    assert (fast[0].low[1], fast[0].high[1]) == (1.0, 3.0)
+
+
+def test_speed_is_drawn_over_the_noise(drawn):
+    noisy, without = drawn["noise-speed"].panels[0][1]
+    assert noisy.x == without.x == (0.0, 0.5, 2.0)
+    assert noisy.y == (31.0, 31.0, 31.0)
+    assert without.y == (math.inf,) * 3
+
+
+def test_a_course_has_gaps_where_numbers_are_missing(drawn):
+    lines = drawn["noise-shift"].panels[0][1]
+    assert lines[0].x == (1, 2)
+    assert lines[0].y[0] == 1.5
+    assert all(math.isnan(line.y[1]) for line in lines)
+    assert set(drawn) == {"noise-loss", "noise-speed", "noise-shift", "noise-gradient-change", "noise-smoothness"}

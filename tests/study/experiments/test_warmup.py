@@ -1,9 +1,9 @@
 import pytest
 
-from normkit.study.experiments.warmup import STUDY, configuration
-from normkit.study.judging import decide
-from normkit.study.laboratory import Laboratory
-from normkit.study.tasks import markov_chain
+from normkit.study.arm_context import ArmContext
+from normkit.study.experiments.warmup import STUDY, build
+from normkit.study.markov_chain import MarkovChain
+from normkit.study.result import decide
 
 TINY = {**STUDY.quick, "layers": 1, "width": 16, "batch": 2, "window": 8, "steps": 3, "warmup": 2}
 NAMES = (
@@ -19,7 +19,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def measured():
-    lab = Laboratory(settings=TINY, seed=0)
+    lab = ArmContext(settings=TINY, seed=0)
     return {0: {arm.name: STUDY.measure(lab, arm) for arm in STUDY.arms(TINY)}}
 
 
@@ -38,14 +38,15 @@ def test_warm_up_changes_what_comes_after_the_first_step_only(measured):
 
 @pytest.mark.slow
 def test_a_loss_is_counted_from_the_entropy_of_the_chain(measured):
-    floor = markov_chain(symbols=32, window=8, sharpness=2.0).floor
+    floor = MarkovChain(window=8).floor
     for arm in measured[0].values():
         assert arm["loss"] == pytest.approx(sum(min(loss, arm["losses"][0]) for loss in arm["losses"]) / 3)
         assert arm["above_floor"] == pytest.approx(arm["loss"] - floor)
 
 
 def test_the_models_are_what_their_names_say():
-    built = {name: configuration(name, 8, width=16, context=8) for name in ("pre", "post", "peri", "DeepNorm")}
+    context = ArmContext(settings={**TINY, "layers": 8}, seed=0)
+    built = {name: build(context, name, 32).config for name in ("pre", "post", "peri", "DeepNorm")}
     assert {name: config.placement for name, config in built.items()} == {
         "pre": "pre",
         "post": "post",

@@ -1,4 +1,4 @@
-"""`affine`: what LayerNorm's gain and bias are good for, on and off, frozen, and on little text."""
+"""`affine`: LayerNorm with and without gain and bias, with a frozen gain, and on little text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 
 from normkit import specs
 from normkit.layers import LayerNorm
-from normkit.study.chart import Bars, Chart
-from normkit.study.curves import curve, padded
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Recipe
-from normkit.study.norms import NormLayer
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
-from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import held_out_loss, next_token_loss, text_of_the_library, windows
+from normkit.study.arm_context import ArmContext, Settings
+from normkit.study.chart import Bars, Chart, arm_values
+from normkit.study.corpus import held_out_loss, text_of_the_library
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.model_parts import NormLayer
+from normkit.study.statistics import Measurement, Paired, difference
+from normkit.study.text_training import train_on_text, transformer
+from normkit.study.training_run import Recipe
 
 _BOTH, _NEITHER, _GAIN, _BIAS, _FROZEN = "gain and bias", "neither", "gain only", "bias only", "random frozen gain"
 _LITTLE = (_BOTH, _NEITHER)
@@ -26,8 +26,7 @@ _FROZEN_SPREAD = 0.5
 def frozen_gains(seed: int) -> Callable[[int], nn.Module]:
     """A maker of LayerNorms whose gain is drawn once, log-normal around 1, and not trained; the bias is.
 
-    Args:
-        seed: Of the gains; each norm that is made has its own.
+    The seed decides the gains; each norm that is made has its own.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -54,44 +53,28 @@ def _arms(_settings: Settings) -> tuple[Arm, ...]:
     )
 
 
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
-    window, is_little = lab.integer("window"), bool(arm.choices.get("little"))
-    config = TransformerConfig(
-        context=window,
-        width=lab.integer("width"),
-        layers=lab.integer("layers"),
-        norm=_norm(arm.choices["norm"], lab.seed),
-    )
-    model = Transformer(config, seed=lab.seed)
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    is_little = bool(arm.choices.get("little"))
+    model = transformer(context, norm=_norm(arm.choices["norm"], context.seed))
     recipe = Recipe(
-        steps=lab.integer("steps"),
-        learning_rate=lab.number("little_rate" if is_little else "learning_rate"),
-        warmup=lab.integer("warmup"),
+        steps=context.integer("steps"),
+        learning_rate=context.number("little_rate" if is_little else "learning_rate"),
+        warmup=context.integer("warmup"),
     )
     training, held_out = text_of_the_library()
     if is_little:
-        training = training[: lab.integer("little_bytes")]
-    run = lab.train(
-        model, recipe, windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed), next_token_loss
-    )
+        training = training[: context.integer("little_bytes")]
+    run = train_on_text(context, model, recipe, text=training)
+    window = model.config.context
     unseen = run.capped(held_out_loss(model, held_out, window=window))
-    return {
-        "losses": padded(run, recipe.steps),
-        "held_out": unseen,
-        "gap": unseen - run.capped(held_out_loss(model, training, window=window)),
-        "diverged": run.diverged,
-        "findings": list(run.findings),
-    }
-
-
-def _difference(arm: str, other: str, name: str = "held_out") -> Callable[[Paired], float]:
-    return lambda paired: float(paired[arm][name] - paired[other][name])
+    gap = unseen - run.capped(held_out_loss(model, training, window=window))
+    return run.measurement(recipe.steps, held_out=unseen, gap=gap)
 
 
 def _equal(arm: str) -> Condition:
     return Condition(
         says=f"{arm} ends within 0.05 nats a byte of {_BOTH}",
-        statistic=_difference(arm, _BOTH),
+        statistic=difference(arm, _BOTH, "held_out"),
         low=-0.05,
         high=0.05,
         source="set beforehand, as in the study `centring`: about the spread of one arm over seeds",
@@ -101,7 +84,7 @@ def _equal(arm: str) -> Condition:
 def _outperforms(words: str, regime: str) -> Condition:
     return Condition(
         says=f"{_NEITHER}{words} ends below {_BOTH}{words}",
-        statistic=_difference(f"{_NEITHER}{words}", f"{_BOTH}{words}"),
+        statistic=difference(f"{_NEITHER}{words}", f"{_BOTH}{words}", "held_out"),
         high=0.0,
         published="on four data sets, as reported",
         regime=regime,
@@ -120,9 +103,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             caption="Every arm of one seed has the same initial matrices and batches; points are seeds.",
             description="All arms end close together.",
             label="held-out loss (nats a byte)",
-            values=tuple(
-                (arm, tuple(curve([paired[arm]["held_out"] for paired in seeds]))) for arm in arms if arm not in little
-            ),
+            values=arm_values(seeds, [arm for arm in arms if arm not in little], "held_out"),
         ),
         Bars(
             name="affine-gap",
@@ -130,7 +111,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             caption="A larger gap is more over-fitting; points are seeds.",
             description="The gap with gain and bias beside the gap without.",
             label="gap (nats a byte)",
-            values=tuple((arm, tuple(curve([paired[arm]["gap"] for paired in seeds]))) for arm in little),
+            values=arm_values(seeds, little, "gap"),
         ),
     )
 
@@ -154,7 +135,7 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="on little text the gap of held-out and training loss is at least 0.02 nats larger with them",
-                    statistic=_difference(f"{_BOTH}, little text", f"{_NEITHER}, little text", "gap"),
+                    statistic=difference(f"{_BOTH}, little text", f"{_NEITHER}, little text", "gap"),
                     low=0.02,
                     published="they increase the risk of over-fitting",
                     source="set beforehand, as a difference that could matter; the paper gives no such number",

@@ -1,20 +1,22 @@
-"""`attention`: how attention scores grow with the input and with the weights, behind a norm and without."""
+"""`attention`: how attention scores grow with the input and with the weights, after a norm and without one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from normkit import specs
 from normkit.geometry import attention_entropy
+from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Chart, Curves, Line, line
-from normkit.study.laboratory import Laboratory
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, numbers
-from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import text_of_the_library, windows
+from normkit.study.corpus import text_of_the_library
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.statistics import Measurement, Paired, Statistic
+from normkit.study.text_training import text_batch, transformer
+from normkit.study.transformer import Transformer
 
 _NORMS = {"no norm": None, "LayerNorm": specs.TORCH_LAYER_NORM, "RMSNorm": specs.TORCH_RMS_NORM.replace(eps=1e-5)}
 _NORMALIZED = ("LayerNorm", "RMSNorm")
@@ -25,26 +27,27 @@ def _arms(_settings: Settings) -> tuple[Arm, ...]:
     return tuple(Arm(name=name) for name in (*_NORMS, _QUERY_KEY))
 
 
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
     """Largest score and mean entropy of the first block's attention, over scales of its input and of W_Q and W_K."""
-    window = lab.integer("window")
-    config = TransformerConfig(
-        context=window,
-        width=lab.integer("width"),
-        heads=lab.integer("heads"),
-        layers=1,
-        norm=_NORMS.get(arm.name, specs.TORCH_LAYER_NORM),
-        query_key_norm=arm.name == _QUERY_KEY,
-    )
-    model = Transformer(config, seed=lab.seed).to(lab.device, torch.float64).eval()
-    training, _ = text_of_the_library()
-    (ids,) = next(windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed))
+
+    def build() -> Transformer:
+        model = transformer(
+            context,
+            heads=context.integer("heads"),
+            layers=1,
+            norm=_NORMS.get(arm.name, specs.TORCH_LAYER_NORM),
+            query_key_norm=arm.name == _QUERY_KEY,
+        )
+        return model.to(context.device, torch.float64).eval()
+
+    model = build()
+    (ids,) = text_batch(context, text_of_the_library()[0], seed=context.seed)
     with torch.no_grad():
-        x = model.embed(ids[:, :-1].to(lab.device))
-        over_input = [_scores(model, scale * x) for scale in numbers(lab.settings, "input_scales")]
+        x = model.embed(ids[:, :-1])
+        over_input = [_scores(model, scale * x) for scale in context.numbers("input_scales")]
         over_weights = []
-        for scale in numbers(lab.settings, "weight_scales"):
-            scaled = Transformer(config, seed=lab.seed).to(x.device, torch.float64).eval()
+        for scale in context.numbers("weight_scales"):
+            scaled = build()
             _, attention = scaled.attention(0)
             attention.query.weight.mul_(scale)
             attention.key.weight.mul_(scale)
@@ -52,7 +55,7 @@ def _measure(lab: Laboratory, arm: Arm) -> Measurement:
     return {
         "input": {"largest": [each[0] for each in over_input], "entropy": [each[1] for each in over_input]},
         "weights": {"largest": [each[0] for each in over_weights], "entropy": [each[1] for each in over_weights]},
-        "root of head width": math.sqrt(config.width / config.heads),
+        "root of head width": math.sqrt(model.config.width / model.config.heads),
     }
 
 
@@ -65,29 +68,23 @@ def _scores(model: Transformer, x: Tensor) -> tuple[float, float]:
     return logits[..., seen].abs().max().item(), attention_entropy(logits, seen).mean().item()
 
 
-def _ratio(arm: str, over: str, name: str = "largest") -> Callable[[Paired], float]:
-    """The value at the largest scale over the value at scale 1, or its inverse, whichever is above 1."""
-
-    def ratio(paired: Paired) -> float:
-        first, last = paired[arm][over][name][0], paired[arm][over][name][-1]
-        return float(max(last / first, first / last))
-
-    return ratio
-
-
-def _entropy(arm: str, place: int) -> Callable[[Paired], float]:
+def _entropy(arm: str, place: int) -> Statistic:
     return lambda paired: float(paired[arm]["input"]["entropy"][place])
 
 
-def _entropy_spread(arm: str) -> Callable[[Paired], float]:
+def _entropy_spread(arm: str) -> Statistic:
     return lambda paired: float(max(paired[arm]["input"]["entropy"]) - min(paired[arm]["input"]["entropy"]))
 
 
 def _unchanged(arm: str, over: str, regime: str) -> Condition:
+    def ratio(paired: Paired) -> float:
+        largest = paired[arm][over]["largest"]
+        return float(max(largest[-1] / largest[0], largest[0] / largest[-1]))
+
     of = {"input": "the input", "weights": "the query and key weights"}[over]
     return Condition(
         says=f"{arm}: the largest score changes by at most 1 % over all scales of {of}",
-        statistic=_ratio(arm, over),
+        statistic=ratio,
         low=1.0,
         high=1.01,
         regime=regime,
@@ -156,6 +153,9 @@ _CLAIMS = (
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
     arms = (*_NORMS, _QUERY_KEY)
+    window = integer(settings, "window")
+    # Uniform attention under the causal mask.
+    uniform = sum(math.log(position) for position in range(1, window + 1)) / window
 
     def lines(over: str, name: str) -> tuple[Line, ...]:
         scales = numbers(settings, f"{over.removesuffix('s')}_scales")
@@ -183,16 +183,9 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             y_label="entropy (nats)",
             panels=(("input", lines("input", "entropy")), ("query and key weights", lines("weights", "entropy"))),
             x_log=True,
-            reference=(_uniform(settings), "all keys alike"),
+            reference=(uniform, "all keys alike"),
         ),
     )
-
-
-def _uniform(settings: Settings) -> float:
-    """Mean entropy of uniform attention under the causal mask."""
-    window = settings["window"]
-    assert isinstance(window, int)
-    return sum(math.log(position) for position in range(1, window + 1)) / window
 
 
 STUDY = Study(

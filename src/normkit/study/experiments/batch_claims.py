@@ -1,13 +1,13 @@
-"""What the study `batch-vs-layer` decides: the published statements about BatchNorm, as conditions with numbers."""
+"""The claims of the study `batch-vs-layer`: published statements about BatchNorm, as conditions with numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from normkit.study.definition import Claim, Condition
 from normkit.study.experiments.batch_models import VARIANCE_SIZES
-from normkit.study.result import Claim, Condition, Paired
-from normkit.study.speed import steps_to
+from normkit.study.statistics import Paired, Statistic, difference, steps_to
 
 _REACHED_LOSS = 0.5
 _TEXT_ARM = "Transformer: BatchNorm, rate 0.003"
@@ -17,24 +17,13 @@ _POINTS = "over 450 images an error rate of 10 % has a standard deviation of 1.4
 _NATS = "a tenth of a nat is above the spread of seeds here"
 
 
-def _excess(first: str, second: str, name: str = "error") -> Callable[[Paired], float]:
-    """What the first arm has more than the second."""
-    return lambda paired: float(paired[first][name] - paired[second][name])
-
-
-def _gap(norm: str, sizes: Iterable[int]) -> Callable[[Paired], float]:
-    """The largest distance of the two modes' losses over some batch sizes."""
+def _gap(norm: str, sizes: Iterable[int]) -> Statistic:
+    """The largest difference between the losses of the two modes over some batch sizes."""
     return lambda paired: max(abs(paired[f"MLP: {norm}, batch {size}"]["gap"]) for size in sizes)
 
 
-def _longer(paired: Paired) -> float:
-    """How many points more the BatchNorms of single times err than LayerNorm, at the longest sequences."""
-    each, layer = paired["RNN: a BatchNorm for each time"]["errors"], paired["RNN: LayerNorm"]["errors"]
-    return float(each[-1] - layer[-1])
-
-
 def _faster(paired: Paired) -> float:
-    """Steps without a norm over steps with BatchNorm until the loss is reached; infinite where only BatchNorm does."""
+    """Steps to the loss without a norm over those with BatchNorm; infinite if only BatchNorm reaches it."""
     without, batch = (
         steps_to(paired[f"CNN: {norm}, batch 32"]["losses"], _REACHED_LOSS) for norm in ("no norm", "BatchNorm")
     )
@@ -46,19 +35,19 @@ def _least_dependence(paired: Paired) -> float:
     return min(float(measured[name]) for name in (*_COUPLINGS, "mode"))
 
 
-def _greatest_dependence(rows: tuple[str, ...], names: tuple[str, ...]) -> Callable[[Paired], float]:
+def _greatest_dependence(rows: tuple[str, ...], names: tuple[str, ...]) -> Statistic:
     return lambda paired: max(float(paired[f"dependence: {row}"][name]) for row in rows for name in names)
 
 
 def _scatter(paired: Paired) -> float:
-    """Largest distance of a measured scatter of the variance from sqrt(2 / (N - 1)), as a share of it."""
+    """Largest relative error of sqrt(2 / (N - 1)) for the measured scatter of the variance."""
     measured = paired["variance: Gaussian rows"]["scatter"]
     theory = [math.sqrt(2 / (size - 1)) for size in VARIANCE_SIZES]
     return max(abs(float(value) / expected - 1) for value, expected in zip(measured, theory, strict=True))
 
 
 def _best(paired: Paired, norm: str) -> float:
-    """The least held-out loss of a Transformer over the learning rates; NaN where none was run."""
+    """The least held-out loss of a Transformer over the learning rates; NaN if none was run."""
     losses = [measured["held_out"] for arm, measured in paired.items() if arm.startswith(f"Transformer: {norm}, ")]
     return float(min(losses, default=math.nan))
 
@@ -69,7 +58,7 @@ _SMALL_BATCHES = Claim(
     conditions=(
         Condition(
             says="MLP, 2 images a batch: BatchNorm errs at least 5 points more than LayerNorm",
-            statistic=_excess("MLP: BatchNorm, batch 2", "MLP: LayerNorm, batch 2"),
+            statistic=difference("MLP: BatchNorm, batch 2", "MLP: LayerNorm, batch 2", "error"),
             low=5.0,
             published="10.6 points more than GroupNorm (ResNet-50 on ImageNet, 2 images a batch)",
             regime="a sample is one row of the batch, as in an MLP",
@@ -77,7 +66,7 @@ _SMALL_BATCHES = Claim(
         ),
         Condition(
             says="CNN, 2 images a batch: BatchNorm errs at least 5 points more than LayerNorm",
-            statistic=_excess("CNN: BatchNorm, batch 2", "CNN: LayerNorm, batch 2"),
+            statistic=difference("CNN: BatchNorm, batch 2", "CNN: LayerNorm, batch 2", "error"),
             low=5.0,
             published="10.6 points more than GroupNorm (ResNet-50 on ImageNet, 2 images a batch)",
             regime="every position of an image is a row, as in a CNN",
@@ -85,7 +74,7 @@ _SMALL_BATCHES = Claim(
         ),
         Condition(
             says="MLP, 64 images a batch: BatchNorm errs at most 2 points more than LayerNorm",
-            statistic=_excess("MLP: BatchNorm, batch 64", "MLP: LayerNorm, batch 64"),
+            statistic=difference("MLP: BatchNorm, batch 64", "MLP: LayerNorm, batch 64", "error"),
             high=2.0,
             published="as good as any other norm at 32 images a batch",
             source=_POINTS,
@@ -126,14 +115,14 @@ _RECURRENCE = Claim(
     conditions=(
         Condition(
             says="one BatchNorm for all times errs at least 5 points more than LayerNorm in evaluation",
-            statistic=_excess("RNN: one BatchNorm", "RNN: LayerNorm"),
+            statistic=difference("RNN: one BatchNorm", "RNN: LayerNorm", "error"),
             low=5.0,
             regime="one set of running statistics serves all times",
             source=_POINTS,
         ),
         Condition(
             says="a BatchNorm for each time errs at least 5 points more than LayerNorm in evaluation",
-            statistic=_excess("RNN: a BatchNorm for each time", "RNN: LayerNorm"),
+            statistic=difference("RNN: a BatchNorm for each time", "RNN: LayerNorm", "error"),
             low=5.0,
             published="no failure: better than without a norm (sequential MNIST, Penn Treebank)",
             regime="each time has running statistics of its own",
@@ -141,7 +130,9 @@ _RECURRENCE = Claim(
         ),
         Condition(
             says="a BatchNorm for each time errs at least 5 points more than LayerNorm on longer sequences",
-            statistic=_longer,
+            statistic=lambda paired: float(
+                paired["RNN: a BatchNorm for each time"]["errors"][-1] - paired["RNN: LayerNorm"]["errors"][-1]
+            ),
             low=5.0,
             regime="sequences are longer than in training",
             source=_POINTS,
@@ -156,13 +147,13 @@ _IMAGES = Claim(
     conditions=(
         Condition(
             says="32 images a batch: BatchNorm errs at most 2 points more than LayerNorm",
-            statistic=_excess("CNN: BatchNorm, batch 32", "CNN: LayerNorm, batch 32"),
+            statistic=difference("CNN: BatchNorm, batch 32", "CNN: LayerNorm, batch 32", "error"),
             high=2.0,
             source=_POINTS,
         ),
         Condition(
             says="32 images a batch: BatchNorm errs at most as often as no norm",
-            statistic=_excess("CNN: BatchNorm, batch 32", "CNN: no norm, batch 32"),
+            statistic=difference("CNN: BatchNorm, batch 32", "CNN: no norm, batch 32", "error"),
             high=0.0,
             source="the claim",
         ),
@@ -227,7 +218,9 @@ _TEXT = Claim(
         ),
         Condition(
             says="both at a rate of 0.001: BatchNorm ends at least 0.1 nats a byte above LayerNorm in evaluation",
-            statistic=_excess("Transformer: BatchNorm, rate 0.001", "Transformer: LayerNorm, rate 0.001", "held_out"),
+            statistic=difference(
+                "Transformer: BatchNorm, rate 0.001", "Transformer: LayerNorm, rate 0.001", "held_out"
+            ),
             low=0.1,
             regime="both train at 0.001",
             source=_NATS,

@@ -1,25 +1,173 @@
-"""`centring`: is LayerNorm's centring of any use, is its hyperplane a special one, and does training drift along it?"""
+"""`centring`: is LayerNorm's centring needed, is all-ones a special direction, and does training drift along it?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from normkit.study.chart import Bars, Chart, Curves, line
-from normkit.study.curves import curve
-from normkit.study.experiments.centring_arms import arms, measure
-from normkit.study.result import Claim, Condition, Paired, Settings, Study, integer
+import torch
+from torch import Tensor, nn
 
+from normkit import specs
+from normkit.geometry import centre
+from normkit.study.arm_context import ArmContext, Settings, integer
+from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
+from normkit.study.corpus import held_out_loss, text_of_the_library, windows
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.model_parts import HyperplaneNorm, NormLayer, random_hyperplanes
+from normkit.study.statistics import Measurement, Paired, Statistic, difference, padded
+from normkit.study.text_training import train_on_text, transformer
+from normkit.study.training_run import Recipe
+from normkit.study.transformer import Residual
+
+_SHALLOW = ("LayerNorm", "RMSNorm", "hyperplane", "own hyperplanes", "16 directions", "centring only")
+_DEEP = ("LayerNorm", "RMSNorm", "centring only")
+_POINTS = 20
 _DRIFTING = ("LayerNorm", "RMSNorm", "hyperplane")
 
 
-def _difference(arm: str, other: str) -> Callable[[Paired], float]:
-    return lambda paired: float(paired[arm]["held_out"] - paired[other]["held_out"])
+class Centring(nn.Module):
+    """LayerNorm without its division: y = weight * (x - mean(x)) + bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Centre x of shape (..., width)."""
+        return self.weight * centre(x) + self.bias
+
+
+def _norm(name: str, seed: int) -> NormLayer:
+    norms: Mapping[str, NormLayer] = {
+        "LayerNorm": specs.TORCH_LAYER_NORM,
+        "RMSNorm": specs.TORCH_RMS_NORM.replace(eps=1e-5),
+        "hyperplane": random_hyperplanes(seed=seed),
+        "own hyperplanes": random_hyperplanes(seed=seed, is_shared=False),
+        "16 directions": random_hyperplanes(16, seed=seed),
+        "centring only": Centring,
+    }
+    return norms[name]
+
+
+def _arms(settings: Settings) -> tuple[Arm, ...]:
+    deep = integer(settings, "deep_layers")
+    return (
+        *(Arm(name=norm, choices={"norm": norm, "layers": settings["layers"]}) for norm in _SHALLOW),
+        *(Arm(name=f"{norm}, deep", choices={"norm": norm, "layers": deep}, cost=1.5) for norm in _DEEP),
+    )
+
+
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    """Train with one norm; losses, and shares of energy along the directions that the norms project out."""
+    norm = _norm(arm.choices["norm"], context.seed)
+    model = transformer(context, layers=int(arm.choices["layers"]), norm=norm).to(context.device)
+    steps = context.integer("deep_steps" if arm.name.endswith("deep") else "steps")
+    recipe = Recipe(steps=steps, learning_rate=context.number("learning_rate"), warmup=context.integer("warmup"))
+    _, held_out = text_of_the_library()
+    directions = removed_directions(model)
+    start = {path: writer.clone() for path, writer in writers(model)}
+    window = model.config.context
+    (ids,) = next(windows(held_out, batch=8, window=window, seed=0))
+    ids = ids[:, :-1].to(context.device)
+    stream_start = stream_share(model, ids, directions)
+    every = max(1, steps // _POINTS)
+    at = list(range(every, steps, every)) or [0]
+
+    def changes() -> float:
+        return share((writer - start[path] for path, writer in writers(model)), directions)
+
+    def observe(_model: nn.Module, step: int) -> Mapping[str, Any]:
+        if step - 1 not in at:
+            return {}
+        return {"changes": changes(), "gradients": share(writing_gradients(model), directions)}
+
+    run = train_on_text(context, model, recipe, observe=observe)
+    biases = (module.bias.detach()[:, None] for _, module in _writing_modules(model) if isinstance(module, nn.Linear))
+    return run.measurement(
+        steps,
+        held_out=run.capped(held_out_loss(model, held_out, window=window)),
+        diverged=run.diverged,
+        chance=1 / model.config.width,
+        at=at,
+        changes=padded(run.observed("changes"), len(at)),
+        gradients=padded(run.observed("gradients"), len(at)),
+        update=changes(),
+        biases=share(biases, directions),
+        stream_start=stream_start,
+        stream_end=stream_share(model, ids, directions),
+    )
+
+
+def removed_directions(model: nn.Module) -> Tensor:
+    """The directions that the norms project out, as orthonormal columns: all-ones, except for `HyperplaneNorm`."""
+    for module in model.modules():
+        if isinstance(module, HyperplaneNorm):
+            return module.directions.detach()
+    width = next(module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding))
+    parameter = next(model.parameters())
+    return torch.full((width, 1), 1 / math.sqrt(width), device=parameter.device, dtype=parameter.dtype)
+
+
+def _writing_modules(model: nn.Module) -> Iterator[tuple[str, nn.Embedding | nn.Linear]]:
+    """The modules that write to the residual stream, with their paths: embeddings and the ends of branches."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and path.endswith((".out", ".down"))):
+            yield path, module
+
+
+def writers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Paths and matrices (n, inputs) of the modules that write to the residual stream."""
+    for path, module in _writing_modules(model):
+        yield path, module.weight.detach().mT if isinstance(module, nn.Embedding) else module.weight.detach()
+
+
+def writing_gradients(model: nn.Module) -> Iterator[Tensor]:
+    """The gradients of `writers`, in their order and shape."""
+    for _, module in _writing_modules(model):
+        if module.weight.grad is not None:
+            yield module.weight.grad.mT if isinstance(module, nn.Embedding) else module.weight.grad
+
+
+def share(matrices: Iterable[Tensor], directions: Tensor) -> float:
+    """Mean over matrices W (n, inputs) of |Q^T W|^2 / (k |W|^2): their energy along one of k directions.
+
+    A matrix without a preferred direction has 1 / n; a matrix of zeros does not count.
+    """
+    wide = directions.double()
+    shares = [
+        ((wide.mT @ matrix.double()).square().sum() / matrix.double().square().sum()).item() / wide.shape[1]
+        for matrix in matrices
+        if bool(matrix.any())
+    ]
+    return sum(shares) / len(shares) if shares else math.nan
+
+
+@torch.no_grad()
+def stream_share(model: nn.Module, ids: Tensor, directions: Tensor) -> float:
+    """`share` of the residual stream before each residual branch: mean over branches and rows."""
+    found: list[float] = []
+
+    def record(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows = inputs[0].double().flatten(0, -2)
+        along = (rows @ directions.double()).square().sum(-1) / directions.shape[1]
+        found.append((along / rows.square().sum(-1)).mean().item())
+
+    handles = [module.register_forward_pre_hook(record) for module in model.modules() if isinstance(module, Residual)]
+    try:
+        model(ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sum(found) / len(found)
 
 
 def _equal(arm: str, other: str, words: str, published: str = "") -> Condition:
     return Condition(
         says=f"{words} ends within 0.05 nats a byte of {other}",
-        statistic=_difference(arm, other),
+        statistic=difference(arm, other, "held_out"),
         low=-0.05,
         high=0.05,
         published=published,
@@ -27,8 +175,8 @@ def _equal(arm: str, other: str, words: str, published: str = "") -> Condition:
     )
 
 
-def _of_chance(arm: str, name: str) -> Callable[[Paired], float]:
-    """A share in units of what a matrix without a preferred direction has."""
+def _of_chance(arm: str, name: str) -> Statistic:
+    """A share over that of a matrix without a preferred direction."""
 
     def statistic(paired: Paired) -> float:
         measured = paired[arm]
@@ -77,20 +225,22 @@ def _orthogonal(arm: str) -> Condition:
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
     seeds = list(measured.values())
-    whole = [arm.name for arm in arms(settings) if all(arm.name in paired for paired in seeds)]
+    whole = [arm.name for arm in _arms(settings) if all(arm.name in paired for paired in seeds)]
     deep = [arm for arm in whole if arm.endswith("deep")]
     return (
         _losses(
             "centring-loss",
             "Held-out loss by what is projected out",
             "All norms that divide by a length end alike, whatever they centre along.",
-            {arm: [paired[arm]["held_out"] for paired in seeds] for arm in whole if arm not in deep},
+            seeds,
+            [arm for arm in whole if arm not in deep],
         ),
         _losses(
             "centring-loss-deep",
             "Held-out loss in the deep model",
             "LayerNorm and RMSNorm end alike; centring without division does not hold the stream.",
-            {arm: [paired[arm]["held_out"] for paired in seeds] for arm in deep},
+            seeds,
+            deep,
             log=True,
         ),
         _shares(
@@ -113,7 +263,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
 
 
 def _losses(
-    name: str, title: str, description: str, values: Mapping[str, list[float | None]], *, log: bool = False
+    name: str, title: str, description: str, seeds: list[Paired], arms: list[str], *, log: bool = False
 ) -> Bars:
     return Bars(
         name=name,
@@ -121,16 +271,12 @@ def _losses(
         caption="Every arm of one seed has the same initial weights and batches; points are seeds.",
         description=description,
         label="held-out loss (nats a byte)",
-        values=tuple((arm, tuple(curve(of_seeds))) for arm, of_seeds in values.items()),
+        values=arm_values(seeds, arms, "held_out"),
         log=log,
     )
 
 
 def _shares(name: str, title: str, description: str, quantity: str, settings: Settings, seeds: list[Paired]) -> Curves:
-    """One line a norm through the shares of energy that its seeds gave."""
-    lines = tuple(
-        line(norm, seeds[0][norm]["at"], [curve(paired[norm][quantity]) for paired in seeds]) for norm in _DRIFTING
-    )
     return Curves(
         name=name,
         title=title,
@@ -138,7 +284,7 @@ def _shares(name: str, title: str, description: str, quantity: str, settings: Se
         description=description,
         x_label="step",
         y_label="share of the energy",
-        panels=(("", lines),),
+        panels=(("", arm_lines(seeds, _DRIFTING, quantity, seeds[0][_DRIFTING[0]]["at"])),),
         y_log=True,
         reference=(1 / integer(settings, "width"), "chance, 1/n"),
     )
@@ -174,14 +320,14 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="centring without division ends at least 0.2 nats above LayerNorm in the shallow model",
-                    statistic=_difference("centring only", "LayerNorm"),
+                    statistic=difference("centring only", "LayerNorm", "held_out"),
                     low=0.2,
                     source="4 times the bound of equivalence",
                     regime="the model is shallow",
                 ),
                 Condition(
                     says="... in the deep model",
-                    statistic=_difference("centring only, deep", "LayerNorm, deep"),
+                    statistic=difference("centring only, deep", "LayerNorm, deep", "held_out"),
                     low=0.2,
                     source="4 times the bound of equivalence",
                     regime="the model is deep",
@@ -226,8 +372,8 @@ STUDY = Study(
         "learning_rate": 1e-3,
     },
     full={"seeds": 8, "steps": 600, "deep_steps": 300},
-    arms=arms,
-    measure=measure,
+    arms=_arms,
+    measure=_measure,
     charts=_charts,
     data="bytes of Python's standard library",
     regime="Pre-LN models of 4 and 12 layers of width 64, a few hundred steps of AdamW at 1e-3 without weight decay",

@@ -1,23 +1,21 @@
-"""`epsilon`: what place and size of eps take from short rows, in which dtype it survives, whether training cares."""
+"""`epsilon`: how eps shortens rows, by place and size, in which dtype it survives, and whether training notices it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from normkit import reference
 from normkit.conventions.eps import PLACEMENTS, EpsPlacement
-from normkit.files import finite
 from normkit.spec import NormSpec
-from normkit.study.chart import Chart, Curves, Marks, line
-from normkit.study.curves import mean_of_last
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Recipe
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, numbers
-from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import next_token_loss, text_of_the_library, windows
+from normkit.study.arm_context import ArmContext, Settings, numbers
+from normkit.study.chart import Chart, Curves, Marks, arm_lines, line
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.statistics import Measurement, Paired, Statistic
+from normkit.study.text_training import train_on_text, transformer
+from normkit.study.training_run import Recipe
 
 _PLACEMENTS = {name: f"eps {placement.words}" for name, placement in PLACEMENTS.items()}
 _HALF, _WIDE = "statistics in float16", "statistics in float32"
@@ -26,7 +24,7 @@ _SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 10**-2.5, 1e-2, 1e-1, 1.0)
 _SIZES = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
 _TRAINED = (1e-12, 1e-8, 1e-5, 1e-3)
 _LAST = 20
-"""Steps whose mean loss stands for the end of a run."""
+"""Steps at the end of a run whose mean loss is compared."""
 
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
@@ -44,67 +42,52 @@ def _trained(eps: float, small: bool) -> str:
     return f"trained with eps {eps:g}{', small embeddings' if small else ''}"
 
 
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
     if "placement" in arm.choices:
-        return _kept(lab, arm.choices["placement"])
+        return _kept(context, arm.choices["placement"])
     if "wide" in arm.choices:
-        return _half(lab, wide=arm.choices["wide"])
-    return _train(lab, arm)
+        return _half(context, wide=arm.choices["wide"])
+    return _train(context, arm)
 
 
-def _rows(lab: Laboratory) -> torch.Tensor:
+def _rows(context: ArmContext) -> torch.Tensor:
     """Rows of mean 0 and rms 1, in float64."""
-    generator = torch.Generator().manual_seed(lab.seed)
-    x = torch.randn(64, lab.integer("width"), generator=generator, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(context.seed)
+    x = torch.randn(64, context.integer("width"), generator=generator, dtype=torch.float64)
     x = x - x.mean(-1, keepdim=True)
     return x / x.square().mean(-1, keepdim=True).sqrt()
 
 
-def _kept(lab: Laboratory, placement: EpsPlacement) -> Measurement:
-    """The rms with which rows of each rms leave a LayerNorm of eps 1e-5."""
+def _kept(context: ArmContext, placement: EpsPlacement) -> Measurement:
+    """The rms after a LayerNorm of eps 1e-5, for rows of each rms before it."""
     spec = NormSpec(**PLACEMENTS[placement].conventions(_EPS), has_weight=False, has_bias=False)
-    x = _rows(lab)
-    scales = numbers(lab.settings, "scales")
+    x = _rows(context)
+    scales = context.numbers("scales")
     return {"kept": [reference.forward(scale * x, spec).square().mean().sqrt().item() for scale in scales]}
 
 
-def _half(lab: Laboratory, *, wide: bool) -> Measurement:
-    """For each eps: how far from 1 float16 rows leave a LayerNorm, and whether a constant float16 row stays finite."""
-    x = _rows(lab).half()
-    off: list[float | None] = []
-    is_finite: list[bool] = []
-    for eps in numbers(lab.settings, "sizes"):
+def _half(context: ArmContext, *, wide: bool) -> Measurement:
+    """For each eps: distance from 1 of the rms after a float16 LayerNorm, and whether a constant row stays finite."""
+    x = _rows(context).half()
+    off, finite = [], []
+    for eps in context.numbers("sizes"):
         narrow: dict[str, Any] = {} if wide else {"statistics_dtype": "input", "cast": "none"}
         spec = NormSpec(eps=eps, has_weight=False, has_bias=False, **narrow)
         rms = reference.forward(x, spec).double().square().mean().sqrt().item()
-        off.append(finite(abs(rms - 1)))
-        is_finite.append(bool(reference.forward(torch.ones_like(x), spec).isfinite().all()))
-    return {"off": off, "constant row finite": is_finite}
+        off.append(abs(rms - 1))
+        finite.append(bool(reference.forward(torch.ones_like(x), spec).isfinite().all()))
+    return {"off": off, "constant row finite": finite}
 
 
-def _train(lab: Laboratory, arm: Arm) -> Measurement:
-    window = lab.integer("window")
-    config = TransformerConfig(
-        context=window,
-        width=lab.integer("width"),
-        layers=lab.integer("layers"),
-        norm=NormSpec(eps=arm.choices["eps"]),
-    )
-    model = Transformer(config, seed=lab.seed)
+def _train(context: ArmContext, arm: Arm) -> Measurement:
+    model = transformer(context, norm=NormSpec(eps=arm.choices["eps"]))
     if arm.choices["small"]:
         with torch.no_grad():
             for embedding in (model.embedding, model.position):
-                embedding.weight.mul_(lab.number("small_scale"))
-    training, _ = text_of_the_library()
-    recipe = Recipe(steps=lab.integer("steps"), learning_rate=lab.number("learning_rate"), warmup=10)
-    batches = windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed)
-    run = lab.train(model, recipe, batches, next_token_loss)
-    return {
-        "losses": run.losses,
-        "last": mean_of_last(run, _LAST),
-        "diverged": run.diverged,
-        "findings": list(run.findings),
-    }
+                embedding.weight.mul_(context.number("small_scale"))
+    recipe = Recipe(steps=context.integer("steps"), learning_rate=context.number("learning_rate"), warmup=10)
+    run = train_on_text(context, model, recipe)
+    return run.measurement(last=run.mean_of_last(_LAST))
 
 
 def _length(placement: EpsPlacement, scale: float, kept: float, words: str, regime: str = "") -> Condition:
@@ -118,7 +101,7 @@ def _length(placement: EpsPlacement, scale: float, kept: float, words: str, regi
     )
 
 
-def _apart(small: bool) -> Callable[[Paired], float]:
+def _apart(small: bool) -> Statistic:
     """Largest difference of final losses between the sizes of eps."""
 
     def apart(paired: Paired) -> float:
@@ -128,7 +111,7 @@ def _apart(small: bool) -> Callable[[Paired], float]:
     return apart
 
 
-def _all_finite(arm: str) -> Callable[[Paired], float]:
+def _all_finite(arm: str) -> Statistic:
     return lambda paired: float(sum(paired[arm]["constant row finite"]) / len(paired[arm]["constant row finite"]))
 
 
@@ -195,15 +178,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             description="Inside the root half of the energy is gone at rms 0.003, outside half the length at 1e-5.",
             x_label="rms of the row",
             y_label="share of the length",
-            panels=(
-                (
-                    "",
-                    tuple(
-                        line(arm, numbers(settings, "scales"), [paired[arm]["kept"] for paired in seeds])
-                        for arm in _PLACEMENTS.values()
-                    ),
-                ),
-            ),
+            panels=(("", arm_lines(seeds, _PLACEMENTS.values(), "kept", numbers(settings, "scales"))),),
             x_log=True,
         ),
         Curves(

@@ -7,26 +7,22 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from normkit.study.chart import Chart, Curves, Line, line
-from normkit.study.curves import mean_of_last
-from normkit.study.growth import exponent
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Recipe
+from normkit.study.arm_context import ArmContext, Settings, integer, numbers
+from normkit.study.chart import Chart, Curves, Line, arm_lines
+from normkit.study.corpus import next_token_loss
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.markov_chain import MarkovChain
 from normkit.study.propagation import gradient_norm, last_token_gradient, mean_square
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, integer, numbers
-from normkit.study.tasks import Task, markov_chain
-from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import next_token_loss
+from normkit.study.statistics import Measurement, Paired, exponent
+from normkit.study.text_training import random_ids, transformer
+from normkit.study.training_run import Recipe
 
-_VOCABULARY = 32
 _START_VOCABULARY = 256
 
 
-def _arms(settings: Settings) -> tuple[Arm, ...]:
-    del settings
+def _arms(_settings: Settings) -> tuple[Arm, ...]:
     return tuple(
         Arm(name=f"{placement}, {words}", choices={"placement": placement, "final_norm": final})
         for placement in ("pre", "post")
@@ -34,38 +30,21 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
     )
 
 
-def _task(window: int) -> Task:
-    return markov_chain(symbols=_VOCABULARY, window=window, sharpness=2.0)
-
-
-def _model(lab: Laboratory, arm: Arm, *, vocabulary: int, context: int, width: int, layers: int) -> Transformer:
-    config = TransformerConfig(
-        vocabulary=vocabulary,
-        context=context,
-        width=width,
-        layers=layers,
-        placement=arm.choices["placement"],
-        final_norm=arm.choices["final_norm"],
-    )
-    return Transformer(config, seed=lab.seed)
-
-
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
-    depths, rates = numbers(lab.settings, "depths"), numbers(lab.settings, "rates")
-    starts = [_start(lab, arm, int(layers)) for layers in depths]
-    task = _task(lab.integer("window"))
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    depths, rates = context.numbers("depths"), context.numbers("rates")
+    starts = [_start(context, arm, int(layers)) for layers in depths]
+    chain = MarkovChain(window=context.integer("window"))
     losses, firsts = [], []
     findings: list[dict[str, Any]] = []
     for done, rate in enumerate(rates, start=1):
-        recipe = Recipe(steps=lab.integer("steps"), learning_rate=rate, warmup=lab.integer("warmup"))
-        batches = task.batches(batch=lab.integer("batch"), seed=lab.seed)
-        sizes = {"context": task.window, "width": lab.integer("width"), "layers": lab.integer("layers")}
-        model = _model(lab, arm, vocabulary=_VOCABULARY, **sizes)
-        run = lab.train(model, recipe, batches, next_token_loss, name=f"rate {rate:g}")
-        losses.append(mean_of_last(run))
+        recipe = Recipe(steps=context.integer("steps"), learning_rate=rate, warmup=context.integer("warmup"))
+        batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
+        model = transformer(context, vocabulary=chain.symbols, **arm.choices)
+        run = context.train(model, recipe, batches, next_token_loss, name=f"rate {rate:g}")
+        losses.append(run.mean_of_last())
         firsts.append(run.points[0].loss)
         findings.extend({"rate": rate, **finding} for finding in run.findings)
-        lab.tell(done / len(rates))
+        context.report(done / len(rates))
     return {
         "depths": depths,
         "rates": rates,
@@ -76,15 +55,14 @@ def _measure(lab: Laboratory, arm: Arm) -> Measurement:
     }
 
 
-def _start(lab: Laboratory, arm: Arm, layers: int) -> dict[str, float]:
+def _start(context: ArmContext, arm: Arm, layers: int) -> dict[str, float]:
     """Rms of the logits and two gradient norms before any training, on random ids."""
-    window = lab.integer("start_window")
-    sizes = {"context": window, "width": lab.integer("start_width"), "layers": layers}
-    model = _model(lab, arm, vocabulary=_START_VOCABULARY, **sizes)
-    lab.place(model)
-    generator = torch.Generator().manual_seed(lab.seed)
-    shape = (max(1, lab.integer("start_tokens") // window), window + 1)
-    ids = torch.randint(_START_VOCABULARY, shape, generator=generator).to(lab.device)
+    window = context.integer("start_window")
+    sizes = {"context": window, "width": context.integer("start_width"), "layers": layers}
+    model = transformer(context, vocabulary=_START_VOCABULARY, **sizes, **arm.choices)
+    context.move(model)
+    rows = max(1, context.integer("start_tokens") // window)
+    ids, _ = random_ids(context, _START_VOCABULARY, rows=rows, tokens=window)
     logits: list[Tensor] = []
     model.unembedding.register_forward_hook(lambda _module, _inputs, output: logits.append(output))
     last = last_token_gradient(model, ids)
@@ -96,7 +74,7 @@ def _start(lab: Laboratory, arm: Arm, layers: int) -> dict[str, float]:
 
 
 def _best_without(placement: str, paired: Paired) -> float:
-    """Least loss over the rates without the final norm, less that with it."""
+    """Least loss over the rates without the final norm, minus that with it."""
     return float(min(paired[f"{placement}, none"]["losses"]) - min(paired[f"{placement}, final norm"]["losses"]))
 
 
@@ -110,7 +88,7 @@ def _sensitivity_without(placement: str, paired: Paired) -> float:
 
 
 def _farthest(placement: str, paired: Paired) -> float:
-    """The difference of the losses, without less with, at the rate where it is greatest in size."""
+    """The loss without the final norm minus that with it, at the rate where it is greatest in magnitude."""
     without, kept = (paired[f"{placement}, {words}"]["losses"] for words in ("none", "final norm"))
     return float(max((a - b for a, b in zip(without, kept, strict=True)), key=abs))
 
@@ -120,8 +98,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
     names = [arm.name for arm in _arms(settings)]
 
     def lines(places: tuple[float, ...], quantity: str) -> tuple[tuple[str, tuple[Line, ...]], ...]:
-        seeds = measured.values()
-        return (("", tuple(line(name, places, [paired[name][quantity] for paired in seeds]) for name in names)),)
+        return (("", arm_lines(measured.values(), names, quantity, places)),)
 
     return (
         Curves(
@@ -155,7 +132,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             y_label="loss (nats a token)",
             panels=lines(rates, "losses"),
             x_log=True,
-            reference=(_task(integer(settings, "window")).floor, "entropy of the chain"),
+            reference=(MarkovChain(window=integer(settings, "window")).floor, "entropy of the chain"),
         ),
     )
 

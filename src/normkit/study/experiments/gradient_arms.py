@@ -1,4 +1,4 @@
-"""What the study `gradients` measures: backward passes, landscapes along steps, and weights that only turn."""
+"""The arms of the study `gradients`: trained models, deep models at their start, and weights that only turn."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference, specs
-from normkit.files import finite
 from normkit.spec import NormSpec
-from normkit.study.curves import padded
-from normkit.study.laboratory import Laboratory
-from normkit.study.landscape import Landscape, along_the_gradient
-from normkit.study.loop import Batch, Observe, Recipe
-from normkit.study.norms import NormLayer
-from normkit.study.result import Arm, Measurement, Settings
-from normkit.study.tangency import tangencies
-from normkit.study.transformer import Residual, Transformer, TransformerConfig
-from normkit.study.turning import flat, turnings
-from normkit.study.windows import held_out_loss, next_token_loss, text_of_the_library, windows
+from normkit.study.arm_context import ArmContext, Settings
+from normkit.study.corpus import held_out_loss, next_token_loss, text_of_the_library
+from normkit.study.definition import Arm
+from normkit.study.experiments.gradient_measures import along_the_gradient, backward_errors, flat, turnings
+from normkit.study.model_parts import NormLayer
+from normkit.study.statistics import Measurement, padded
+from normkit.study.text_training import text_batch, train_on_text, transformer
+from normkit.study.training_run import Batch, Recipe
+from normkit.study.transformer import Residual, Transformer
 
 NO_EPS = 1e-30
 TRAINED = ("LayerNorm", "RMSNorm", "detached", "no norm")
@@ -31,10 +29,7 @@ _RMS = specs.TORCH_RMS_NORM.replace(eps=1e-5)
 
 
 class DetachedNorm(nn.Module):
-    """LayerNorm whose backward pass takes mean and scale of a row for constants: dx = weight * dy / s.
-
-    Args:
-        width: Features of a row.
+    """LayerNorm whose backward pass treats mean and scale of a row as constants: dx = weight * dy / s.
 
     Source:
         Xu et al. 2019, arXiv:1911.07013, DetachNorm.
@@ -73,143 +68,116 @@ def arms(_settings: Settings) -> tuple[Arm, ...]:
     )
 
 
-def measure(lab: Laboratory, arm: Arm) -> Measurement:
+def measure(context: ArmContext, arm: Arm) -> Measurement:
     """One arm: a trained model, a deep one at its start, or a model under plain gradient descent."""
     kinds = {"trained": _measure_trained, "start": _measure_start, "turning": _measure_turning}
-    return kinds[arm.choices["kind"]](lab, arm)
+    return kinds[arm.choices["kind"]](context, arm)
 
 
-def _model(lab: Laboratory, norm: NormLayer, layers: int, **choices: Any) -> Transformer:
-    config = TransformerConfig(
-        context=lab.integer("window"), width=lab.integer("width"), layers=layers, norm=norm, **choices
-    )
-    return Transformer(config, seed=lab.seed).to(lab.device)
+def _held_out_batch(context: ArmContext) -> Batch:
+    return text_batch(context, text_of_the_library()[1])
 
 
-def _held_out_batch(lab: Laboratory) -> Batch:
-    _, held_out = text_of_the_library()
-    (ids,) = next(windows(held_out, batch=lab.integer("batch"), window=lab.integer("window"), seed=0))
-    return (ids.to(lab.device),)
-
-
-def _measure_trained(lab: Laboratory, arm: Arm) -> Measurement:
+def _measure_trained(context: ArmContext, arm: Arm) -> Measurement:
     norm = arm.choices["norm"]
-    model = _model(lab, NORMS[norm], lab.integer("layers"))
-    steps, window = lab.integer("steps"), lab.integer("window")
-    training, held_out = text_of_the_library()
-    batch, at = _held_out_batch(lab), list(range(0, steps, max(1, steps // _POINTS)))
-    run = lab.train(
-        model,
-        Recipe(steps=steps, learning_rate=lab.number("learning_rate"), warmup=lab.integer("warmup")),
-        windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed),
-        next_token_loss,
-        observe=_landscapes(batch, at),
+    model = transformer(context, norm=NORMS[norm]).to(context.device)
+    steps, batch = context.integer("steps"), _held_out_batch(context)
+    at = list(range(0, steps, max(1, steps // _POINTS)))
+
+    def observe(model: nn.Module, step: int) -> Mapping[str, float]:
+        return along_the_gradient(model, batch, next_token_loss).measures if step - 1 in at else {}
+
+    recipe = Recipe(steps=steps, learning_rate=context.number("learning_rate"), warmup=context.integer("warmup"))
+    run = train_on_text(context, model, recipe, observe=observe)
+    unseen = held_out_loss(model, text_of_the_library()[1], window=model.config.context)
+    return run.measurement(
+        steps,
+        held_out=run.capped(unseen),
+        diverged=run.diverged,
+        at=at,
+        **{name: padded(run.observed(name), len(at)) for name in ("roughness", "loss_range", "surprise")},
+        **(_backward_errors(model, norm, batch) if norm in _SPECS else {}),
     )
-    return {
-        "losses": padded(run, steps),
-        "held_out": run.capped(held_out_loss(model, held_out, window=window)),
-        "diverged": run.diverged,
-        "at": at,
-        **{name: _as_long(run.observed(name), at) for name in ("roughness", "loss_range", "surprise")},
-        **(_tangency(model, norm, batch) if norm in _SPECS else {}),
-        "findings": list(run.findings),
-    }
 
 
-def _as_long(values: list[float | None], at: list[int]) -> list[float | None]:
-    """Of a run that diverged there are fewer."""
-    return values + [None] * (len(at) - len(values))
-
-
-def _landscapes(batch: Batch, at: list[int]) -> Observe:
-    def observe(model: nn.Module, step: int) -> Mapping[str, Any]:
-        return _numbers(along_the_gradient(model, batch, next_token_loss)) if step - 1 in at else {}
-
-    return observe
-
-
-def _numbers(landscape: Landscape) -> dict[str, float | None]:
-    names = ("roughness", "loss_range", "surprise")
-    return {name: finite(float(getattr(landscape, name))) for name in names}
-
-
-def _tangency(model: Transformer, norm: str, batch: Batch) -> dict[str, float]:
-    """Errors of the two formulas over all norms of a trained model, with the eps it has and without."""
+def _backward_errors(model: Transformer, norm: str, batch: Batch) -> dict[str, float]:
+    """Errors of the two formulas over all norms of a trained model, with its eps and without."""
     worst: dict[str, float] = {}
     for name, eps in (("with_eps", 1e-5), ("without_eps", NO_EPS)):
         spec = _SPECS[norm].replace(eps=eps)
-        copied = _in_float64(model, spec if norm != "detached" else DetachedNorm)
+        layer: NormLayer = spec if norm != "detached" else DetachedNorm
+        copied = Transformer(dataclasses.replace(model.config, norm=layer))
+        copied.load_state_dict(model.state_dict())
+        copied.to(next(model.parameters()).device, torch.float64)
         norms = {path: module.norm for path, module in copied.named_modules() if isinstance(module, Residual)}
-        found = tangencies(copied, {**norms, "final": copied.final_norm}, spec, batch, next_token_loss).values()
+        norms["final"] = copied.final_norm
+        found = backward_errors(copied, norms, spec, batch, next_token_loss).values()
         worst[f"projected_{name}"] = max(each.projected for each in found)
         worst[f"exact_{name}"] = max(each.exact for each in found)
         worst["removed"] = max(each.removed for each in found)
     return worst
 
 
-def _in_float64(model: Transformer, norm: NormLayer) -> Transformer:
-    copied = Transformer(dataclasses.replace(model.config, norm=norm))
-    copied.load_state_dict(model.state_dict())
-    return copied.to(next(model.parameters()).device, torch.float64)
-
-
-def _measure_start(lab: Laboratory, arm: Arm) -> Measurement:
+def _measure_start(context: ArmContext, arm: Arm) -> Measurement:
     """Roughness of a deep model's loss before the first step, and its loss with branches scaled up and down."""
-    norm, layers, batch = NORMS[arm.choices["norm"]], lab.integer("deep_layers"), _held_out_batch(lab)
-    losses = []
+    batch, losses = _held_out_batch(context), []
+
+    def build(gain: float) -> Transformer:
+        layers, norm = context.integer("deep_layers"), NORMS[arm.choices["norm"]]
+        return transformer(context, layers=layers, norm=norm, branch_gain=gain).to(context.device)
+
     for gain in _GAINS:
         with torch.no_grad():
-            losses.append(next_token_loss(_model(lab, norm, layers, branch_gain=gain), batch).item())
-        lab.tell(len(losses) / (1 + len(_GAINS)))
-    landscape = along_the_gradient(_model(lab, norm, layers), batch, next_token_loss)
-    spread = max(losses) - min(losses)
-    return {**_numbers(landscape), "scale_spread": finite(spread)}
+            losses.append(next_token_loss(build(gain), batch).item())
+        context.report(len(losses) / (1 + len(_GAINS)))
+    measures = along_the_gradient(build(1.0), batch, next_token_loss).measures
+    return {**measures, "scale_spread": max(losses) - min(losses)}
 
 
-def _measure_turning(lab: Laboratory, _arm: Arm) -> Measurement:
+def _measure_turning(context: ArmContext, _arm: Arm) -> Measurement:
     """Scale-invariant groups, found by behaviour, under steps from several lengths; then plain gradient descent."""
-    norm = specs.TORCH_LAYER_NORM.replace(eps=NO_EPS)
-    batch = _held_out_batch(lab)
-    layers = lab.integer("turning_layers")
-    wide = _model(lab, norm, layers, placement="peri").double()
+    batch = _held_out_batch(context)
+    layers = context.integer("turning_layers")
+
+    def build() -> Transformer:
+        norm = specs.TORCH_LAYER_NORM.replace(eps=NO_EPS)
+        return transformer(context, layers=layers, norm=norm, placement="peri").to(context.device)
+
+    wide = build().double()
     measured = turnings(wide, lambda: wide(batch[0][:2, :-1]), lambda: next_token_loss(wide, batch))
-    model = _model(lab, norm, layers, placement="peri")
+    model = build()
     named = dict(model.named_parameters())
     groups = [[named[path] for path in each.paths] for each in measured]
 
+    def squares(of_groups: Sequence[Sequence[Tensor]]) -> list[float]:
+        return [flat(tensors).double().square().sum().item() for tensors in of_groups]
+
     def observe(_model: nn.Module, _step: int) -> Mapping[str, Any]:
         slopes = [[parameter.grad for parameter in group if parameter.grad is not None] for group in groups]
-        return {"squares": [_square(group) for group in groups], "steps": [_square(slope) for slope in slopes]}
+        return {"squares": squares(groups), "steps": squares(slopes)}
 
-    training, _ = text_of_the_library()
     recipe = Recipe(
-        steps=lab.integer("turning_steps"),
-        learning_rate=lab.number("turning_rate"),
+        steps=context.integer("turning_steps"),
+        learning_rate=context.number("turning_rate"),
         optimizer="sgd",
         clip=None,
     )
-    supply = windows(training, batch=lab.integer("batch"), window=lab.integer("window"), seed=lab.seed)
-    run = lab.train(model, recipe, supply, next_token_loss, observe=observe)
-    start = run.observed("squares")[0]
-    end = [_square(group) for group in groups]
+    run = train_on_text(context, model, recipe, observe=observe)
+    start, end = run.observed("squares")[0], squares(groups)
     rates = [point.learning_rate for point in run.points]
     grown = [
-        sum(rate**2 * square for rate, square in zip(rates, squares, strict=True))
-        for squares in zip(*run.observed("steps"), strict=True)
+        sum(rate**2 * step for rate, step in zip(rates, steps, strict=True))
+        for steps in zip(*run.observed("steps"), strict=True)
     ]
     return {
-        "losses": padded(run, recipe.steps),
+        "losses": padded(run.losses, recipe.steps),
         "groups": [list(each.paths) for each in measured],
         "expected_groups": 2 * layers,
         "products": [max(each.products) / min(each.products) - 1 for each in measured],
         "cosines": [each.cosine for each in measured],
-        "by_gradient": [list(each.by_gradient) for each in measured],
-        "by_sign": [list(each.by_sign) for each in measured],
+        "by_gradient": [each.by_gradient for each in measured],
+        "by_sign": [each.by_sign for each in measured],
         "growth_errors": [abs((b - a) / g - 1) for a, b, g in zip(start, end, grown, strict=True)],
         "growth": [b / a for a, b in zip(start, end, strict=True)],
         "findings": list(run.findings),
     }
-
-
-def _square(tensors: Sequence[Tensor]) -> float:
-    return flat(tensors).double().square().sum().item()

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from normkit.study.chart import Bars, Chart, Curves, line
-from normkit.study.curves import curve
+from normkit.study.arm_context import Settings
+from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values, line
+from normkit.study.definition import Claim, Condition, Study
 from normkit.study.experiments.gradient_arms import TRAINED, arms, measure
-from normkit.study.result import Claim, Condition, Paired, Settings, Study
-from normkit.study.statistics import slope
-from normkit.study.turning import FACTORS
+from normkit.study.experiments.gradient_measures import FACTORS
+from normkit.study.statistics import Paired, Statistic, difference, slope, value_of
 
 _DOUBLE = "float64 rounds to about 1e-16; a few sums over a row and over a model come to some hundred times that"
 _DESCENT = "gradient descent"
 
 
-def _value(arm: str, name: str) -> Callable[[Paired], float]:
-    return lambda paired: float(paired[arm][name])
+def _worst(name: str) -> Statistic:
+    return lambda paired: float(max(paired[_DESCENT][name]))
 
 
-def _worst(name: str) -> Callable[[Paired], float]:
-    return lambda paired: float(max(paired["gradient descent"][name]))
-
-
-def _steepest(name: str, theory: float) -> Callable[[Paired], float]:
-    """The exponent furthest from theory, over all groups."""
+def _steepest(name: str, theory: float) -> Statistic:
+    """The exponent of the group that is farthest from theory."""
 
     def statistic(paired: Paired) -> float:
-        exponents = [slope(FACTORS, angles) for angles in paired["gradient descent"][name]]
+        exponents = [slope(FACTORS, angles) for angles in paired[_DESCENT][name]]
         return max(exponents, key=lambda exponent: abs(exponent - theory))
 
     return statistic
 
 
-def _middle_ratio(name: str, arm: str, other: str) -> Callable[[Paired], float]:
-    """Geometric mean over the path of one arm's number over the other's, at equal steps."""
+def _middle_ratio(name: str, arm: str, other: str) -> Statistic:
+    """Geometric mean over the steps of the ratio of one arm's number to the other's."""
 
     def statistic(paired: Paired) -> float:
         one, two = paired[arm][name], paired[other][name]
@@ -46,14 +42,10 @@ def _middle_ratio(name: str, arm: str, other: str) -> Callable[[Paired], float]:
     return statistic
 
 
-def _difference(arm: str, other: str) -> Callable[[Paired], float]:
-    return lambda paired: float(paired[arm]["held_out"] - paired[other]["held_out"])
-
-
 def _projects(norm: str, what: str) -> Condition:
     return Condition(
         says=f"{norm} without eps: dx is the gradient projected {what}, divided by s, in every norm of the model",
-        statistic=_value(norm, "projected_without_eps"),
+        statistic=value_of(norm, "projected_without_eps"),
         high=1e-12,
         published="exact",
         source=_DOUBLE,
@@ -63,7 +55,7 @@ def _projects(norm: str, what: str) -> Condition:
 def _with_eps(norm: str) -> Condition:
     return Condition(
         says=f"{norm} with its eps: dx is the closed form that keeps eps / s^2 of the radial part",
-        statistic=_value(norm, "exact_with_eps"),
+        statistic=value_of(norm, "exact_with_eps"),
         high=1e-12,
         published="exact",
         source=_DOUBLE,
@@ -73,7 +65,7 @@ def _with_eps(norm: str) -> Condition:
 def _removed(norm: str) -> Condition:
     return Condition(
         says=f"{norm}: the share of the gradient's energy along mean and row, in the norm where it is largest",
-        statistic=_value(norm, "removed"),
+        statistic=value_of(norm, "removed"),
         judged=False,
         source="median over tokens; 2/n = 0.03 for a gradient without a preferred direction",
     )
@@ -114,7 +106,7 @@ _CLAIMS = (
             _with_eps("RMSNorm"),
             Condition(
                 says="control: a norm with detached statistics is off the projection by this much",
-                statistic=_value("detached", "projected_with_eps"),
+                statistic=value_of("detached", "projected_with_eps"),
                 judged=False,
                 source="sqrt(2/n) = 0.18 for a gradient without a preferred direction",
             ),
@@ -129,14 +121,14 @@ _CLAIMS = (
         conditions=(
             Condition(
                 says="detached statistics end at least 0.2 nats a byte above LayerNorm",
-                statistic=_difference("detached", "LayerNorm"),
+                statistic=difference("detached", "LayerNorm", "held_out"),
                 low=0.2,
                 published="DetachNorm is worse than LayerNorm on all sets, as reported",
                 source="four times what counts as equal in the studies `centring` and `affine`",
             ),
             Condition(
                 says="... and at least 0.2 above no norm at all",
-                statistic=_difference("detached", "no norm"),
+                statistic=difference("detached", "no norm", "held_out"),
                 low=0.2,
                 published="DetachNorm is worse than no norm, as reported",
                 source="as above",
@@ -196,7 +188,7 @@ _CLAIMS = (
         conditions=(
             Condition(
                 says="branch matrices at 0.5, 1 and 2 times: the first loss of the deep model spreads at most 1 nat",
-                statistic=_value("LayerNorm, deep", "scale_spread"),
+                statistic=value_of("LayerNorm, deep", "scale_spread"),
                 high=1.0,
                 source="a fifth of the first loss",
             ),
@@ -224,7 +216,7 @@ def _charts(_settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart,
             caption="Detached: LayerNorm whose backward pass takes mean and scale for constants.",
             description="The detached norm ends highest.",
             label="held-out loss (nats a byte)",
-            values=tuple((norm, tuple(curve([paired[norm]["held_out"] for paired in seeds]))) for norm in trained),
+            values=arm_values(seeds, trained, "held_out"),
         ),
         Curves(
             name="gradients-landscape",
@@ -234,13 +226,7 @@ def _charts(_settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart,
             x_label="step",
             y_label="change of the gradient",
             panels=tuple(
-                (
-                    title,
-                    tuple(
-                        line(norm, seeds[0][norm]["at"], [curve(paired[norm][name]) for paired in seeds])
-                        for norm in trained
-                    ),
-                )
+                (title, arm_lines(seeds, trained, name, seeds[0][trained[0]]["at"]) if trained else ())
                 for title, name in (("over the distance", "roughness"), ("relative to the gradient", "surprise"))
             ),
             y_log=True,

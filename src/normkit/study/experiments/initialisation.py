@@ -2,66 +2,95 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from normkit.study.chart import Bars, Chart, Curves, line
-from normkit.study.curves import curve, mean_of_last, padded
-from normkit.study.experiments.initialisation_arms import DEEP, SHALLOW, VOCABULARY, begin, configuration
-from normkit.study.growth import Statistic, exponent
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Recipe
+from normkit.study.arm_context import ArmContext, Settings, integer
+from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
+from normkit.study.corpus import next_token_loss
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.markov_chain import MarkovChain
 from normkit.study.propagation import propagate
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, integer
-from normkit.study.tasks import Task, markov_chain
-from normkit.study.transformer import Transformer
-from normkit.study.windows import next_token_loss
+from normkit.study.statistics import Measurement, Paired, Statistic, difference, exponent, value_of
+from normkit.study.text_training import random_ids, transformer
+from normkit.study.training_run import Recipe
+from normkit.study.transformer import Transformer, deep_norm
+
+SHALLOW = (
+    "gain 1, bias 0",
+    "gain 0.1",
+    "gain 0.5",
+    "gain 2",
+    "random bias",
+    "outputs at 0",
+    "outputs over sqrt(2L)",
+)
+"""Starts of a Pre-LN model, the usual one first."""
+
+DEEP: Mapping[str, tuple[str, ...]] = {
+    "post": (),
+    "alpha alone": ("residual_scale",),
+    "beta alone": ("branch_gain",),
+    "DeepNorm": ("residual_scale", "branch_gain"),
+}
+"""Starts of a deep Post-LN model -> the factors of DeepNorm that they have."""
 
 _REFERENCE = SHALLOW[0]
+_VOCABULARY = 32
 
 
-def _arms(settings: Settings) -> tuple[Arm, ...]:
-    del settings
-    return tuple(Arm(name=name, choices={"deep": False}) for name in SHALLOW) + tuple(
-        Arm(name=name, choices={"deep": True}, cost=2.5) for name in DEEP
+def _arms(_settings: Settings) -> tuple[Arm, ...]:
+    return (
+        *(Arm(name=name, choices={"deep": False}) for name in SHALLOW),
+        *(Arm(name=name, choices={"deep": True}, cost=2.5) for name in DEEP),
     )
 
 
-def _task(window: int) -> Task:
-    return markov_chain(symbols=VOCABULARY, window=window, sharpness=2.0)
-
-
-def _model(lab: Laboratory, arm: Arm, layers: int) -> Transformer:
-    config = configuration(arm.name, layers, width=lab.integer("width"), context=lab.integer("window"))
-    model = Transformer(config, seed=lab.seed)
-    begin(model, arm.name, lab.seed)
+def build(context: ArmContext, name: str, layers: int) -> Transformer:
+    """The model of an arm with its initial weights."""
+    factors = {factor: deep_norm(layers)[factor] for factor in DEEP.get(name, ())}
+    placement = "post" if name in DEEP else "pre"
+    model = transformer(context, vocabulary=_VOCABULARY, layers=layers, placement=placement, **factors)
+    _set_start(model, name, context.seed)
     return model
 
 
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
-    layers = lab.integer("deep_layers" if arm.choices["deep"] else "layers")
-    steps = lab.integer("steps")
-    model = _model(lab, arm, layers)
-    task = _task(lab.integer("window"))
-    moved = _moved(model, next(task.batches(batch=lab.integer("batch"), seed=lab.seed))[0])
-    recipe = Recipe(steps=steps, learning_rate=lab.number("learning_rate"))
-    run = lab.train(model, recipe, task.batches(batch=lab.integer("batch"), seed=lab.seed), next_token_loss)
+@torch.no_grad()
+def _set_start(model: Transformer, name: str, seed: int) -> None:
+    """Set gains or biases of all norms, or scale the outputs of all branches, as an arm says."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = {"outputs at 0": 0.0, "outputs over sqrt(2L)": 1 / math.sqrt(2 * len(model.blocks))}.get(name)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            if name.startswith("gain "):
+                module.weight.fill_(float(name.removeprefix("gain ").partition(",")[0]))
+            elif name == "random bias":
+                module.bias.copy_(torch.randn(module.bias.shape, generator=generator))
+        elif scale is not None and isinstance(module, nn.Linear) and path.endswith((".out", ".down")):
+            module.weight.mul_(scale)
+
+
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    model = build(context, arm.name, context.integer("deep_layers" if arm.choices["deep"] else "layers"))
+    chain = MarkovChain(window=context.integer("window"))
+    (ids,) = next(chain.batches(batch=context.integer("batch"), seed=context.seed))
+    moved = _moved(model, ids)
+    recipe = Recipe(steps=context.integer("steps"), learning_rate=context.number("learning_rate"))
+    batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
+    run = context.train(model, recipe, batches, next_token_loss)
     return {
         **moved,
-        **({} if arm.choices["deep"] else _streams(lab, arm)),
-        "losses": padded(run, steps),
-        "loss": mean_of_last(run),
-        "first": run.points[0].loss,
-        "diverged": run.diverged,
-        "findings": list(run.findings),
+        **({} if arm.choices["deep"] else _streams(context, arm)),
+        **run.measurement(recipe.steps, loss=run.mean_of_last(), first=run.points[0].loss),
     }
 
 
 @torch.no_grad()
 def _moved(model: Transformer, ids: Tensor) -> dict[str, float]:
-    """How far the norm of the first block takes its rows, and how far its gain and bias do, over the rows' length."""
+    """How far the first norm moves its rows, and how far its gain and bias alone do, over the length of the rows."""
     calls: list[tuple[Tensor, Tensor]] = []
     norm = model.get_submodule("blocks.0.attention.norm")
     handle = norm.register_forward_hook(lambda _module, inputs, output: calls.append((inputs[0], output)))
@@ -77,29 +106,24 @@ def _moved(model: Transformer, ids: Tensor) -> dict[str, float]:
     }
 
 
-def _streams(lab: Laboratory, arm: Arm) -> dict[str, list[float]]:
+def _streams(context: ArmContext, arm: Arm) -> dict[str, list[float]]:
     """E|x|^2 / n after the last block at several depths, before any training."""
-    depths = lab.settings["depths"]
-    assert isinstance(depths, tuple)
-    found = []
+    depths, found = context.numbers("depths"), []
     for layers in depths:
-        model = _model(lab, arm, int(layers))
-        lab.place(model)
-        generator = torch.Generator().manual_seed(lab.seed)
-        shape = (lab.integer("batch"), lab.integer("window") + 1)
-        ids = torch.randint(VOCABULARY, shape, generator=generator).to(lab.device)
-        found.append(propagate(model, ids, generator).stream[-1])
+        model = build(context, arm.name, int(layers))
+        context.move(model)
+        rows, tokens = context.integer("batch"), context.integer("window")
+        found.append(propagate(model, *random_ids(context, _VOCABULARY, rows=rows, tokens=tokens)).stream[-1])
     return {"depths": list(depths), "stream": found}
 
 
 def _above(name: str, reference: str = _REFERENCE) -> Statistic:
-    """How far an arm's loss lies above another's."""
-    return lambda paired: float(paired[name]["loss"] - paired[reference]["loss"])
+    return difference(name, reference, "loss")
 
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
     seeds = list(measured.values())
-    floor = _task(integer(settings, "window")).floor
+    floor = MarkovChain(window=integer(settings, "window")).floor
     steps = range(1, integer(settings, "steps") + 1)
     return (
         Curves(
@@ -110,8 +134,8 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             x_label="step",
             y_label="loss (nats a token)",
             panels=tuple(
-                (title, tuple(line(name, steps, [curve(paired[name]["losses"]) for paired in seeds]) for name in names))
-                for title, names in (("Pre-LN", SHALLOW), ("deep Post-LN", DEEP))
+                (title, arm_lines(seeds, names, "losses", steps))
+                for title, names in (("Pre-LN", SHALLOW), ("deep Post-LN", tuple(DEEP)))
             ),
             reference=(floor, "entropy of the chain"),
         ),
@@ -121,7 +145,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             caption=f"Mean of the last 20 steps; no model can be below {floor:.2f} for long.",
             description="Each start with its three seeds or more.",
             label="loss (nats a token)",
-            values=tuple((name, tuple(float(paired[name]["loss"]) for paired in seeds)) for name in SHALLOW + DEEP),
+            values=arm_values(seeds, (*SHALLOW, *DEEP), "loss"),
         ),
     )
 
@@ -147,14 +171,14 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="Gain and bias move the rows by at most a millionth of their length",
-                    statistic=lambda paired: float(paired[_REFERENCE]["affine"]),
+                    statistic=value_of(_REFERENCE, "affine"),
                     high=1e-6,
                     source="the definition, exactly 0",
                     regime="only its affine part is meant",
                 ),
                 Condition(
                     says="The norm moves the rows by at most a millionth of their length",
-                    statistic=lambda paired: float(paired[_REFERENCE]["whole"]),
+                    statistic=value_of(_REFERENCE, "whole"),
                     high=1e-6,
                     source="the definition; rows of another length than the root of n cannot stay",
                 ),

@@ -1,4 +1,4 @@
-"""`invariances`: which norms do not notice which change of weights and data, in matrices and within a trained model."""
+"""`invariances`: the changes of weights and data that each norm ignores, in matrices and within a trained model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from normkit import geometry, specs
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Marks
-from normkit.study.curves import curve, padded
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Recipe
-from normkit.study.norms import BatchNorm, NormLayer
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
-from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import next_token_loss, text_of_the_library, windows
+from normkit.study.corpus import text_of_the_library
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.model_parts import BatchNorm, NormLayer
+from normkit.study.statistics import Measurement, Paired, filled, padded
+from normkit.study.text_training import text_batch, train_on_text, transformer
+from normkit.study.training_run import Recipe
+from normkit.study.transformer import Transformer
 
 _MATRIX_SCALE = "weight matrix re-scaling"
 _MATRIX_CENTRE = "weight matrix re-centring"
@@ -35,65 +36,48 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
     "rms": (_MATRIX_SCALE, _DATA_SCALE, _CASE_SCALE),
     "none": (),
 }
-"""Norm -> what it is said to ignore: Ba et al. 2016, table 1; Zhang & Sennrich 2019, table 1, for rms."""
+"""Norm -> the changes that it ignores according to Ba et al. 2016, table 1; for rms Zhang & Sennrich 2019, table 1."""
 
 _WORDS = {"batch": "BatchNorm", "weight": "weight norm", "layer": "LayerNorm", "rms": "RMSNorm", "none": "no norm"}
 
 NO_EPS = 1e-30
-"""In place of 0, which torch's BatchNorm refuses: no effect on variances near 1."""
+"""Instead of 0, which torch's BatchNorm refuses; it has no effect on variances near 1."""
 
 Change = tuple[Tensor, Callable[[Tensor], Tensor]]
-"""Other weights of a linear layer, and what becomes of the rows that reach it."""
+"""Other weights of a linear layer, and a function on its input rows."""
 
 
 def _arms(_settings: Settings) -> tuple[Arm, ...]:
     return tuple(Arm(name=norm, choices={"norm": norm}) for norm in PUBLISHED)
 
 
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
-    norm, window = arm.choices["norm"], lab.integer("window")
-    model = build(norm, lab, eps=NO_EPS)
-    training, held_out = text_of_the_library()
-    run = lab.train(
-        model,
-        Recipe(steps=lab.integer("steps"), learning_rate=lab.number("learning_rate")),
-        windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed),
-        next_token_loss,
-    )
-    (ids,) = next(windows(held_out, batch=lab.integer("batch"), window=window, seed=lab.seed))
-    with_eps = build(norm, lab, eps=lab.number("eps"))
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    norm = arm.choices["norm"]
+    model = build(norm, context, eps=NO_EPS)
+    _, held_out = text_of_the_library()
+    recipe = Recipe(steps=context.integer("steps"), learning_rate=context.number("learning_rate"))
+    run = train_on_text(context, model, recipe)
+    (ids,) = text_batch(context, held_out, seed=context.seed)
+    with_eps = build(norm, context, eps=context.number("eps"))
     with_eps.load_state_dict(model.state_dict())
+    table = geometry.invariances(seed=context.seed)
     return {
-        "losses": padded(run, lab.integer("steps")),
-        "matrices": _in_matrices(norm, lab.seed),
-        "model": errors(model, ids, seed=lab.seed),
-        "model_eps": errors(with_eps, ids, seed=lab.seed),
+        "losses": padded(run.losses, recipe.steps),
+        "matrices": {row: table.cell(row, norm).error for row in _ROWS} if norm in table.norms else {},
+        "model": errors(model, ids, seed=context.seed),
+        "model_eps": errors(with_eps, ids, seed=context.seed),
         "findings": list(run.findings),
     }
 
 
-def build(norm: str, lab: Laboratory, *, eps: float) -> Transformer:
-    """A model whose norms stand behind linear layers without a bias: x + norm(f(x)).
-
-    Args:
-        norm: A key of `PUBLISHED`.
-        lab: Sizes and seed.
-        eps: Of all norms.
-    """
+def build(norm: str, context: ArmContext, *, eps: float) -> Transformer:
+    """A model in which each norm, a key of `PUBLISHED`, follows a linear layer without a bias: x + norm(f(x))."""
     norms: Mapping[str, NormLayer] = {
         "batch": functools.partial(BatchNorm, eps=eps),
         "layer": specs.TORCH_LAYER_NORM.replace(eps=eps),
         "rms": specs.TORCH_RMS_NORM.replace(eps=eps),
     }
-    config = TransformerConfig(
-        context=lab.integer("window"),
-        width=lab.integer("width"),
-        layers=lab.integer("layers"),
-        norm=norms.get(norm),
-        placement="output",
-        final_norm=False,
-    )
-    model = Transformer(config, seed=lab.seed)
+    model = transformer(context, norm=norms.get(norm), placement="output", final_norm=False)
     for linear in _written_linears(model):
         linear.register_parameter("bias", None)
         if norm == "weight":
@@ -102,7 +86,7 @@ def build(norm: str, lab: Laboratory, *, eps: float) -> Transformer:
 
 
 def _written_linears(model: nn.Module) -> Iterator[nn.Linear]:
-    """The linear layers that the norms of the placement "output" stand behind."""
+    """The linear layers that the norms of the placement "output" follow."""
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and path.endswith((".out", ".down")):
             yield module
@@ -111,20 +95,19 @@ def _written_linears(model: nn.Module) -> Iterator[nn.Linear]:
 def errors(model: nn.Module, ids: Tensor, *, seed: int) -> dict[str, float]:
     """Largest relative change of a model's logits for each transformation of the last MLP's second linear layer.
 
-    In float64 and training mode. The rows x are what reaches that layer; W are its weights, as they are stored.
+    In float64 and training mode. The rows x are the inputs of that layer; W are its weights as they are stored.
 
     Args:
         model: From `build`; in float64 afterwards.
         ids: Tokens of one batch.
-        seed: Of factor and shifts.
+        seed: Of the factor and the shifts.
     """
-    device = next(model.parameters()).device
     model.to(torch.float64).train()
     *_, linear = _written_linears(model)
-    # Its only parameter, or the last of two: weight norm stores the length first and then what gives the direction.
+    # Its only parameter, or the last of two: weight norm stores the length first and then the direction.
     *_, stored = linear.parameters()
     changes = _changes(stored.detach(), torch.Generator().manual_seed(seed))
-    ids = ids[:, :-1].to(device)
+    ids = ids[:, :-1].to(next(model.parameters()).device)
     before = _logits(model, ids, linear, stored, (stored.detach(), lambda rows: rows))
     return {
         name: ((_logits(model, ids, linear, stored, change) - before).abs().max() / before.abs().max()).item()
@@ -133,7 +116,7 @@ def errors(model: nn.Module, ids: Tensor, *, seed: int) -> dict[str, float]:
 
 
 def _changes(weight: Tensor, generator: torch.Generator) -> dict[str, Change]:
-    """The six transformations of the table; c is drawn from (2, 4), shifts of rows are of the rows' own size."""
+    """The six transformations of the table; c is drawn from (2, 4), shifts have the size of the rows."""
 
     def drawn() -> Tensor:
         return torch.randn(weight.shape[1], generator=generator, dtype=torch.float64).to(weight)
@@ -163,7 +146,7 @@ def _changes(weight: Tensor, generator: torch.Generator) -> dict[str, Change]:
 
 @torch.no_grad()
 def _logits(model: nn.Module, ids: Tensor, linear: nn.Linear, stored: Tensor, change: Change) -> Tensor:
-    """The model's output with other stored weights and other rows for one linear layer; the weights are put back."""
+    """The model's output with other weights and rows for one linear layer; the weights are restored."""
     weight, of_rows = change
     kept = stored.detach().clone()
     handle = linear.register_forward_pre_hook(lambda _module, inputs: (of_rows(inputs[0]),))
@@ -174,12 +157,6 @@ def _logits(model: nn.Module, ids: Tensor, linear: nn.Linear, stored: Tensor, ch
         handle.remove()
         stored.copy_(kept)
     return logits
-
-
-def _in_matrices(norm: str, seed: int) -> dict[str, float]:
-    """The same of one random matrix and its norm; without a norm there is nothing to measure but W x."""
-    table = geometry.invariances(seed=seed)
-    return {row: table.cell(row, norm).error for row in _ROWS} if norm in table.norms else {}
 
 
 def _cells(measured: Measurement, norm: str, *, ignored: bool) -> list[float]:
@@ -231,7 +208,7 @@ def _marks(seeds: list[Paired], place: str, where: str) -> Marks:
     norms = tuple(norm for norm in PUBLISHED if all(paired.get(norm, {}).get(place) for paired in seeds))
 
     def cell(row: str, norm: str) -> tuple[bool | None, float]:
-        found = curve([paired[norm][place][row] for paired in seeds])
+        found = filled([paired[norm][place][row] for paired in seeds])
         return max(found) <= 1e-10, statistics.median(found)
 
     return Marks(

@@ -1,23 +1,23 @@
-"""`learning-rate`: how sensitive training is to it, with and without norms, and what QK-norm cures."""
+"""`learning-rate`: how sensitive training is to the learning rate, with norms, without, and with QK-norm."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normkit.files import finite
+from normkit.study.arm_context import ArmContext, Settings, numbers
 from normkit.study.chart import Chart, Curves, Line, line
-from normkit.study.curves import mean_of_last
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Batch, Recipe
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, numbers
-from normkit.study.statistics import interval
-from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import next_token_loss, text_of_the_library, windows
+from normkit.study.corpus import next_token_loss, text_of_the_library, windows
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.statistics import Measurement, Paired, Statistic, filled, interval
+from normkit.study.text_training import train_on_text, transformer
+from normkit.study.training_run import Batch, Recipe
+from normkit.study.transformer import Transformer
 
 _MODELS: Mapping[str, Mapping[str, Any]] = {
     "LayerNorm": {},
@@ -28,7 +28,7 @@ _RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 _STEP_RATES = tuple(10 ** (quarter / 4) for quarter in range(-48, 13))
 _COMPARED = ("LayerNorm", "no norm")
 _LAST = 20
-"""Steps whose mean loss stands for the end of a run."""
+"""Steps at the end of a run whose mean loss is compared."""
 
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
@@ -48,39 +48,27 @@ def _by_block(model: str) -> str:
     return f"one block at a time, {model}"
 
 
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
     """A training run at one rate, or the best rate of each block."""
-    window = lab.integer("window")
-    config = TransformerConfig(
-        context=window,
-        width=lab.integer("width"),
-        layers=lab.integer("layers" if "rate" in arm.choices else "deep_layers"),
-        **_MODELS[arm.choices["model"]],
-    )
-    model = Transformer(config, seed=lab.seed)
+    is_trained = "rate" in arm.choices
+    layers = context.integer("layers" if is_trained else "deep_layers")
+    model = transformer(context, layers=layers, **_MODELS[arm.choices["model"]])
+    window = model.config.context
     training, _ = text_of_the_library()
-    if "rate" not in arm.choices:
-        batch = next(windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed))
-        # float64, for the smallest steps move the loss by less than float32 can tell; a few windows say enough.
-        return _step_rates(model.to(lab.device, torch.float64), tuple(x[:2].to(lab.device) for x in batch))
-    recipe = Recipe(
-        steps=lab.integer("steps"), learning_rate=arm.choices["rate"], warmup=lab.integer("warmup"), clip=1.0
-    )
-    batches = windows(training, batch=lab.integer("batch"), window=window, seed=lab.seed)
-    run = lab.train(model, recipe, batches, next_token_loss)
-    (ids,) = next(windows(training, batch=4, window=window, seed=lab.seed + 1_000_003))
-    return {
-        "losses": run.losses,
-        "last": mean_of_last(run, _LAST),
-        "diverged": run.diverged,
-        "score": _largest_score(model, ids[:, :-1]),
-        "findings": list(run.findings),
-    }
+    if not is_trained:
+        batch = next(windows(training, batch=context.integer("batch"), window=window, seed=context.seed))
+        # float64: the smallest steps move the loss by less than float32 resolves. Two windows are enough.
+        return _step_rates(model.to(context.device, torch.float64), tuple(x[:2].to(context.device) for x in batch))
+    recipe = Recipe(steps=context.integer("steps"), learning_rate=arm.choices["rate"], warmup=context.integer("warmup"))
+    run = train_on_text(context, model, recipe)
+    (ids,) = next(windows(training, batch=4, window=window, seed=context.seed + 1_000_003))
+    score = _largest_score(model, ids[:, :-1])
+    return run.measurement(last=run.mean_of_last(_LAST), diverged=run.diverged, score=score)
 
 
 @torch.no_grad()
 def _largest_score(model: Transformer, ids: torch.Tensor) -> float | None:
-    """The largest magnitude of an attention score that a token may see, over all blocks; None where none is finite."""
+    """The largest magnitude of an attention score that a token may see, over all blocks; None if it is not finite."""
     parameter = next(model.parameters())
     x = model.embed(ids.to(parameter.device))
     largest: float = 0.0
@@ -97,8 +85,8 @@ def _largest_score(model: Transformer, ids: torch.Tensor) -> float | None:
 def _step_rates(model: Transformer, batch: Batch) -> Measurement:
     """For each block, moved alone by one step of gradient descent: the lowest and the highest rate that work.
 
-    A rate works where the loss falls at least a tenth as far as with the block's best rate. From the lowest on they are
-    counted up to the first that does not: far above, a step lands anywhere, and may be lucky.
+    A rate works if the loss falls at least a tenth as far as with the block's best rate. The highest is the last before
+    the first that does not work: far above it a step ends at a random point, and may work by chance.
     """
     before = next_token_loss(model, batch)
     torch.autograd.backward(before)
@@ -116,7 +104,7 @@ def _step_rates(model: Transformer, batch: Batch) -> Measurement:
 
 
 def _losses_after_a_step(model: Transformer, block: nn.Module, batch: Batch) -> Iterator[Tensor]:
-    """The loss after one gradient step of one block at each rate; the block is left as it was."""
+    """The loss after one gradient step of one block at each rate; the weights are restored at the end."""
     start = [weight.clone() for weight in block.parameters()]
     for rate in _STEP_RATES:
         for weight, was in zip(block.parameters(), start, strict=True):
@@ -128,7 +116,7 @@ def _losses_after_a_step(model: Transformer, block: nn.Module, batch: Batch) -> 
 
 
 def _of_rates(model: str, paired: Paired) -> list[Measurement]:
-    """The runs of a model in the order of their rates."""
+    """The runs of a model, by ascending rate."""
     return [measured for name, measured in paired.items() if name.startswith(f"{model}, rate ")]
 
 
@@ -138,8 +126,8 @@ def _sensitivity(model: str, paired: Paired) -> float:
     return sum(ends) / len(ends) - min(ends)
 
 
-def _growth(model: str) -> Callable[[Paired], float]:
-    """The largest score after training at the highest rate over that at the lowest; infinite where it is not finite."""
+def _growth(model: str) -> Statistic:
+    """The largest score after training at the highest rate over that at the lowest; infinite if it is not finite."""
 
     def growth(paired: Paired) -> float:
         first, *_, last = _of_rates(model, paired)
@@ -148,8 +136,8 @@ def _growth(model: str) -> Callable[[Paired], float]:
     return growth
 
 
-def _common(model: str) -> Callable[[Paired], float]:
-    """Decades of rates that work for every block; negative where the windows of two blocks lie so far apart."""
+def _common(model: str) -> Statistic:
+    """Decades of rates that work for every block; negative if the ranges of two blocks do not overlap."""
 
     def common(paired: Paired) -> float:
         windows = paired[_by_block(model)]
@@ -234,7 +222,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
 
     def over_rates(name: str) -> tuple[Line, ...]:
         def ends(model: str) -> list[list[float]]:
-            return [[_number(paired[_name(model, rate)][name]) for rate in rates] for paired in seeds]
+            return [filled([paired[_name(model, rate)][name] for rate in rates]) for paired in seeds]
 
         return tuple(line(model, rates, ends(model)) for model in _MODELS)
 
@@ -282,10 +270,6 @@ def _windows(model: str, measured: Mapping[int, Paired]) -> Line:
     )
     middle = tuple(math.sqrt(least * most) for least, most in zip(low, high, strict=True))
     return Line(label=model, x=tuple(range(1, len(low) + 1)), y=middle, low=low, high=high)
-
-
-def _number(value: float | None) -> float:
-    return math.inf if value is None else value
 
 
 STUDY = Study(

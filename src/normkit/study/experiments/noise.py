@@ -1,72 +1,66 @@
-"""`noise`: does BatchNorm help because the inputs of layers shift less? Shift them on purpose, and see."""
+"""`noise`: whether BatchNorm helps because the inputs of layers shift less: shift them on purpose, and train."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from torch import nn
 
+from normkit.study.arm_context import ArmContext, Settings, integer, numbers
+from normkit.study.chart import Chart, Curves, Line, line
+from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.digits import SIDE, digit_batches, digit_loss, digit_score, digits
-from normkit.study.experiments.noise_charts import OBSERVED_RATE, charts, fewest_steps, nets
 from normkit.study.experiments.shift import NoisyBatchNorm, observer
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Recipe
-from normkit.study.norms import BatchNorm, NormLayer
-from normkit.study.perceptron import MLP, MLPConfig
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study
-from normkit.study.speed import steps_to
+from normkit.study.model_parts import BatchNorm, NormLayer
+from normkit.study.small_nets import MLP, MLPConfig
+from normkit.study.statistics import Measurement, Paired, Statistic, block_means, filled, padded, steps_to
+from normkit.study.training_run import Recipe
+
+OBSERVED_RATE = 0.1
+"""The learning rate at which shift and smoothness are measured."""
 
 _REACHED_LOSS = 0.5
 
 
+def nets(settings: Settings) -> tuple[str, ...]:
+    """Names of the nets that are compared: BatchNorm, with noises after it, and no norm."""
+    return ("BatchNorm", *(f"noise {noise:g}" for noise in numbers(settings, "noises")), "no norm")
+
+
 def _arms(settings: Settings) -> tuple[Arm, ...]:
-    rates = settings["rates"]
-    assert isinstance(rates, tuple)
     return tuple(
         Arm(name=f"{net}, rate {rate:g}", choices={"net": net, "rate": rate}, cost=2 if rate == OBSERVED_RATE else 1)
         for net in nets(settings)
-        for rate in sorted({*rates, OBSERVED_RATE})
+        for rate in sorted({*numbers(settings, "rates"), OBSERVED_RATE})
     )
 
 
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
-    config = MLPConfig(
-        inputs=SIDE * SIDE,
-        width=lab.integer("width"),
-        layers=lab.integer("layers"),
-        norm=_norm(arm.choices["net"], lab.seed),
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    width, layers = context.integer("width"), context.integer("layers")
+    norm = _norm(arm.choices["net"], context.seed)
+    config = MLPConfig(inputs=SIDE * SIDE, width=width, layers=layers, norm=norm)
+    model = nn.Sequential(nn.Flatten(), MLP(config, seed=context.seed))
+    data, rate, batch = digits(), arm.choices["rate"], context.integer("batch")
+    recipe = Recipe(steps=context.integer("steps"), learning_rate=rate, final_rate=1.0, optimizer="sgd", clip=None)
+    probe = (data.training[: context.integer("probe")], data.training_labels[: context.integer("probe")])
+    observe = observer(probe, digit_loss, rate=rate, every=context.integer("every")) if rate == OBSERVED_RATE else None
+    batches = digit_batches(data, batch=batch, seed=context.seed)
+    run = context.train(model, recipe, batches, digit_loss, observe=observe)
+    held_out = (data.held_out, data.held_out_labels)
+    return run.measurement(
+        steps_to=steps_to(run.losses, _REACHED_LOSS),
+        error=digit_score(copy.deepcopy(model).eval(), *held_out).error,
+        training_mode_error=digit_score(copy.deepcopy(model).train(), *held_out, batch=batch).error,
+        at=run.observed("at"),
+        loss_at=run.observed("loss"),
+        shift=run.observed("shift"),
+        gradient_change=run.observed("gradient_change"),
+        smoothness=run.observed("smoothness"),
     )
-    model = nn.Sequential(nn.Flatten(), MLP(config, seed=lab.seed))
-    data = digits()
-    rate = arm.choices["rate"]
-    recipe = Recipe(steps=lab.integer("steps"), learning_rate=rate, final_rate=1.0, optimizer="sgd", clip=None)
-    watched = (data.training[: lab.integer("probe")], data.training_labels[: lab.integer("probe")])
-    run = lab.train(
-        model,
-        recipe,
-        digit_batches(data, batch=lab.integer("batch"), seed=lab.seed),
-        digit_loss,
-        observe=observer(watched, digit_loss, rate=rate, every=lab.integer("every")) if rate == OBSERVED_RATE else None,
-    )
-    return {
-        "losses": run.losses,
-        "steps_to": steps_to(run.losses, _REACHED_LOSS),
-        "error": digit_score(copy.deepcopy(model).eval(), data.held_out, data.held_out_labels).error,
-        "training_mode_error": digit_score(
-            copy.deepcopy(model).train(), data.held_out, data.held_out_labels, batch=lab.integer("batch")
-        ).error,
-        "at": run.observed("at"),
-        "loss_at": run.observed("loss"),
-        "shift": run.observed("shift"),
-        "gradient_change": run.observed("gradient_change"),
-        "smoothness": run.observed("smoothness"),
-        "diverged": run.diverged,
-        "findings": list(run.findings),
-    }
 
 
 def _norm(net: str, seed: int) -> NormLayer:
@@ -80,7 +74,7 @@ def _norm(net: str, seed: int) -> NormLayer:
 
 
 def _mean(paired: Paired, net: str, name: str) -> float:
-    """A measure's mean over the observed steps at which the net's loss is above the one to reach."""
+    """The mean of a measure over the observed steps at which the net's loss is above the one to reach."""
     measured = paired[f"{net}, rate {OBSERVED_RATE:g}"]
     values = [
         value
@@ -90,13 +84,25 @@ def _mean(paired: Paired, net: str, name: str) -> float:
     return fmean(values) if values else math.nan
 
 
-def _times(name: str, first: str, second: str) -> Callable[[Paired], float]:
-    """How many times the second net's mean of a measure the first one has."""
+def _times(name: str, first: str, second: str) -> Statistic:
+    """The ratio of a measure's means: the first net over the second."""
     return lambda paired: _mean(paired, first, name) / _mean(paired, second, name)
 
 
+def fewest_steps(paired: Paired, net: str) -> float:
+    """Steps of a net to the loss to reach, at its best rate; infinite if it reaches it at no rate.
+
+    Raises:
+        KeyError: If the net was not run.
+    """
+    taken = [measured["steps_to"] for arm, measured in paired.items() if arm.startswith(f"{net}, ")]
+    if not taken:
+        raise KeyError(net)
+    return float(min((steps for steps in taken if steps is not None), default=math.inf))
+
+
 def sufficient_noise(paired: Paired) -> str:
-    """The net with the least noise that makes layer inputs shift at least as far as they do without a norm.
+    """The net with the least noise under which layer inputs shift at least as far as without a norm.
 
     Raises:
         KeyError: If no noise does.
@@ -224,6 +230,97 @@ _SMOOTHER = Claim(
 )
 
 
+_COURSES = (
+    (
+        "shift",
+        "How far the statistics of layer inputs move in one step",
+        "distance moved over deviation",
+        "BatchNorm's curve stands lowest, those with noise far above it.",
+    ),
+    (
+        "gradient_change",
+        "How much the step of the layers before changes a layer's gradient",
+        "change over its length",
+        "At the start of training no norm stands highest.",
+    ),
+    (
+        "smoothness",
+        "Change of the gradient along its own direction",
+        "change over the way gone",
+        "At the start of training no norm stands highest.",
+    ),
+)
+
+
+def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+    seeds = list(measured.values())
+    steps = integer(settings, "steps")
+    *noisy, without = nets(settings)
+    noises = [0.0, *(_size(net) for net in noisy[1:])]
+
+    def means(net: str, rate: float) -> Line:
+        curves = [block_means(paired[f"{net}, rate {rate:g}"]["losses"], steps) for paired in seeds]
+        return line(net, curves[0][0], [means for _, means in curves])
+
+    return (
+        Curves(
+            name="noise-loss",
+            title="Loss with BatchNorm, with noise after it, and without a norm",
+            caption="Means over steps; all nets start from the same weights, and a loss counts for the first one at "
+            "most.",
+            description="BatchNorm falls first at each rate above 0.03; the more noise, the later the others follow.",
+            x_label="step",
+            y_label="loss (nats)",
+            panels=tuple(
+                (f"learning rate {rate:g}", tuple(means(net, rate) for net in nets(settings)))
+                for rate in numbers(settings, "rates")
+            ),
+        ),
+        Curves(
+            name="noise-speed",
+            title="Steps to a loss by size of the noise",
+            caption="Each net at its best learning rate; at 0 stands BatchNorm without noise.",
+            description="The steps rise with the noise, from far below no norm's to about as many.",
+            x_label="noise (deviations of the norm's output)",
+            y_label="steps to the loss",
+            panels=(
+                (
+                    "",
+                    (
+                        line(
+                            "BatchNorm and noise",
+                            noises,
+                            [[fewest_steps(paired, net) for net in noisy] for paired in seeds],
+                        ),
+                        line(without, noises, [[fewest_steps(paired, without)] * len(noises) for paired in seeds]),
+                    ),
+                ),
+            ),
+        ),
+        *(_course(settings, seeds, *words) for words in _COURSES),
+    )
+
+
+def _course(settings: Settings, seeds: list[Paired], name: str, title: str, label: str, description: str) -> Chart:
+    """A measure over the steps of training; a run that ended early leaves gaps."""
+    arms = {net: f"{net}, rate {OBSERVED_RATE:g}" for net in nets(settings)}
+    places = max((list(paired[arm]["at"]) for paired in seeds for arm in arms.values()), key=len)
+    lines = tuple(
+        line(net, places, [filled(padded(paired[arm][name], len(places)), math.nan) for paired in seeds])
+        for net, arm in arms.items()
+    )
+    return Curves(
+        name=f"noise-{name.replace('_', '-')}",
+        title=title,
+        caption=f"Measured in training mode on the same images, every few steps, at rate {OBSERVED_RATE:g}.",
+        description=description,
+        x_label="step",
+        y_label=label,
+        panels=(("", lines),),
+        y_log=True,
+    )
+
+
 STUDY = Study(
     name="noise",
     title="Covariate shift on purpose",
@@ -243,7 +340,7 @@ STUDY = Study(
     full={"seeds": 8, "steps": 600, "rates": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)},
     arms=_arms,
     measure=_measure,
-    charts=charts,
+    charts=_charts,
     data="scikit-learn's digits, the last 450 of 1,797 held out",
     regime="an MLP of 8 layers of width 64 with ReLU and He's initial weights, gradient descent without momentum on "
     "batches of 64, training loss; noise is the same for all samples of a step",

@@ -1,4 +1,4 @@
-"""Internal covariate shift, made on purpose and measured: noise after a BatchNorm, and what one step changes."""
+"""Internal covariate shift: noise after a BatchNorm that makes it, and measures of what one step changes."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from normkit.files import finite
-from normkit.study.loop import Batch, Loss, Observe
-from normkit.study.norms import BatchNorm
+from normkit.study.model_parts import BatchNorm
+from normkit.study.training_run import Batch, Loss, Observe
 
 _STEP_SIZES = (0.5, 1.0, 2.0, 4.0)
 
 
 class NoisyBatchNorm(BatchNorm):
-    """BatchNorm whose output is scaled and shifted in training by other random numbers at each step and feature.
+    """BatchNorm whose output is scaled and shifted in training by random numbers, new for each step and feature.
 
         y = s_t BatchNorm(x) + m_t,  m_t uniform in (-noise, noise),  s_t uniform in (1, 1 + noise)
 
-    Step t is the number of batches that the norm has seen, a buffer; the numbers are drawn from a generator of that
-    step, so that a run that is continued draws the same. In evaluation mode there is no noise.
+    Step t is the number of batches that the norm has seen, a buffer; each step has a generator of its own, so that a
+    continued run draws the same numbers. In evaluation mode there is no noise.
 
     Args:
         width: Features.
-        noise: Its size, in units of the output's deviation.
-        seed: Of the noise: of the run, and the number of the layer.
+        noise: Its size, in units of the deviation of the output.
+        seed: The seed of the run and the number of the layer.
 
     Source:
-        After Santurkar et al. 2018, arXiv:1805.11604, section 2.1; their noise has a part of its own for each sample
-        too, which is left out here.
+        After Santurkar et al. 2018, arXiv:1805.11604, section 2.1; their noise also has a part for each sample, which
+        is left out here.
     """
 
     def __init__(self, width: int, *, noise: float, seed: tuple[int, int]) -> None:
@@ -51,44 +50,42 @@ class NoisyBatchNorm(BatchNorm):
 
 
 def observer(batch: Batch, loss_of: Loss, *, rate: float, every: int) -> Observe:
-    """What `measure` gives of a model, at every so manieth step.
+    """The result of `measure`, at step 1 and after every `every` steps.
 
     Args:
-        batch: Measured on it, always the same.
+        batch: Always the same.
         loss_of: The loss.
-        rate: Length of the step, over the gradient's.
-        every: Steps between measurements; the first is at step 1.
+        rate: Length of the step over that of the gradient.
+        every: Steps between measurements.
     """
 
-    def observe(model: nn.Module, step: int) -> Mapping[str, float | int | None]:
+    def observe(model: nn.Module, step: int) -> Mapping[str, float]:
         if (step - 1) % every:
             return {}
-        device = next(model.parameters()).device
-        dtype = next(model.parameters()).dtype
-        placed = tuple(part.to(device, dtype if part.is_floating_point() else part.dtype) for part in batch)
-        measured = measure(model, placed, loss_of, rate)
-        return {"at": step, **{name: finite(value) for name, value in measured.items()}}
+        weight = next(model.parameters())
+        moved = tuple(part.to(weight.device, weight.dtype if part.is_floating_point() else None) for part in batch)
+        return {"at": step, **measure(model, moved, loss_of, rate)}
 
     return observe
 
 
 def measure(model: nn.Module, batch: Batch, loss_of: Loss, rate: float) -> dict[str, float]:
-    """What one step of gradient descent on a batch changes in an MLP in training mode; the model is left as it is.
+    """The changes that a step of gradient descent on a batch would make in an MLP in training mode.
 
     - "loss" before the step;
     - "shift": how far mean and standard deviation of the inputs of each linear layer but the first move: the root mean
       square over features, over the root mean square of the deviations; the mean over layers;
-    - "gradient_change": |G' - G| / |G| of a layer's weight gradient G, where G' is that after the step of all layers
-      before it alone; the mean over layers but the first;
+    - "gradient_change": |G' - G| / |G| of a layer's weight gradient G, where G' is the gradient after a step of only
+      the layers before it; the mean over layers but the first;
     - "smoothness": the largest |g' - g| / |x' - x| over points x' = x - a g at 0.5, 1, 2 and 4 times the step.
 
-    Noise moves on for the first of these, as it does from step to step, and stands still for the others.
+    For the shift the noise changes, as it does from step to step; for the others it is the same before and after.
 
     Args:
-        model: Has an `MLP` in it.
-        batch: All is measured on it.
+        model: Contains an `MLP`.
+        batch: On the model's device.
         loss_of: The loss.
-        rate: Length of the step, over the gradient's.
+        rate: Length of the step over that of the gradient.
 
     Source:
         Santurkar et al. 2018, arXiv:1805.11604: definition 2.1, there without the division, and figure 4.
@@ -102,7 +99,8 @@ def measure(model: nn.Module, batch: Batch, loss_of: Loss, rate: float) -> dict[
         for (mean, deviation), (new_mean, new_deviation) in zip(before, _input_statistics(twin, batch), strict=True)
     ]
     changes = []
-    for number, weight in enumerate(path for path in gradient if _is_matrix(path)):
+    matrices = [path for path in gradient if path.endswith("weight") and "norms" not in path]
+    for number, weight in enumerate(matrices):
         earlier = {path: part for path, part in gradient.items() if _number(path) < number}
         _, new = _gradient(model, batch, loss_of, earlier, rate)
         changes.append((new[weight] - gradient[weight]).norm() / gradient[weight].norm())
@@ -123,7 +121,7 @@ def measure(model: nn.Module, batch: Batch, loss_of: Loss, rate: float) -> dict[
 def _gradient(
     model: nn.Module, batch: Batch, loss_of: Loss, step: Mapping[str, Tensor] | None = None, rate: float = 0.0
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients by path of a copy in training mode, after a step of some of its parameters."""
+    """Loss, and gradients by path, of a copy in training mode after a step of some of its parameters."""
     twin = copy.deepcopy(model).train()
     _descend(twin, step or {}, rate)
     parameters = dict(twin.named_parameters())
@@ -156,11 +154,7 @@ def _input_statistics(model: nn.Module, batch: Batch) -> list[tuple[Tensor, Tens
     return statistics
 
 
-def _is_matrix(path: str) -> bool:
-    return path.endswith("weight") and "norms" not in path
-
-
 def _number(path: str) -> float:
-    """Of the layer that a parameter of an `MLP` belongs to, from 0; the output layer stands behind all."""
+    """The number of a parameter's layer in an `MLP`, from 0; infinite for the output layer."""
     place = path.split(".")[-2]
     return int(place) if place.isdigit() else math.inf

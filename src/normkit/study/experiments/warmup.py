@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from normkit.study.chart import Bars, Chart, Curves, line
-from normkit.study.curves import curve, mean_of_last, padded
-from normkit.study.growth import Statistic
-from normkit.study.laboratory import Laboratory
-from normkit.study.loop import Recipe
-from normkit.study.result import Arm, Claim, Condition, Measurement, Paired, Settings, Study, integer
-from normkit.study.tasks import Task, markov_chain
-from normkit.study.transformer import Transformer, TransformerConfig
-from normkit.study.windows import next_token_loss
+from normkit.study.arm_context import ArmContext, Settings, integer
+from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
+from normkit.study.corpus import next_token_loss
+from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.markov_chain import MarkovChain
+from normkit.study.statistics import Measurement, Paired, difference
+from normkit.study.text_training import transformer
+from normkit.study.training_run import Recipe
+from normkit.study.transformer import Transformer, deep_norm
 
-_VOCABULARY = 32
 _JUDGED = ("pre", "post")
 _SHOWN = ("peri", "DeepNorm")
 _FASTER = "post, warm-up, 3 times the rate"
@@ -33,60 +32,30 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
     return (*both, Arm(name=_FASTER, choices={"norm": "post", "warmup": warmup, "faster": 3.0}), *others)
 
 
-def _task(window: int) -> Task:
-    return markov_chain(symbols=_VOCABULARY, window=window, sharpness=2.0)
+def build(context: ArmContext, name: str, vocabulary: int) -> Transformer:
+    """The model of an arm: the name is a placement, or DeepNorm."""
+    if name == "DeepNorm":
+        factors = deep_norm(context.integer("layers"))
+        return transformer(context, vocabulary=vocabulary, placement="post", **factors)
+    return transformer(context, vocabulary=vocabulary, placement=name)
 
 
-def configuration(name: str, layers: int, *, width: int, context: int) -> TransformerConfig:
-    """What an arm's model is built from; DeepNorm has alpha = (2 L)^(1/4) and beta = (8 L)^(-1/4).
-
-    Args:
-        name: A placement, or DeepNorm.
-        layers: L.
-        width: Of the stream.
-        context: Tokens that are read.
-    """
-    deep = name == "DeepNorm"
-    return TransformerConfig(
-        vocabulary=_VOCABULARY,
-        context=context,
-        width=width,
-        layers=layers,
-        placement="post" if deep or name == "post" else "peri" if name == "peri" else "pre",
-        residual_scale=(2 * layers) ** 0.25 if deep else 1.0,
-        branch_gain=(8 * layers) ** -0.25 if deep else 1.0,
-    )
-
-
-def _measure(lab: Laboratory, arm: Arm) -> Measurement:
-    window, steps = lab.integer("window"), lab.integer("steps")
-    config = configuration(arm.choices["norm"], lab.integer("layers"), width=lab.integer("width"), context=window)
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    chain = MarkovChain(window=context.integer("window"))
     recipe = Recipe(
-        steps=steps,
-        learning_rate=arm.choices["faster"] * lab.number("learning_rate"),
+        steps=context.integer("steps"),
+        learning_rate=arm.choices["faster"] * context.number("learning_rate"),
         warmup=int(arm.choices["warmup"]),
     )
-    task = _task(window)
-    batches = task.batches(batch=lab.integer("batch"), seed=lab.seed)
-    run = lab.train(Transformer(config, seed=lab.seed), recipe, batches, next_token_loss)
-    return {
-        "losses": padded(run, steps),
-        "loss": mean_of_last(run),
-        "above_floor": mean_of_last(run) - task.floor,
-        "diverged": run.diverged,
-        "findings": list(run.findings),
-    }
-
-
-def _above(name: str, reference: str) -> Statistic:
-    """How far the loss of an arm lies above that of another."""
-    return lambda paired: float(paired[name]["loss"] - paired[reference]["loss"])
+    batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
+    run = context.train(build(context, arm.choices["norm"], chain.symbols), recipe, batches, next_token_loss)
+    loss = run.mean_of_last()
+    return run.measurement(recipe.steps, loss=loss, above_floor=loss - chain.floor)
 
 
 def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
     seeds = list(measured.values())
     steps = range(1, integer(settings, "steps") + 1)
-    floor = _task(integer(settings, "window")).floor
     return (
         Curves(
             name="warmup-loss",
@@ -98,14 +67,13 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             panels=tuple(
                 (
                     f"{name}-norm",
-                    tuple(
-                        line(words, steps, [curve(paired[f"{name}, {words}"]["losses"]) for paired in seeds])
-                        for words in ("no warm-up", "warm-up")
+                    arm_lines(
+                        seeds, {words: f"{name}, {words}" for words in ("no warm-up", "warm-up")}, "losses", steps
                     ),
                 )
                 for name in _JUDGED
             ),
-            reference=(floor, "entropy of the chain"),
+            reference=(MarkovChain(window=integer(settings, "window")).floor, "entropy of the chain"),
         ),
         Bars(
             name="warmup-end",
@@ -113,9 +81,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             caption="Mean of the last 20 steps; 0 is what no model can beat.",
             description="Each arm with its seeds.",
             label="nats a token above the floor",
-            values=tuple(
-                (arm.name, tuple(float(paired[arm.name]["above_floor"]) for paired in seeds)) for arm in _arms(settings)
-            ),
+            values=arm_values(seeds, [arm.name for arm in _arms(settings)], "above_floor"),
         ),
     )
 
@@ -133,14 +99,14 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="Post-LN ends at least 0.2 nats a token higher without warm-up than with",
-                    statistic=_above("post, no warm-up", "post, warm-up"),
+                    statistic=difference("post, no warm-up", "post, warm-up", "loss"),
                     low=0.2,
                     published="8.45 BLEU without, about 34 with (IWSLT14 German to English)",
                     source="a fifth of a nat; runs of one seed share weights and batches",
                 ),
                 Condition(
                     says="Pre-LN ends within 0.1 nats a token with and without",
-                    statistic=_above("pre, no warm-up", "pre, warm-up"),
+                    statistic=difference("pre, no warm-up", "pre, warm-up", "loss"),
                     low=-0.1,
                     high=0.1,
                     published="no loss without warm-up",
@@ -155,13 +121,13 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="With warm-up Post-LN ends within 0.1 nats a token of Pre-LN without",
-                    statistic=_above("post, warm-up", "pre, no warm-up"),
+                    statistic=difference("post, warm-up", "pre, no warm-up", "loss"),
                     high=0.1,
                     source="as for Pre-LN with and without",
                 ),
                 Condition(
                     says="At 3 times the rate Post-LN with warm-up ends at least 0.2 nats below what it does without",
-                    statistic=_above(_FASTER, "post, no warm-up"),
+                    statistic=difference(_FASTER, "post, no warm-up", "loss"),
                     high=-0.2,
                     source="the same fifth of a nat",
                 ),
@@ -174,7 +140,7 @@ STUDY = Study(
             conditions=tuple(
                 Condition(
                     says=f"{words} without warm-up ends at least 0.2 nats a token below Post-LN without",
-                    statistic=_above(f"{name}, no warm-up", "post, no warm-up"),
+                    statistic=difference(f"{name}, no warm-up", "post, no warm-up", "loss"),
                     high=-0.2,
                     source="the same fifth of a nat",
                 )

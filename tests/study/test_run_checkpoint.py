@@ -11,9 +11,10 @@ from torch import nn
 
 from forks import Fork
 from normkit.errors import InputError
-from normkit.study.keeping import Keeper
-from normkit.study.loop import Recipe, train
-from normkit.study.windows import next_token_loss
+from normkit.study.corpus import next_token_loss
+from normkit.study.loop import train
+from normkit.study.run_checkpoint import RunCheckpoint
+from normkit.study.training_run import Recipe
 from study_runs import LONG, RECIPE, STEPS, Model, batches, run, state
 
 
@@ -29,7 +30,7 @@ def broken_off(path, step, **choices):
             raise _EnoughError
 
     with pytest.raises(_EnoughError):
-        run(Keeper(path, steps=1), tell, **choices)
+        run(RunCheckpoint(path, steps=1), tell, **choices)
 
 
 @pytest.mark.slow
@@ -42,7 +43,7 @@ def test_a_run_broken_off_at_a_step_ends_in_the_same_bits(tmp_path, optimizer, s
     told = []
     # What a process that begins anew finds in torch's generator is anything.
     torch.manual_seed(99)
-    continued, all_points = run(Keeper(path), told.append, optimizer=optimizer)
+    continued, all_points = run(RunCheckpoint(path), told.append, optimizer=optimizer)
     assert state(continued) == state(model)
     assert all_points == points
     assert [point.step for point in told] == list(range(step, STEPS + 1))
@@ -54,16 +55,16 @@ def test_a_run_broken_off_again_and_again_ends_in_the_same_bits(tmp_path):
     model, points = run()
     for step in (3, 4, 11, 20):
         broken_off(path, step)
-    continued, all_points = run(Keeper(path))
+    continued, all_points = run(RunCheckpoint(path))
     assert state(continued) == state(model)
     assert all_points == points
 
 
 def test_a_finished_run_is_read_and_not_run_again(tmp_path):
     path = tmp_path / "run.safetensors"
-    model, points = run(Keeper(path, seconds=None))
+    model, points = run(RunCheckpoint(path, seconds=None))
     told = []
-    again, all_points = run(Keeper(path, seconds=None), told.append)
+    again, all_points = run(RunCheckpoint(path, seconds=None), told.append)
     assert (state(again), all_points, told) == (state(model), points, [])
 
 
@@ -78,8 +79,8 @@ def test_a_run_that_diverged_stays_so(tmp_path):
     supply = [(torch.ones(1, 1),)] * 5
     model = nn.Linear(1, 1)
     again = copy.deepcopy(model)
-    points = train(model, recipe, iter(supply), loss, keeper=Keeper(path))
-    assert str(train(again, recipe, iter(supply), loss, keeper=Keeper(path))) == str(points)
+    points = train(model, recipe, iter(supply), loss, checkpoint=RunCheckpoint(path))
+    assert str(train(again, recipe, iter(supply), loss, checkpoint=RunCheckpoint(path))) == str(points)
     assert len(points) == 2
     assert state(again) == state(model)
 
@@ -87,17 +88,17 @@ def test_a_run_that_diverged_stays_so(tmp_path):
 @pytest.mark.slow
 def test_it_is_kept_by_steps_by_seconds_and_at_the_end(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr("normkit.study.keeping.write_bytes", lambda path, _content: written.append(path))
-    run(Keeper(tmp_path / "steps", steps=10, seconds=None))
-    run(Keeper(tmp_path / "end", seconds=None))
-    run(Keeper(tmp_path / "seconds", seconds=0.0))
+    monkeypatch.setattr("normkit.study.run_checkpoint.write_bytes", lambda path, _content: written.append(path))
+    run(RunCheckpoint(tmp_path / "steps", steps=10, seconds=None))
+    run(RunCheckpoint(tmp_path / "end", seconds=None))
+    run(RunCheckpoint(tmp_path / "seconds", seconds=0.0))
     counts = {name: sum(path.name == name for path in written) for name in ("steps", "end", "seconds")}
     assert counts == {"steps": 3, "end": 1, "seconds": STEPS}
 
 
 def test_the_file_is_safetensors_and_json_alone(tmp_path):
     path = tmp_path / "run.safetensors"
-    run(Keeper(path))
+    run(RunCheckpoint(path))
     with safe_open(path, framework="pt") as file:
         names, document = set(file.keys()), json.loads(file.metadata()["normkit"])
     # The tied weight once, under one name, and the batch norm's buffers.
@@ -109,14 +110,6 @@ def test_the_file_is_safetensors_and_json_alone(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_run_is_forgotten(tmp_path):
-    keeper = Keeper(tmp_path / "run.safetensors")
-    run(keeper)
-    keeper.remove()
-    keeper.remove()
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     path = tmp_path_factory.mktemp("kept") / "run.safetensors"
@@ -126,7 +119,7 @@ def kept(tmp_path_factory):
 
 def refused(path, *, model=None, recipe=RECIPE, supply=None):
     with pytest.raises(InputError) as caught:
-        train(model or Model(), recipe, supply or batches(), next_token_loss, keeper=Keeper(path))
+        train(model or Model(), recipe, supply or batches(), next_token_loss, checkpoint=RunCheckpoint(path))
     line = str(caught.value)
     assert line.startswith(f"cannot continue the run kept in {path}: ")
     assert line.endswith("; delete the file to begin that run anew")

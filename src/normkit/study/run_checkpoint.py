@@ -1,8 +1,8 @@
-"""A training run on the disk, so that one that was killed at any time goes on to the same bits.
+"""A training run on disk, so that a run that was killed at any time continues to the same bits.
 
 One safetensors file: parameters, buffers, the optimizer's state by parameter, torch's random state; and, as JSON in
-its header, the recipe and the points so far. It is replaced whole or not at all. Python's and NumPy's random states
-are not kept: batches draw from a generator of their own.
+its header, the recipe and the points so far. It is replaced whole or not at all. The random states of Python and NumPy
+are not saved: batches draw from a generator of their own.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from torch import Tensor, nn
 
 from normkit.errors import InputError
 from normkit.files import write_bytes
-from normkit.study.loop import Batch, Point, Recipe
 from normkit.study.ranks import Ranks
+from normkit.study.training_run import Batch, Point, Recipe
 
 _FORMAT = "normkit run 1"
 _MODEL, _OPTIMIZER, _RANDOM = "model.", "optimizer.", "random."
 
 
-class Keeper:
-    """Keeps one run in one file.
+class RunCheckpoint:
+    """Saves one run in one file.
 
     Args:
-        path: The file. Several processes that share a run need not share the folder: the first one reads and writes.
-        steps: Keep after every so many steps; None: by time alone.
-        seconds: Keep after so many seconds since the last time; None: by steps alone.
+        path: The file. The first of several processes that share a run reads and writes it; the others need not see it.
+        steps: Save after every so many steps; None saves by time alone.
+        seconds: Save after so many seconds since the last time; None saves by steps alone.
     """
 
     def __init__(self, path: Path, *, steps: int | None = None, seconds: float | None = 20.0) -> None:
@@ -43,23 +43,16 @@ class Keeper:
         self._steps, self._seconds = steps, seconds
         self._last, self._start = time.monotonic(), ""
 
-    def due(self, step: int) -> bool:
-        """Whether the run is to be kept after this step."""
+    def is_due(self, step: int) -> bool:
+        """Whether the run is to be saved after this step."""
         if self._steps is not None and step % self._steps == 0:
             return True
         return self._seconds is not None and time.monotonic() - self._last >= self._seconds
 
-    def keep(
+    def save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, points: Sequence[Point], batch: Batch
     ) -> None:
-        """Write the run as it is after its last point.
-
-        Args:
-            model: What is trained.
-            optimizer: What trains it.
-            recipe: The choices.
-            points: All so far.
-            batch: The one of the last point, to know the batches again by.
+        """Write the run as it is after its last point, whose batch identifies the run's batches later.
 
         Raises:
             InputError: If the file cannot be written.
@@ -77,7 +70,7 @@ class Keeper:
         write_bytes(self.path, safetensors.torch.save(tensors, {"normkit": text, "sha256": _digest(text, tensors)}))
         self._last = time.monotonic()
 
-    def resume(
+    def restore(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -85,10 +78,10 @@ class Keeper:
         batches: Iterator[Batch],
         ranks: Ranks,
     ) -> tuple[Point, ...]:
-        """Set a run back to where it was kept, and pass over the batches it has used; no points if nothing was kept.
+        """Set a run back to its last checkpoint, and skip the batches it has used; no points if there is no checkpoint.
 
         Raises:
-            InputError: If the file is damaged, of another run, or cannot be read.
+            InputError: If the file is damaged, belongs to another run, or cannot be read.
         """
         self._start = _digest("", _model_state(model))
         content = ranks.shared(self._content() if ranks.writes else None)
@@ -107,11 +100,8 @@ class Keeper:
         _restore(model, optimizer, tensors)
         return points
 
-    def remove(self) -> None:
-        """Forget the run."""
-        self.path.unlink(missing_ok=True)
-
     def _content(self) -> bytes | None:
+        """The file, or None if there is none."""
         try:
             return self.path.read_bytes()
         except FileNotFoundError:
@@ -121,7 +111,7 @@ class Keeper:
 
     def _parsed(self, content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:
-            # In memory safetensors gives the tensors and not the metadata, which its header holds as JSON.
+            # safetensors does not return the metadata of a file in memory; its header holds it as JSON.
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             text, digest = header["__metadata__"]["normkit"], header["__metadata__"]["sha256"]
             tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load(content).items()}
@@ -152,19 +142,19 @@ class Keeper:
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Everything that training changes; the optimizer's part under the name of its parameter, then its own."""
+    """Everything that training changes; the optimizer's tensors are named by their parameter and their own key."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    kept = {
+    of_optimizer = {
         f"{_OPTIMIZER}{names[id(parameter)]}.{key}": value
         for parameter, values in optimizer.state.items()
         for key, value in values.items()
         if isinstance(value, Tensor)
     }
-    return _model_state(model) | kept
+    return _model_state(model) | of_optimizer
 
 
 def _model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, each once, however many modules share it."""
+    """Parameters and buffers, each once even if several modules share it."""
     named = (*model.named_parameters(), *model.named_buffers())
     return {f"{_MODEL}{name}": tensor for name, tensor in named}
 
@@ -186,7 +176,12 @@ def _restore(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mappin
     ordered = (parameter for group in optimizer.param_groups for parameter in group["params"])
     for index, parameter in enumerate(ordered):
         prefix = f"{_OPTIMIZER}{names[id(parameter)]}."
-        own = {name.removeprefix(prefix): each for name, each in tensors.items() if _is_of(name, prefix)}
+        # A dot after the prefix: the tensor belongs to a parameter whose name begins with this one's.
+        own = {
+            name.removeprefix(prefix): each
+            for name, each in tensors.items()
+            if name.startswith(prefix) and "." not in name.removeprefix(prefix)
+        }
         if own:
             document["state"][index] = own
     optimizer.load_state_dict(document)
@@ -195,11 +190,8 @@ def _restore(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mappin
         torch.cuda.set_rng_state(tensors[f"{_RANDOM}cuda"], next(model.parameters()).device)
 
 
-def _is_of(name: str, prefix: str) -> bool:
-    return name.startswith(prefix) and "." not in name.removeprefix(prefix)
-
-
 def _digest(text: str, tensors: Mapping[str, Tensor] | Batch) -> str:
+    """A hash of a text and of tensors with their names, or their places in a batch, dtypes and shapes."""
     named = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(named):

@@ -1,4 +1,4 @@
-"""One arm of a study measured with one seed, and what became of it."""
+"""One arm of a study measured with one seed, and the outcome."""
 
 from __future__ import annotations
 
@@ -15,61 +15,57 @@ from typing import Any
 import torch
 
 from normkit.errors import NormkitError
-from normkit.study.laboratory import Laboratory
+from normkit.study.arm_context import ArmContext, Settings
+from normkit.study.definition import Arm
 from normkit.study.ranks import ALONE, Ranks
-from normkit.study.result import Arm, Measurement, Settings
+from normkit.study.statistics import Measurement
 
-# The share that is done is told so often at most, in seconds.
-_BETWEEN_SHARES = 0.1
+# At most one report of progress in so many seconds.
+_BETWEEN_REPORTS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One arm with one seed.
+class ArmRun:
+    """One arm with one seed; it can be sent to another process."""
 
-    Attributes:
-        measure: `Study.measure`.
-        arm: What is measured.
-        seed: With which.
-        settings: Of the study.
-        device: Where.
-        dtype: Of parameters and batches.
-        keep: Folder for its unfinished training runs; None keeps none.
-        curves: Folder for the curves of its finished ones; None leaves none.
-        ranks: The processes that share each batch.
-    """
-
-    measure: Callable[[Laboratory, Arm], Measurement]
+    measure: Callable[[ArmContext, Arm], Measurement]
+    """`Study.measure`."""
     arm: Arm
     seed: int
     settings: Settings
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
-    keep: Path | None = None
+    checkpoints: Path | None = None
+    """Folder for the checkpoints of its training runs; None saves none."""
     curves: Path | None = None
+    """Folder for the curves of its finished training runs; None leaves none."""
     ranks: Ranks = ALONE
+    """The processes that share each batch."""
 
-    def perform(self, tell: Callable[[float], None]) -> Outcome:
-        """Measure the arm; torch's random numbers start from the seed."""
+    def perform(self, report: Callable[[float], None]) -> Outcome:
+        """Measure the arm, with torch's random numbers from the seed; `report` is called with the share that is done.
+
+        The measurement is passed on as JSON, so that it equals the one that is read back later.
+        """
         start = time.perf_counter()
         torch.manual_seed(self.seed)
-        laboratory = Laboratory(
+        context = ArmContext(
             settings=self.settings,
             seed=self.seed,
             device=self.device,
             dtype=self.dtype,
-            tell=_seldom(tell),
-            keep=self.keep,
+            report=_throttled(report),
+            checkpoints=self.checkpoints,
             curves=self.curves,
             ranks=self.ranks,
         )
-        text = json.dumps(_plain(self.measure(laboratory, self.arm)), allow_nan=False)
+        text = json.dumps(_plain(self.measure(context, self.arm)), allow_nan=False)
         return Outcome(text=text, seconds=time.perf_counter() - start)
 
-    def attempt(self, tell: Callable[[float], None]) -> Outcome:
-        """Measure the arm; whatever that raises is told in the outcome."""
+    def attempt(self, report: Callable[[float], None]) -> Outcome:
+        """Measure the arm; any exception becomes the outcome's error."""
         try:
-            return self.perform(tell)
+            return self.perform(report)
         except Exception as error:
             if os.environ.get("NORMKIT_TRACEBACK"):
                 traceback.print_exc()
@@ -78,21 +74,17 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a trial.
-
-    Attributes:
-        text: The measurement as JSON, so that what is read back later is the same; empty where there is none.
-        seconds: How long it took.
-        error: Why there is none, in a line.
-    """
+    """The measurement of an arm, or the reason that there is none."""
 
     text: str = ""
+    """The measurement as JSON; empty if there is none."""
     seconds: float = 0.0
     error: str = ""
+    """Why there is no measurement, in one line."""
 
 
 def in_a_line(error: Exception) -> str:
-    """What a user is told of an exception."""
+    """The line that tells a user about an exception."""
     if isinstance(error, NormkitError):
         return str(error)
     if isinstance(error, OSError):
@@ -103,17 +95,16 @@ def in_a_line(error: Exception) -> str:
     return f"this is a bug of normkit: {type(error).__name__}: {first}; NORMKIT_TRACEBACK=1 shows where"
 
 
-def _seldom(tell: Callable[[float], None]) -> Callable[[float], None]:
-    """Pass on what is told, but not many times a second."""
+def _throttled(report: Callable[[float], None]) -> Callable[[float], None]:
     last = -math.inf
 
-    def told(share: float) -> None:
+    def throttled(share: float) -> None:
         nonlocal last
-        if (now := time.monotonic()) - last >= _BETWEEN_SHARES:
+        if (now := time.monotonic()) - last >= _BETWEEN_REPORTS:
             last = now
-            tell(float(share))
+            report(float(share))
 
-    return told
+    return throttled
 
 
 def _plain(value: Any) -> Any:

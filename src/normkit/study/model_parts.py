@@ -1,0 +1,181 @@
+"""Parts of the studies' models: norms of a spec, BatchNorm over rows, norms that centre elsewhere, initial weights."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from normkit import functional, specs
+from normkit.errors import InputError
+from normkit.layers import LayerNorm, Norm
+from normkit.spec import NormSpec
+
+NormLayer = NormSpec | Callable[[int], nn.Module] | None
+"""A spec, a function width -> layer, or None for no norm."""
+
+
+_EMBEDDING_DEVIATION = 0.5
+
+
+def norm_layer(norm: NormLayer, width: int) -> nn.Module:
+    """A norm over the last `width` features, with gain 1 and bias 0; `nn.Identity` for None."""
+    if norm is None:
+        return nn.Identity()
+    if not isinstance(norm, NormSpec):
+        return norm(width)
+    if norm.eps is not None and norm == specs.TORCH_LAYER_NORM.replace(eps=norm.eps):
+        return LayerNorm(width, eps=norm.eps)
+    return Norm(norm, width)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """BatchNorm of each feature, the last axis, over all other axes.
+
+    In training, with N rows x_i in all processes of the run:
+
+        mean = sum_i x_i / N,  variance = sum_i (x_i - mean)^2 / N,  y = weight (x - mean) / sqrt(variance + eps) + bias
+
+    and the running mean and variance move by `momentum` towards the mean and N / (N - 1) times the variance. Evaluation
+    mode uses the running statistics. Parameters, buffers and arguments are those of `torch.nn.BatchNorm1d`.
+
+    Raises:
+        InputError: In training, for a single row, which has no variance.
+
+    Source:
+        Ioffe & Szegedy 2015 (arXiv:1502.03167), algorithm 1.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the features of x (..., n)."""
+        rows = x.flatten(0, -2)
+        pooled = self.training and dist.is_initialized() and dist.get_world_size() > 1
+        if self.training and not pooled and len(rows) < 2:
+            raise InputError("BatchNorm needs at least 2 rows in training, got 1; give a larger batch")
+        normalized = self._pooled(rows) if pooled else super().forward(rows)
+        return normalized.view_as(x)
+
+    def _pooled(self, rows: Tensor) -> Tensor:
+        """`forward` with the statistics of all processes; gradients pass through these statistics."""
+        x = rows.float() if rows.dtype.itemsize < 4 else rows
+        count = _sum_over_ranks(x.new_tensor(len(x)))
+        mean = _sum_over_ranks(x.sum(0)) / count
+        variance = _sum_over_ranks((x - mean).square().sum(0)) / count
+        self._move(mean, variance * count / (count - 1))
+        normalized = (x - mean) * torch.rsqrt(variance + self.eps)
+        scaled = normalized * self.weight + self.bias if self.affine else normalized
+        return scaled.to(rows.dtype)
+
+    @torch.no_grad()
+    def _move(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics, if there are any, towards those of a batch."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over processes; each uses it, so the gradient is summed over processes too."""
+
+    @staticmethod
+    def forward(_context: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
+        return _sum_over_ranks(gradient)
+
+
+def _sum_over_ranks(x: Tensor) -> Tensor:
+    total: Tensor = _SumOverRanks.apply(x)  # type: ignore[no-untyped-call]
+    return total
+
+
+class HyperplaneNorm(nn.Module):
+    """Project some directions out of each row, then divide by the root mean square of the rest.
+
+    y = weight * p / sqrt(mean(p**2) + eps) + bias with p = x - Q Q^T x. With the one column 1 / sqrt(n) it is
+    LayerNorm, without columns RMSNorm with a bias.
+
+    Args:
+        directions: Q of shape (n, k), k < n, with orthonormal columns.
+        eps: Added under the root.
+
+    Raises:
+        InputError: If Q has as many columns as rows, so that the projection is 0.
+    """
+
+    directions: Tensor
+    """Q, a buffer."""
+
+    def __init__(self, directions: Tensor, eps: float = 1e-5) -> None:
+        super().__init__()
+        width, count = directions.shape
+        if count >= width:
+            raise InputError(f"{count} directions leave nothing of a row of {width} features; project out fewer")
+        self.eps = eps
+        self.register_buffer("directions", directions.contiguous())
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize x of shape (..., n)."""
+        projected = x - (x @ self.directions) @ self.directions.mT
+        return functional.rms_norm(projected, self.weight.shape, self.weight, self.eps) + self.bias
+
+
+def random_hyperplanes(count: int = 1, *, seed: int, is_shared: bool = True) -> Callable[[int], HyperplaneNorm]:
+    """A maker of norms that centre along random directions, for `TransformerConfig.norm`.
+
+    Args:
+        count: Directions that each norm projects out, k.
+        seed: Of the directions.
+        is_shared: Every norm of a width has the same directions, as all LayerNorms have all-ones; otherwise each norm
+            has its own.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(width: int) -> HyperplaneNorm:
+        drawn = generator.manual_seed(seed) if is_shared else generator
+        gaussian = torch.randn(width, count, generator=drawn, dtype=torch.float64)
+        return HyperplaneNorm(torch.linalg.qr(gaussian).Q.float())
+
+    return make
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> None:
+    """Draw the weights of linear, convolutional and embedding layers anew, in place.
+
+    A matrix of fan-in i and fan-out o gets variance 2 / (i + o), an embedding 1 / 4, and biases are 0. The generator of
+    a parameter is seeded by its path and `seed`, so that parameters of two models with the same path and shape are
+    equal. Gains and biases of norms are left as they are.
+
+    Source:
+        Glorot & Bengio 2010, equation 16.
+    """
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.Conv2d):
+            continue
+        weight = module.weight
+        if isinstance(module, nn.Embedding):
+            deviation = _EMBEDDING_DEVIATION
+        else:
+            places = weight[0, 0].numel()
+            deviation = math.sqrt(2 / (places * (weight.shape[0] + weight.shape[1])))
+        digest = hashlib.sha256(f"{path}:{seed}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        weight.copy_(deviation * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+        bias = None if isinstance(module, nn.Embedding) else module.bias
+        if bias is not None:
+            nn.init.zeros_(bias)
