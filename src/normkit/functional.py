@@ -17,7 +17,7 @@ from torch import Tensor
 from normkit import arguments, reference, specs
 from normkit.errors import KindError, ShapeError
 from normkit.ops import calls
-from normkit.ops.plans import Plan, plan
+from normkit.ops.plans import KernelPlan, plan
 from normkit.spec import NormSpec
 
 
@@ -308,10 +308,10 @@ def _plain_spec(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor |
 
 
 # (name, eps, number of axes, has_weight, has_bias) -> the plan of torch's norm with these.
-_torch_plans: dict[tuple[str, object, int, bool, bool], Plan] = {}
+_torch_plans: dict[tuple[str, object, int, bool, bool], KernelPlan] = {}
 
 
-def _torch_plan(name: str, eps: float | None, axes: int, has_weight: bool, has_bias: bool) -> Plan:
+def _torch_plan(name: str, eps: float | None, axes: int, has_weight: bool, has_bias: bool) -> KernelPlan:
     if torch.compiler.is_compiling():
         return _make_torch_plan(name, eps, axes, has_weight, has_bias)
     if type(eps) is not float and eps is not None:
@@ -323,7 +323,7 @@ def _torch_plan(name: str, eps: float | None, axes: int, has_weight: bool, has_b
     return found
 
 
-def _make_torch_plan(name: str, eps: float | None, axes: int, has_weight: bool, has_bias: bool) -> Plan:
+def _make_torch_plan(name: str, eps: float | None, axes: int, has_weight: bool, has_bias: bool) -> KernelPlan:
     is_rms = name.endswith("rms_norm")
     if not (isinstance(eps, numbers.Real) or (is_rms and eps is None)):
         raise KindError(f"{name}: eps must be a number, got {eps!r}")

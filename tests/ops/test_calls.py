@@ -1,4 +1,4 @@
-"""Values and gradients of every road, with and without kernels, eager, compiled and under every transform."""
+"""Values and gradients of every route, with and without kernels, eager, compiled and under every transform."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from normkit.ops.plans import plan
 pytestmark = pytest.mark.slow
 
 ROWS = {name: spec for name, spec in PRESETS.items() if support.supports_spec(spec) is None}
-ROADS = ["kernels", "no kernels", *(["library"] if cpu.load() is None else [])]
+ROUTES = ["kernels", "no kernels", *(["library"] if cpu.load() is None else [])]
 
 
-@pytest.fixture(params=ROADS)
+@pytest.fixture(params=ROUTES)
 def called(request, monkeypatch):
     """Names of the operators that were called; None where it is the library that computes, or there are no kernels."""
     if request.param == "kernels":
@@ -74,7 +74,7 @@ def plain(function):
     return call
 
 
-def test_the_road_follows_what_is_asked(called):
+def test_the_route_follows_what_is_asked(called):
     x, weight, bias = tensors(torch.float32)
     layer(x, weight, bias)
     expect(called, "normalize_rows")
@@ -169,12 +169,12 @@ def test_transforms_give_the_right_values(name, transform):
 
 
 def compiled_cases():
-    """Any two of road, function, transform and order meet; all four would be six times as many compilations."""
+    """Any two of route, function, transform and order meet; all four would be six times as many compilations."""
     for (row, name), (column, transform) in itertools.product(enumerate(FUNCTIONS), enumerate(TRANSFORMS)):
-        road = ROADS[(row + column) % len(ROADS)]
+        route = ROUTES[(row + column) % len(ROUTES)]
         order = ["compiled", "compiled inside"][(row + column) % 2]
         is_quick = row == column % len(FUNCTIONS) and column < 4
-        yield pytest.param(road, name, transform, order, marks=() if is_quick else pytest.mark.slow)
+        yield pytest.param(route, name, transform, order, marks=() if is_quick else pytest.mark.slow)
 
 
 @pytest.mark.sampled(1)

@@ -119,7 +119,7 @@ def test_norms_on_the_cpu_import_no_triton(use, expected):
 def test_nothing_is_imported_before_it_is_called(monkeypatch):
     called = []
     monkeypatch.setattr(devices, "operators", lambda: called.append(1) or FakeOperators)
-    implementation = devices.at_once("normalize_rows")
+    implementation = devices.eager("normalize_rows")
     assert not called
     assert implementation(1, 2) == ("rows", 1, 2)
     assert called

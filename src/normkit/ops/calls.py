@@ -1,8 +1,8 @@
 """Which implementation computes a call, and its gradient.
 
-The kernels compute what they support; `reference.py` computes the rest, and whatever is differentiated by a
-transform, forward, or twice. `normalize_plain` is the short way of what nearly all calls are: of one row of 4096, what
-stands between the caller and the kernel takes longer than the kernel.
+The kernels compute what they support; `reference.py` computes the rest, and everything that is differentiated by a
+transform, in forward mode, or twice. `normalize_plain` is the short way for nearly all calls: for one row of 4096, the
+code between the caller and the kernel takes longer than the kernel.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from normkit import reference
 from normkit.kernels import cpu
 from normkit.kernels.triton import loading
 from normkit.ops import checking, devices, schemas
-from normkit.ops.plans import Plan
+from normkit.ops.plans import KernelPlan
 
-# Why the kernels are not there, or None. Here, once: torch.compile cannot trace the loading of a library.
+# Why there are no kernels, or None. Loaded here, once: torch.compile cannot trace the loading of a library.
 _kernels_missing = cpu.load()
 _is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
@@ -38,8 +38,8 @@ class _Operators(NamedTuple):
     normalize_backward: Any
 
 
-# What the operators' own __call__ passes its arguments on to, in a third of a microsecond. The compiler knows only the
-# operators.
+# The operators' own __call__ takes a third of a microsecond to pass its arguments on to `_op`. The compiler knows only
+# the operators.
 _on_cpu = _Operators(*(getattr(schemas, name)._op for name in _Operators._fields))
 
 
@@ -56,12 +56,12 @@ def _operators(x: Tensor) -> Any:
 
 
 def is_written_down(x: Tensor) -> bool:
-    """Whether `torch.jit.trace` or `torch.fx` records what is done with x, to be done without normkit."""
+    """Whether `torch.jit.trace` or `torch.fx` records the operations on x, to run them without normkit."""
     return _is_tracing() or isinstance(x, fx.Proxy)
 
 
 def _is_transformed() -> bool:
-    """Whether torch.func, forward-mode differentiation, an export or `torch.jit.trace` looks at the calls."""
+    """Whether torch.func, forward-mode differentiation, an export or `torch.jit.trace` sees the calls."""
     return (
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
@@ -70,17 +70,19 @@ def _is_transformed() -> bool:
     )
 
 
-class Road(NamedTuple):
+class Route(NamedTuple):
     """How a call is computed: by the kernels or the reference, inside an autograd node of ours or not."""
 
     uses_kernel: bool
     is_node: bool
 
 
-_PLAIN_REFERENCE = Road(uses_kernel=False, is_node=False)
+_PLAIN_REFERENCE = Route(uses_kernel=False, is_node=False)
 
 
-def choose(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None) -> Road:
+def choose(
+    plan: KernelPlan, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None
+) -> Route:
     """Which implementation computes a call.
 
     A transform, forward-mode differentiation or an export sees the reference's own operations: an autograd node there
@@ -94,10 +96,12 @@ def choose(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, re
     uses_kernel = plan.unsupported is None and _has_kernels(plan, x, weight, bias, residual)
     if uses_kernel and x.is_cuda:
         uses_kernel = checking.passes(plan, x, weight, bias, residual, has_gradient=is_node)
-    return Road(uses_kernel, is_node)
+    return Route(uses_kernel, is_node)
 
 
-def _has_kernels(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> bool:
+def _has_kernels(
+    plan: KernelPlan, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+) -> bool:
     """Whether there are kernels for these tensors where they are."""
     if x.is_cuda:
         is_there = loading.device_reason(x.device.index) is None
@@ -106,7 +110,7 @@ def _has_kernels(plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | No
 
 
 def is_plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether `normalize_plain` may be tried: eager, no transform, nothing but tensors of torch's own in one place."""
+    """Whether `normalize_plain` may be tried: eager, no transform, only torch's own tensors, on one device."""
     kind = type(x)
     return (
         (kind is Tensor or kind is Parameter)
@@ -124,12 +128,12 @@ def _is_beside(parameter: Tensor, x: Tensor) -> bool:
     return parameter.is_cpu if x.is_cpu else parameter.device == x.device
 
 
-def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def normalize_plain(x: Tensor, plan: KernelPlan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """`normalize` where `is_plain`, for a plan that is supported, with statistics in float32.
 
     Raises:
-        RuntimeError: If the kernels do not support the dtypes, sizes do not fit, or a GPU failed the self-check: what
-            `normalize` is for.
+        RuntimeError: If the kernels do not support the dtypes, sizes do not fit, or a GPU failed the self-check:
+            `normalize` handles these.
     """
     y: Tensor
     has_gradient = torch.is_grad_enabled() and (
@@ -145,44 +149,44 @@ def normalize_plain(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor |
     return y
 
 
-def normalize(x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """What `reference.forward` defines, by the best implementation there is."""
+def normalize(x: Tensor, plan: KernelPlan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`reference.forward` by the best implementation there is."""
     if plan.features_last is not None:
         return normalize(x.movedim(1, -1), plan.features_last, weight, bias).movedim(-1, 1)
-    road = choose(plan, x, weight, bias)
-    if road.is_node:
+    route = choose(plan, x, weight, bias)
+    if route.is_node:
         node: Any = _Normalize
-        y: Tensor = node.apply(x, weight, bias, plan, road.uses_kernel)
+        y: Tensor = node.apply(x, weight, bias, plan, route.uses_kernel)
         return y
-    if not road.uses_kernel:
+    if not route.uses_kernel:
         return reference.forward(x, plan.spec, weight, bias)
     rows: Tensor = _operators(x).normalize_rows(x, weight, bias, plan.conventions, plan.eps, plan.offset)
     return rows
 
 
-def normalize_into(out: Tensor, x: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The same, written to `out`, which has the result's shape and dtype."""
-    road = choose(plan, x, weight, bias)
-    if road.is_node or not road.uses_kernel or not _has_whole_rows(out, plan):
+def normalize_into(out: Tensor, x: Tensor, plan: KernelPlan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`normalize`, written to `out`, which has the result's shape and dtype."""
+    route = choose(plan, x, weight, bias)
+    if route.is_node or not route.uses_kernel or not _has_whole_rows(out, plan):
         return out.copy_(normalize(x, plan, weight, bias))
     _operators(x).normalize_rows_out(x, weight, bias, plan.conventions, plan.eps, plan.offset, out)
     return out
 
 
 def add_normalize(
-    x: Tensor, residual: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None
+    x: Tensor, residual: Tensor, plan: KernelPlan, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What `reference.add_forward` defines: the normalized sum, and the sum."""
+    """`reference.add_forward` by the best implementation: the normalized sum, and the sum."""
     if plan.features_last is not None:
         moved = x.movedim(1, -1), residual.movedim(1, -1)
         y, new_residual = add_normalize(*moved, plan.features_last, weight, bias)
         return y.movedim(-1, 1), new_residual.movedim(-1, 1)
-    road = choose(plan, x, weight, bias, residual)
-    if road.is_node:
+    route = choose(plan, x, weight, bias, residual)
+    if route.is_node:
         node: Any = _AddNormalize
-        pair: tuple[Tensor, Tensor] = node.apply(x, residual, weight, bias, plan, road.uses_kernel)
+        pair: tuple[Tensor, Tensor] = node.apply(x, residual, weight, bias, plan, route.uses_kernel)
         return pair
-    if not road.uses_kernel:
+    if not route.uses_kernel:
         return reference.add_forward(x, residual, plan.spec, weight, bias)
     y, new_residual, _ = _operators(x).add_normalize_forward(
         x, residual, weight, bias, plan.conventions, plan.eps, plan.offset
@@ -191,11 +195,16 @@ def add_normalize(
 
 
 def add_normalize_into(
-    out: tuple[Tensor, Tensor], x: Tensor, residual: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None
+    out: tuple[Tensor, Tensor],
+    x: Tensor,
+    residual: Tensor,
+    plan: KernelPlan,
+    weight: Tensor | None,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The same, written to the two tensors of `out`."""
-    road = choose(plan, x, weight, bias, residual)
-    if road.is_node or not road.uses_kernel or not all(_has_whole_rows(target, plan) for target in out):
+    """`add_normalize`, written to the two tensors of `out`."""
+    route = choose(plan, x, weight, bias, residual)
+    if route.is_node or not route.uses_kernel or not all(_has_whole_rows(target, plan) for target in out):
         for target, value in zip(out, add_normalize(x, residual, plan, weight, bias), strict=True):
             target.copy_(value)
         return out
@@ -203,17 +212,17 @@ def add_normalize_into(
     return out
 
 
-def _has_whole_rows(out: Tensor, plan: Plan) -> bool:
-    """Whether the kernels can write to it: each row lies in one piece."""
+def _has_whole_rows(out: Tensor, plan: KernelPlan) -> bool:
+    """Whether the kernels can write to it: each row is contiguous."""
     return out.is_contiguous() or (len(plan.spec.axes) == 1 and out.stride(-1) == 1)
 
 
 def _backward(ctx: Any, needs: tuple[bool, bool, bool], dy: Tensor, addend: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients of what was normalized (plus `addend`), of the gain and of the bias."""
     x, weight, bias, statistics = ctx.saved_tensors
-    plan: Plan = ctx.plan
+    plan: KernelPlan = ctx.plan
     if statistics is None or torch.is_grad_enabled() or _is_transformed():
-        # Plain operations, so that what differentiates this once more sees all of it.
+        # Plain operations can be differentiated once more.
         return reference.backward(dy, x, plan.spec, weight, bias, addend=addend)
     dx, dweight, dbias = _operators(x).normalize_backward(
         dy, x, statistics, weight, bias, plan.conventions, plan.eps, plan.offset, addend, *needs
@@ -226,7 +235,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, uses_kernel: bool
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: KernelPlan, uses_kernel: bool
     ) -> Tensor:
         y: Tensor
         statistics = None
@@ -243,7 +252,7 @@ class _Normalize(torch.autograd.Function):
         return *_backward(ctx, ctx.needs_input_grad[:3], dy, None), None, None
 
 
-# `apply` as torch's C++ has it. Python's looks for transforms first, which are known to be absent where this is used.
+# torch's C++ `apply`. Python's looks for transforms first, which are known to be absent where this is used.
 _apply_eagerly: Any = super(torch.autograd.Function, _Normalize).apply
 
 
@@ -257,7 +266,7 @@ class _AddNormalize(torch.autograd.Function):
         residual: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        plan: Plan,
+        plan: KernelPlan,
         uses_kernel: bool,
     ) -> tuple[Tensor, Tensor]:
         statistics = None

@@ -12,32 +12,27 @@ from torch import Tensor
 
 from normkit import reference
 from normkit.ops import devices
-from normkit.ops.plans import Plan, spec_of
+from normkit.ops.plans import KernelPlan, spec_of
 from normkit.spec import NormSpec
 
 _ROWS = 5
 
 
 class Kind(NamedTuple):
-    """What a kernel is compiled for, so what is checked once.
-
-    Attributes:
-        gpu: Its index; None for the CPU, where Triton's interpreter runs.
-        conventions: As the operators take them.
-        eps: Likewise.
-        offset: Likewise.
-        sizes: Of the axes that are one row.
-        dtypes: Of x, residual, gain and bias; None for what is absent.
-        has_gradient: Backward is checked too.
-    """
+    """What a kernel is compiled for; each kind is checked once."""
 
     gpu: int | None
+    """Index of the GPU; None for the CPU, where Triton's interpreter runs."""
     conventions: int
+    """As the operators take them, like the next two."""
     eps: float
     offset: float
     sizes: tuple[int, ...]
+    """Of the axes that form one row."""
     dtypes: tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None]
+    """Of x, residual, gain and bias; None for a tensor that is absent."""
     has_gradient: bool
+    """Backward is checked too."""
 
 
 _passed: set[Kind] = set()
@@ -45,11 +40,17 @@ _failed: set[int | None] = set()
 
 
 def passes(
-    plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *, has_gradient: bool
+    plan: KernelPlan,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    *,
+    has_gradient: bool,
 ) -> bool:
-    """Whether the kernels of a GPU may compute a call. The first of each kind is what the check is run for.
+    """Whether the kernels of a GPU may compute a call. The first call of each kind runs the check.
 
-    The first failure on a GPU is one warning, and none of its calls takes the kernels after it.
+    The first failure on a GPU gives one warning, and no later call on it takes the kernels.
     """
     # A compiler takes `index`, unlike `int`, to ask for the number itself.
     sizes = tuple(operator.index(size) for size in x.shape[x.dim() - len(plan.spec.axes) :])
@@ -73,11 +74,11 @@ def _passes(
     dtypes: tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None],
     has_gradient: bool,
 ) -> bool:
-    """The same, of plain values: with these a compiler calls it while it traces."""
+    """`passes` for plain values: with these a compiler calls it while it traces."""
     kind = Kind(gpu, conventions, eps, offset, sizes, dtypes, has_gradient)
     if kind in _passed:
         return True
-    # While a CUDA graph is captured nothing can be read back; such a kind is left for the next call.
+    # While a CUDA graph is captured nothing can be read back; the next call checks this kind.
     if gpu in _failed or (gpu is not None and torch.cuda.is_current_stream_capturing()):
         return False
     _, _, weight_dtype, bias_dtype = dtypes
@@ -106,7 +107,7 @@ _passes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
-    """What the kernels compute of a few rows and the reference does not."""
+    """Where the kernels differ from the reference on a few rows, one line for each difference."""
     numbers = torch.Generator().manual_seed(0)
     device = torch.device("cpu" if kind.gpu is None else f"cuda:{kind.gpu}")
 
@@ -141,7 +142,7 @@ def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
     flat = rows.double().flatten(1)
     scale = reference.statistics(flat, spec, reference.machine_eps(rows, spec)).scale
     gain = 1.0 if weight is None else reference.effective_weight(weight, spec, torch.float64).double()
-    # The terms that dx is the difference of: where they cancel, so that little is left, they bound the error.
+    # dx is a difference of these terms; where they cancel, they bound the error.
     terms = (dy.double() * gain).flatten(1) / scale * spec.divisor.factor(flat.shape[1])
     yield from _difference("dx", found[0], gradients.x, terms.reshape(rows.shape))
     for name, ours, theirs in (("dweight", found[1], gradients.weight), ("dbias", found[2], gradients.bias)):
@@ -151,7 +152,7 @@ def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
 
 def _difference(name: str, found: Tensor, expected: Tensor, terms: Tensor) -> Iterator[str]:
     """A line if a number is off by more than 16 roundings of the largest: a spec rounds at most four times."""
-    # A division by zero that the spec asks for (n = 1, divisor n - 1) is left out.
+    # Leave out divisions by zero that the spec asks for (n = 1, divisor n - 1).
     error = torch.where(expected.isfinite(), found.double() - expected.double(), 0.0).abs().amax()
     largest = torch.maximum(expected.abs().double(), terms.abs().double()).nan_to_num(nan=0.0, posinf=0.0).amax()
     # Not "error > ...": NaN is wrong too.

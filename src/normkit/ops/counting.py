@@ -1,6 +1,6 @@
-"""Rows counted into the tables of a watch by the kernels, where they can.
+"""Rows counted into the tables of a watch by the kernels, where these support it.
 
-Elsewhere - no compiler, another device, an empty tensor, a transform - what calls this counts in plain torch.
+Elsewhere - no compiler, another device, an empty tensor, a transform - the caller counts in plain torch.
 """
 
 from __future__ import annotations
@@ -17,29 +17,26 @@ _FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Counted(NamedTuple):
-    """What is counted of rows, in the terms of the operator.
-
-    Attributes:
-        enters_norm: Deviations from the mean are, and what eps does.
-        is_centred: The norm divides by the deviation, else by the root mean square.
-        eps_placement: 0 inside, 1 outside, 2 as a clamp.
-        divisor: What the norm divides a sum of squares by; at most 0 where it has none.
-        unit: eps, or its root where it is inside.
-        limit_99: What the norm divides by, without eps, over `unit`, where eps shortens a row to 0.99.
-        limit_90: The same of 0.9.
-    """
+    """What is counted for each row, as the operator takes it."""
 
     enters_norm: bool
+    """Count deviations from the mean too, and the effect of eps."""
     is_centred: bool = False
+    """The norm divides by the deviation, else by the root mean square."""
     eps_placement: int = 0
+    """0 inside, 1 outside, 2 as a clamp."""
     divisor: float = 0.0
+    """The norm divides a sum of squares by it; at most 0 where it has none."""
     unit: float = 0.0
+    """eps, or its root where it is inside."""
     limit_99: float = 0.0
+    """What the norm divides by, without eps, over `unit`, for a row that eps shortens to 0.99."""
     limit_90: float = 0.0
+    """The same for 0.9."""
 
 
 def can_count(x: Tensor, table: Tensor) -> bool:
-    """Whether the kernels can count the rows of x, its last axis, into a table."""
+    """Whether the kernels can count the rows of x (its last axis) into a table."""
     kind = type(x)
     return (
         calls._kernels_missing is None
@@ -61,7 +58,7 @@ def count_rows(
     Args:
         x: Shape (..., n), without a gradient.
         counted: True for each row that counts, flat; None for all.
-        what: What is counted of them.
+        what: What is counted.
         place: The line.
         sums: The table "rows" of a watch.
         bins: Its table "bins".

@@ -1,6 +1,6 @@
-"""The operators on a GPU: what runs them at once, and what torch.compile sees of them.
+"""The operators on a GPU: how they run eagerly, and what torch.compile sees of them.
 
-Triton and what is written in it are imported with the first tensor that needs them.
+Triton and the kernels written in it are imported with the first tensor that needs them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def operators() -> ModuleType:
     return operators
 
 
-def at_once(name: str) -> Any:
-    """The implementation of an operator for tensors on a GPU."""
+def eager(name: str) -> Any:
+    """The implementation of an operator for tensors on a GPU, outside of a compiler."""
 
     def implementation(*arguments: Any) -> Any:
         return getattr(operators(), name)(*arguments)
@@ -33,10 +33,10 @@ def at_once(name: str) -> Any:
     return implementation
 
 
-def seen_through(name: str) -> Any:
-    """What a compiler takes for a call of an operator: on a GPU the launches themselves, elsewhere the call.
+def traced(name: str) -> Any:
+    """The rule by which a compiler traces an operator: on a GPU as its launches, elsewhere as the call.
 
-    So does `torch.library.triton_op`, which would define a second operator beside the one there is.
+    `torch.library.triton_op` does the same, but would define a second operator beside the existing one.
     """
 
     def rule(mode: FunctionalTensorMode, operator: Any, types: Any, arguments: Any, keywords: Any) -> Any:

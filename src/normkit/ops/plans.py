@@ -16,32 +16,28 @@ from normkit.kernels.signatures import Conventions, unpacked
 from normkit.spec import NormSpec
 
 
-class Plan(NamedTuple):
-    """A spec as the operators take it.
-
-    Attributes:
-        spec: The conventions in words.
-        conventions: The same in one number.
-        eps: As in the spec; 0.0 for None, which is one of the conventions.
-        offset: Of the gain.
-        unsupported: Why no kernel computes this spec, or None.
-        is_plain: Whether one row is the last axis, and the kernels compute it of nearly every tensor.
-        features_last: For a row along the channels: the plan of the same norm of an input with these moved last.
-    """
+class KernelPlan(NamedTuple):
+    """A spec as the operators take it."""
 
     spec: NormSpec
     conventions: int
+    """The conventions of the spec, packed into one number."""
     eps: float
+    """As in the spec; 0.0 for None, which is one of the conventions."""
     offset: float
+    """Of the gain."""
     unsupported: str | None
+    """Why no kernel computes this spec, or None."""
     is_plain: bool
-    features_last: Plan | None
+    """One row is the last axis, and the kernels compute it for nearly every tensor."""
+    features_last: KernelPlan | None
+    """For rows along the channels: the plan of the same norm with the channels moved last."""
 
 
-_plans: dict[NormSpec, Plan] = {}
+_plans: dict[NormSpec, KernelPlan] = {}
 
 
-def plan(spec: NormSpec) -> Plan:
+def plan(spec: NormSpec) -> KernelPlan:
     """The plan of a spec, made once."""
     if torch.compiler.is_compiling():
         return _plan(spec)
@@ -51,7 +47,7 @@ def plan(spec: NormSpec) -> Plan:
     return found
 
 
-def _plan(spec: NormSpec) -> Plan:
+def _plan(spec: NormSpec) -> KernelPlan:
     unsupported = support.supports_spec(spec)
     (divisor, sqrt_n), (cast, output) = spec.divisor.codes, spec.casts.codes
     conventions = Conventions(
@@ -66,7 +62,7 @@ def _plan(spec: NormSpec) -> Plan:
         output=output,
         axes=len(spec.axes) if unsupported is None else 0,
     )
-    return Plan(
+    return KernelPlan(
         spec=spec,
         conventions=conventions.packed(),
         eps=0.0 if spec.eps is None else spec.eps,
@@ -78,7 +74,7 @@ def _plan(spec: NormSpec) -> Plan:
 
 
 def spec_of(conventions: int, eps: float, offset: float, *, has_weight: bool, has_bias: bool) -> NormSpec:
-    """The spec of what an operator takes: the formula of the spec that `plan` made it of."""
+    """The spec that an operator's arguments stand for: it has the formula of the spec given to `plan`."""
     found = unpacked(conventions)
     is_centred = bool(found.centre)
     placement = next(each for each in PLACEMENTS.values() if each.code == found.eps_placement)

@@ -1,4 +1,4 @@
-"""The operators of normkit: definitions and fakes. The only file that touches `torch.library`.
+"""The operators of normkit: definitions and fakes. No other file uses `torch.library`.
 
 The compiled library registers their implementations for the CPU; devices.py has those for a GPU.
 """
@@ -21,7 +21,7 @@ from normkit.ops import devices
 _library = torch.library.Library("normkit", "DEF")  # type: ignore[no-untyped-call]
 for _name, _signature in SIGNATURES.items():
     _library.define(_name + _signature, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-    # ops/calls.py holds the gradient. Torch would look through the arguments of each call for one to warn of.
+    # ops/calls.py holds the gradient. Without this, torch would search the arguments of each call for one to warn of.
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # type: ignore[no-untyped-call]
 
 normalize_rows = torch.ops.normkit.normalize_rows.default
@@ -68,7 +68,7 @@ def _fake_add_forward(
 
 
 def _fake_out(*arguments: Any) -> None:
-    """Nothing is returned, and what is written to keeps its shape."""
+    """Nothing is returned, and the output given keeps its shape."""
 
 
 def _fake_backward(
@@ -96,7 +96,7 @@ for _name, _fake in _FAKES.items():
 
 # A watch counts rows on a GPU in plain torch.
 for _name in _FAKES.keys() - {"count_rows", "mark_seen"}:
-    _library.impl(_name, devices.at_once(_name), "CUDA")  # type: ignore[no-untyped-call]
+    _library.impl(_name, devices.eager(_name), "CUDA")  # type: ignore[no-untyped-call]
     torch.library.register_torch_dispatch(
-        f"normkit::{_name}", FunctionalTensorMode, devices.seen_through(_name), lib=_library
+        f"normkit::{_name}", FunctionalTensorMode, devices.traced(_name), lib=_library
     )

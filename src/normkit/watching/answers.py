@@ -14,7 +14,7 @@ from normkit.inspection.result import Attention, Block, Finding, Site
 from normkit.inspection.rules.start import start_of
 from normkit.inspection.training import CUT, Answer, Origin, Series, Training, Verdict
 from normkit.text import counted, percent
-from normkit.watching.onset import origin
+from normkit.watching.onset import EXPLODED_LOGITS, origin, pairs
 
 DATA = "Is the input data wrong?"
 NORM = "Is a norm wrong?"
@@ -27,15 +27,18 @@ _OF_NORMS = "ABCDE"
 _OF_DATA = ("F16", "F17", "F18", "F19")
 _OF_PROCESSES = ("E8", "E7")
 _DONE_TO_IT = ("F23", "F24", "F25", "F20", "F21", "F22", "F26")
-# Steps that are no descent: their size says nothing of the learning rate.
+# Steps that do not descend: their size says nothing about the learning rate.
 _NO_DESCENT = {"F23", "F24"}
 _OF_STARTS = ("F12", "B5")
-# What follows from steps that are too large, and from a start that is off.
+# Consequences of steps that are too large, and of a bad initialisation.
 _FOLLOW = ("F1", "F2", "F4", "F5", "F11", *_OF_STARTS)
 _DONE = ("input data", "parameter", "norm", "block")
-_EXPLODED_LOGITS = 1e3
 # Where to clip, in multiples of the usual gradient norm: 99 % of 1632 healthy steps of the demo models are below 2.03.
 _CLIP = 2.0
+
+
+Reply = tuple[Verdict, str, tuple[str, ...]]
+"""Verdict, detail and places of an answer."""
 
 
 def answer(
@@ -51,17 +54,21 @@ def answer(
         training: The run as it was measured.
         findings: What the rules found, worst first; notes answer nothing.
         sites: The norms at the last report.
-        blocks: The blocks likewise.
-        attentions: The attention calls likewise.
+        blocks: The blocks at the last report.
+        attentions: The attention calls at the last report.
     """
     grave = [finding for finding in findings if finding.severity != "note"]
     began = origin(training)
-    answers = (
-        _data(findings, training),
-        _norm(grave, sites, training),
-        _rate(attentions, began, training),
-        _clipping(began, training),
-        _start(grave, blocks, training),
+    replies = {
+        DATA: _data(findings, training),
+        NORM: _norm(grave, sites, training),
+        RATE: _rate(attentions, began, training),
+        CLIPPING: _clipping(began, training),
+        START: _start(grave, blocks, training),
+    }
+    answers = tuple(
+        Answer(question=question, verdict=verdict, detail=detail, places=places)
+        for question, (verdict, detail, places) in replies.items()
     )
     changes = _changes(grave, sites, began, answers, training)
     return replace(
@@ -69,17 +76,17 @@ def answer(
     )
 
 
-def _data(findings: Sequence[Finding], training: Training) -> Answer:
+def _data(findings: Sequence[Finding], training: Training) -> Reply:
     wrong = [each for each in findings if each.rule in _OF_DATA]
     fed = described(training)
     if grave := [each for each in wrong if each.severity != "note"]:
-        return _answer(DATA, "yes", f"{_told(grave)}.")
+        return "yes", f"{_told(grave)}.", ()
     if not fed:
-        return _answer(DATA, "unknown", "No batch was seen: the model's call is compiled, or takes no tensor.")
+        return "unknown", "No batch was seen: the model's call is compiled, or takes no tensor.", ()
     labels = "" if training.of("labels") else "; labels were not seen"
     if wrong:
-        return _answer(DATA, "unknown", f"{_told(wrong)}: right only where that is meant{labels}.")
-    return _answer(DATA, "no", f"{fed}{labels}.")
+        return "unknown", f"{_told(wrong)}: right only where that is meant{labels}.", ()
+    return "no", f"{fed}{labels}.", ()
 
 
 def _told(findings: Sequence[Finding]) -> str:
@@ -88,28 +95,22 @@ def _told(findings: Sequence[Finding]) -> str:
     return told + (f"; and {len(findings) - 2} more" if len(findings) > 2 else "")
 
 
-def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training) -> Answer:
-    wrong = [each for each in findings if _is_of_norms(each, sites)]
-    if wrong:
-        return Answer(
-            question=NORM,
-            verdict="yes",
-            detail=f"{_told(wrong)}.",
-            places=tuple(dict.fromkeys(path for each in wrong for path in each.sites)),
-        )
+def _norm(findings: Sequence[Finding], sites: Sequence[Site], training: Training) -> Reply:
+    if wrong := [each for each in findings if _is_of_norms(each, sites)]:
+        return "yes", f"{_told(wrong)}.", _places(wrong)
     if not sites:
-        return _answer(NORM, "unknown", "No norm was found, so none could be checked.")
+        return "unknown", "No norm was found, so none could be checked.", ()
     if any(each.rule == "E3" for each in findings):
-        return _answer(NORM, "no", "NaN or infinity came to the norms with their input; they did not make them.")
+        return "no", "NaN or infinity came to the norms with their input; they did not make them.", ()
     short = max((site.attenuation.share_below_99 for site in sites), default=math.nan)
     measured = f"{counted(len(sites), 'norm')}, measured in {counted(training.reports, 'step')}"
     eps = "" if math.isnan(short) else f"; eps shortens at most {percent(short)} of a norm's rows by more than 1 %"
-    return _answer(NORM, "no", f"{measured}: formula, gain, place and number type hold{eps}.")
+    return "no", f"{measured}: formula, gain, place and number type hold{eps}.", ()
 
 
 def _is_of_norms(finding: Finding, sites: Sequence[Site]) -> bool:
     if finding.rule == "E3" and finding.sites:
-        # NaN that comes in with the input is made elsewhere.
+        # NaN in the input of the first norm was made elsewhere.
         first = next((site for site in sites if site.path == finding.sites[0]), None)
         return first is not None and not first.input.nonfinite
     if finding.rule == "F20":
@@ -117,77 +118,55 @@ def _is_of_norms(finding: Finding, sites: Sequence[Site]) -> bool:
     return finding.rule in ("F9", "F21", "F26") or (finding.rule[0] in _OF_NORMS and finding.rule not in _OF_PROCESSES)
 
 
-def _rate(attentions: Sequence[Attention], began: Origin | None, training: Training) -> Answer:
+def _rate(attentions: Sequence[Attention], began: Origin | None, training: Training) -> Reply:
     seen, fast = paces(training), too_fast(training)
     if began is not None and began.kind == "learning rate":
-        return _answer(RATE, "yes", f"In step {began.step} {began.detail}.")
+        return "yes", f"In step {began.step} {began.detail}.", ()
     if not seen:
-        return _answer(RATE, "unknown", "No optimizer step was measured: give the optimizer to watch.")
+        return "unknown", "No optimizer step was measured: give the optimizer to watch.", ()
     worst = max(seen, key=lambda pace: pace.excess)
     largest = max((each.bound for each in attentions if math.isfinite(each.bound)), default=math.nan)
-    logits = f" Attention logits may reach {largest:.3g}." if largest > _EXPLODED_LOGITS else ""
+    logits = f" Attention logits may reach {largest:.3g}." if largest > EXPLODED_LOGITS else ""
+    steps = counted(len(seen), "measured step")
     if not fast:
-        largest_of = f"The largest of {counted(len(seen), 'measured step')}"
-        return _answer(RATE, "no", f"{largest_of} changed {worst}: {percent(worst.excess)} of the limit.{logits}")
-    return Answer(
-        question=RATE,
-        verdict="yes",
-        detail=(
-            f"Step {worst.step} changed {worst}: {worst.excess:.2g} times the limit, which {len(fast)} of "
-            f"{counted(len(seen), 'measured step')} passed.{logits}"
-        ),
-        places=tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess))),
-    )
+        return "no", f"The largest of {steps} changed {worst}: {percent(worst.excess)} of the limit.{logits}", ()
+    passed = f"{worst.excess:.2g} times the limit, which {len(fast)} of {steps} passed"
+    places = tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess)))
+    return "yes", f"Step {worst.step} changed {worst}: {passed}.{logits}", places
 
 
-def _clipping(began: Origin | None, training: Training) -> Answer:
+def _clipping(began: Origin | None, training: Training) -> Reply:
     """The healthy part of the run says where to clip; the spike, what that would have done."""
     norms = next((series for series in training.of("gradient norm") if not series.path), None)
     if norms is None or not norms.values:
-        return _answer(CLIPPING, "unknown", "No gradient norm was measured.")
+        return "unknown", "No gradient norm was measured.", ()
     if began is not None and began.kind in ("non-finite in the forward pass", "non-finite loss"):
-        detail = (
-            f"In step {began.step} NaN or infinity came up in the forward pass, before there was a gradient to clip."
-        )
-        return _answer(CLIPPING, "no", detail)
+        came = f"In step {began.step} NaN or infinity came up in the forward pass"
+        return "no", f"{came}, before there was a gradient to clip.", ()
     if began is not None and began.kind == "non-finite in the backward pass":
-        detail = f"In step {began.step} the gradient itself was NaN or infinite, and stays so when it is clipped."
-        return _answer(CLIPPING, "no", detail)
+        was = f"In step {began.step} the gradient itself was NaN or infinite"
+        return "no", f"{was}, and stays so when it is clipped.", ()
     rise = _rise(norms, training)
     if rise is None:
         return _calm(norms)
     step, value, usual = rise
     factor, limit = value / usual, _CLIP * usual
-    kept = _kept(training)
+    # The share of the gradient's norm that an optimizer got, at each step.
+    kept = {when: share for series in training.of("gradient kept") for when, share in pairs(series)}
     if cut := {when: share for when, share in kept.items() if share < CUT}:
-        shown = f" to {cut[step] * value:.3g}" if step in cut else ""
-        detail = (
-            f"The loop clips already: it cut the gradient in {len(cut):,} of {counted(len(kept), 'step')}; in step "
-            f"{step} it was {value:.3g}, {factor:.2g} times its usual {usual:.3g}, and was "
-            f"{'cut' + shown if step in cut else 'not cut'}."
-        )
-        return _answer(CLIPPING, "no", detail)
+        clips = f"The loop clips already: it cut the gradient in {len(cut):,} of {counted(len(kept), 'step')}"
+        was = f"in step {step} it was {value:.3g}, {factor:.2g} times its usual {usual:.3g}"
+        end = f"cut to {cut[step] * value:.3g}" if step in cut else "not cut"
+        return "no", f"{clips}; {was}, and was {end}.", ()
+    grown = f"{factor:.2g} times its usual {usual:.3g}"
     if factor <= _CLIP:
-        detail = (
-            f"The gradient norm had not grown: {value:.3g} in step {step}, {factor:.2g} times its usual {usual:.3g}."
-        )
-        return _answer(CLIPPING, "no", detail)
+        return "no", f"The gradient norm had not grown: {value:.3g} in step {step}, {grown}.", ()
     if began is not None and began.kind in ("update", "attention logits", "stream") and began.step < step:
-        detail = (
-            f"It would have cut the gradient of step {step} ({value:.3g}, {factor:.2g} times its usual {usual:.3g}), "
-            f"but this began before, in step {began.step}, with the {began.kind}."
-        )
-        return _answer(CLIPPING, "no", detail)
-    detail = (
-        f"At {limit:.2g}, twice the usual gradient norm of {usual:.3g}: in step {step} it was {value:.3g}, and would "
-        f"have been cut {value / limit:.2g} times."
-    )
-    return _answer(CLIPPING, "yes", detail)
-
-
-def _kept(training: Training) -> dict[int, float]:
-    """At each step the share of the gradient's norm that an optimizer got."""
-    return {step: share for series in training.of("gradient kept") for step, share in _pairs(series)}
+        would = f"It would have cut the gradient of step {step} ({value:.3g}, {grown})"
+        return "no", f"{would}, but this began before, in step {began.step}, with the {began.kind}.", ()
+    usually = f"At {limit:.2g}, twice the usual gradient norm of {usual:.3g}"
+    cut_by = f"in step {step} it was {value:.3g}, and would have been cut {value / limit:.2g} times"
+    return "yes", f"{usually}: {cut_by}.", ()
 
 
 def _rise(norms: Series, training: Training) -> tuple[int, float, float] | None:
@@ -198,51 +177,40 @@ def _rise(norms: Series, training: Training) -> tuple[int, float, float] | None:
         return largest.peak, largest.value, largest.usual
     spikes = [jump for series in training.of("loss") for jump in jumps(series)]
     for spike in spikes[:1]:
-        past = [value for step, value in _pairs(norms) if step < spike.began and math.isfinite(value)][-WINDOW:]
-        around = [pair for pair in _pairs(norms) if spike.began <= pair[0] <= spike.peak and math.isfinite(pair[1])]
+        past = [value for step, value in pairs(norms) if step < spike.began and math.isfinite(value)][-WINDOW:]
+        around = [pair for pair in pairs(norms) if spike.began <= pair[0] <= spike.peak and math.isfinite(pair[1])]
         if past and around:
             step, value = max(around, key=lambda pair: pair[1])
             return step, value, median(past)
     return None
 
 
-def _calm(norms: Series) -> Answer:
+def _calm(norms: Series) -> Reply:
     finite = [value for value in norms.values if math.isfinite(value)]
     if len(finite) < FEWEST:
-        detail = f"{len(finite)} steps are too few to know the usual gradient norm; {FEWEST} are needed."
-        return _answer(CLIPPING, "unknown", detail)
+        few = f"{len(finite)} steps are too few to know the usual gradient norm"
+        return "unknown", f"{few}; {FEWEST} are needed.", ()
     recent = finite[-WINDOW:]
-    usual = median(recent)
-    detail = (
-        f"There was no spike to hold: over the last {len(recent)} steps the gradient norm had a median of "
-        f"{usual:.3g} and was at most {max(recent):.3g}."
-    )
-    return _answer(CLIPPING, "no", detail)
+    norm = f"the gradient norm had a median of {median(recent):.3g} and was at most {max(recent):.3g}"
+    return "no", f"There was no spike to hold: over the last {len(recent)} steps {norm}.", ()
 
 
-def _start(findings: Sequence[Finding], blocks: Sequence[Block], training: Training) -> Answer:
-    off = [each for each in findings if each.rule in _OF_STARTS]
-    if off:
+def _start(findings: Sequence[Finding], blocks: Sequence[Block], training: Training) -> Reply:
+    if off := [each for each in findings if each.rule in _OF_STARTS]:
         told = "; ".join(line for each in off for line in each.evidence[:2])
-        places = tuple(dict.fromkeys(path for each in off for path in each.sites))
-        return Answer(question=START, verdict="yes", detail=f"{told[0].upper()}{told[1:]}.", places=places)
+        return "yes", f"{told[0].upper()}{told[1:]}.", _places(off)
     loss = start_of(training, "loss")
-    if math.isnan(loss) or not training.vocabulary:
-        missing = (
-            "The first step was not seen" if math.isnan(loss) else "The number of entries of the output is not known"
-        )
-        return _answer(START, "unknown", f"{missing}, so its loss cannot be judged.")
+    if math.isnan(loss):
+        return "unknown", "The first step was not seen, so its loss cannot be judged.", ()
+    if not training.vocabulary:
+        return "unknown", "The number of entries of the output is not known, so its loss cannot be judged.", ()
     uniform = math.log(training.vocabulary)
+    detail = f"The first loss is {loss:.3g}, {loss / uniform:.3g} times log({training.vocabulary}) = {uniform:.3g}."
     streams = [series.values[0] for series in training.of("stream rms") if series.steps[:1] == (0,)]
-    depth = ""
     if len(streams) > 1 and len(blocks) > 1:
-        depth = (
-            f" The stream's rms goes from {streams[0]:.3g} behind the first block to {streams[-1]:.3g} behind the last."
-        )
-    detail = (
-        f"The first loss is {loss:.3g}, {loss / uniform:.3g} times log({training.vocabulary}) = {uniform:.3g}.{depth}"
-    )
-    return _answer(START, "no", detail)
+        first, last = (f"{streams[place]:.3g}" for place in (0, -1))
+        detail += f" The stream's rms goes from {first} behind the first block to {last} behind the last."
+    return "no", detail, ()
 
 
 def _changes(
@@ -254,27 +222,22 @@ def _changes(
 ) -> tuple[str, ...]:
     """Root causes first: where NaN begins, data, processes, changes, norms, the start, the rate; then clipping."""
     data, norm, rate, clipping, start = answers
+    kind = "" if began is None else began.kind
     changes = []
-    if began is not None and began.kind.startswith("non-finite"):
+    if began is not None and kind.startswith("non-finite"):
         where = f" at {began.path}" if began.path else ""
         changes.append(
             f"go back to the weights before step {began.step}: {training.broken[0]} is broken; see what wrote to it"
             if training.broken
             else f"see what is computed in step {began.step}{where}: the batch, masks, divisions, logarithms"
         )
-    roots = [each for each in findings if each.rule in _OF_DATA]
-    roots += [each for each in findings if each.rule in _OF_PROCESSES]
-    roots += [each for each in findings if each.rule in _DONE_TO_IT]
+    roots = [each for rules in (_OF_DATA, _OF_PROCESSES, _DONE_TO_IT) for each in findings if each.rule in rules]
     roots += [each for each in findings if _is_of_norms(each, sites)]
     roots += [each for each in findings if each.rule in _OF_STARTS]
     changes += [_remedy(each) for each in roots]
-    if began is not None and began.kind == "learning rate":
+    if began is not None and kind == "learning rate":
         changes.append(f"see what sets the learning rate in step {began.step}: {began.detail}")
-    elif (
-        rate.verdict == "yes"
-        and not (began is not None and began.kind in _DONE)
-        and _NO_DESCENT.isdisjoint(each.rule for each in findings)
-    ):
+    elif rate.verdict == "yes" and kind not in _DONE and _NO_DESCENT.isdisjoint(each.rule for each in findings):
         changes.append(_slower(training))
     has_cause = "yes" in (data.verdict, rate.verdict, start.verdict) or bool(changes)
     changes += [
@@ -284,16 +247,8 @@ def _changes(
     ]
     if clipping.verdict == "yes":
         changes.append(f"clip the gradient norm {clipping.detail.partition(',')[0].lower()}")
-    if (
-        began is not None
-        and began.kind in ("loss", "gradient")
-        and "yes"
-        not in (
-            data.verdict,
-            norm.verdict,
-            start.verdict,
-        )
-    ):
+    verdicts = (data.verdict, norm.verdict, start.verdict)
+    if began is not None and kind in ("loss", "gradient") and "yes" not in verdicts:
         changes.append(f"look at the batch of step {began.step}, and leave it out if it is not what the others are")
     return tuple(dict.fromkeys(changes))
 
@@ -329,9 +284,5 @@ def _confirmation(findings: Sequence[Finding], changes: Sequence[str], training:
     )
 
 
-def _answer(question: str, verdict: Verdict, detail: str) -> Answer:
-    return Answer(question=question, verdict=verdict, detail=detail)
-
-
-def _pairs(series: Series) -> zip[tuple[int, float]]:
-    return zip(series.steps, series.values, strict=True)
+def _places(findings: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for each in findings for path in each.sites))

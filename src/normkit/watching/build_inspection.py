@@ -46,21 +46,10 @@ def inspection_of_run(
     ranks: int,
     noticed: Mapping[str, int],
 ) -> Inspection:
-    """Judge a run as far as it was measured.
+    """Judge a run as far as it was measured; without a recorder nothing was.
 
-    Args:
-        watched: What is known of the model.
-        recorder: Measures it; None if nothing does.
-        history: What was measured so far.
-        name: What to call the run.
-        steps: As in `Training`, like the arguments that follow.
-        every: Steps between two reports.
-        reason: Why the inspection is made.
-        observer: What the watch proved of itself.
-        remarks: What could not be watched.
-        optimizers: One line for each.
-        ranks: Processes whose numbers are pooled.
-        noticed: The step in which an error of each rule was first told.
+    The keywords are fields of `Training`, but for the name of the run and `noticed`, the step in which an error of each
+    rule was first told.
     """
     structure = watched.structure
     sites: tuple[Site, ...] = ()

@@ -135,14 +135,7 @@ class ChangeTracker:
             yield from ((path, ratio) for ratio, path in found[:_MOST_A_STEP] if ratio > limit)
 
     def add_report(self, step: int, recorder: StepRecorder, rows: Tensor, peaks: Tensor) -> None:
-        """Add what entered and left each norm and block in a measured step.
-
-        Args:
-            step: Its number.
-            recorder: Measured it.
-            rows: The table "rows".
-            peaks: The table "row peaks".
-        """
+        """Add what entered and left each norm and block in a measured step, from the tables of that name."""
         layout = recorder.layout
         for site in layout.sites:
             for name, value in vars(site.module).items() if site.module is not None else ():

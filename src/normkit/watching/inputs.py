@@ -39,13 +39,7 @@ _FEWEST = 16
 
 
 class InputRecorder:
-    """Hooks on the model as the loop calls it.
-
-    Args:
-        device: The device of the numbers.
-        failures: Records what could not be measured.
-        begins: Called when a backward pass begins.
-    """
+    """Hooks on the model as the loop calls it; `begins` is called when a backward pass begins."""
 
     def __init__(self, device: torch.device, failures: Failures, begins: Callable[[], None]) -> None:
         self._device, self._failures, self._begins = device, failures, begins

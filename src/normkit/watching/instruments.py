@@ -17,10 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import local
-from normkit.identification.sites import NormSite
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
 from normkit.inspection.attention import queries_and_keys, softmax_logits
-from normkit.inspection.blocks import BlockCall
 from normkit.ops import counting
 from normkit.spec import NormSpec
 from normkit.watching.hooks import Failures, Forward, Hook
@@ -47,14 +45,7 @@ class Switch:
 
 
 class Instruments:
-    """The hooks of one watch.
-
-    Args:
-        model: The model without its wrappers.
-        layout: What is measured where.
-        tables: The tables of the layout.
-        switch: What the hooks look at.
-    """
+    """The hooks of one watch, in a model without its wrappers."""
 
     def __init__(self, model: nn.Module, layout: WatchLayout, tables: Tables, switch: Switch) -> None:
         self.model, self.layout, self.tables, self.switch = model, layout, tables, switch
@@ -72,11 +63,17 @@ class Instruments:
         begin, end = Hook(self.failures, "the model", self._begin), Hook(self.failures, "the model", self._end)
         self._handles.append(self.model.register_forward_pre_hook(begin, with_kwargs=True))
         self._handles.append(self.model.register_forward_hook(end))
-        for index, site in enumerate(self.layout.sites):
+        sites, blocks = self.layout.sites, self.layout.blocks
+        for index, site in enumerate(sites):
             if site.module is not None:
-                self._hook_site(index, site, site.module)
-        for index, block in enumerate(self.layout.blocks):
-            self._hook_block(index, block)
+                entering = RowCounter(place=2 * index, spec=site.spec, enters_norm=True)
+                leaving = RowCounter(place=2 * index + 1, spec=site.spec, enters_norm=False)
+                self._hook(site.module, index, entering=entering, leaving=leaving)
+        first = 2 * len(sites)
+        stream = RowCounter(place=first + len(blocks), spec=_STREAM, enters_norm=False)
+        for index, block in enumerate(blocks):
+            leaving = RowCounter(place=first + index, spec=_STREAM, enters_norm=False)
+            self._hook(block.module, len(sites) + index, entering=None if index else stream, leaving=leaving)
         self._allow_graphs()
         calls = _FunctionCalls(self)
         for path in self.layout.callers:
@@ -130,62 +127,39 @@ class Instruments:
         else:
             self.switch.mask = None
 
-    def _hook_site(self, index: int, site: NormSite, module: nn.Module) -> None:
-        entering = RowCounter(place=2 * index, spec=site.spec, enters_norm=True)
-        leaving = RowCounter(place=2 * index + 1, spec=site.spec, enters_norm=False)
-        counts_gradient = not self.layout.blocks
+    def _hook(self, module: nn.Module, line: int, *, entering: RowCounter | None, leaving: RowCounter) -> None:
+        """Hook one norm or block, given by its line of the sentinel."""
+        path, blocks = self.layout.sentinels[line], len(self.layout.blocks)
+        is_block = line >= len(self.layout.sites)
+        # Gradients are counted at blocks, or at norms where there is no block.
+        gradient = line - len(self.layout.sites) if is_block else None if blocks else line
 
         def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            if self.measures() and (x := first_tensor(args, kwargs)) is not None:
-                entering.add(self.tables, local(x), self.switch.mask)
-
-        def after(_module: nn.Module, args: Sequence[object], output: object) -> Tensor | None:
-            if not isinstance(output, Tensor):
-                return None
-            if not self._returns_input(site.path, args, output):
-                self._mark_seen(index, output)
-            if self.measures():
-                leaving.add(self.tables, local(output), self.switch.mask)
-            return self._count_gradient(index, output) if counts_gradient else None
-
-        self._put(module, site.path, before, after)
-
-    def _hook_block(self, index: int, block: BlockCall) -> None:
-        first = 2 * len(self.layout.sites)
-        entering = RowCounter(place=first + len(self.layout.blocks), spec=_STREAM, enters_norm=False)
-        leaving = RowCounter(place=first + index, spec=_STREAM, enters_norm=False)
-
-        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            if self.measures() and (x := first_tensor(args, kwargs)) is not None:
+            if entering is not None and self.measures() and (x := first_tensor(args, kwargs)) is not None:
                 entering.add(self.tables, local(x), self.switch.mask)
 
         def after(_module: nn.Module, args: Sequence[object], output: object) -> object:
             place, y = _stream(output)
-            if y is None:
+            if y is None or not (is_block or place is None):
                 return None
-            if not self._returns_input(block.path, args, y):
-                self._mark_seen(len(self.layout.sites) + index, y)
+            is_same = len(args) > 0 and args[0] is y
+            if is_same and self.failures.is_rehearsal:
+                self._in_place.add(path)
+            # A module that returns its very input did not run, unless it works in place, as seen in the rehearsal.
+            if not is_same or path in self._in_place:
+                self._mark_seen(line, y)
             if self.measures():
                 leaving.add(self.tables, local(y), self.switch.mask)
-            replaced = self._count_gradient(index, y)
+            # Where a re-entrant checkpoint repeats a forward pass, the gradient of the repetition counts.
+            if gradient is None or not (self.switch.on and y.requires_grad):
+                return None
+            table = self.tables["activation gradients"][gradient]
+            replaced = gradient_counted(y, table, lambda body, *args: self.failures.run("gradients", body, *args))
             return None if replaced is None else _with_stream(output, place, replaced)
 
-        self._put(block.module, block.path, before if index == 0 else None, after)
-
-    def _put(
-        self, module: nn.Module, path: str, before: Callable[..., None] | None, after: Callable[..., object]
-    ) -> None:
-        if before is not None:
-            hook = Hook(self.failures, path, before)
-            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        if entering is not None:
+            self._handles.append(module.register_forward_pre_hook(Hook(self.failures, path, before), with_kwargs=True))
         self._handles.append(module.register_forward_hook(Hook(self.failures, path, after)))
-
-    def _returns_input(self, path: str, args: Sequence[object], y: Tensor) -> bool:
-        """Whether a module returns its very input, and did not do so (by working in place) in the rehearsal."""
-        is_same = len(args) > 0 and args[0] is y
-        if is_same and self.failures.is_rehearsal:
-            self._in_place.add(path)
-        return is_same and path not in self._in_place
 
     def measures(self) -> bool:
         """Whether the running code is to be counted."""
@@ -201,13 +175,6 @@ class Instruments:
         # A sum in 16 bits would leave their range where no element does.
         seen = y.sum(dtype=y.dtype if y.dtype == torch.float64 else torch.float32)
         self.sentinel[place].add_(torch.add(self._once, seen.float(), alpha=0))
-
-    def _count_gradient(self, place: int, y: Tensor) -> Tensor | None:
-        # Where a re-entrant checkpoint repeats a forward pass, the gradient of the repetition counts.
-        if not (self.switch.on and y.requires_grad):
-            return None
-        table = self.tables["activation gradients"][place]
-        return gradient_counted(y, table, lambda body, *args: self.failures.run("gradients", body, *args))
 
 
 class _GradientCounter(torch.autograd.Function):

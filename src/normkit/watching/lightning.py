@@ -28,20 +28,20 @@ except ImportError:
 class LightningWatch(Callback):
     """Watches the network of a LightningModule from `on_fit_start` to `on_train_end` or `on_exception`.
 
-    What is watched must be called as a module in `training_step`, which Lightning does not do with the LightningModule
-    itself: by default it is the one submodule that has parameters, or, if there are several, the LightningModule, whose
-    `training_step` is then to call `self(...)`.
+    The watched module must be called as a module in `training_step`, which Lightning does not do with the
+    LightningModule itself: by default it is the only submodule that has parameters, or, if there are several, the
+    LightningModule, whose `training_step` must then call `self(...)`.
 
-    A step is one of an optimizer, as in `trainer.global_step`. Its gradients are those at `on_before_optimizer_step`:
-    accumulated, unscaled, before Lightning clips; in manual optimization as the loop made them, with what belongs to
-    another optimizer as it then is. Its loss is the sum of what was differentiated since the step before, so with
+    A step is an optimizer step, as in `trainer.global_step`. Its gradients are those at `on_before_optimizer_step`:
+    accumulated, unscaled, before Lightning clips; in manual optimization as the loop made them, with those of other
+    optimizers in their current state. Its loss is the sum of what was differentiated since the last step, so with
     accumulation the mean over the micro-batches.
 
     Args:
-        every: Steps between two measurements of everything; with several optimizers, rounded up to what has no
-            divisor in common with their number, so that all of them are measured in turn.
+        every: Steps between two measurements of everything; with several optimizers, rounded up to a number that has
+            no divisor in common with theirs, so that all of them are measured in turn.
         module: Path of the submodule to watch.
-        batch: Arguments of what is watched, on which its norms are found; by default its first call. Needed where
+        batch: Arguments of the watched module, on which its norms are found; by default its first call. Needed where
             it is compiled.
         out: Folder for report.html, report.json and history.jsonl; None writes nothing.
         intent: What the norms are meant to be, or the file that says so.
@@ -114,7 +114,7 @@ class LightningWatch(Callback):
 
     def on_before_backward(self, trainer: Any, _module: Any, loss: Tensor) -> None:
         """Add what is about to be differentiated to the loss of the step."""
-        # A copy: whoever holds the loss may change it in place.
+        # A copy, as the loop may change the loss in place.
         share = loss.detach().to(torch.float32, copy=True)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None and scaler.is_enabled():

@@ -40,19 +40,19 @@ def add_call(tables: Tables, place: int, call: QueriesAndKeys, mask: Tensor | No
     """
     if not call.query.numel():
         return
-    # Keys of all heads lie between each other in memory; to multiply such takes a CPU three times as long.
+    # Keys of several heads are interleaved in memory; multiplying these takes a CPU three times as long.
     query, key = call.query.float(), call.key.float().contiguous()
     batch, heads, length, _ = query.shape
     counted = _tokens(mask, query)
-    # A masked key may be anything; where nothing says which keys are padding, all of them are taken.
+    # A masked key may hold anything; where it is not known which keys are padding, all of them are taken.
     keys = counted if key.shape[2] == length else None
     groups = heads // key.shape[1]
     longest_query = _longest(query, counted)
     longest_key = _longest(key, keys).repeat_interleave(groups, 1)
-    # Of each sequence by itself, so that it makes no difference which process has which.
+    # One bound for each sequence, so that it makes no difference which process has which sequences.
     bound = (longest_query * longest_key).amax(0) * abs(call.scale)
     rows = _spread(length, query.device)
-    # Those of the query heads that share a key stand below each other.
+    # The rows of query heads that share a key are stacked.
     sampled = (query[:, :, rows] * call.scale).reshape(batch, key.shape[1], groups * len(rows), query.shape[-1])
     logits = (sampled @ key.transpose(-1, -2)).reshape(batch, heads, len(rows), key.shape[2])
     if counted is None and call.mask is None:
@@ -102,10 +102,10 @@ def _count(
     added: Tensor | None,
     first: int,
 ) -> None:
-    """Count sampled rows; what is added to the logits changes their entropy, not their magnitude.
+    """Count sampled rows; an additive mask changes their entropy, not their magnitude.
 
-    What is not permitted is 0 among the logits, where a mask says so; where it follows from the places alone, it is
-    multiplied by 0 here, which is quicker, and leaves NaN what is NaN.
+    Logits that a mask forbids are 0 already; those that a causal mask forbids are multiplied by 0 here, which is
+    quicker, and keeps NaN.
     """
     kind = tables["heads"].dtype
     heads = slice(first, first + logits.shape[1])
@@ -125,7 +125,7 @@ def _count(
     kept = logits if added is None else logits + added
     summed = kept + forbidding
     share = summed.softmax(-1)
-    # The entropy -sum p log p, where log p is that of the largest share plus how far a logit lies below its own.
+    # The entropy -sum p log p, where log p is the log of the largest share plus the distance of a logit from its peak.
     below = kept - summed.amax(-1, keepdim=True)
     largest = share.amax(-1)
     entropy = -(share * below).sum(-1) - largest.log()
@@ -145,13 +145,13 @@ def _count(
 
 
 def _longest(heads: Tensor, counted: Tensor | None) -> Tensor:
-    """The largest length of the vectors (B, H, T, d) that count, of each sequence and head: (B, H)."""
+    """The largest length of the vectors (B, H, T, d) that count, for each sequence and head: (B, H)."""
     lengths: Tensor = torch.linalg.vector_norm(heads, dim=-1)
     return (lengths if counted is None else torch.where(counted, lengths, 0.0)).amax(2)
 
 
 def _triangle(rows: Tensor, keys: int) -> Tensor:
-    """True for each key that a row may attend to where it attends to none after itself: (rows, keys)."""
+    """True for each key that a row may attend to under a causal mask: (rows, keys)."""
     return torch.arange(keys, device=rows.device) <= rows[:, None]
 
 

@@ -57,15 +57,7 @@ def describe_optimizers(optimizers: Sequence[torch.optim.Optimizer], peaks: Sequ
 
 
 class LoopRecorder:
-    """Hooks on the steps of optimizers.
-
-    Args:
-        optimizers: Called by the loop, or by a scaler for it.
-        parameters: All watched parameters.
-        device: The device of the sums.
-        failures: Records what could not be measured.
-        stepped: Called after each step of an optimizer.
-    """
+    """Hooks on the steps of optimizers; `stepped` is called after each of them."""
 
     def __init__(
         self,
@@ -115,12 +107,7 @@ class LoopRecorder:
         self._handles.clear()
 
     def record_step(self, step: int, unit: Tensor | None) -> None:
-        """The gradients of a step are complete.
-
-        Args:
-            step: Its number.
-            unit: The factor in each parameter's gradient, or None.
-        """
+        """The gradients of a step are complete; `unit` is the factor of a loss scaler in each of them, or None."""
         if self._step >= 0:
             self._rates[self._step] = self._rate
             if not self._steps_taken and self._optimizers:

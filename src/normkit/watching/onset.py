@@ -1,10 +1,11 @@
-"""Where it began: what was done to the run, else of all that left its past behind what did so first."""
+"""Where a break began: with what was done to the run, else with the first quantity that left its past range."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from normkit.inspection.feed import grave
 from normkit.inspection.history import STAYS, Jump, jumps, movers
@@ -12,13 +13,14 @@ from normkit.inspection.pace import FAR_TOO_FAST, Pace, paces, too_fast
 from normkit.inspection.rules.interventions import told
 from normkit.inspection.training import Origin, OriginKind, Quantity, Series, Training
 
-# Exploded in the sense of rule F1: ten times what Megatron-LM and Kimi K2 clip at.
-_EXPLODED_LOGITS = 1e3
-# A learning rate that rises so many times from one step to the next, and what breaks within so many steps of it.
+EXPLODED_LOGITS = 1e3
+"""Logits of this size have exploded in the sense of rule F1: ten times what Megatron-LM and Kimi K2 clip at."""
+
+# A learning rate that rises so many times from one step to the next, and breaks the run within so many steps.
 _RATE_RISE, _AFTER_RISE = 4.0, 32
-# Of several spikes those count that explain at least half as much as the one that explains most.
+# A spike counts if it explains at least half as much as the one that explains most.
 _AS_MUCH = 0.5
-# Within so many steps before it, a way up counts as the cause of a value that is not finite.
+# A rise within so many steps before a value that is not finite counts as its cause.
 _BEFORE = 32
 
 _KINDS: dict[Quantity, OriginKind] = {
@@ -33,19 +35,16 @@ _KINDS: dict[Quantity, OriginKind] = {
 
 
 def origin(training: Training) -> Origin | None:
-    """What began it.
+    """Where a run began to break, or None where nothing moved.
 
-    What was done to the run counts first, where it came before what broke: data that are wrong, a parameter that no
-    optimizer changed, a norm or block that stopped, a learning rate that rose at once. Then, in this order: a value
-    that is not finite, or what rose in the 32 steps before it; an update that was too large or an attention that
-    exploded; a jump of the loss or the gradient norm, or what rose before that. A blip that was over long before, and
-    explains less than a later jump, began nothing.
+    What was done to the run counts first, if it came before the break: wrong data, a parameter that was changed by no
+    optimizer, a norm or block that stopped, a learning rate that rose at once. Then, in this order: a value that is not
+    finite, or a rise in the 32 steps before it; an update that was too large or an attention that exploded; a jump of
+    the loss or the gradient norm, or a rise before that. A blip that was over long before, and explains less than a
+    later jump, began nothing.
 
     Args:
         training: The run, its series in the model's order.
-
-    Returns:
-        Where it began, or None where nothing moved.
     """
     moved, until = _moved(training)
     done = [each for each in _done(training) if each.step <= until]
@@ -55,7 +54,7 @@ def origin(training: Training) -> Origin | None:
 
 
 def _moved(training: Training) -> tuple[Origin | None, float]:
-    """What left its past first, and the step up to which its cause may have come."""
+    """The first quantity that left its past range, and the last step in which its cause may have come."""
     broken = _first_not_finite(training)
     slow = _first_excess(training)
     if broken is not None:
@@ -63,26 +62,29 @@ def _moved(training: Training) -> tuple[Origin | None, float]:
         if slow is not None and slow.step < broken.step:
             causes.append(slow)
         cause = min(causes, key=lambda each: each.step, default=None)
-        return (broken if cause is None else _leading_to(cause, broken)), broken.step
-    spikes = [jump for name in ("loss", "gradient norm") for jump in _jumps_of(training, name)]
+        if cause is None:
+            return broken, broken.step
+        where = f" at {broken.path}" if broken.path else ""
+        detail = f"{cause.detail}; the first value that is not finite came in step {broken.step}{where}"
+        return replace(cause, detail=detail), broken.step
+    spikes = [jump for series in (*training.of("loss"), *training.of("gradient norm")) for jump in jumps(series)]
     most = max((jump.weight for jump in spikes), default=0.0)
     spike = min((jump for jump in spikes if jump.weight >= _AS_MUCH * most), key=lambda jump: jump.step, default=None)
     far = max(_worst_stretch(training), key=lambda pace: pace.excess, default=None)
     is_far = far is not None and far.excess > FAR_TOO_FAST
-    # A loss that comes back by itself is less than steps that are far too large.
+    # Steps that are far too large count for more than a loss that comes back by itself.
     if spike is None or (is_far and not any(jump.length >= STAYS for jump in spikes if jump.series.quantity == "loss")):
         return slow, far.step if far is not None and is_far else math.inf
     first = next(iter(movers(training, spike.step)), spike)
     if slow is not None and slow.step <= first.began:
         return slow, spike.last
-    # A batch moves everything at once: then the model as a whole is what moved. Of many series one is on its way up by
-    # chance before that.
-    same_step = first.step == spike.step
-    return _of_jump(spike if same_step else first), spike.last
+    # A bad batch moves everything at once: then the jump of the loss is named. Among many series one always rises a
+    # little earlier by chance.
+    return _of_jump(spike if first.step == spike.step else first), spike.last
 
 
 def _done(training: Training) -> Iterator[Origin]:
-    """What was done to the run, whatever followed."""
+    """What was done to the run, whether or not a break followed."""
     for flaw in grave(training):
         yield Origin(kind="input data", step=flaw.step, path="", detail=flaw.measured)
     sites = {parameter.path: parameter.site for parameter in training.parameters}
@@ -100,8 +102,7 @@ def rate_rise(training: Training, step: int) -> Origin | None:
     """The largest rise of the learning rate from one step to the next, in the steps before one; None without any."""
     found = []
     for series in training.of("learning rate"):
-        pairs = list(_pairs(series))
-        for (_, before), (when, after) in itertools.pairwise(pairs):
+        for (_, before), (when, after) in itertools.pairwise(pairs(series)):
             if before > 0 and after >= _RATE_RISE * before and step - _AFTER_RISE <= when <= step + 1:
                 found.append((after / before, when, before, after))
     if not found:
@@ -109,12 +110,6 @@ def rate_rise(training: Training, step: int) -> Origin | None:
     factor, when, before, after = max(found)
     detail = f"the learning rate rose from {before:.3g} to {after:.3g} at once, {factor:.3g} times"
     return Origin(kind="learning rate", step=when, path="", detail=detail)
-
-
-def _jumps_of(training: Training, name: str) -> Iterator[Jump]:
-    for series in training.series:
-        if series.quantity == name:
-            yield from jumps(series)
 
 
 def _of_jump(jump: Jump) -> Origin:
@@ -129,28 +124,22 @@ def _of_jump(jump: Jump) -> Origin:
     )
 
 
-def _leading_to(cause: Origin, broken: Origin) -> Origin:
-    where = f" at {broken.path}" if broken.path else ""
-    detail = f"{cause.detail}; the first value that is not finite came in step {broken.step}{where}"
-    return Origin(kind=cause.kind, step=cause.step, path=cause.path, detail=detail)
-
-
 def _first_excess(training: Training) -> Origin | None:
-    """An update too large in itself, or an attention that exploded, whatever came before."""
+    """The first update that was too large or attention that exploded, measured by a limit and not by the past."""
     found = [
         Origin(kind="update", step=pace.step, path=pace.place, detail=f"one step changed {pace}")
         for pace in _worst_stretch(training)[:1]
     ]
     for series in training.of("logit bound"):
-        first = next((pair for pair in _pairs(series) if _EXPLODED_LOGITS < pair[1] < math.inf), None)
+        first = next((pair for pair in pairs(series) if EXPLODED_LOGITS < pair[1] < math.inf), None)
         if first is not None:
-            detail = f"attention logits may reach {first[1]:.4g}, beyond {_EXPLODED_LOGITS:g}"
+            detail = f"attention logits may reach {first[1]:.4g}, beyond {EXPLODED_LOGITS:g}"
             found.append(Origin(kind="attention logits", step=first[0], path=series.path, detail=detail))
     return min(found, key=lambda each: each.step, default=None)
 
 
 def _worst_stretch(training: Training) -> list[Pace]:
-    """Of the stretches of steps that were too large without a break, the one with the largest step."""
+    """Among the stretches of consecutive steps that were too large, the one with the largest step."""
     stretches: list[list[Pace]] = [[]]
     fast = set(too_fast(training))
     for pace in paces(training):
@@ -172,7 +161,7 @@ def _forward(training: Training) -> Origin | None:
     places = [
         (step, order, series.path, value)
         for order, series in enumerate(training.of("non-finite"))
-        for step, value in _pairs(series)
+        for step, value in pairs(series)
         if value != 0
     ]
     if not places:
@@ -188,7 +177,7 @@ def _forward(training: Training) -> Origin | None:
 
 def _loss(training: Training) -> Origin | None:
     for series in training.of("loss"):
-        for step, value in _pairs(series):
+        for step, value in pairs(series):
             if not math.isfinite(value):
                 detail = f"the loss was {value}, and no norm had seen NaN or infinity"
                 return Origin(kind="non-finite loss", step=step, path="", detail=detail)
@@ -200,7 +189,7 @@ def _backward(training: Training) -> Origin | None:
     lost = [
         (step, series.path)
         for series in (*training.of("parameter gradient"), *training.of("gradient norm"))
-        for step, value in _pairs(series)
+        for step, value in pairs(series)
         if not math.isfinite(value)
     ]
     if not lost:
@@ -211,7 +200,7 @@ def _backward(training: Training) -> Origin | None:
         series.path
         for series in training.of("activation gradient")
         if any(math.isfinite(value) for value in series.values)
-        and any(when == step and not math.isfinite(value) for when, value in _pairs(series))
+        and any(when == step and not math.isfinite(value) for when, value in pairs(series))
     ]
     parameters = [path for when, path in lost if when == step and path]
     path = blocks[-1] if blocks else parameters[-1] if parameters else ""
@@ -219,5 +208,6 @@ def _backward(training: Training) -> Origin | None:
     return Origin(kind="non-finite in the backward pass", step=step, path=path, detail=detail)
 
 
-def _pairs(series: Series) -> Iterator[tuple[int, float]]:
+def pairs(series: Series) -> Iterator[tuple[int, float]]:
+    """Steps and values of a series."""
     return zip(series.steps, series.values, strict=True)

@@ -42,13 +42,7 @@ class Rendezvous:
         return arguments
 
     def ranks(self, given: nn.Module, model: nn.Module, structure: Structure | None) -> Ranks:
-        """The processes that found the same norms, and pool their numbers.
-
-        Args:
-            given: The model as the loop calls it.
-            model: The model without its wrappers.
-            structure: What was found; None if nothing was.
-        """
+        """The processes that found the same norms in the model (`given` has its wrappers), and pool their numbers."""
         del given, model, structure
         return Ranks()
 

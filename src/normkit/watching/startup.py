@@ -75,14 +75,7 @@ def start_up(
 ) -> Startup:
     """Find the norms and put the hooks in; if that fails, the run goes on without a watch, and a remark says so.
 
-    Args:
-        given: The model as the loop calls it.
-        model: The model without its wrappers.
-        optimizers: Those that train it.
-        arguments: The arguments of a call of it.
-        every: Steps between two reports.
-        scaler: The loss scaler, or None.
-        baseline: What the model is meant to be, or None.
+    The model comes as the loop calls it and without its wrappers; the arguments are those of one call of it.
 
     Raises:
         InputError: If the baseline is that of another model.

@@ -38,16 +38,9 @@ _ADAM_SAMPLE = 1024
 
 
 class StepRecorder:
-    """The measurements of one model.
+    """The measurements of one model, given without its wrappers.
 
-    Args:
-        model: The model without its wrappers.
-        structure: What it is made of.
-        optimizers: Those that train it.
-        every: Steps between two reports.
-        scaler: The loss scaler, or None.
-        ranks: The processes that train it.
-        invariant: Paths of the parameters whose length makes no difference.
+    `invariant` are the paths of the parameters whose length makes no difference.
     """
 
     def __init__(
@@ -130,11 +123,7 @@ class StepRecorder:
         self.loop.remove()
 
     def rehearse(self, run: Callable[[], object]) -> None:
-        """Measure a small forward pass and forget it: what fails in it is not tried again in the training.
-
-        Args:
-            run: Calls the model, and leaves it as it was.
-        """
+        """Measure a small forward pass and forget it: what fails in it is not tried again in the training."""
         self.failures.is_rehearsal = True
         try:
             run()
@@ -145,13 +134,7 @@ class StepRecorder:
             self._instruments.sentinel.zero_()
 
     def begin_call(self, args: Sequence[object], kwargs: Mapping[str, Any], *, is_inner: bool) -> None:
-        """Tell the hooks of a call that began before they were there.
-
-        Args:
-            args: The arguments of the call.
-            kwargs: Its keyword arguments.
-            is_inner: It is a call of the model itself, and not of its wrapper.
-        """
+        """Tell the hooks of a call of the model (`is_inner`), or of its wrapper, that began before they were there."""
         if is_inner:
             self._instruments.begin_call(kwargs)
         self.failures.run("the input", self._inputs.add, None, args, kwargs)
@@ -245,27 +228,21 @@ class StepRecorder:
     ) -> None:
         table = self.tables["parameters"]
         tensors = [parameter.tensor for parameter in self.parameters]
-        columns = dict.fromkeys(PARAMETER_SUMS, torch.zeros_like(of_gradients))
+        columns = {name: table.new_zeros(len(tensors)) for name in PARAMETER_SUMS}
         sizes = [local(tensor).numel() for tensor in tensors]
         columns["elements"] = torch.tensor(sizes, dtype=table.dtype, device=self._device)
         columns["squares"] = sums_of_squares(tensors, self._device)
         columns["gradient squares"] = of_gradients.clamp_min(0.0)
         columns["gradients"] = (of_gradients >= 0).to(table.dtype)
-        columns |= self._slow_columns(gradients, unit)
-        table.copy_(torch.stack([columns[name] for name in PARAMETER_SUMS], -1) * self._shares[:, None])
-
-    def _slow_columns(self, gradients: Sequence[Tensor | None], unit: Tensor | None) -> dict[str, Tensor]:
-        """The columns that are measured for a few parameters only, one by one."""
-        table = self.tables["parameters"]
-        found = {name: table.new_zeros(len(self.parameters)) for name in ("sum", "inner", "small", "moments")}
+        # The other columns are measured for a few parameters only, one by one.
         moments: dict[int, Tensor] = {}
         for index, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             if parameter.site:
-                found["sum"][index] = local(parameter.tensor).detach().sum(dtype=table.dtype)
+                columns["sum"][index] = local(parameter.tensor).detach().sum(dtype=table.dtype)
             if parameter.path in self.invariant and gradient is not None:
                 weight, slope = local(parameter.tensor).detach(), local(gradient).detach()
                 inner = (weight.to(table.dtype) * slope.to(table.dtype)).sum()
-                found["inner"][index] = inner if unit is None else inner / unit[index]
+                columns["inner"][index] = inner if unit is None else inner / unit[index]
             if (is_small := _small_moments(parameter)) is not None:
                 moments[index] = is_small
         if moments:
@@ -273,9 +250,9 @@ class StepRecorder:
             sizes = [flags.numel() for flags in moments.values()]
             flags = torch.cat([flags.to(self._device) for flags in moments.values()]).to(table.dtype)
             of_each = places.repeat_interleave(torch.tensor(sizes, device=self._device), output_size=len(flags))
-            found["small"].index_add_(0, of_each, flags)
-            found["moments"][places] = torch.tensor(sizes, dtype=table.dtype, device=self._device)
-        return found
+            columns["small"].index_add_(0, of_each, flags)
+            columns["moments"][places] = torch.tensor(sizes, dtype=table.dtype, device=self._device)
+        table.copy_(torch.stack([columns[name] for name in PARAMETER_SUMS], -1) * self._shares[:, None])
 
     def send(self) -> None:
         """Send the report of the last measured step, with how far the optimizer has moved since."""

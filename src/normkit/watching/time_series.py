@@ -97,9 +97,7 @@ class RunHistory:
     def settle(self, recorder: StepRecorder, *, is_over: bool = False) -> None:
         """Decide whether an optimizer took the steps whose gradients are not finite, or skipped them.
 
-        Args:
-            recorder: Measures the run.
-            is_over: No optimizer will take another step.
+        Steps that are still open are taken once the run is over.
         """
         left = []
         for step, parameter, norm in self._undecided:
@@ -166,14 +164,7 @@ class RunHistory:
                 self._add("update ratio", parameter.path, step, parameter.update_ratio)
 
     def add_steps(self, tables: Mapping[str, Tensor], first: int, last: int, recorder: StepRecorder) -> None:
-        """Add the lines of the steps from the first to the last, but for those that were added before.
-
-        Args:
-            tables: By name, with one line for each step.
-            first: The first step.
-            last: The last one.
-            recorder: Measured them.
-        """
+        """Add the lines of the steps from the first to the last, but for those that were added before."""
         window = len(tables["steps"])
         for step in range(max(first, self._last + 1, last - window + 1), last + 1):
             line, self._last = tables["steps"][step % window].tolist(), step

@@ -28,19 +28,19 @@ COMPILED = (
 class WatchCallback(TrainerCallback):
     """Watches the model of a `transformers.Trainer` from `on_train_begin` to `on_train_end`.
 
-    A step is one of the optimizer, whatever is accumulated for it. Its gradients are looked at where its last backward
-    pass ends: complete, reduced over the processes, and before the Trainer clips, which it does before it tells any
-    callback. Its loss is the sum over the micro-batches of the model's own loss times what the Trainer multiplies it by
+    A step is an optimizer step, with everything that is accumulated for it. Its gradients are read where its last
+    backward pass ends: complete, reduced over the processes, and before the Trainer clips them, which it does before it
+    calls any callback. Its loss is the sum over the micro-batches of the model's own loss times the Trainer's factor
     (1 / micro-batches, or 1 where the model has divided by all tokens of the step). A loss that the Trainer computes
     from the logits (`compute_loss_func`, label smoothing) is not seen.
 
-    With `torch_compile=True` give `batch`; the loss is then not seen, and gradients are after clipping. A watch of a
-    training that has ended is kept.
+    With `torch_compile=True` give `batch`; the loss is then not seen, and gradients are read after clipping. The watch
+    of the newest training is kept after its end.
 
-    The Trainer has no event for a training that raised. Where the exception is caught and the program goes on, use the
-    callback as a context manager, whose end is that of the watch: `with WatchCallback() as callback: ...`. Without,
-    the watch ends, and its hooks go, with `close`, with the next training, or when the callback is gone; a callback
-    that is kept keeps them until the interpreter ends.
+    The Trainer has no event for a training that raised. If the program catches the exception and goes on, use the
+    callback as a context manager, which ends the watch: `with WatchCallback() as callback: ...`. Otherwise the watch
+    ends, and its hooks are removed, with `close`, with the next training, or when the callback is deleted; as long as
+    the callback is kept, its hooks stay.
 
     Args:
         every: Steps between two measurements of everything.
@@ -71,7 +71,7 @@ class WatchCallback(TrainerCallback):
         options = {"every": every, "batch": batch, "out": out, "intent": intent, "name": name, "say": say}
         self._watch: Callable[..., Watch] = partial(watch, **options)
         self._training: _Training | None = None
-        self._end: Callable[[], object] = _nothing
+        self._end: Callable[[], object] | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -90,10 +90,11 @@ class WatchCallback(TrainerCallback):
 
     def close(self) -> None:
         """End the watch where training raised: the model is as it was, the report is written. May be called twice."""
-        self._end()
+        if self._end is not None:
+            self._end()
 
     def __enter__(self) -> Self:
-        """The callback, whose watch ends with the block."""
+        """Return the callback; its watch ends with the block."""
         return self
 
     def __exit__(
@@ -107,7 +108,7 @@ class WatchCallback(TrainerCallback):
     def on_train_begin(self, *_args: Any, model: nn.Module, optimizer: Any, **_others: Any) -> None:
         """Begin a watch over the Trainer's model and optimizer."""
         self.close()
-        # What accelerate hands out stands before the optimizer, and knows the scaler and the last micro-batch.
+        # The wrapper by accelerate knows the scaler, and which micro-batch is the last.
         inner, scaler = getattr(optimizer, "optimizer", optimizer), getattr(optimizer, "scaler", None)
         self._training = _Training(self._watch(model, inner, scaler=scaler).start(), model, optimizer)
         # The finalizer keeps the training, which keeps the model: neither may keep the callback.
@@ -126,12 +127,12 @@ class WatchCallback(TrainerCallback):
 
 
 class _Training:
-    """One training: sees where its backward passes begin and end, and what loss they begin with.
+    """One training: where its backward passes begin and end, and with what loss.
 
     Args:
         run: The watch.
-        model: The model as the Trainer has it, without what wraps it.
-        optimizer: As accelerate hands it out.
+        model: The Trainer's model without its wrappers.
+        optimizer: The optimizer as wrapped by accelerate.
     """
 
     def __init__(self, run: Watch, model: nn.Module, optimizer: Any) -> None:
@@ -153,7 +154,7 @@ class _Training:
         self._is_taken, self._loss = False, None
 
     def _after_forward(self, module: nn.Module, _args: object, output: object) -> None:
-        # The Trainer trains in training mode; the watch, when it looks for norms, and others call the model otherwise.
+        # The Trainer trains in training mode; the survey of the watch, and others, call the model in another mode.
         if torch.compiler.is_compiling() or not module.training:
             return
         tensors = [value for value in _values(output) if isinstance(value, Tensor) and value.requires_grad]
@@ -171,7 +172,7 @@ class _Training:
         self._loss = share if self._loss is None else self._loss + share
 
     def _at_backward(self, _gradient: Tensor) -> None:
-        # Twice: a wrapper that reduces gradients where the pass ends may have asked for that after the first of ours.
+        # Queued twice: a wrapper that reduces gradients at the end of the pass may have queued that after our first.
         _queue(partial(_queue, self._after_backward))
 
     def _after_backward(self) -> None:
@@ -188,7 +189,7 @@ class _Training:
 
 
 def _values(output: object) -> Iterator[object]:
-    """What a model gives out, one level deep."""
+    """The members of a model's output, one level deep."""
     if isinstance(output, Mapping):
         yield from output.values()
     elif isinstance(output, (tuple, list)):
@@ -198,15 +199,11 @@ def _values(output: object) -> Iterator[object]:
 
 
 def _loss(output: object) -> Tensor | None:
-    """The loss where the Trainer looks for it: under its name, else the first of what comes out."""
+    """The loss where the Trainer looks for it: under its name, else the first member of the output."""
     loss = output.get("loss") if isinstance(output, Mapping) else next(_values(output), None)
     return loss if isinstance(loss, Tensor) and loss.is_floating_point() and loss.dim() <= 1 else None
 
 
 def _queue(run: Callable[[], None]) -> None:
-    """Have something run when the backward pass that is under way has ended."""
+    """Run something when the current backward pass has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(run)
-
-
-def _nothing() -> None:
-    return None
