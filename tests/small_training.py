@@ -95,12 +95,22 @@ class Run:
         logits = call(batch[:, :-1], **arguments)
         return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
-    def step(self, call: Callable[..., Tensor] | None = None, batch: Tensor | None = None) -> None:
-        """One step of the plainest loop."""
-        loss = self.loss(self.model if call is None else call, self.batch() if batch is None else batch)
+    def step(
+        self,
+        call: Callable[..., Tensor] | None = None,
+        batch: Tensor | None = None,
+        *,
+        after_backward: Callable[[Run], object] = lambda _: None,
+        after_tell: Callable[[Run], object] = lambda _: None,
+        **arguments: Tensor,
+    ) -> None:
+        """One step of the plainest loop; two functions are called before and after the watch is told of it."""
+        loss = self.loss(self.model if call is None else call, self.batch() if batch is None else batch, **arguments)
         self.optimizer.zero_grad()
         loss.backward()
+        after_backward(self)
         self.tell(loss)
+        after_tell(self)
         self.optimizer.step()
 
     def tell(self, loss: Any) -> None:

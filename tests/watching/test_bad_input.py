@@ -136,28 +136,22 @@ def test_a_loss_comes_as_it_comes(loss: Any):
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"every": every}, "every must be a whole number") for every in (0, -1, 2.0, True)),
+        ({"optimizer": nn.Linear(2, 2)}, "optimizer must be"),
+        ({"batch": 3}, "batch must be"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message):
+        watch(nn.Linear(2, 2), **options).start()
+
+
 def test_a_loss_that_is_none_is_refused():
-    run = Run()
-    with watch(run.model) as seen, pytest.raises(InputError, match="loss must be a tensor, a number or None, got dict"):
+    with watch(nn.Linear(2, 2), batch=torch.ones(1, 2)) as seen, pytest.raises(InputError, match="number or None, got"):
         seen.step({"loss": 1.0})
-
-
-@pytest.mark.parametrize("every", [0, -1, 2.0, True])
-def test_an_interval_that_is_none_is_refused(every: Any):
-    with pytest.raises(InputError, match="every must be a whole number"):
-        watch(nn.Linear(2, 2), every=every)
-
-
-def test_an_optimizer_that_is_none_is_refused():
-    with pytest.raises(InputError, match="optimizer must be"):
-        watch(nn.Linear(2, 2), nn.Linear(2, 2))
-
-
-def test_a_batch_that_is_none_is_refused():
-    model = nn.Linear(2, 2)
-    with pytest.raises(InputError, match="batch must be"):
-        watch(model, batch=3).start()
-    watch(model, batch=torch.ones(1, 2)).start().close()
 
 
 def test_a_model_never_called_is_told_of():

@@ -14,26 +14,17 @@ from small_training import Run, Transformer, assert_same
 pytestmark = pytest.mark.slow
 
 
-def clipped(limit: float):
-    def body(run: Run) -> None:
-        loss = run.loss(run.model, run.batch())
-        run.optimizer.zero_grad()
-        loss.backward()
-        run.tell(loss)
-        norm = nn.utils.clip_grad_norm_(run.model.parameters(), limit)
-        run.shares.append(min(1.0, limit / float(norm)))
-        run.optimizer.step()
-
-    return body
-
-
 def test_how_much_of_the_gradient_is_left():
-    plain = Run()
-    plain.shares = []
-    plain.go(watched=False, body=clipped(1.2), steps=6)
-    run = Run()
-    run.shares = []
-    run.go(body=clipped(1.2), steps=6)
+    def clip(run: Run) -> None:
+        norm = nn.utils.clip_grad_norm_(run.model.parameters(), 1.2)
+        run.shares.append(min(1.0, 1.2 / float(norm)))
+
+    def go(*, watched: bool) -> Run:
+        run = Run()
+        run.shares = []
+        return run.go(watched=watched, body=lambda each: each.step(after_tell=clip), steps=6)
+
+    plain, run = go(watched=False), go(watched=True)
     (kept,) = run.watch.inspection().training.of("gradient kept")
     assert kept.steps == tuple(range(6))
     # A sample of all gradients is cut as all of them are.
@@ -98,7 +89,7 @@ def test_every_step_and_token_is_counted():
 
 
 def test_an_optimizer_keeps_no_hook():
-    run = Run(Transformer).go()
+    run = Run().go()
     assert not run.optimizer._optimizer_step_pre_hooks
     assert not run.optimizer._optimizer_step_post_hooks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -18,12 +17,8 @@ def test_every_parameter_is_measured_as_torch_measures_it():
     seen: list[dict[str, tuple[float, float, float]]] = []
 
     def body(run: Run) -> None:
-        loss = run.loss(run.model, run.batch())
-        run.optimizer.zero_grad()
-        loss.backward()
-        run.tell(loss)
         before = {path: each.detach().clone() for path, each in run.model.named_parameters()}
-        run.optimizer.step()
+        run.step()
         seen.append(
             {
                 path: (
@@ -98,14 +93,10 @@ def test_small_moments_are_those_below_ten_times_eps(limit: float):
 
 
 def test_a_first_bad_parameter_is_named():
-    def body(run: Run) -> None:
-        loss = run.loss(run.model, run.batch())
-        run.optimizer.zero_grad()
-        loss.backward()
+    def spoil(run: Run) -> None:
         run.model.blocks[1].mlp[0].weight.grad[0, 0] = math.nan
-        run.tell(loss)
 
-    run: Any = Run().go(body=body, steps=1)
+    run = Run().go(body=lambda run: run.step(after_backward=spoil), steps=1)
     training = run.watch.inspection().training
     assert (training.reason, training.reason_step) == ("non-finite gradients", 0)
     assert any("blocks.1.mlp.0.weight" in line for line in run.said)

@@ -16,17 +16,15 @@ pytestmark = pytest.mark.slow
 
 def told(losses: list[float | None]) -> Run:
     """A run whose watch is told of these losses."""
-    run = Run(rate=1e-4)
+    left = iter(losses)
 
     def body(each: Run) -> None:
-        loss = each.loss(each.model, each.batch())
-        each.optimizer.zero_grad()
-        loss.backward()
-        each.watch.step(losses[len(each.losses)])
-        each.losses.append(0.0)
+        each.loss(each.model, each.batch()).backward()
+        each.watch.step(next(left))
         each.optimizer.step()
+        each.optimizer.zero_grad()
 
-    return run.go(body=body, steps=len(losses), every=5)
+    return Run(rate=1e-4).go(body=body, steps=len(losses), every=5)
 
 
 def test_series_hold_each_step_or_each_report():

@@ -35,12 +35,11 @@ def with_shapes_that_change(run: Run) -> None:
 
 
 def under_autocast(run: Run) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = run.loss(run.model, run.batch())
-    run.optimizer.zero_grad()
-    loss.backward()
-    run.tell(loss)
-    run.optimizer.step()
+    def call(tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return run.model(tokens)
+
+    run.step(call)
 
 
 def evaluated_between(run: Run) -> None:
@@ -70,11 +69,7 @@ def called_twice(run: Run) -> None:
 def with_a_mask(run: Run) -> None:
     mask = torch.ones(2, 8, dtype=torch.long)
     mask[1, 5:] = 0
-    loss = run.loss(run.model, run.batch(), attention_mask=mask)
-    run.optimizer.zero_grad()
-    loss.backward()
-    run.tell(loss)
-    run.optimizer.step()
+    run.step(attention_mask=mask)
 
 
 class Cells(nn.Module):
