@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normkit.conventions.eps import machine_epsilon
+from normkit.conventions.eps import eps_in
 from normkit.spec import NormSpec
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -34,9 +34,7 @@ class Statistics(NamedTuple):
 
 def machine_eps(x: Tensor, spec: NormSpec) -> float:
     """The eps of a spec for this input: eps=None is the machine epsilon of torch's arithmetic type."""
-    if spec.eps is not None:
-        return spec.eps
-    return machine_epsilon(is_float64=x.dtype == torch.float64)
+    return eps_in(x.dtype, spec.eps)
 
 
 def unrounded(spec: NormSpec, x: Tensor) -> NormSpec:

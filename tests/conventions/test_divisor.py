@@ -18,6 +18,8 @@ def test_v_is_the_sum_over_the_count_and_the_radius_is_the_length_of_a_row(divis
     assert divisor.of_squares(ROW.square()).item() == pytest.approx(ROW.square().sum().item() / divisor.count(N))
     spec = NormSpec(centre_numerator=False, centre_statistics=False, eps=0.0, **divisor.conventions())
     assert forward(ROW, spec).norm().item() == pytest.approx(divisor.radius(N), rel=1e-14)
+    correction = (divisor.count(N) / N) ** 0.5 if divisor.correction else 1.0
+    assert divisor.rms(N) * correction == pytest.approx(divisor.radius(N) / N**0.5, rel=1e-14)
     assert divisor.multiplied(ROW).equal(ROW * divisor.factor(N))
     assert spec.divisor is divisor
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from normkit.conventions.eps import PLACEMENTS, machine_epsilon
+from normkit.conventions.eps import PLACEMENTS, eps_in, machine_epsilon
 
 EPS = 0.25
 ROOTS = torch.tensor([0.0, 1e-3, 0.1, 0.24, 0.26, 0.6, 3.0], dtype=torch.float64)
@@ -77,9 +77,19 @@ def test_rescaled_eps_does_the_same_to_longer_rows(placement):
     assert torch.allclose(scale(placement, 8 * ROOTS, placement.rescaled(EPS, 8.0)), 8 * scale(placement, ROOTS))
 
 
+def test_rescaled_square_does_the_same_to_larger_squares(placement):
+    assert placement.rescaled_square(EPS, 64.0) == placement.rescaled(EPS, 8.0)
+
+
 def test_texts_hold_eps(placement):
     texts = (placement.plain("v", "r", EPS), placement.latex("v", EPS), placement.mathml("v", EPS))
     assert all("0.25" in text for text in texts)
+
+
+def test_eps_is_a_number_in_each_dtype():
+    assert eps_in("bfloat16", None) == eps_in(torch.bfloat16, None) == 2**-23
+    assert eps_in("float64", None) == eps_in(torch.float64, None) == 2**-52
+    assert eps_in("float64", 1e-6) == 1e-6
 
 
 def test_machine_epsilon_is_torchs():

@@ -42,6 +42,15 @@ class Divisor:
         """Whether the row is multiplied by sqrt(n)."""
         return self.multiplier == "sqrt_n"
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether nothing is divided."""
+        return self.reduction == "sum"
+
+    def rms(self, n: int) -> float:
+        """Root mean square of a normalized row of n features, without eps and correction: 1, sqrt(n) or 1 / sqrt(n)."""
+        return math.sqrt(n) ** (self.is_multiplied - self.is_sum)
+
     def of_squares(self, squares: Tensor) -> Tensor:
         """v of squares of shape (..., n), of shape (..., 1)."""
         if self.reduction == "mean" and self.correction == 0:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
     from torch import Tensor
 
 EpsPlacement = Literal["inside", "outside", "clamp"]
@@ -43,6 +44,10 @@ class Placement(ABC):
     def rescaled(self, eps: float, factor: float) -> float:
         """The eps that does to rows `factor` times as long what `eps` does to these."""
         return eps * (factor * factor if self.power == 2 else factor)
+
+    def rescaled_square(self, eps: float, factor: float) -> float:
+        """The eps that does to a v `factor` times as large what `eps` does to this one."""
+        return eps * (factor if self.power == 2 else math.sqrt(factor))
 
     @abstractmethod
     def scale(self, value: Tensor, eps: float | Tensor) -> Tensor:
@@ -198,6 +203,11 @@ class Clamp(Placement):
 
 PLACEMENTS: Mapping[str, Placement] = MappingProxyType({each.name: each for each in (Inside(), Outside(), Clamp())})
 """By name, in the order of their codes."""
+
+
+def eps_in(dtype: torch.dtype | str, eps: float | None) -> float:
+    """eps as a number for an input of this dtype, also where it is None."""
+    return machine_epsilon(is_float64=str(dtype).endswith("float64")) if eps is None else eps
 
 
 def machine_epsilon(*, is_float64: bool) -> float:

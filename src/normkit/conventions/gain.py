@@ -48,6 +48,11 @@ class Gain:
         """The weight that leaves a row as it is."""
         return 1.0 - self.offset
 
+    @property
+    def is_added_narrow(self) -> bool:
+        """Whether there is an offset and it is added in the weight's dtype."""
+        return bool(self.offset) and self.offset_dtype == "parameter"
+
     def effective(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """weight + offset, added in `dtype`, or in the parameter's dtype where the spec says so."""
         if not self.offset:
@@ -102,4 +107,4 @@ class Gain:
 
     def notes(self) -> list[str]:
         """What is unusual and not in the formula, for the one line of a spec."""
-        return ["offset added in the weight's dtype"] if self.offset and self.offset_dtype == "parameter" else []
+        return ["offset added in the weight's dtype"] if self.is_added_narrow else []

@@ -30,7 +30,22 @@ class Rows:
     @property
     def are_channels(self) -> bool:
         """Whether gain and bias lie along axis 1."""
-        return self.axes == (1,) or self.axes == "all_but_batch"
+        return self.are_places or self.are_samples
+
+    @property
+    def are_samples(self) -> bool:
+        """Whether a row is a whole sample, or a group of its channels."""
+        return self.axes == "all_but_batch"
+
+    @property
+    def are_places(self) -> bool:
+        """Whether a row is axis 1, the channels, at one place."""
+        return self.axes == (1,)
+
+    @property
+    def num_trailing(self) -> int | None:
+        """How many trailing axes make a row; None where other axes do."""
+        return None if self.are_channels else len(self.axes)
 
     @property
     def parameter_dim(self) -> int:
@@ -46,7 +61,7 @@ class Rows:
         """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
         if self.axes == "all_but_batch":
             return x.reshape(x.shape[0], self.groups, math.prod(x.shape[1:]) // self.groups)
-        if self.axes == (1,):
+        if self.are_places:
             x = x.movedim(1, -1)
         kept = x.dim() - len(self.axes)
         size = math.prod(x.shape[kept:])
@@ -54,7 +69,7 @@ class Rows:
 
     def joined(self, rows: Tensor, x: Tensor) -> Tensor:
         """The inverse of `split`: rows in the layout of x."""
-        if self.axes == (1,):
+        if self.are_places:
             return rows.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
         return rows.reshape(x.shape)
 
@@ -77,11 +92,18 @@ class Rows:
     @property
     def words(self) -> str:
         """What a row is."""
-        if self.axes == "all_but_batch":
-            return "a whole sample"
-        if self.axes == (1,):
-            return "the channels at one place"
-        return "the last axis" if len(self.axes) == 1 else f"the last {len(self.axes)} axes"
+        return ", ".join(self.parts)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a row is, and into how many groups it is split."""
+        if self.are_samples:
+            words = "a whole sample"
+        elif self.are_places:
+            words = "axis 1"
+        else:
+            words = "the last axis" if len(self.axes) == 1 else f"the last {len(self.axes)} axes"
+        return (words, f"in {self.groups} groups") if self.groups > 1 else (words,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def _candidate(module: nn.Module, seen: Examination | None) -> Candidate:
         passport.weight_name,
         passport.bias_name,
         input=forward_arguments(module)[0].name,
-        keeps_layout=spec.axes == (1,) and _keeps_layout(module, seen.shape),
+        keeps_layout=spec.rows.are_places and _keeps_layout(module, seen.shape),
     )
     undecided = tuple(f"{name}, {reason}" for name, reason in passport.undecidable.items())
     return Candidate(shape=seen.shape, formula=formula, undecided=undecided)

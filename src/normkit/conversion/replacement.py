@@ -21,7 +21,6 @@ from normkit.spec import NormSpec
 
 _EXACT: dict[type[nn.Module], type[nn.Module]] = {nn.LayerNorm: layers.LayerNorm, nn.RMSNorm: layers.RMSNorm}
 _MARK = "_converted_from"
-_CHANNELS = ((1,), "all_but_batch")
 
 
 class Formula(NamedTuple):
@@ -43,7 +42,7 @@ class Formula(NamedTuple):
         """Gain and bias of a module, as the spec takes them."""
         weight = None if self.weight is None else attrgetter(self.weight)(module)
         bias = None if self.bias is None else attrgetter(self.bias)(module)
-        return (_flat(weight), _flat(bias)) if self.spec.axes in _CHANNELS else (weight, bias)
+        return (_flat(weight), _flat(bias)) if self.spec.rows.are_channels else (weight, bias)
 
 
 class ConvertedNorm(nn.Module):

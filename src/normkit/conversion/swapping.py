@@ -282,7 +282,7 @@ class _Conversion:
         parameter = next((given for given in (weight, bias) if given is not None), self._any_parameter)
         x = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
         spec = formula.spec
-        if spec.axes == (1,):
+        if spec.rows.are_places:
             x, spec = x.movedim(1, -1), spec.replace(axes=(-1,))
         return cpu.load() or cpu.supports(spec, x, weight, bias)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normkit import reference
+from normkit.conventions.eps import eps_in
 from normkit.conversion.replacement import Formula, swap
 from normkit.conversion.result import Check
 from normkit.conversion.truth import Truth, units
@@ -145,8 +145,8 @@ class _Comparison:
         """Rows with a mean, of each scale in turn, the scale at which eps is felt among them."""
         rows = max(elements // math.prod(shape[1:]), _LEAST_ROWS)
         spec, dtype = self.formula.spec, self.setting.input
-        eps = abs(reference.machine_eps(torch.empty(0, dtype=dtype), spec))
-        felt = math.sqrt(eps) if spec.eps_placement == "inside" else eps
+        eps = eps_in(dtype, spec.eps)
+        felt = spec.placement.length(eps)
         information = torch.finfo(dtype)
         is_felt = felt > 64 * information.smallest_normal * information.eps
         scales = torch.tensor([*_SCALES, felt if is_felt else 1.0], device="cpu")

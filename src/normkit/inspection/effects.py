@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.gain import Gain
 from normkit.identification.passport import Passport
 from normkit.inspection.sampling import RowPicker, evenly
 from normkit.spec import NormSpec
@@ -82,8 +83,7 @@ class Formula:
     @classmethod
     def bare(cls, spec: NormSpec) -> Formula:
         """The formula without gain and bias."""
-        changes = {"has_weight": False, "has_bias": False, "weight_offset": 0.0, "weight_placement": "after"}
-        return cls(spec=spec.replace(**changes), weight=None, bias=None)
+        return cls(spec=spec.replace(**Gain(is_present=False, has_bias=False).conventions()), weight=None, bias=None)
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """What the formula makes of x, both x and parameters in this dtype; as float64."""
@@ -93,9 +93,9 @@ class Formula:
     @property
     def span(self) -> int | None:
         """How many trailing axes can be normalized on their own; None where a whole sample is needed."""
-        if self.spec.axes in ("all_but_batch", (1,)):
+        if (trailing := self.spec.rows.num_trailing) is None:
             return None
-        return max(len(self.spec.axes), *(0 if each is None else each.dim() for each in (self.weight, self.bias)))
+        return max(trailing, *(0 if each is None else each.dim() for each in (self.weight, self.bias)))
 
 
 def common_span(formula: Formula, other: Formula) -> int | None:

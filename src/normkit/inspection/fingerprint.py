@@ -219,7 +219,7 @@ class Fingerprint:
             return _spread(_lengths(y)) < _RAW_SPREAD
         site = self._sites[closing[-1]]
         # Rows of a norm over several axes hold several tokens.
-        rows = y.flatten(y.dim() - len(site.spec.axes)) if isinstance(site.spec.axes, tuple) else y
+        rows = y.flatten(y.dim() - (site.spec.rows.num_trailing or 1))
         if any(part is not None and part.shape[-1] != rows.shape[-1] for part in (site.bias, site.gain)):
             return _spread(_lengths(y)) < _UNDONE_SPREAD
         if site.bias is not None:

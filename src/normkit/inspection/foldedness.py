@@ -34,7 +34,7 @@ def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldednes
         sites: Its norms as they behave: a LayerNorm that has become an RMSNorm counts as one.
     """
     try:
-        return _foldedness(model, {site.path: site.spec.centre_numerator for site in sites}), ""
+        return _foldedness(model, {site.path: site.spec.centring.numerator for site in sites}), ""
     except NormkitError as error:
         return None, str(error)
     # A model that does not fit its config can fail in as many ways as there are models; what was measured of it stands.

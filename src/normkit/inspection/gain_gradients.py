@@ -96,6 +96,6 @@ def _called(site: NormSite, x: Tensor, gain: Tensor) -> Tensor:
         case "rms_norm":
             return F.rms_norm(x, sizes, gain, eps)
         case "group_norm":
-            return F.group_norm(x, site.spec.groups, gain, bias, eps or 0.0)
+            return F.group_norm(x, site.spec.rows.groups, gain, bias, eps or 0.0)
         case _:
             return F.layer_norm(x, sizes, gain, bias, eps or 0.0)

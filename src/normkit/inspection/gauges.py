@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normkit import reference
+from normkit.conventions.eps import eps_in
 from normkit.inspection.moments import AttenuationAccumulator, RowAccumulator, RowMoments, row_moments, token_rows
 from normkit.inspection.result import Attenuation, Peak, RowStatistics
 from normkit.spec import NormSpec
@@ -55,7 +55,7 @@ class SiteGauge:
 
     def __init__(self, spec: NormSpec, gain: Tensor | None) -> None:
         self._spec = spec
-        self._gain = gain if spec.weight_placement == "before" else None
+        self._gain = gain if spec.gain.is_before else None
         self._input, self._output = RowAccumulator(), RowAccumulator()
         self._attenuation = AttenuationAccumulator(spec, 0.0)
         self._calls = self._left_out = 0
@@ -68,7 +68,7 @@ class SiteGauge:
         if self._dtype is None:
             self._dtype = x.dtype
             # Which number eps=None stands for depends on the input's dtype.
-            self._attenuation = AttenuationAccumulator(self._spec, reference.machine_eps(x, self._spec))
+            self._attenuation = AttenuationAccumulator(self._spec, eps_in(x.dtype, self._spec.eps))
         if moments is None:
             self._left_out += 1
             return
@@ -163,10 +163,10 @@ def spec_moments(x: Tensor, spec: NormSpec, mask: Tensor | None, gain: Tensor | 
     Returns:
         The moments, or None where the mask does not tell the rows' tokens.
     """
-    if mask is not None and spec.axes == "all_but_batch":
+    if mask is not None and spec.rows.are_samples:
         return None
-    rows = reference.to_rows(x, spec)
-    selected = token_rows(rows.squeeze(-2) if spec.groups == 1 else rows, mask)
+    rows = spec.rows.split(x)
+    selected = token_rows(rows.squeeze(-2) if spec.rows.groups == 1 else rows, mask)
     if selected is None:
         return None
     return row_moments(selected if gain is None else selected * gain.to(selected))

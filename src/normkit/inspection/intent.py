@@ -21,6 +21,7 @@ from torch import nn
 from normkit import reference
 from normkit.checkpoint import swaps
 from normkit.checkpoint.silence import silence
+from normkit.conventions.gain import Gain
 from normkit.errors import ModelError
 from normkit.identification.behaviour import examine
 from normkit.identification.finder import likeness, may_be_norm
@@ -212,7 +213,7 @@ def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
     # A buffer of that name is a placeholder: FalconMamba's norm without a gain has one.
     has_weight, has_bias = (isinstance(getattr(module, name, None), nn.Parameter) for name in ("weight", "bias"))
     if not has_weight:
-        preset = preset.replace(weight_offset=0.0, weight_placement="after")
+        preset = preset.replace(**Gain(is_present=False).conventions())
     spec = preset.replace(eps=eps, has_weight=has_weight, has_bias=has_bias)
     sizes = getattr(module, "normalized_shape", ())
     return spec.replace(axes=tuple(range(-len(sizes), 0))) if len(sizes) > 1 else spec
@@ -228,8 +229,8 @@ def _eps_of_config(stock: Any) -> object:
 
 def _features(spec: NormSpec, shape: tuple[int, ...]) -> int | None:
     """Features a row for a norm of trailing axes, whose parameters have this shape."""
-    trailing = not isinstance(spec.axes, str) and spec.axes[0] < 0 and spec.groups == 1
-    return math.prod(shape[-len(spec.axes) :]) if trailing else None
+    trailing = spec.rows.num_trailing
+    return None if trailing is None or spec.rows.groups > 1 else math.prod(shape[-trailing:])
 
 
 def _is_replaced(path: str, here: Mapping[str, nn.Module], there: Mapping[str, nn.Module]) -> bool:

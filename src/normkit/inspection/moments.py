@@ -207,7 +207,7 @@ class AttenuationAccumulator:
 
     def __init__(self, spec: NormSpec, eps: float) -> None:
         self._spec = spec
-        self._unit = math.sqrt(eps) if spec.eps_placement == "inside" else eps
+        self._unit = spec.placement.length(eps)
         self._waiting = _Waiting()
         self._histogram = _Histogram(bins=64, lowest=-64, highest=64)
         self._features = self._rows = self._below_99 = self._below_90 = 0
@@ -229,8 +229,8 @@ class AttenuationAccumulator:
         if (taken := self._waiting.take(least)) is None:
             return
         _, std, rms = taken
-        divisor = 1 if self._spec.reduction == "sum" else self._features - self._spec.correction
-        root = std if self._spec.centre_statistics else rms
+        divisor = self._spec.divisor.count(self._features)
+        root = std if self._spec.centring.statistics else rms
         root = root[root > 0] * math.sqrt(self._features / divisor) if divisor else root[:0]
         if not root.numel():
             return
@@ -238,7 +238,7 @@ class AttenuationAccumulator:
         self._rows += root.numel()
         if not self._unit:
             return
-        attenuation = self._attenuation(root / self._unit)
+        attenuation = self._spec.placement.shrink(root / self._unit)
         self._histogram.add((root / self._unit).log2())
         self._below_99 += int((attenuation < 0.99).sum())
         self._below_90 += int((attenuation < 0.9).sum())
@@ -253,23 +253,13 @@ class AttenuationAccumulator:
         if self._unit:
             # a grows with v, so the median of a is a at the median of v.
             ratio = torch.tensor(2 ** self._histogram.quantiles(0.5)[0], dtype=torch.float64)
-            median = max(float(self._attenuation(ratio)), self._smallest)
+            median = max(float(self._spec.placement.shrink(ratio)), self._smallest)
         return Attenuation(
             median=median,
             smallest=self._smallest,
             share_below_99=self._below_99 / self._rows,
             share_below_90=self._below_90 / self._rows,
         )
-
-    def _attenuation(self, ratio: Tensor) -> Tensor:
-        """a for ratio = sqrt(v / eps) inside the root, sqrt(v) / eps outside it and for a clamp."""
-        match self._spec.eps_placement:
-            case "inside":
-                return ratio / torch.hypot(ratio, torch.ones_like(ratio))
-            case "outside":
-                return ratio / (ratio + 1)
-            case "clamp":
-                return ratio.clamp_max(1.0)
 
 
 class _Histogram:

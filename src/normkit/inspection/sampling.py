@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.gain import Gain
 from normkit.errors import InputError, ShapeError, SpecError
 from normkit.geometry.image import image_of
 from normkit.inspection.moments import token_rows
@@ -50,7 +51,7 @@ class RowPicker:
         Returns:
             Shape (rows, m), in float32 or in x's dtype if that is wider.
         """
-        if self._mask is not None and spec.axes == "all_but_batch":
+        if self._mask is not None and spec.rows.are_samples:
             return None
         # Of several groups the axis stays.
         rows = reference.to_rows(x.detach(), spec).squeeze(-2)
@@ -161,7 +162,7 @@ def _compared(x: Tensor, y: Tensor, spec: NormSpec) -> Tensor:
     u, v = x / length[:, None], y / left[:, None]
     rotation = 2 * torch.atan2(torch.linalg.vector_norm(u - v, dim=-1), torch.linalg.vector_norm(u + v, dim=-1))
     by_centring = torch.zeros_like(rotation)
-    if spec.centre_numerator:
+    if spec.centring.numerator:
         mean = u.mean(-1, keepdim=True)
         across = torch.linalg.vector_norm(u - mean, dim=-1)
         by_centring = torch.atan2(mean.abs().squeeze(-1) * math.sqrt(x.shape[-1]), across)
@@ -174,7 +175,8 @@ def _image(spec: NormSpec, features: int, gain: Tensor | None) -> tuple[int | No
     None where the image is no single ellipsoid, or only a point.
     """
     # The gain is as it acts, so that the spec's offset is in it; where a row lies in x does not matter here.
-    row = spec.replace(axes=(-1,), weight_offset=0.0, has_weight=gain is not None)
+    acting = Gain(is_present=gain is not None, placement=spec.gain.placement, has_bias=spec.has_bias)
+    row = spec.replace(axes=(-1,), **acting.conventions())
     try:
         surface = image_of(row, features, gain).surface
     except (InputError, ShapeError, SpecError):

@@ -39,11 +39,11 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
     row = x.detach().to("cpu", torch.float64)
     gain, bias = _of_one_row(site.gain, n), _of_one_row(site.bias, n)
     # The gain has its offset already, and eps=None means the machine epsilon of x, not that of the row in float64.
-    acting = spec.replace(eps=reference.machine_eps(x, spec), weight_offset=0.0)
+    acting = reference.unrounded(spec, x)
     taken = decompose(row, acting, gain, bias)
-    if spec.weight_placement == "before":
+    if spec.gain.is_before:
         gain = None
-    has_sphere = spec.centre_numerator == spec.centre_statistics
+    has_sphere = not spec.centring.is_half
     radius = sphere_radius(spec, n) if has_sphere else math.nan
     scaled = next(step for step in taken.steps if step.name == "scaled")
     inside = 1.0 - float(scaled.norm) / radius
@@ -58,7 +58,7 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
         features=n,
         steps=tuple(_in_words(step, order, spec, gain, bias, inside) for order, step in enumerate(taken.steps)),
         ellipsoid_depth=1.0 - float(pulled.norm()) / radius if has_sphere else None,
-        plane_defect=abs(float(pulled.sum())) / n if spec.centre_numerator else None,
+        plane_defect=abs(float(pulled.sum())) / n if spec.centring.numerator else None,
         module_error=error,
         relative_error=error / largest if largest else math.nan,
         rounding=max(torch.finfo(x.dtype).eps, torch.finfo(y.dtype).eps) / 2,
@@ -120,7 +120,7 @@ class _Catcher(Listener):
 
 def _index(site: NormSite, shape: torch.Size, tokens: int, position: int) -> tuple[int, ...] | None:
     """Where one token's row lies in an input of this shape: at the axis that is as long as the text."""
-    if site.spec.axes != (-1,) or site.spec.groups > 1:
+    if not site.spec.rows.are_last:
         return None
     axes = [axis for axis in range(len(shape) - 1) if shape[axis] == tokens]
     if not axes:
@@ -175,7 +175,7 @@ def _scaling(spec: NormSpec) -> str:
 
 
 def _scaled_holds(spec: NormSpec, inside: float) -> str:
-    if spec.centre_numerator != spec.centre_statistics:
+    if spec.centring.is_half:
         return "on no sphere, as the mean counts above the fraction bar or below it, not both"
     return f"on the sphere of radius {radius_in_words(spec)}{_kept_inside(inside)}"
 
@@ -190,9 +190,9 @@ def _affine_does(gain: Tensor | None, bias: Tensor | None) -> str:
 
 
 def _affine_holds(spec: NormSpec, gain: Tensor | None, bias: Tensor | None, inside: float) -> str:
-    if spec.centre_numerator != spec.centre_statistics:
+    if spec.centring.is_half:
         return "on no ellipsoid, as it was on no sphere"
     shape = "sphere" if gain is None else "ellipsoid"
     centre = "centre 0" if bias is None else "centre b"
-    normal = "" if not spec.centre_numerator else " and normal 1" if gain is None else " and normal 1/g"
+    normal = "" if not spec.centring.numerator else " and normal 1" if gain is None else " and normal 1/g"
     return f"on the {shape} with {centre}{normal}{_kept_inside(inside)}"

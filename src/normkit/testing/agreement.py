@@ -105,7 +105,7 @@ def _largest_gain(trial: NormUnderTest) -> int:
     if trial.weight is None:
         return 0
     weight = trial.weight.double().abs()
-    if trial.spec.axes in ((1,), "all_but_batch"):
+    if trial.spec.rows.are_channels:
         weight = weight.reshape(-1, *(1,) * (len(trial.shape) - 2))
     return int(weight.expand(trial.shape[1:]).flatten().argmax())
 
@@ -134,7 +134,7 @@ def degree(trial: NormUnderTest) -> float:
 
 def cancelling_variance(trial: NormUnderTest) -> Violation | None:
     """Under a mean of R deviations the error is that of a rounded mean (R epsilons), not of a rounded square (R**2)."""
-    if trial.is_half or not trial.spec.centre_statistics:
+    if trial.is_half or not trial.spec.centring.statistics:
         return None
     noise = torch.randn(len(_RATIOS), *trial.shape[1:], generator=trial.generator)
     ratios = torch.tensor(_RATIOS).reshape(-1, *(1,) * (noise.dim() - 1))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit.conventions.gain import Gain
 from normkit.errors import InputError, KindError
 from normkit.spec import NormSpec
 from normkit.testing import agreement, causes, conduct, derivatives, sharing
@@ -232,7 +233,7 @@ def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Repo
 
 def _misfit_of_longer_rows(trial: NormUnderTest) -> Misfit | None:
     """Likewise on rows four times as long, which hold outputs twice as large, where no parameter sets a length."""
-    if trial.weight is not None or trial.bias is not None or trial.spec.axes != (-1,):
+    if trial.weight is not None or trial.bias is not None or trial.spec.rows.num_trailing != 1:
         return None
     try:
         return agreement.misfit(replace(trial, shape=(*trial.shape[:-1], 4 * trial.shape[-1])))
@@ -255,7 +256,7 @@ def _missing(subject: Subject, spec: NormSpec) -> tuple[tuple[Violation, ...], N
     found, known = [], spec
     if spec.has_weight and subject.weight_name is None:
         found.append(("gain", "weight"))
-        known = known.replace(has_weight=False, weight_offset=0.0, weight_placement="after")
+        known = known.replace(**Gain(is_present=False, has_bias=known.has_bias).conventions())
     if spec.has_bias and subject.bias_name is None:
         found.append(("bias", "bias"))
         known = known.replace(has_bias=False)

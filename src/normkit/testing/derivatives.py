@@ -94,7 +94,7 @@ def over_many_rows(trial: NormUnderTest) -> tuple[Violation, ...]:
 def _limit(trial: NormUnderTest, rows: int) -> float:
     """How many units a sum over rows may err by."""
     if trial.is_half:
-        is_rounded = trial.stays_narrow or trial.spec.weight_placement == "before"
+        is_rounded = trial.stays_narrow or trial.spec.gain.is_before
         return _NARROW_SUM_LIMIT if is_rounded else _SUM_LIMIT
     # Terms added one after another in float32 leave about the root of their number in roundings.
     return _WIDE_LIMIT + 4 * math.sqrt(rows)

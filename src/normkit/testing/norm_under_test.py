@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference
+from normkit.conventions.eps import eps_in
 from normkit.errors import InputError, KindError, NormkitError, ShapeError
 from normkit.identification.adapters import Parameterised
 from normkit.identification.behaviour import identify
@@ -23,7 +24,6 @@ from normkit.text import dtype_name, first_line, typed_line
 
 HALF = (torch.bfloat16, torch.float16)
 _SEED = 0
-_CHANNELS = ((1,), "all_but_batch")
 
 
 class RefusedError(Exception):
@@ -85,7 +85,7 @@ class Subject:
         self.bias_name = self._name_of("bias", given["bias"]) if spec.has_bias else None
         for kind, name in (("weight", self.weight_name), ("bias", self.bias_name)):
             sizes = None if name is None else tuple(self._parameters[name].shape)
-            wanted = self.shape[1:2] if spec.axes in _CHANNELS else self.shape[1:]
+            wanted = self.shape[1:2] if spec.rows.are_channels else self.shape[1:]
             if sizes is not None and not _broadcasts(sizes, wanted):
                 raise ShapeError(f"{kind}: {name} of shape {sizes} does not broadcast against a sample of {wanted}")
 
@@ -110,7 +110,7 @@ class Subject:
             ModelError: If the module cannot be copied.
         """
         generator = torch.Generator().manual_seed(_SEED)
-        values = self.draw(spec.weight_offset, generator)
+        values = self.draw(spec.gain.offset, generator)
         names = (self.weight_name, self.bias_name)
         parameter_dtype = parameter_dtype or dtype
         specimen = Specimen(self._module, dtype=parameter_dtype, device=self.device, as_given=True)
@@ -288,16 +288,15 @@ class NormUnderTest:
     @property
     def free_axes(self) -> int:
         """Leading axes along which neither statistics nor parameters vary."""
-        if isinstance(self.spec.axes, str) or self.spec.axes == (1,):
+        if (trailing := self.spec.rows.num_trailing) is None:
             return 1
         taken = [part.dim() for part in (self.weight, self.bias) if part is not None]
-        return len(self.shape) - max(len(self.spec.axes), *taken, 1)
+        return len(self.shape) - max(trailing, *taken, 1)
 
     def felt(self) -> float:
         """The root mean square of rows that feel the spec's eps most; 0.0 if it has none."""
-        eps = abs(reference.machine_eps(torch.empty(0, dtype=self.dtype), self.spec))
-        size = eps**0.5 if self.spec.eps_placement == "inside" else eps
-        return float(size / self.row_length**0.5) if self.spec.reduction == "sum" else size
+        size = self.spec.placement.length(eps_in(self.dtype, self.spec.eps))
+        return size / self.row_length**0.5 if self.spec.divisor.is_sum else size
 
     @property
     def words(self) -> str:
@@ -349,7 +348,7 @@ def _sizes(shape: int | Sequence[int] | None, spec: NormSpec, parameters: dict[s
         if not known:
             raise ShapeError("no parameter tells the shape of an input; give shape=, such as (2, 3, 64)")
         widest = max(known, key=len)
-        shape = (2, *widest, 4, 3) if spec.axes in _CHANNELS else (2, 3, *widest)
+        shape = (2, *widest, 4, 3) if spec.rows.are_channels else (2, 3, *widest)
     sizes = (2, 3, shape) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else ()
     if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise ShapeError(f"shape must be a number of features or at least a batch and a row, got {shape!r}")

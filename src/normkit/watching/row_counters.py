@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normkit import reference
+from normkit.conventions.eps import eps_in
 from normkit.ops import counting
 from normkit.spec import NormSpec
 from normkit.watching.tables import Table, Tables
@@ -69,9 +69,9 @@ class RowCounter:
             mask: True where a token counts, (B, T), or None for all.
         """
         x = x.detach()
-        rows = x if self.spec.axes == (-1,) and self.spec.groups == 1 else reference.to_rows(x, self.spec).squeeze(-2)
+        rows = x if self.spec.rows.are_last else self.spec.rows.split(x).squeeze(-2)
         # With all axes but the first, rows are groups of a sample and not tokens.
-        counted = _counted(rows, None if self.spec.axes == "all_but_batch" else mask)
+        counted = _counted(rows, None if self.spec.rows.are_samples else mask)
         if counting.can_count(rows, tables["rows"]):
             what = self._what(x, rows.shape[-1])
             counting.count_rows(rows, counted, what, self.place, tables["rows"], tables["bins"], tables["row peaks"])
@@ -85,20 +85,13 @@ class RowCounter:
         spec = self.spec
         return counting.Counted(
             enters_norm=True,
-            is_centred=spec.centre_statistics,
-            eps_placement=("inside", "outside", "clamp").index(spec.eps_placement),
-            divisor=self._divisor(features),
-            unit=self._unit(x),
-            limit_99=_ratio(0.99, spec),
-            limit_90=_ratio(0.9, spec),
+            is_centred=spec.centring.statistics,
+            eps_placement=spec.placement.code,
+            divisor=float(spec.divisor.count(features)),
+            unit=spec.placement.length(eps_in(x.dtype, spec.eps)),
+            limit_99=spec.placement.ratio_at(0.99),
+            limit_90=spec.placement.ratio_at(0.9),
         )
-
-    def _divisor(self, features: int) -> float:
-        return 1.0 if self.spec.reduction == "sum" else float(features - self.spec.correction)
-
-    def _unit(self, x: Tensor) -> float:
-        eps = reference.machine_eps(x, self.spec)
-        return math.sqrt(eps) if self.spec.eps_placement == "inside" else eps
 
     def _add_plainly(self, tables: Tables, x: Tensor, rows: Tensor, counted: Tensor | None) -> None:
         largest = _LARGEST if rows.dtype == torch.float64 else torch.finfo(torch.float32).max ** 0.5
@@ -150,10 +143,11 @@ class RowCounter:
             kurtosis = torch.where(varying, fourth / std.square().square(), 0.0)
             first = ROW_SUMS.index("kurtosis")
             sums[first : first + 2].add_(torch.stack([kurtosis.sum(), varying.sum()]))
-            self._add_attenuation(tables, x, std if self.spec.centre_statistics else rms, features, present)
+            self._add_attenuation(tables, x, std if self.spec.centring.statistics else rms, features, present)
 
     def _add_attenuation(self, tables: Tables, x: Tensor, root: Tensor, features: int, present: Tensor) -> None:
-        divisor, unit = self._divisor(features), self._unit(x)
+        placement, divisor = self.spec.placement, self.spec.divisor.count(features)
+        unit = placement.length(eps_in(x.dtype, self.spec.eps))
         if divisor < 1:
             return
         root = torch.where(present, root, 0.0) * math.sqrt(features / divisor)
@@ -165,38 +159,11 @@ class RowCounter:
         # Zero rows get an infinite ratio, above every threshold, so they are not counted.
         ratio = torch.where(root > 0, root / unit, math.inf)
         # The smallest ratio has the strongest attenuation. Without any row it is infinite: no attenuation.
-        smallest.copy_(torch.maximum(smallest, -attenuations(ratio.amin().clamp_max(_UNTOUCHED), self.spec)))
+        smallest.copy_(torch.maximum(smallest, -placement.shrink(ratio.amin().clamp_max(_UNTOUCHED))))
         bins = tables["bins"][self.place, 1]
         bins.index_add_(0, _bin(ratio), (root > 0).to(root.dtype))
-        below = torch.stack([(ratio < _ratio(share, self.spec)).sum() for share in (0.99, 0.9)])
+        below = torch.stack([(ratio < placement.ratio_at(share)).sum() for share in (0.99, 0.9)])
         tables["rows"][self.place, ROW_SUMS.index("below_99") :].add_(below)
-
-
-def attenuations(ratio: Tensor, spec: NormSpec) -> Tensor:
-    """How much eps shortens rows: |y| with eps over |y| without.
-
-    Args:
-        ratio: What the norm divides by, without eps, over sqrt(eps) (eps inside the root) or eps (elsewhere).
-        spec: The norm.
-    """
-    match spec.eps_placement:
-        case "inside":
-            return ratio / torch.hypot(ratio, torch.ones_like(ratio))
-        case "outside":
-            return ratio / (ratio + 1)
-        case "clamp":
-            return ratio.clamp_max(1.0)
-
-
-def _ratio(attenuation: float, spec: NormSpec) -> float:
-    """The ratio at which a row is shortened to this share."""
-    match spec.eps_placement:
-        case "inside":
-            return attenuation / math.sqrt(1 - attenuation**2)
-        case "outside":
-            return attenuation / (1 - attenuation)
-        case "clamp":
-            return attenuation
 
 
 def add_gradient(table: Tensor, gradient: Tensor) -> None:

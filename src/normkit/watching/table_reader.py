@@ -18,7 +18,6 @@ from normkit.watching.row_counters import (
     LOWEST_OCTAVE,
     ROW_PEAKS,
     ROW_SUMS,
-    attenuations,
     named,
 )
 
@@ -75,7 +74,7 @@ class TableReader:
         ratio = torch.tensor(2 ** log_quantiles(counts, BINS_PER_OCTAVE, _OFFSET, 0.5)[0], dtype=torch.float64)
         smallest = -line["peak -attenuation"]
         return Attenuation(
-            median=max(float(attenuations(ratio, site.spec)), smallest),
+            median=max(float(site.spec.placement.shrink(ratio)), smallest),
             smallest=smallest,
             share_below_99=line["below_99"] / counted,
             share_below_90=line["below_90"] / counted,

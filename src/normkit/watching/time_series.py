@@ -273,7 +273,7 @@ def _measured(reader: TableReader, recorder: StepRecorder) -> Iterator[tuple[Qua
     counted: Sequence[str] = [block.path for block in layout.blocks] or [site.path for site in layout.sites]
     for index, path in enumerate(counted):
         yield "activation gradient", path, reader.gradient(index)
-    offsets = {site.path: site.spec.weight_offset for site in layout.sites}
+    offsets = {site.path: site.spec.gain.offset for site in layout.sites}
     for parameter, line in zip(recorder.parameters, reader.tables["parameters"].tolist(), strict=True):
         sums = dict(zip(PARAMETER_SUMS, line, strict=True))
         if parameter.kind == "gain" and sums["elements"]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from normkit import reference, specs
-from normkit.inspection.rules.scale import divisor, eps_of, output_ratio
+from normkit.inspection.rules.scale import ratios_at, scales
 from normkit.spec import NormSpec
 
 CONVENTIONS = [
@@ -26,8 +27,6 @@ CONVENTIONS = [
 @pytest.fixture
 def site_of(models, inspected):
     """`site_of(row)`: a real site whose input statistics are those of one row."""
-    from dataclasses import replace
-
     site = inspected(models.plain(layers=1)).sites[0]
 
     def of(row):
@@ -43,18 +42,20 @@ def test_the_divisor_is_the_references_scale(site_of, spec):
     eps = reference.machine_eps(row.float(), spec)
     expected = float(reference.statistics(row, spec, eps).scale)
     # Float64 on both sides, some twenty additions.
-    assert divisor(spec, site_of(row), float(row.square().mean().sqrt())) == pytest.approx(expected, rel=1e-13)
-
-
-def test_the_default_eps_is_the_machines():
-    assert eps_of(specs.TORCH_RMS_NORM, "bfloat16") == 2**-23
-    assert eps_of(specs.TORCH_RMS_NORM, "float64") == 2**-52
-    assert eps_of(specs.LLAMA, "bfloat16") == specs.LLAMA.eps
+    assert float(scales(spec, site_of(row), row.square().mean().sqrt())) == pytest.approx(expected, rel=1e-13)
 
 
 def test_a_larger_eps_shortens(site_of):
-    site = site_of(torch.randn(24) - 0.0)
+    site = site_of(torch.randn(24))
+    site = replace(site, input=replace(site.input, rms_quantiles=(0.0, 0.25, 1.0)))
     plain = specs.LLAMA.replace(eps=0.0)
-    assert output_ratio(plain.replace(eps=3.0), plain, site, 1.0) == pytest.approx(0.5)
-    assert output_ratio(plain, plain, site, 0.0) == 1.0
-    assert output_ratio(plain, plain.replace(eps=1.0), site, 0.0) == math.inf
+    assert ratios_at(site, plain, plain.replace(eps=3.0)) == pytest.approx((0.0, 1 / 7, 0.5))
+    assert ratios_at(site, plain, plain) == (1.0, 1.0, 1.0)
+    low, _, high = ratios_at(site, plain.replace(eps=3.0), plain)
+    assert (low, high) == (math.inf, pytest.approx(2.0))
+
+
+def test_no_rows_tell_nothing(site_of):
+    site = site_of(torch.randn(24))
+    site = replace(site, input=replace(site.input, rms_quantiles=(math.nan,) * 3))
+    assert ratios_at(site, specs.LLAMA) is None

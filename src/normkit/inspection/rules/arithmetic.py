@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from normkit.conventions.eps import eps_in
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import Facts, Outcome, Rule
-from normkit.inspection.rules.scale import ROUNDING, eps_of
+from normkit.inspection.rules.scale import ROUNDING
 from normkit.text import counted, percent
 
 _WRONG, _VISIBLE = 1e-2, 1e-3
@@ -35,7 +36,7 @@ def _cancels(facts: Facts) -> Outcome:
     """The variance is a difference of two large numbers; or a mean so large that the row has few digits left."""
     cases = []
     for site in facts.sites:
-        if not site.spec.centre_numerator or not site.spec.centre_statistics:
+        if not (site.spec.centring.numerator and site.spec.centring.statistics):
             continue
         passport = facts.passports.get(site.path)
         found = None if passport is None else passport.readings.get("conditioning")
@@ -78,12 +79,12 @@ def _degenerate_rows(facts: Facts) -> Outcome:
     for site in facts.sites:
         passport, intended = facts.passports.get(site.path), facts.intended(site)
         found = None if passport is None else passport.readings.get("degenerate rows")
-        is_bare = eps_of(site.spec, site.dtype) == 0 and (passport is None or "eps" not in passport.undecidable)
+        is_bare = eps_in(site.dtype, site.spec.eps) == 0 and (passport is None or "eps" not in passport.undecidable)
         rows = {"zeros": "NaN" if is_bare else "finite", "constant": "finite"} if found is None else found.value
         zeros, constant = rows["zeros"] != "finite", rows["constant"] != "finite"
         if not zeros and not constant:
             continue
-        meant = intended is not None and eps_of(intended, site.dtype) == 0
+        meant = intended is not None and eps_in(site.dtype, intended.eps) == 0
         severity: Severity = "warning" if constant or (intended is not None and not meant) else "note"
         kinds = [what for what, bad in (("zeros", zeros), ("one number", constant)) if bad]
         line = f"{site.path}: a row of {' or of '.join(kinds)} leaves as {rows['constant' if constant else 'zeros']}"

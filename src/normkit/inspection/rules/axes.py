@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normkit.conventions.rows import Axes
+from normkit.conventions.rows import Rows
 from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Site
@@ -10,30 +10,29 @@ from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_BASELINE, Facts, Outcome, Rule
 from normkit.text import counted
 
-_LAST: Axes = (-1,)
-
 
 def _wrong_axis(facts: Facts) -> Outcome:
     """Other axes than declared; or over the tokens of a (B, T, D) stream whose other norms take its features."""
     width = facts.model.width
-    along_features = [site for site in facts.sites if site.spec.axes == _LAST and site.input.features == width]
+    along_features = [site for site in facts.sites if site.spec.rows.num_trailing == 1 and site.input.features == width]
     cases: list[Case] = []
     for site in facts.sites:
-        seen, meant = _axes(site.spec.axes, site.spec.groups), _declared_axes(site, facts)
+        seen, meant = site.spec.rows, _declared_rows(site, facts)
         if meant is not None:
             if seen != meant:
-                cases.append(Case(site.path, "error", 0.0, f"{site.path}: its rows are {seen}, declared are {meant}"))
+                line = f"{site.path}: a row is {seen.words}, declared is {meant.words}"
+                cases.append(Case(site.path, "error", 0.0, line))
             continue
         over_tokens = [other for other in facts.sites if _spans_tokens(other, facts)]
         if site in over_tokens and len(along_features) > len(over_tokens) and not facts.is_stock(site.path):
-            line = f"{site.path}: its rows are {seen}; those of {counted(len(along_features), 'other norm')} are "
-            line += f"{_axes(_LAST, 1)}, the {width} features of the stream"
+            line = f"{site.path}: a row is {seen.words}; that of {counted(len(along_features), 'other norm')} is "
+            line += f"the last axis, the {width} features of the stream"
             cases.append(Case(site.path, "error", 0.0, line))
     for other in facts.others:
         shared, spec = _shared_outside(other), facts.intended_at(other.path)
         if shared is not None and spec is not None and not facts.is_stock(other.path):
-            meant = f"{facts.source_at(other.path)} says {_axes(spec.axes, spec.groups)}"
-            cases.append(Case(other.path, "error", 0.0, f"{other.path}: {shared}; {meant}"))
+            line = f"{other.path}: {shared}; {facts.source_at(other.path)} says that a row is {spec.rows.words}"
+            cases.append(Case(other.path, "error", 0.0, line))
     return hit(cases, f"{counted(len(cases), 'norm')} over other axes than the features")
 
 
@@ -54,14 +53,14 @@ def over_time(passport: Passport) -> str | None:
     return next((line for axis, line in lines if axis["coupling"] != "none"), None)
 
 
-def _declared_axes(site: Site, facts: Facts) -> str | None:
+def _declared_rows(site: Site, facts: Facts) -> Rows | None:
     if facts.baseline is not None and (declared := facts.baseline.norms.get(site.path)) is not None:
-        return _axes(declared.spec.axes, declared.spec.groups)
+        return declared.spec.rows
     if facts.intent is None or (stock := facts.intent.specs.get(site.path)) is None or facts.is_stock(site.path):
         return None
     # A stock norm that was identified, on one row, tells trailing features and nothing else.
-    is_known = stock.axes == _LAST or site.path in facts.intent.declared
-    return _axes(stock.axes, stock.groups) if is_known else None
+    is_known = stock.rows.num_trailing == 1 or site.path in facts.intent.declared
+    return stock.rows if is_known else None
 
 
 def _spans_tokens(site: Site, facts: Facts) -> bool:
@@ -70,15 +69,8 @@ def _spans_tokens(site: Site, facts: Facts) -> bool:
     shape = () if passport is None else passport.shape
     if len(shape) != 3 or shape[-1] != facts.model.width:
         return False
-    return site.spec.axes in ((1,), (-2, -1)) or (site.spec.axes == "all_but_batch" and site.spec.groups == 1)
-
-
-def _axes(axes: Axes, groups: int) -> str:
-    if axes == "all_but_batch":
-        words = "all of a sample"
-    else:
-        words = f"along axis {axes[0]}" if len(axes) == 1 else f"along axes {', '.join(map(str, axes))}"
-    return words if groups == 1 else f"{words}, in {groups} groups"
+    rows = site.spec.rows
+    return rows.are_places or rows.num_trailing == 2 or (rows.are_samples and rows.groups == 1)
 
 
 def _heads_mixed(facts: Facts) -> Outcome:
@@ -90,7 +82,7 @@ def _heads_mixed(facts: Facts) -> Outcome:
         if "query-key" not in (site.role, declared.role if declared is not None else "") and site.role != "unknown":
             continue
         # What a row holds beside features is then tokens, not heads.
-        if site.spec.axes in ("all_but_batch", (1,)) or _spans_tokens(site, facts):
+        if site.spec.rows.are_channels or _spans_tokens(site, facts):
             continue
         n, meant = site.input.features, declared.features if declared is not None else None
         if meant is None and facts.intent is not None:

@@ -118,7 +118,7 @@ def _off_its_formula(facts: Facts) -> Outcome:
         if site.path not in told
         and facts.is_gain_open(site)
         and (spec := facts.intended(site)) is not None
-        and spec.weight_offset != site.spec.weight_offset
+        and spec.gain.offset != site.spec.gain.offset
         and not facts.is_stock(site.path)
     ]
     hooked = [

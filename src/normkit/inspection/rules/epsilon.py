@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from normkit.conventions.eps import eps_in
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import is_open, undecided
@@ -11,9 +12,9 @@ from normkit.inspection.rules.rule import Facts, Outcome, Rule, worst
 from normkit.inspection.rules.scale import (
     HARMFUL,
     STEP,
+    USUAL_PLACEMENT,
     as_divided,
     effect_of,
-    eps_of,
     in_words,
     ratios_at,
     severity_of,
@@ -38,12 +39,12 @@ def _clamp_or_none(facts: Facts) -> Outcome:
 
 
 def _clamped(site: Site, facts: Facts) -> Case | None:
-    intended, eps = facts.intended(site), eps_of(site.spec, site.dtype)
-    meant = intended is not None and intended.eps_placement == "clamp"
-    if site.spec.eps_placement != "clamp" or meant or is_open(site, facts, _EPS):
+    intended, eps = facts.intended(site), eps_in(site.dtype, site.spec.eps)
+    meant = intended is not None and not intended.placement.shortens_every_row
+    if site.spec.placement.shortens_every_row or meant or is_open(site, facts, _EPS):
         return None
-    wanted = site.spec.replace(eps_placement="inside", eps=eps**2) if intended is None else as_divided(intended, site)
-    if (ratios := ratios_at(site, wanted)) is None:
+    usual = site.spec.replace(**USUAL_PLACEMENT.conventions(eps**2))
+    if (ratios := ratios_at(site, usual if intended is None else as_divided(intended, site))) is None:
         return None
     line = f"{site.path}: a row is divided by its length or by {eps:.3g}, whichever is larger; {in_words(site, ratios)}"
     severity: Severity = "note"
@@ -57,11 +58,11 @@ def _clamped(site: Site, facts: Facts) -> Case | None:
 
 def _without(site: Site, facts: Facts) -> Case | None:
     intended = facts.intended(site)
-    if eps_of(site.spec, site.dtype) != 0 or is_open(site, facts, _EPS):
+    if eps_in(site.dtype, site.spec.eps) != 0 or is_open(site, facts, _EPS):
         return None
     if intended is None:
         return Case(site.path, "note", 0.0, f"{site.path}: there is no eps: a row of zeros is divided by zero")
-    if (wanted := eps_of(intended, site.dtype)) == 0:
+    if (wanted := eps_in(site.dtype, intended.eps)) == 0:
         return None
     line = f"{site.path}: there is no eps, {facts.source_at(site.path)} says {wanted:.3g}"
     line += ": a row of zeros is divided by zero"
@@ -80,8 +81,8 @@ def _by_dtype(site: Site, facts: Facts) -> Case | None:
     if found is None and site.spec.eps not in _COARSE:
         return None
     by_dtype: dict[str, float] = {} if found is None else found.value
-    now, intended = by_dtype.get(site.dtype, eps_of(site.spec, site.dtype)), facts.intended(site)
-    wanted = _SINGLE if intended is None else eps_of(intended, site.dtype)
+    now, intended = by_dtype.get(site.dtype, eps_in(site.dtype, site.spec.eps)), facts.intended(site)
+    wanted = _SINGLE if intended is None else eps_in(site.dtype, intended.eps)
     # The ratio is of what this dtype's eps does to what the wanted one does.
     seen, meant = site.spec.replace(eps=now), site.spec.replace(eps=wanted)
     ratios = ratios_at(site, meant, seen)
@@ -96,7 +97,7 @@ def _by_dtype(site: Site, facts: Facts) -> Case | None:
 def _by_default(site: Site, facts: Facts) -> Case | None:
     if site.spec.eps is not None or facts.intended(site) is not None:
         return None
-    line = f"{site.path}: eps is torch's default, {eps_of(site.spec, site.dtype):.3g} for {site.dtype} input"
+    line = f"{site.path}: eps is torch's default, {eps_in(site.dtype, site.spec.eps):.3g} for {site.dtype} input"
     return Case(site.path, "note", 0.0, line)
 
 
@@ -104,7 +105,8 @@ def _lost(facts: Facts) -> Outcome:
     """Eps becomes 0 where it is added in float16."""
     cases = []
     for site in facts.sites:
-        passport, eps, intended = facts.passports.get(site.path), eps_of(site.spec, site.dtype), facts.intended(site)
+        passport, intended = facts.passports.get(site.path), facts.intended(site)
+        eps = eps_in(site.dtype, site.spec.eps)
         found = None if passport is None else passport.readings.get("degenerate rows")
         rows = {} if found is None else found.value
         vanishes = rows.get("zeros") == "finite" != rows.get("zeros in float16", "finite")

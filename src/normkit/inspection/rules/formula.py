@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from normkit.conventions.eps import eps_in
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import is_open, undecided
@@ -11,12 +12,11 @@ from normkit.inspection.rules.rule import Facts, NotChecked, Outcome, Rule, wors
 from normkit.inspection.rules.scale import (
     HARMFUL,
     STEP,
+    USUAL_PLACEMENT,
     VISIBLE,
     as_divided,
     effect_of,
-    eps_of,
     in_words,
-    length_factor,
     ratios_at,
     severity_of,
 )
@@ -25,7 +25,6 @@ from normkit.text import counted, percent
 # Two eps closer than this are one number seen through the rounding of float32, in which norms are identified.
 _SAME_EPS = 1e-3
 _SHORT_ROWS, _DOMINATED = 0.01, 0.5
-_PLACES = {"inside": "inside the root", "outside": "to the root", "clamp": "as its lower bound"}
 _DIVISOR = ("correction",)
 
 
@@ -53,14 +52,14 @@ def _wrong_eps(facts: Facts) -> Outcome:
 def _other_eps(site: Site, facts: Facts) -> Case | None:
     """Not the intended eps; the severity is that of the effect at the observed scale."""
     intended = facts.intended(site)
-    if intended is None or intended.eps_placement != site.spec.eps_placement or is_open(site, facts, ("eps",)):
+    if intended is None or intended.placement is not site.spec.placement or is_open(site, facts, ("eps",)):
         return None
     n = site.input.features
-    if length_factor(intended, n) != length_factor(site.spec, n):
+    if intended.divisor.rms(n) != site.spec.divisor.rms(n):
         # An eps beside a sum of squares is none beside their mean.
         return None
     meant = as_divided(intended, site)
-    actual, wanted = eps_of(site.spec, site.dtype), eps_of(meant, site.dtype)
+    actual, wanted = eps_in(site.dtype, site.spec.eps), eps_in(site.dtype, meant.eps)
     ratios = ratios_at(site, meant)
     if abs(actual - wanted) <= _SAME_EPS * max(abs(actual), abs(wanted)) or ratios is None:
         return None
@@ -81,7 +80,7 @@ def _dominating_eps(site: Site, facts: Facts) -> Case | None:
     else:
         return None
     line = (
-        f"{site.path}: eps {eps_of(site.spec, site.dtype):.3g} beside a median input rms of "
+        f"{site.path}: eps {eps_in(site.dtype, site.spec.eps):.3g} beside a median input rms of "
         f"{site.input.rms_median:.3g}: the median row keeps {percent(median)} of its length, "
         f"{percent(share)} of the rows keep less than 90 %"
     )
@@ -92,17 +91,18 @@ def _eps_elsewhere(facts: Facts) -> Outcome:
     """Outside the root where it is meant inside, or where nothing is known; inside where it is meant elsewhere."""
     cases = []
     for site in facts.sites:
-        intended, eps = facts.intended(site), eps_of(site.spec, site.dtype)
-        placement = "inside" if intended is None else intended.eps_placement
+        intended, eps = facts.intended(site), eps_in(site.dtype, site.spec.eps)
+        placement = USUAL_PLACEMENT if intended is None else intended.placement
         # A lower bound in place of an eps that is added is another rule's.
-        if site.spec.eps_placement in (placement, "clamp") or eps == 0 or is_open(site, facts, ("eps_placement",)):
+        own = site.spec.placement
+        if own is placement or not own.shortens_every_row or eps == 0 or is_open(site, facts, ("eps_placement",)):
             continue
-        wanted = site.spec.replace(eps_placement="inside") if intended is None else as_divided(intended, site)
-        if (ratios := ratios_at(site, wanted)) is None:
+        usual = site.spec.replace(**USUAL_PLACEMENT.conventions(site.spec.eps))
+        if (ratios := ratios_at(site, usual if intended is None else as_divided(intended, site))) is None:
             continue
         effect = effect_of(ratios)
-        line = f"{site.path}: eps {eps:.3g} is added {_PLACES[site.spec.eps_placement]}"
-        line += f", {facts.source_at(site.path)} says {_PLACES[placement]}" if placement != "inside" else ""
+        line = f"{site.path}: eps {eps:.3g} is added {own.words}"
+        line += f", {facts.source_at(site.path)} says {placement.words}" if placement is not USUAL_PLACEMENT else ""
         line += f"; {in_words(site, ratios)}"
         cases.append(Case(site.path, worst((severity_of(effect), "warning")), effect, line))
     outside = all(site.spec.eps_placement == "outside" for site in facts.sites if site.path in {c.path for c in cases})

@@ -47,7 +47,7 @@ class _Gain:
     @property
     def excess(self) -> float:
         """What the code adds to the weight beyond the intended."""
-        return self.site.spec.weight_offset - self.intended
+        return self.site.spec.gain.offset - self.intended
 
     @property
     def seen(self) -> str:
@@ -58,7 +58,7 @@ class _Gain:
 def _gains(facts: Facts) -> list[_Gain]:
     """The sites where the intended offset is known, and so is what the gain is made of."""
     return [
-        _Gain(site, site.gain, intended.weight_offset, facts.source_at(site.path), facts.initial_gain(site.path))
+        _Gain(site, site.gain, intended.gain.offset, facts.source_at(site.path), facts.initial_gain(site.path))
         for site in facts.sites
         if site.gain is not None
         and (intended := facts.intended(site)) is not None
@@ -75,7 +75,7 @@ def _offset_missed(facts: Facts) -> Outcome:
     if missed:
         near_one = [gain for gain in missed if _NEAR_ONE[0] <= _median(gain.gain) <= _NEAR_ONE[1]]
         lines = [
-            f"{gain.site.path}: the gain is {_sum(gain.site.spec.weight_offset)}, {gain.source} says "
+            f"{gain.site.path}: the gain is {_sum(gain.site.spec.gain.offset)}, {gain.source} says "
             f"{_sum(gain.intended)}; {gain.seen}"
             for gain in missed
         ]
@@ -103,7 +103,7 @@ def _offset_doubled(facts: Facts) -> Outcome:
     extra = [gain for gain in gains if gain.excess > _GAP and not gain.is_initial]
     if extra:
         lines = [
-            f"{gain.site.path}: the gain is {_sum(gain.site.spec.weight_offset)}, {gain.source} says "
+            f"{gain.site.path}: the gain is {_sum(gain.site.spec.gain.offset)}, {gain.source} says "
             f"{_sum(gain.intended)}; {gain.seen}"
             for gain in extra
         ]
@@ -211,15 +211,15 @@ def _offset_in_16_bit(facts: Facts) -> Outcome:
     cases = []
     for site in facts.sites:
         passport, intended = facts.passports.get(site.path), facts.intended(site)
-        if passport is None or not site.spec.weight_offset:
+        if passport is None or not site.spec.gain.offset:
             continue
-        if site.spec.offset_dtype != "parameter":
+        if not site.spec.gain.is_added_narrow:
             cases += _added_wider(site, facts)
             continue
-        meant = intended is not None and intended.weight_offset and intended.offset_dtype == "parameter"
+        meant = intended is not None and intended.gain.is_added_narrow
         if meant or is_open(site, facts, _OFFSET) or passport.weight is None:
             continue
-        weight, offset = passport.weight.detach().cpu(), site.spec.weight_offset
+        weight, offset = passport.weight.detach().cpu(), site.spec.gain.offset
         exact = weight.double() + offset
         error = ((weight + offset).double() - exact).abs() / exact.abs().clamp_min(_SMALLEST)
         rounded, largest = float((error > _ROUNDING).double().mean()), float(error.max())
@@ -238,11 +238,11 @@ def _offset_in_16_bit(facts: Facts) -> Outcome:
 def _added_wider(site: Site, facts: Facts) -> list[Case]:
     """The offset is added in float32 where it is meant to be added in the weight's dtype: more exact, other bits."""
     intended = facts.intended(site)
-    if intended is None or not intended.weight_offset or intended.offset_dtype != "parameter":
+    if intended is None or not intended.gain.is_added_narrow:
         return []
     if is_open(site, facts, _OFFSET):
         return []
-    line = f"{site.path}: {site.spec.weight_offset:g} is added in float32, {facts.source_at(site.path)} says in the "
+    line = f"{site.path}: {site.spec.gain.offset:g} is added in float32, {facts.source_at(site.path)} says in the "
     return [Case(site.path, "note", -1.0, f"{line}weight's dtype: in 16 bits that gives other bits")]
 
 

@@ -13,7 +13,7 @@ from normkit.identification.passport import CONVENTIONS, Passport
 from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import NO_INTENT, Facts, NotChecked, Outcome, Rule, worst
-from normkit.inspection.rules.scale import HARMFUL, ROUNDING, length_factor, severity_of
+from normkit.inspection.rules.scale import HARMFUL, ROUNDING, severity_of
 from normkit.spec import NormSpec
 from normkit.text import counted, percent
 
@@ -133,7 +133,7 @@ def _otherwise_long(facts: Facts) -> Outcome:
 
 def _length(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
     n = site.input.features
-    mine, wanted = length_factor(site.spec, n), length_factor(meant, n)
+    mine, wanted = site.spec.divisor.rms(n), meant.divisor.rms(n)
     if mine == wanted:
         return None
     ratio = mine / wanted

@@ -110,7 +110,7 @@ def _decayed(facts: Facts) -> Outcome:
     decayed = [each for each in norms if each.weight_decay > 0]
     # Where other gains or biases are spared, these were missed; else nobody thought of them.
     spared = any(each.weight_decay == 0 for each in held if each.kind in (*_NORM_KINDS, "bias"))
-    offsets = {site.path: site.spec.weight_offset for site in facts.sites}
+    offsets = {site.path: site.spec.gain.offset for site in facts.sites}
     cases = []
     for each in decayed:
         offset = offsets.get(each.site, 0.0) if each.kind == "gain" else 0.0

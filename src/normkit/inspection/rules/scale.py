@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+from torch import Tensor
+
+from normkit.conventions.eps import PLACEMENTS, eps_in
 from normkit.inspection.result import Severity, Site
 from normkit.spec import NormSpec
 from normkit.text import percent
@@ -17,24 +21,11 @@ ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bflo
 HALF = frozenset({"float16", "bfloat16"})
 """The 16-bit dtypes, by name."""
 
+USUAL_PLACEMENT = PLACEMENTS["inside"]
+"""Where eps is meant to be if nothing else is known."""
+
 STEP = "one step of bfloat16 is 0.4 to 0.8 %: a change of 0.1 % drowns in it, one of 1 % does not"
 """Why these."""
-
-
-def eps_of(spec: NormSpec, dtype: str) -> float:
-    """The eps as a number; None is the machine epsilon of the arithmetic."""
-    if spec.eps is not None:
-        return spec.eps
-    return 2.0**-52 if dtype == "float64" else 2.0**-23
-
-
-def length_factor(spec: NormSpec, features: int) -> float:
-    """Root mean square of a normalized row far above eps, but for the divisor's correction: 1, sqrt(n) or its inverse.
-
-    sqrt(n) of the multiplier and of a sum in place of a mean cancel.
-    """
-    power = (spec.multiplier == "sqrt_n") - (spec.reduction == "sum")
-    return math.sqrt(features) ** power
 
 
 def as_divided(intended: NormSpec, site: Site) -> NormSpec:
@@ -42,49 +33,35 @@ def as_divided(intended: NormSpec, site: Site) -> NormSpec:
 
     Beside a sum of squares an eps counts n times as much as beside their mean, outside the root sqrt(n) times.
     """
-    power = 1.0 if intended.eps_placement == "inside" else 0.5
-    sums = (site.spec.reduction == "sum") - (intended.reduction == "sum")
-    eps = eps_of(intended, site.dtype) * float(site.input.features) ** (power * sums)
-    return site.spec.replace(eps_placement=intended.eps_placement, eps=eps)
+    larger = float(site.input.features) ** (site.spec.divisor.is_sum - intended.divisor.is_sum)
+    eps = intended.placement.rescaled_square(eps_in(site.dtype, intended.eps), larger)
+    return site.spec.replace(**intended.placement.conventions(eps))
 
 
-def divisor(spec: NormSpec, site: Site, rms: float) -> float:
-    """What a row of this rms entering the site is divided by if the site followed `spec`.
+def scales(spec: NormSpec, site: Site, rms: Tensor) -> Tensor:
+    """What rows of this rms entering the site are divided by if the site followed `spec`.
 
-    sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps); v = k * rms**2 * (1 - mean_energy), where mean_energy
-    counts only for a standard deviation, and k is 1, n / (n - 1) or n for mean, unbiased mean and sum.
+    v = k * rms**2 * (1 - mean_energy), where mean_energy counts only for a standard deviation, and k is 1, n / (n - 1)
+    or n for mean, unbiased mean and sum.
     """
     features = site.input.features
-    energy = site.input.mean_energy if spec.centre_statistics else 0.0
-    multiple = features if spec.reduction == "sum" else features / max(features - spec.correction, 1)
-    variance = multiple * rms**2 * max(1.0 - energy, 0.0)
-    eps = eps_of(spec, site.dtype)
-    match spec.eps_placement:
-        case "inside":
-            return math.sqrt(variance + eps)
-        case "outside":
-            return math.sqrt(variance) + eps
-        case "clamp":
-            return max(math.sqrt(variance), eps)
-
-
-def output_ratio(actual: NormSpec, intended: NormSpec, site: Site, rms: float) -> float:
-    """Length of the site's output over the intended one for a row of this rms; 1 where both divisors are 0."""
-    mine, wanted = divisor(actual, site, rms), divisor(intended, site, rms)
-    if mine == wanted:
-        return 1.0
-    return wanted / mine if mine > 0 else math.inf
+    energy = site.input.mean_energy if spec.centring.statistics else 0.0
+    multiple = features / max(spec.divisor.count(features), 1)
+    root = rms * math.sqrt(multiple * max(1.0 - energy, 0.0))
+    return spec.placement.scale_of_root(root, eps_in(site.dtype, spec.eps))
 
 
 def ratios_at(site: Site, intended: NormSpec, actual: NormSpec | None = None) -> tuple[float, float, float] | None:
     """Output length over the intended one at the 5 %, 50 % and 95 % quantile of the input's rms.
 
-    None where no row tells; `actual` is the site's own spec unless given.
+    1 where both divide by the same number, 0 too. None where no row tells; `actual` is the site's own spec unless
+    given.
     """
-    if not all(math.isfinite(rms) for rms in site.input.rms_quantiles):
+    rms = torch.tensor(site.input.rms_quantiles, dtype=torch.float64)
+    if not bool(rms.isfinite().all()):
         return None
-    spec = actual or site.spec
-    low, middle, high = (output_ratio(spec, intended, site, rms) for rms in site.input.rms_quantiles)
+    mine, wanted = scales(actual or site.spec, site, rms), scales(intended, site, rms)
+    low, middle, high = torch.where(mine == wanted, 1.0, wanted / mine).tolist()
     return low, middle, high
 
 

@@ -120,7 +120,7 @@ def _other_values(facts: Facts) -> Outcome:
             # What multiplies the output, or is added to the weight, is another rule's.
             if site.factor != declared.factor:
                 continue
-            if name == "gain" and site.spec.weight_offset != declared.spec.weight_offset:
+            if name == "gain" and site.spec.gain.offset != declared.spec.gain.offset:
                 continue
             held += 1
             # What was rounded to 16 bits on one side agrees to a rounding only.

@@ -103,7 +103,7 @@ def _applied_twice(facts: Facts) -> Outcome:
         # What a norm in front of a branch gives is for the branch; what one behind it gives is the stream.
         is_for_branch = before is not None and before.role == "pre" and before.block == site.block is not None
         # The second of these takes out the mean that the first leaves in.
-        if before is not None and site.spec.centre_numerator and not before.spec.centre_numerator:
+        if before is not None and site.spec.centring.numerator and not before.spec.centring.numerator:
             is_for_branch = False
         if not _is_normalized(site) and not is_for_branch:
             continue
@@ -132,7 +132,7 @@ def _is_normalized(site: Site) -> bool:
     rows = site.input
     if rows.rows < 2 or max(abs(rows.rms_min**2 - 1), abs(rows.rms_max**2 - 1)) > _UNIT_ROWS:
         return False
-    return not site.spec.centre_numerator or rows.mean_energy < _CENTRED
+    return not site.spec.centring.numerator or rows.mean_energy < _CENTRED
 
 
 def _changes_what_it_should_not(facts: Facts) -> Outcome:
