@@ -1,8 +1,8 @@
-"""How a norm is made normkit's: its object stays, and its class becomes one that computes by normkit.
+"""How normkit takes over a norm: the object stays, and its class becomes one that calls normkit.
 
-As `fully_shard` and `torch.nn.utils.parametrize` do. So parameters and their names, buffers, hooks, ties, dtype,
-device, mode, and whatever else holds the object or reads its attributes are left alone; and going back is going back to
-the class, with the parameters, hooks and mode that the object then has.
+`fully_shard` and `torch.nn.utils.parametrize` do the same. Parameters and their names, buffers, hooks, ties, dtype,
+device and mode stay, and so does everything that holds the object or reads its attributes. To go back is to restore
+the class; the object keeps the parameters, hooks and mode that it has then.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Formula(NamedTuple):
 
 
 class ConvertedNorm(nn.Module):
-    """What a foreign class is combined with: its forward of one tensor is normkit's, all else is the class's own."""
+    """Base of converted classes: the forward of one tensor is normkit's, everything else is the class's own."""
 
     _formula: Formula
 
@@ -62,7 +62,7 @@ class ConvertedNorm(nn.Module):
         return y.contiguous() if formula.keeps_layout and x.is_contiguous() else y
 
     def extra_repr(self) -> str:
-        """What the class says of itself, and the formula."""
+        """The text of the class itself, and the formula."""
         return ", ".join(text for text in (super().extra_repr(), str(self._formula.spec)) if text)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -125,7 +125,7 @@ def is_normkit(module: nn.Module) -> bool:
 
 
 def restore(module: nn.Module) -> None:
-    """Give a converted module its class back; what was wrapped around it since, as by FSDP2, stays around it."""
+    """Give a converted module its class back; wrappers that were put around it since, as by FSDP2, stay."""
     module.__class__ = _unconverted(type(module), vars(module)[_MARK])
     del vars(module)[_MARK]
 

@@ -1,4 +1,4 @@
-"""What a conversion did: each norm that was swapped with its figures, each that was left alone with the reason."""
+"""The result of a conversion: the swapped norms with their figures, and the others with the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Check:
     original_units: float | None = None
     """Largest error of an output of the original, in the same units."""
     gradients: tuple[tuple[str, float, float], ...] = ()
-    """Of the input, the weight and the bias: the largest error of the gradient in the same units, and the
+    """For the input, the weight and the bias: the largest error of the gradient in the same units, and the
     original's."""
     problem: str | None = None
     """Why the swap is not made."""
@@ -96,7 +96,7 @@ class SwappedNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftAlone:
-    """A norm, or what looks like one, that stays as it is."""
+    """A norm that stays as it is, or a module that looks like one."""
 
     path: str
     """Path of the module; "parent:function" for a call of a norm function."""
@@ -111,7 +111,7 @@ class LeftAlone:
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionReport:
-    """What `convert` did."""
+    """The result of `convert`."""
 
     swapped: tuple[SwappedNorm, ...]
     """The norms that normkit computes from now on, in the order of the model's modules."""

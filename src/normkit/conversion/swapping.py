@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from normkit.conversion.replacement import Formula, is_converted, is_normkit, is
 from normkit.conversion.result import Check, ConversionReport, LeftAlone, SwappedNorm
 from normkit.conversion.verification import floating_dtypes, settings, verify
 from normkit.errors import KindError, ModelError, UseError
+from normkit.identification.sites import is_within
 from normkit.identification.state import in_mode
 from normkit.identification.tracing import NORM_FUNCTIONS, Trace, trace
 from normkit.kernels import cpu
@@ -64,10 +65,15 @@ def convert(model: nn.Module, inputs: object = None, *, progress: Progress | Non
         ('1',)
     """
     _check(model)
-    with _as_written():
+    # Compiled modules run uncompiled: dynamo does not follow hooks, and these calls would use up its recompilations.
+    # Before dynamo is loaded nothing is compiled, and loading it takes seconds.
+    eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    # Tensors are made on the CPU, whatever `torch.set_default_device` says.
+    on_the_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with eager:
         seen = Trace(modules=(), functions=()) if inputs is None else _traced(model, inputs)
         conversion = _Conversion(model, seen, progress or (lambda *_: None))
-        with _made_on_the_cpu():
+        with on_the_cpu:
             conversion.verify()
     return ConversionReport(swapped=conversion.swap(), left_alone=tuple(conversion.left_alone))
 
@@ -98,7 +104,7 @@ def _check_kind(name: str, model: nn.Module) -> None:
 
 def _check(model: nn.Module) -> None:
     _check_kind("convert", model)
-    # accelerate's mark. The values of what it offloads are there during a call only.
+    # accelerate's mark: parameters that it offloads have values only during a call.
     is_offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
     for path, parameter in model.named_parameters():
         if parameter.is_meta and is_offloaded:
@@ -135,27 +141,8 @@ def _traced(model: nn.Module, inputs: object) -> Trace:
             ) from error
 
 
-@contextmanager
-def _as_written() -> Iterator[None]:
-    """What is compiled runs uncompiled: dynamo does not follow hooks, and the looks would use up its recompilations."""
-    with ExitStack() as stack:
-        # Without dynamo nothing is compiled, and loading it takes seconds.
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
-
-
-@contextmanager
-def _made_on_the_cpu() -> Iterator[None]:
-    """Tensors are made on the CPU, whatever `torch.set_default_device` says."""
-    with ExitStack() as stack:
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        yield
-
-
 class _Swap(NamedTuple):
-    """What takes the place of a norm, why no kernel computes it if none does, and how it was verified."""
+    """The replacement of a norm, the reason if no kernel computes it, and the checks."""
 
     formula: Formula
     slow: str | None
@@ -218,7 +205,7 @@ class _Conversion:
         before = len(self.verified) + len(self.left_alone)
         for child in module.children():
             self._visit(child)
-        # What holds more than a norm is no news where the norm in it was found.
+        # A wrapper is not reported if the norm inside it was found.
         if isinstance(found, str) and len(self.verified) + len(self.left_alone) == before:
             self._leave(module, found)
 
@@ -233,7 +220,7 @@ class _Conversion:
         return False
 
     def _considered(self, module: nn.Module) -> _Swap | str | None:
-        """What takes the place of a module and how that was verified; why nothing does; or None for no norm."""
+        """The verified replacement of a module; the reason why there is none; or None if it is no norm."""
         found = self._search.find(module, self._paths[module])
         if found.formula is None:
             return found.reason
@@ -249,7 +236,8 @@ class _Conversion:
         wanted = settings(floating_dtypes(module), self._dtypes)
         try:
             checks = verify(module, formula, found.shape, wanted)
-            if _fails_under_autocast(checks) and not is_torchs(module):
+            fails_under_autocast = checks and checks[-1].problem is not None and checks[-1].setting.endswith("autocast")
+            if fails_under_autocast and not is_torchs(module):
                 formula = formula._replace(own_under_autocast=True)
                 plain = tuple(setting for setting in wanted if not setting.autocast)
                 checks = verify(module, formula, found.shape, plain)
@@ -291,7 +279,7 @@ class _Conversion:
         found = [path for module, _ in self.verified for path in self._paths[module]]
         found += [left.path for left in self.left_alone]
         for call in self._functions:
-            if call.function in NORM_FUNCTIONS.values() and not any(_is_within(call.parent, path) for path in found):
+            if call.function in NORM_FUNCTIONS.values() and not any(is_within(call.parent, path) for path in found):
                 path = f"{call.parent}:{call.function}" + (f"#{call.ordinal + 1}" if call.ordinal else "")
                 reason = "a call of a function in the forward of its parent: there is no module to swap"
                 self.left_alone.append(LeftAlone(path=path, class_name=call.function, reason=reason))
@@ -299,11 +287,3 @@ class _Conversion:
     def _leave(self, module: nn.Module, reason: str) -> None:
         path = self._paths[module][0]
         self.left_alone.append(LeftAlone(path=path, class_name=type(module).__name__, reason=reason))
-
-
-def _fails_under_autocast(checks: Sequence[Check]) -> bool:
-    return bool(checks) and checks[-1].problem is not None and checks[-1].setting.endswith("autocast")
-
-
-def _is_within(path: str, outer: str) -> bool:
-    return outer in ("", path) or path.startswith(f"{outer}.")

@@ -1,6 +1,6 @@
-"""A norm against normkit's computation of it: on the spot, in every dtype it may run in, on several scales of input.
+"""A norm is compared with normkit's computation of it, in every dtype it may run in, on several scales of input.
 
-Copies are compared, with gains and biases moved away from what they start with; the module itself is not called.
+Copies are compared, with gains and biases moved away from their initial values; the module itself is not called.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _FOLLOWS = 1e-3
 
 
 class Setting(NamedTuple):
-    """In what dtypes a norm is called."""
+    """The dtypes in which a norm is called."""
 
     parameters: torch.dtype
     input: torch.dtype
     autocast: bool
 
     def __str__(self) -> str:
-        """As in a report."""
+        """As a report writes it."""
         names = [dtype_name(dtype) for dtype in (self.input, self.parameters)]
         if self.autocast:
             return f"{names[0]} under autocast"

@@ -1,9 +1,8 @@
 """Layers that the `kernels` package puts in place of a norm's forward.
 
-One layer name stands for classes of different conventions ("RMSNorm" for early and late casts alike), so none
-is assumed: what the class of a module computes is identified once for that module's settings, and again when
-they change; what no spec describes goes to the class's own forward. The package wants its layers without state
-and further members.
+One layer name covers classes of different conventions ("RMSNorm" has early and late casts), so none is assumed: the
+class of a module is identified once for that module's settings, and again when they change. If no spec describes it,
+the class's own forward computes. The package requires layers without state and without further members.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """In place of `torch.nn.LayerNorm`, likewise."""
+    """In place of `torch.nn.LayerNorm`: its conventions, computed by normkit."""
 
     can_torch_compile = True
     has_backward = True
@@ -46,12 +45,12 @@ _RECIPE = "_normkit_recipe"
 _RECIPES = "_normkit_recipes"
 _PLAIN = (bool, int, float, str, torch.Size, tuple)
 _STEPS = 3
-"""Of every axis between the first and the last: what feels them, or wants another number of them, shows itself."""
+"""Length of each axis between the first and the last: enough to see whether statistics or parameters depend on it."""
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What a module computes: a spec, and which of its parameters are weight and bias. No spec: not known."""
+    """The spec of a module, and which of its parameters are weight and bias. Without a spec it is not known."""
 
     spec: NormSpec | None = None
     weight: str | None = None
@@ -80,7 +79,7 @@ def _identify_once(module: nn.Module, axes: int, n: int) -> bool:
 
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """What a module computes by: its mode, its numbers, and which parameters it has."""
+    """The settings that decide what a module computes: its mode, its numbers, and which parameters it has."""
     for name, value in vars(module).items():
         if isinstance(value, _PLAIN):
             yield name, value

@@ -31,7 +31,7 @@ class Parameterised(nn.Module):
             self.register_parameter(name, nn.Parameter(value.detach().clone()))
 
     def forward(self, x: Tensor) -> Any:
-        """What the function gives for x and its parameters."""
+        """The result of the function for x and its parameters."""
         given = [getattr(self, name) for name in self._given]
         return self.norm(x, *given) if self._call is None else self._call(self.norm, x, *given)
 
@@ -75,7 +75,7 @@ def as_tensor(thing: object) -> object:
 def on_tensors(
     norm: Callable[..., Any], call: Callable[..., Any] | None, x: Tensor, parameters: Mapping[str, Tensor]
 ) -> Callable[..., Any]:
-    """The function itself where it takes tensors; else one of tensors, if it takes numpy arrays.
+    """The function itself if it takes tensors; a function of tensors that calls it, if it takes numpy arrays.
 
     Args:
         norm: A function.

@@ -1,4 +1,4 @@
-"""Gain and bias: which parameter each one is, and what is added to it; or its values where no parameter is it."""
+"""Gain and bias: the parameter that each one is, with the number that is added to it; or values, if none is."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def _taken(part: str | Gathered | Tensor | None, parameters: Mapping[str, Tensor
 def gain_of(
     gains: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool, fits: float = 1e-4
 ) -> Part | None:
-    """What a gain is, from its acting values (of a sample's shape) under several draws of the parameters.
+    """The parameter or the values of a gain, from its acting values (of a sample's shape) under several draws.
 
     Args:
         gains: The acting gain under each draw.
         parameters: The parameters of each draw.
-        channels: Parameters lie along axis 1 of the input, not along its trailing axes.
+        channels: Parameters vary along axis 1 of the input, not along its trailing axes.
         fits: What a straight line may leave of the values, relatively.
 
     Returns:
@@ -134,12 +134,12 @@ def bias_of(
     scale: float,
     fits: float = 1e-4,
 ) -> Part | None:
-    """What a bias is, likewise; a part with neither name nor values if there is none.
+    """The parameter or the values of a bias; a part with neither name nor values if there is none.
 
     Args:
         biases: The acting bias under each draw.
         parameters: The parameters of each draw.
-        channels: Parameters lie along axis 1 of the input, not along its trailing axes.
+        channels: Parameters vary along axis 1 of the input, not along its trailing axes.
         scale: Root mean square of the normalized part, against which a bias is zero or not.
         fits: What a straight line may leave of the values, relatively.
     """

@@ -26,10 +26,10 @@ class Scale(NamedTuple):
 
 
 def outputs(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Iterator[tuple[str, Tensor]]:
-    """What the spec's program gives for a 16-bit x, by its definition and then in each usual order, each with a name.
+    """The outputs of the spec's program for a 16-bit x, each with a name: by its definition, then in each usual order.
 
-    The order decides the last bit of a float32, and with it one 16-bit rounding in some thousands; where all
-    is kept in 16 bits, it decides many more.
+    The order decides the last bit of a float32, and with it one 16-bit rounding in some thousands; it decides many
+    more where every step is kept in 16 bits.
     """
     yield DEFINITION, reference.forward(x, spec, weight, bias)
     to = reference.output_dtype(x.dtype, spec, weight, bias)
@@ -58,7 +58,7 @@ def outputs(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | Non
 
 
 def _early(dtype: torch.dtype, spec: NormSpec, weight: Tensor | None) -> torch.dtype | None:
-    """What the normalized row is rounded to before gain and bias, or None."""
+    """The dtype that the normalized row is rounded to before gain and bias, or None."""
     if spec.cast == "weight":
         return weight.dtype if weight is not None and weight.dtype in _HALF else None
     return None if spec.cast == "late" else dtype
@@ -93,7 +93,7 @@ def _normalized(x: Tensor, rows: Tensor, spec: NormSpec, gain: Tensor | None) ->
             yield f"x / s, {words}", finished(centred / divisor), False
             if gain is not None:
                 yield f"(gain * x) / s, {words}", finished(gain * centred / divisor), True
-        # In 16 bits, what multiplies is a rounded rstd.
+        # In 16 bits the factor is a rounded rstd.
         if spec.round_rstd or wide:
             yield f"x * (1 / s), {words}", finished(centred * factor), False
             if gain is not None:
@@ -148,7 +148,7 @@ def _has_kernel(spec: NormSpec) -> bool:
 
 
 def _fused(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """torch's own norm in float32 with gain and bias in it, or None where it takes none such."""
+    """The output of torch's own norm in float32 with gain and bias; None if torch has no such norm."""
     if not _has_kernel(spec) or spec.axes == (1,):
         return None
     wide, eps = x.float(), reference.machine_eps(x, spec)

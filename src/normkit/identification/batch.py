@@ -25,7 +25,7 @@ _ENOUGH = 32
 def running(
     specimen: Specimen, shape: Sequence[int], generator: torch.Generator, recover: Recover
 ) -> FallbackVerdict | None:
-    """The batch norm that an elementwise map in eval mode is, by what it does in training mode; None if it is none."""
+    """The batch norm behind a map that is elementwise in eval mode, from its training mode; None if there is none."""
     if not specimen.has_running_statistics:
         return None
     training = specimen.in_mode(training=True)
@@ -71,7 +71,7 @@ def _shared(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
 def _conventions(
     specimen: Specimen, shape: Sequence[int], shared: tuple[int, ...], mode: str, recover: Recover
 ) -> tuple[tuple[str, ...], Reading]:
-    """What shares statistics, taken for rows of a norm of its own."""
+    """The conventions of a batch norm: all elements that share statistics are taken for one row of a norm."""
     rows = _Rows(specimen, shape, shared)
     passport = recover(Specimen(rows, dtype=specimen.dtype, device=specimen.device), (2, rows.length))
     value: dict[str, Any] = {"axes": list(shared), "mode": mode}
@@ -106,7 +106,7 @@ class _Rows:
             parameter.fill_(1.0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Rows of shape (rows, length), so many at a time as the batch norm has channels."""
+        """Rows of shape (rows, length), in chunks of as many rows as the batch norm has channels."""
         return torch.cat([self._called(chunk) for chunk in torch.split(x, self.count)])
 
     def _called(self, rows: Tensor) -> Tensor:

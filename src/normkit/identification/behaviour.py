@@ -1,4 +1,4 @@
-"""`identify`: from forward calls alone to the spec of a norm, with what was seen and how sure it is."""
+"""`identify`: from forward calls alone to the spec of a norm, with evidence and confidence."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def examine(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Examination:
-    """`identify`, with what else was learnt."""
+    """`identify`, with the further results of the search."""
     calling.check_arguments(norm, dtype, device)
     given = _checked(shape)
-    # At least two samples, which is what tells a batch norm.
+    # A batch norm shows itself only with two samples or more.
     sizes = (max(given[0], 2), *given[1:])
     parameters = adapters.parameters_of(norm, weight, bias)
     with undisturbed(), function_state_kept(norm):
@@ -161,7 +161,7 @@ def examine(
 
 
 def agrees(norm: nn.Module, known: Examination) -> bool:
-    """Whether another module computes what was found for a like one: a few calls, no search."""
+    """Whether a module computes what was found for another one like it. This takes a few calls and no search."""
     spec = known.passport.spec
     if spec is None or not known.affine.parameters_reached:
         return False
@@ -230,7 +230,7 @@ def _found(
     given: tuple[int, ...],
     generator: torch.Generator,
 ) -> Examination:
-    """What a norm is; where its gain or bias is computed from its parameters, with these as they are."""
+    """The result for a norm. If it computes its gain or bias from parameters, these stay as they are."""
     try:
         found = _examined(specimen, shape, given, generator)
         _hold_against(fresh, found)
@@ -291,7 +291,7 @@ def _examined(
     )
     spec = choice.apply(found.spec, felt.placement)
     affine = _affine(found, choice)
-    # Where eps stayed open, the rows that feel it are no test.
+    # If eps was not decided, rows that are small enough to feel it are no test.
     smallest = precision.smallest if felt.undecidable is None else 1.0
     error = disagreement(specimen, spec, affine, shape, generator, smallest)
     if error > precision.agrees:

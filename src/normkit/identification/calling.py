@@ -41,10 +41,10 @@ def check_arguments(norm: NormLike, dtype: torch.dtype, device: torch.device | s
 
 
 def convenient(specimen: Specimen, shape: tuple[int, ...], call: Call | None) -> tuple[tuple[int, ...], int | None]:
-    """The shape with 2 samples, and 2 to 4 along each axis between batch and features, as far as the norm takes it.
+    """The shape with 2 samples and 2 to 4 steps along each axis between batch and features, if the norm takes it.
 
-    One row along an axis would hide that rows are coupled along it; many only take time. An axis stays
-    as it is if a parameter spans it. Where the norm refuses all that, longer axes are tried.
+    One step along an axis would hide that rows are coupled along it; many steps only take time. An axis stays
+    as it is if a parameter spans it. If the norm refuses these shapes, longer axes are tried.
 
     Returns:
         The shape, and how many samples the norm takes at once; None if that may be any number.
@@ -60,7 +60,7 @@ def convenient(specimen: Specimen, shape: tuple[int, ...], call: Call | None) ->
         try:
             specimen(torch.ones(sizes, device=specimen.device, dtype=specimen.dtype))
         except UnrecognisedError as error:
-            # It ran: what it returned is no tensor like its input.
+            # It ran, but returned no tensor like its input.
             returned = returned or (sizes if error.verdict != "gated" else None)
             refusal = error
         except ShapeError as error:
@@ -103,7 +103,7 @@ def _shapes(specimen: Specimen, shape: tuple[int, ...]) -> Iterator[tuple[int, .
 def _explained(
     specimen: Specimen, shape: tuple[int, ...], call: Call | None, refusal: UnrecognisedError | ShapeError
 ) -> UnrecognisedError | NormkitError:
-    """What to raise of a norm that refuses all shapes."""
+    """The error to raise for a norm that refuses all shapes."""
     cause = refusal.__cause__
     said = first_line(cause) if isinstance(cause, Exception) else str(refusal)
     kind = type(cause).__name__

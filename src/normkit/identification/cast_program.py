@@ -94,7 +94,7 @@ def recover(
             candidates = of_its_own
             eps = {"eps": Reading.open(reason), "eps by dtype": Reading(value=by_dtype)}
     shares = {dtype: rate.share for dtype, rate in _best(candidates).rates.items()}
-    # A tie is between programs that do the same here: the simplest stands for them.
+    # Programs that tie do the same here. The simplest of them is reported.
     found = next(candidate for candidate in candidates if candidate.is_as_good_as(shares))
     readings = {**_readings(found, candidates, sum(run.x.numel() for run in compared[first])), **eps}
     if overflows:
@@ -151,7 +151,7 @@ def _best(candidates: Sequence[_Candidate]) -> _Candidate:
 
 
 def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int) -> dict[str, Reading]:
-    """What the rates decide."""
+    """The reading of the casts, from the rates of all programs."""
     shares = {dtype: rate.share for dtype, rate in found.rates.items()}
     others = [candidate for candidate in candidates if not candidate.is_as_good_as(shares)]
     seen = f"of {outputs} outputs {found.figures()} are bit for bit those of {_in_words(found.spec)}"
@@ -183,7 +183,7 @@ def _reason(found: _Candidate, candidates: Sequence[_Candidate]) -> str:
 
 
 def _offset_reading(found: _Candidate, candidates: Sequence[_Candidate]) -> Reading:
-    """Where the offset is added, unless that made no difference."""
+    """The dtype in which the offset is added, unless it made no difference."""
     other = {"float32": "parameter", "parameter": "float32"}[found.spec.offset_dtype]
     twin = next(each for each in candidates if each.spec == found.spec.replace(offset_dtype=other))
     figures = f"added in {_dtype_in_words(found.spec)}: {found.figures()}; in {_dtype_in_words(twin.spec)}: "
@@ -200,7 +200,7 @@ def open_readings(spec: NormSpec, reason: str, *evidence: str) -> dict[str, Read
 
 
 def _output_dtype(runs: Sequence[Run], half: torch.dtype, specimen: Specimen) -> tuple[OutputDtype, Reading]:
-    """What the output's dtype follows."""
+    """The rule for the output's dtype: that of the input, the weight, the widest, or float32."""
     dtypes = [None if run.y is None else run.y.dtype for run in runs]
     name = dtype_name(half)
     if runs[0].weight is None and runs[0].bias is None:

@@ -36,7 +36,7 @@ def readings(
 def rescaled_eps(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator) -> float | None:
     """The eps of a norm that first divides its rows by their largest magnitude; None if it does not.
 
-    Such a norm feels its eps at every scale: it shortens a row by more, the more one element stands out of it.
+    The eps of such a norm acts at every scale. The larger one element of a row is, the more the row is shortened.
 
     Args:
         specimen: The norm, with gain 1 and no bias where these are parameters.

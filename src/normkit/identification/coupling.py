@@ -36,12 +36,12 @@ class Coupling:
 
     @property
     def axes(self) -> Axes:
-        """Of the first choice."""
+        """The axes of the first choice."""
         return self.choices[0][0]
 
     @property
     def groups(self) -> int:
-        """Of the first choice."""
+        """The axes of the first choice."""
         return self.choices[0][1]
 
 
@@ -64,7 +64,8 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     covered = [extent[axis] for axis in row]
     if not bool(moved[tuple(slice(size) for size in extent)].all()):
         raise UnrecognisedError("norm", "its rows are not blocks of adjacent features, which no spec describes")
-    evidence = f"changing one element moves {_counted(covered, 'x')} outputs, along {_axes_in_words(row)}"
+    axes = f"axis {row[0]}" if len(row) == 1 else f"axes {', '.join(map(str, row))}"
+    evidence = f"changing one element moves {' x '.join(map(str, covered))} outputs, along {axes}"
     trailing = row == tuple(range(row[0], len(shape)))
     whole = covered == sizes
     choices: list[tuple[Axes, int]] = []
@@ -124,7 +125,7 @@ def _moved(specimen: Specimen, shape: Sequence[int], generator: torch.Generator)
 
 
 def _refuse_uneven(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> None:
-    """Where the first input moves its own output alone, others may move more."""
+    """If the first input moves only its own output, other inputs may move more: then the norm is refused."""
     far = precision_of(specimen.dtype).far
     x = far * torch.randn(tuple(shape), generator=generator).to(specimen.device)
     rest = specimen(x)
@@ -156,18 +157,10 @@ def _refuse_coupled_samples(specimen: Specimen, shape: Sequence[int], generator:
     raise UnrecognisedError("batch", "changing one sample moves the others")
 
 
-def _counted(sizes: Sequence[int], sign: str) -> str:
-    return f" {sign} ".join(map(str, sizes))
-
-
-def _axes_in_words(row: Sequence[int]) -> str:
-    return f"axis {row[0]}" if len(row) == 1 else f"axes {', '.join(map(str, row))}"
-
-
 def time_reading(
     specimen: Specimen, shape: Sequence[int], generator: torch.Generator, spec: NormSpec | None
 ) -> dict[str, Reading]:
-    """Reading "time": for each axis between batch and features, how what happens at one position reaches others.
+    """Reading "time": for each axis between batch and features, which positions a change at one position reaches.
 
     "none", "causal" (earlier positions reach later ones), "anti-causal" or "both directions".
 
@@ -188,17 +181,13 @@ def time_reading(
         found = {axis: coupling for axis, coupling in found.items() if axis != features}
     else:
         channels = spec.axes in ((1,), "all_but_batch")
-        coupled = range(1, dim) if spec.axes == "all_but_batch" else [axis % dim for axis in _trailing(spec)]
+        coupled = range(1, dim) if isinstance(spec.axes, str) else [axis % dim for axis in spec.axes]
         found = {
             axis: _coupling_along(specimen, shape, axis, generator) if axis in coupled else ("none", _alone(axis))
             for axis in (range(2, dim) if channels else range(1, dim - 1))
         }
     value = [{"axis": axis, "coupling": coupling} for axis, (coupling, _) in found.items()]
     return {"time": Reading(value=value, evidence=tuple(line for _, line in found.values()))}
-
-
-def _trailing(spec: NormSpec) -> Sequence[int]:
-    return () if isinstance(spec.axes, str) else spec.axes
 
 
 def _alone(axis: int) -> str:

@@ -119,7 +119,7 @@ def _matrix(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
 
 
 def _decomposed(matrix: Tensor) -> _Projection | None:
-    """Gain, direction and weights of A, by a rank-one fit to what lies off its diagonal."""
+    """Gain, direction and weights of A, by a rank-one fit to the entries off its diagonal."""
     outside = matrix - torch.diag(matrix.diagonal())
     if float(outside.norm()) <= _DENSE * float(matrix.norm()):
         nothing = torch.zeros(len(matrix), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What the sum of squares is divided by, and which eps was meant: from the length of rows and from round numbers."""
+"""The divisor of the sum of squares, and the eps that was meant: from the length of rows and from round numbers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Divisor:
         return divided + (", the row multiplied by sqrt(n)" if self.multiplier == "sqrt_n" else "")
 
 
-# Simplest first: what nothing tells apart stays at the earlier one.
+# The simplest comes first: where nothing tells two apart, the earlier one is chosen.
 DIVISORS = (
     Divisor(),
     Divisor(correction=1),
@@ -83,7 +83,7 @@ class Choice:
     """The divisor and the eps that were found."""
 
     divisor: Divisor
-    """What the sum of squares is divided by."""
+    """Divides the sum of squares."""
     eps: float | None
     """In the spec's units, rounded to the number that was meant; None as in `NormSpec`."""
     readings: dict[str, Reading]
@@ -92,17 +92,17 @@ class Choice:
     """Another divisor that explains the outputs as well."""
 
     def reread(self, eps: float | None, reading: Reading) -> Choice:
-        """With another eps and its reading."""
+        """The same divisor with another eps and its reading."""
         return replace(self, eps=eps, readings={**self.readings, "eps": reading})
 
     def with_rival(self, evidence: str) -> Choice:
-        """With the rival in place of the divisor, which this evidence decided."""
+        """The rival in place of the divisor, decided by this evidence."""
         assert self.rival is not None
         reading = Reading(value=self.rival.conventions(), evidence=(evidence,))
         return replace(self, divisor=self.rival, rival=None, readings={**self.readings, "divisor": reading})
 
     def confirmed(self, evidence: str) -> Choice:
-        """With the divisor that this evidence decided."""
+        """The same divisor, decided by this evidence."""
         reading = Reading(value=self.divisor.conventions(), evidence=(evidence,))
         return replace(self, rival=None, readings={**self.readings, "divisor": reading})
 
@@ -121,7 +121,7 @@ def choose(
 ) -> Choice:
     """The divisor and eps of rows of n features.
 
-    A known length leaves at most two divisors; among what is left, the one that makes eps the roundest number.
+    A known length leaves at most two divisors. Of the divisors that are left, the one with the roundest eps is chosen.
 
     Args:
         n: Features of a row.
@@ -151,7 +151,7 @@ def choose(
         if other != divisor and (length is None or not math.isclose(other.length(n), divisor.length(n), rel_tol=1e-9))
     ]
     if length is not None and not centred:
-        # n - 1 corrects for a mean: elsewhere it is taken for what it is only where the length is exact enough.
+        # n - 1 corrects for a mean. Without a mean it is accepted only where the length is exact enough.
         others = [each for each in others if not each[0].correction]
     rivals = [each for each, rounded, surprise in others if rounded < _UNROUND and surprise < min(surprises) + _RIVAL]
     divided = f"the sum of squares is {divisor.in_words()}{_because(length, len(possible), n, divisor)}"
@@ -186,7 +186,7 @@ def _twin(
 
 
 def settle_machine_eps(choice: Choice, n: int, dtype: torch.dtype, felt_in: Callable[[torch.dtype], RollOff]) -> Choice:
-    """The choice with eps=None told from the machine epsilon that it stands for, by the response in other dtypes.
+    """The choice, where the response in other dtypes decides whether a machine epsilon as eps means eps=None.
 
     Args:
         choice: As `choose` found it in `dtype`.
@@ -239,7 +239,7 @@ def roundness(value: float, tolerance: float) -> tuple[int, float]:
         return 0, nearest
     for digits in (1, 2, 3, 4, 5):
         if tolerance > 10.0**-digits:
-            # So near a number of so many digits is everything.
+            # At this tolerance every value is close to some number with this many digits.
             break
         rounded = float(f"{value:.{digits - 1}e}")
         if math.isclose(value, rounded, rel_tol=tolerance):

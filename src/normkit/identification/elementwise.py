@@ -43,9 +43,9 @@ def activation_of(curve: Tensor, at: Tensor) -> str | None:
 def elementwise_reading(specimen: Specimen, shape: Sequence[int]) -> Reading:
     """Reading "elementwise" of a map whose outputs depend on their own inputs alone.
 
-    Its value says whether it "saturates", and its "function": one of `ACTIVATIONS`, or for one that saturates
-    "tanh" or "erf" where it is gain * function(alpha * x) + bias; else None. Of one that saturates there are the
-    "slope" at 0 (None where it jumps) and the "limits"; each a number, or [least, most] where features differ.
+    Its value says whether the map "saturates", and its "function": one of `ACTIVATIONS`; "tanh" or "erf" for a map
+    gain * function(alpha * x) + bias, which saturates; else None. For a map that saturates it also has the "slope" at 0
+    (None if it jumps there) and the "limits": each one number, or [least, most] if features differ.
     """
     at = torch.cat([torch.linspace(-6, 6, 49, dtype=torch.float64), torch.tensor([0.013, -0.013], dtype=torch.float64)])
     curves = _curves(specimen, shape, at)
@@ -88,7 +88,7 @@ def _slope_at_zero(specimen: Specimen, shape: Sequence[int], span: Tensor) -> Te
     one, two, three, four = _curves(specimen, shape, near)
     slope, nearer = (two - one) / (2 * _STEP), (four - three) / (0.2 * _STEP)
     jumps = (slope - nearer).abs() > 0.05 * slope.abs() + 1e-6 * span
-    # What is left of the cube in both cancels.
+    # The cubic terms of both slopes cancel.
     return None if bool(jumps.any()) else (100 * nearer - slope) / 99
 
 

@@ -60,7 +60,7 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
     first, last = precision.scales
     narrow = specimen.dtype == torch.float16 and half_precision_calls.overflows(specimen, shape, generator)
     if narrow:
-        # What overflows for large rows underflows for small ones, and looks like a clamp.
+        # A norm whose large rows overflow has small rows that underflow, which looks like a clamp.
         first = math.ceil(math.log2(precision.smallest))
     k, r = _responses(specimen, spec, shape, generator, range(first, last + 1))
     if not bool(torch.isfinite(r).all()):
@@ -128,7 +128,7 @@ def _responses(
     centred = plain.replace(centre_numerator=True, centre_statistics=True)
     sample = reference.forward(torch.randn(samples, *shape[1:], generator=generator, dtype=torch.float64), centred)
     if samples > 1:
-        # Of different lengths, rows are rounded up as often as down.
+        # Rows of different lengths are rounded up as often as down.
         sample = sample * 2.0 ** torch.rand(samples, *(1,) * (sample.dim() - 1), generator=generator)
     # Powers of two leave all digits of a row as they are.
     scales = torch.tensor([*(2.0**exponent for exponent in exponents), precision.far], dtype=torch.float64)

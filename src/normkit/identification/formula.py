@@ -1,4 +1,4 @@
-"""The formula far from eps: what is subtracted, what divides, where the gain acts, gain and bias as they act."""
+"""The formula for rows too long to feel eps: what is subtracted, what divides, gain and bias and where they act."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Fit:
     spec: NormSpec
     """Axes, groups, centring; eps 0, neither weight nor bias."""
     gain: Tensor
-    """What multiplies each normalized feature, of a sample's shape, in float64."""
+    """Factor of each normalized feature, of a sample's shape, in float64."""
     residual: float
     """Relative, of the odd part."""
     fits: float
@@ -91,7 +91,7 @@ def check_kind(specimen: Specimen, shape: Sequence[int], generator: torch.Genera
 
 
 def _refuse_vanishing(specimen: Specimen, x: Tensor) -> None:
-    """Of large rows only a bias is left, if they shrink as they grow."""
+    """Refuse a norm whose output shrinks as its input grows, so that only a bias is left of large rows."""
     lengths = [_rms(specimen(scale * x) - specimen(-scale * x)) for scale in (1.0, 4.0)]
     if min(lengths) > 0 and (degree := math.log2(lengths[1] / lengths[0]) / 2) < -0.1:
         grows = f"what it adds to a bias grows as the input to the power {degree:.2f}{_wrong_power(degree)}"
@@ -99,7 +99,7 @@ def _refuse_vanishing(specimen: Specimen, x: Tensor) -> None:
 
 
 def _wrong_power(degree: float) -> str:
-    """What makes a row shrink as it grows: a division by more than a root of its mean square."""
+    """In words, why the output shrinks as the input grows: more than a root of the mean square divides."""
     if degree > -0.01:
         return ""
     return f", as where the mean square or variance to the power {(1 - degree) / 2:.3g} divides, in place of its root"

@@ -26,7 +26,7 @@ _LEVEL = 64.0
 def two_inputs(
     specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: str, recover: Recover
 ) -> FallbackVerdict:
-    """What a norm that wants a second tensor does with it.
+    """The verdict on a norm that needs a second tensor, from its effect.
 
     Raises:
         IdentificationError: If there is none that it takes.
@@ -78,7 +78,7 @@ def optional_gate(specimen: Specimen, shape: tuple[int, ...], generator: torch.G
 def _gate_reading(
     probe: Probe, argument: str, placement: str, activation: str | None, recover: Recover | None
 ) -> Reading:
-    """Where the gate acts, and the norm that is left when it is held constant."""
+    """Where the gate acts, and the norm that remains when the gate is held constant."""
     words = {"none": "as it is", None: "through a function without a usual name"}.get(
         activation, f"through {activation}"
     )
@@ -123,7 +123,7 @@ def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> Fallb
     scale, shift = probe.steers()
     if not (scale or shift):
         return FallbackVerdict.of("norm", f"{argument} acts in a way that no gate, scale or shift explains", seen)
-    # As a function: what the conditioning gives is a gain and a bias like any other.
+    # As a function, because the condition gives a gain and a bias like any other.
     passport = recover(holding(specimen, second, 0.5).as_function(), shape)
     if passport is None or passport.spec is None:
         return FallbackVerdict.of("norm", f"with {argument} held constant, no spec describes what is left", seen)

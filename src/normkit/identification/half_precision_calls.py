@@ -22,7 +22,7 @@ _SHORT = 8
 _SMALL_WEIGHT = 0.08
 """1 + w loses the last four bits of a w of 0.04 to 0.12 where it is added in w's own 16-bit dtype."""
 _LARGE = 1000.0
-"""Its square overflows float16."""
+"""A magnitude whose square overflows float16."""
 _PERFECT = 0.9998
 _NEAR = 0.98
 """In float32 the order of operations moves a few in ten thousand; below this, no order makes a program match."""
@@ -41,9 +41,9 @@ class Run:
     """In the dtype of the run's parameters."""
 
     def match(self, expected: Tensor) -> float:
-        """Share of the outputs that are as expected: the same 16-bit number, or in float32 the same to 8 roundings.
+        """Share of the outputs that are as expected: the same 16-bit number, or in float32 equal to within 8 roundings.
 
-        A rounding is that of what an output is added up from: a bias may cancel nearly all of it.
+        A rounding is measured on the terms of an output, because a bias may cancel nearly all of it.
         """
         assert self.y is not None
         if self.y.dtype == torch.float32:
@@ -100,7 +100,7 @@ def make_run(
     dtype: torch.dtype,
     elements: int = _ELEMENTS,
 ) -> Run:
-    """One call with parameters and input of these dtypes, of about so many elements."""
+    """One call with parameters and input of these dtypes, on about this number of elements."""
     samples = max(2, elements // math.prod(shape[1:]))
     x = torch.randn(samples, *shape[1:], generator=generator)
     eps = reference.machine_eps(x, spec)

@@ -1,4 +1,4 @@
-"""What divides by nothing it sees: identity, affine, linear and elementwise maps, and the softmax."""
+"""Maps that are no norms, as they do not divide by a length: identity, affine, linear, elementwise, and the softmax."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FallbackVerdict:
 
 @contextmanager
 def drawn(specimen: Specimen, generator: torch.Generator) -> Iterator[None]:
-    """With parameters drawn at random, and afterwards as they were."""
+    """Inside, parameters have random values; afterwards they have those of before."""
     stored = {name: value.clone() for name, value in specimen.parameters.items()}
     specimen.draw(generator)
     try:

@@ -1,4 +1,4 @@
-"""A passport: what a norm was found to compute, each convention with what was seen and how sure it is."""
+"""A passport: what a norm was found to compute, each convention with evidence and confidence."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
 
 _SCHEMA = 1
 _DOUBT = 0.9
-"""What each thing that could not be decided leaves of the confidence."""
+"""Factor on the confidence for each thing that could not be decided."""
 _ELEMENTWISE = ("identity", "affine", "batch")
 
 
@@ -140,12 +140,12 @@ class Passport:
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """All that was seen, one line each; then what was not decided, in lines that begin with "undecided:"."""
+        """All evidence, one line each; then what was not decided, in lines that begin with "undecided:"."""
         seen = tuple(line for reading in self.readings.values() for line in reading.evidence)
         return seen + tuple(f"undecided: {name}: {reason}" for name, reason in self.undecidable.items())
 
     def __call__(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """What the passport says the norm computes for x.
+        """The output for x of the norm that the passport describes.
 
         Args:
             x: Input, as the norm takes it.
@@ -242,7 +242,7 @@ def _reading(values: Mapping[str, Any]) -> Reading:
 
 
 def _summary(parameter: Tensor | None, name: str | None) -> dict[str, Any] | None:
-    """What of a parameter fits on a line and tells two of them apart."""
+    """Name, shape, dtype and digest of a parameter, on one line."""
     if parameter is None:
         return None
     values = parameter.detach().cpu()

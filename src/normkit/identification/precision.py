@@ -110,5 +110,5 @@ _PRECISIONS = {
 
 
 def precision_of(dtype: torch.dtype) -> Precision:
-    """What a dtype shows; other dtypes than the four of norms are taken for float32."""
+    """The precision of a dtype; other dtypes than the four of norms count as float32."""
     return _PRECISIONS.get(dtype, _FLOAT32)

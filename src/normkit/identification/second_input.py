@@ -1,4 +1,4 @@
-"""A second input: which one a norm takes, and what it does to the output, measured far from eps."""
+"""A second input: which one a norm takes, and its effect on the output of rows too long to feel eps."""
 
 from __future__ import annotations
 

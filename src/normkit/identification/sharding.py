@@ -19,9 +19,9 @@ def is_distributed(tensor: object) -> bool:
 
 
 def local(x: Tensor) -> Tensor:
-    """What this process holds of a distributed tensor; any other as it is.
+    """The part of a distributed tensor that this process holds; any other tensor as it is.
 
-    Of a sum that is not yet taken over the processes it is nothing: no rows, or NaN where there are no axes.
+    A sum that is not yet taken over the processes gives nothing: no rows, or NaN where there are no axes.
     """
     to_local = getattr(x, "to_local", None)
     if to_local is None:

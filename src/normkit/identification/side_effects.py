@@ -34,7 +34,7 @@ def side_effect_readings(specimen: Specimen, shape: Sequence[int], generator: to
     x = torch.randn(tuple(shape), generator=generator).to(specimen.device, specimen.dtype)
     given = x.clone()
     first = specimen.overwriting(given)
-    aliased = _share_memory(first, given)
+    aliased = first.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
     first = first.clone()
     if not same(first, specimen(x)):
         if same(*_seeded(specimen, x)):
@@ -92,7 +92,7 @@ def _training(specimen: Specimen, x: Tensor, in_eval: Tensor, generator: torch.G
 def _difference(
     training: Specimen, x: Tensor, first: Tensor, in_eval: Tensor, generator: torch.Generator
 ) -> tuple[str, str]:
-    """What training mode does to the output, in one word and one line."""
+    """The effect of training mode on the output, in one word and one line."""
     if not same(first, training(x)):
         if same(*_seeded(training, x)):
             return "random", "in training mode the same input gives different outputs: it draws random numbers"
@@ -122,7 +122,3 @@ def _seeded(specimen: Specimen, x: Tensor) -> tuple[Tensor, Tensor]:
         torch.manual_seed(_SEED)
         outputs.append(specimen(x).clone())
     return outputs[0], outputs[1]
-
-
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -77,7 +77,7 @@ class OtherNorm:
 def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tuple[OtherNorm, ...]]:
     """The norms that one forward pass of a model called.
 
-    Where a norm has modules inside it, the outermost is the site. A module that was called more than
+    If a norm has modules inside it, the outermost is the site. A module that was called more than
     once is one site, at its first call.
 
     Args:
@@ -85,24 +85,24 @@ def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tu
         trace: Of one forward pass of it.
 
     Returns:
-        The sites in forward order; and the modules that normalize, but as no spec describes.
+        The sites in forward order; and the modules that normalize in a way that no spec describes.
     """
     search = _Search(model)
     for call in trace.modules:
         search.consider(call)
     sites = [*search.sites]
     for called in trace.functions:
-        # What a module that is a norm calls inside is that norm.
-        if any(_is_within(called.parent, found.path) for found in search.sites):
+        # A function that a norm calls is a part of that norm.
+        if any(is_within(called.parent, found.path) for found in search.sites):
             continue
         site = _function_site(called)
         if site is not None:
             sites.append(site)
     first = {site.path: site for site in sorted(sites, key=lambda site: -site.order)}
     ordered = tuple(sorted(first.values(), key=lambda site: site.order))
-    bare = [each for each in search.unrecognised if not any(_is_within(site.parent, each.path) for site in ordered)]
+    bare = [each for each in search.unrecognised if not any(is_within(site.parent, each.path) for site in ordered)]
     outermost = tuple(
-        each for each in bare if not any(_is_within(each.path, other.path) for other in bare if other is not each)
+        each for each in bare if not any(is_within(each.path, other.path) for other in bare if other is not each)
     )
     return ordered, outermost
 
@@ -119,7 +119,7 @@ class _Search:
 
     def consider(self, call: ModuleCall) -> None:
         """Add the call's module if it is a norm."""
-        if call.path in self._seen or any(_is_within(call.path, site.path) for site in self.sites):
+        if call.path in self._seen or any(is_within(call.path, site.path) for site in self.sites):
             return
         self._seen.add(call.path)
         module = self.model.get_submodule(call.path)
@@ -135,7 +135,7 @@ class _Search:
         passport = found.passport
         if passport.verdict not in ("norm", "batch", "gated", "adaptive") and not passport.readings.keys() & _NORM_LIKE:
             return
-        # A norm of a sum is no norm of what a hook sees.
+        # A hook sees one of two inputs, and the norm is that of their sum.
         if passport.spec is None or "residual" in passport.readings:
             kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
             named = (passport.readings[name] for name in (*_TELLING, "kind") if name in passport.readings)
@@ -162,7 +162,8 @@ class _Search:
         return found
 
 
-def _is_within(path: str, outer: str) -> bool:
+def is_within(path: str, outer: str) -> bool:
+    """Whether a path is another, or inside it."""
     return outer in ("", path) or path.startswith(f"{outer}.")
 
 
@@ -172,7 +173,7 @@ def _module_site(call: ModuleCall, module: nn.Module, found: Examination) -> Nor
     shape = _feature_shape(call.input_shape, spec)
 
     def parameters() -> tuple[Tensor | None, Tensor | None]:
-        # The relation of parameters to what acts was measured, or verified on this very module.
+        # How parameters act was measured, or verified, on this very module.
         weight, bias = found.affine.of(module)
         return (
             None if weight is None else _acting(_effective(weight, spec), shape),
@@ -251,7 +252,7 @@ def _trailing(normalized_shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _feature_shape(input_shape: Sequence[int], spec: NormSpec) -> tuple[int, ...]:
-    """What a weight spans: the channels, or the trailing axes of a row."""
+    """Sizes of the axes that a weight spans: the channels, or the trailing axes of a row."""
     if spec.axes == "all_but_batch" or spec.axes == (1,):
         return (input_shape[1],)
     return tuple(input_shape[len(input_shape) - len(spec.axes) :])

@@ -1,4 +1,4 @@
-"""What is being identified: a copy of a module that may be changed at will, or a plain function."""
+"""The specimen: a copy of a module that may be called and changed at will, or a plain function."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HOOKS = (
 
 
 class UnrecognisedError(Exception):
-    """Ends an identification: what was seen, and the verdict that follows. No spec describes it."""
+    """Ends an identification with a reason and a verdict, because no spec describes what was seen."""
 
     def __init__(self, verdict: Verdict, reason: str, readings: Mapping[str, Reading] | None = None) -> None:
         super().__init__(reason)
@@ -45,7 +45,7 @@ class UnrecognisedError(Exception):
 
 
 class Specimen:
-    """A norm that can be called and, where it is a module, given other parameters.
+    """A norm that can be called and, if it is a module, given other parameters.
 
     Args:
         norm: A module, which is copied without its hooks, put in eval mode and in `dtype` (a module
@@ -131,7 +131,7 @@ class Specimen:
         return _checked(y, x)
 
     def _called(self, function: Any, x: Tensor) -> object:
-        """What is returned for x; of pieces of it, if it takes so many samples only."""
+        """The result for x; joined from pieces, if the norm takes only a fixed number of samples."""
         if self.samples is None or len(x) == self.samples:
             return as_tensor(self._call(function, x))
         parts = []
@@ -182,11 +182,11 @@ class Specimen:
         return other
 
     def with_second(self, second: Callable[[Tensor], Tensor]) -> Specimen:
-        """It with a second argument, which is a function of the first."""
+        """The same norm with a second argument, which is a function of the first."""
         return self.adapted(lambda run, x: run(x, second(x)))
 
     def adapted(self, adapter: Callable[[Callable[..., Any], Tensor], object]) -> Specimen:
-        """It called as adapter(run, x), where run(x) is how it is called now."""
+        """The same norm, called as adapter(run, x), where run(x) is how it is called now."""
         call = self._call
         return Specimen(
             self._function,
@@ -197,12 +197,12 @@ class Specimen:
         )
 
     def as_function(self) -> Specimen:
-        """It as a function, whose parameters stay as they are."""
+        """The same norm as a function, whose parameters stay as they are."""
         return Specimen(lambda x: self._called(self._function, x), dtype=self.dtype, device=self.device)
 
     @property
     def further(self) -> tuple[inspect.Parameter, ...]:
-        """What it takes beside the first argument, where that can be seen."""
+        """The arguments beside the first, if they can be seen."""
         try:
             signature = inspect.signature(self._function if self.module is None else self.module.forward)
         except (TypeError, ValueError):

@@ -68,7 +68,7 @@ def recover(
             rows = coupling.rows_of(specimen, shape, generator)
     n = math.prod(shape[axis] for axis in rows.row) // rows.groups
     draws, parities = [], []
-    # Of both signs: a gain of abs(weight) is no straight line of it. Through two single numbers one always goes.
+    # Both signs, because a gain of abs(weight) is no straight line of it. Two single numbers always lie on a line.
     has_scalar = any(parameter.numel() == 1 for parameter in specimen.parameters.values())
     for sign in (1.0, -1.0) * (2 if has_scalar else 1) if specimen.parameters else (1.0,):
         specimen.draw(generator, sign)
@@ -137,7 +137,7 @@ def _settled(
 def _gathered(
     parities: Sequence[Parity], draws: Sequence[Mapping[str, Tensor]], fits: Sequence[Fit], rows: Coupling
 ) -> tuple[NormSpec, Part, Part, float]:
-    """Gain and bias whose entries stand in several parameters, or in one that lies along another axis."""
+    """Gain and bias whose entries are in several parameters, or in one that varies along another axis."""
     axes, groups = rows.choices[0]
     spec = fits[0].spec.replace(axes=axes, groups=groups)
     n = math.prod(parities[0].x.shape[axis] for axis in rows.row) // groups
@@ -147,7 +147,7 @@ def _gathered(
     gain = affine.gain_of(gains, draws, False, tolerance) or affine.gathered_of(gains, draws, slopes, tolerance)
     bias = affine.bias_of(biases, draws, False, scale, tolerance)
     bias = bias or affine.gathered_of(biases, draws, (1.0,), tolerance)
-    # A spec's gain lies along the channels where its rows do, and no entries of parameters change that.
+    # A spec's gain varies along the channels if its rows span them, whatever entries of parameters it consists of.
     over_channels = axes == (1,) or axes == "all_but_batch"
     if gain is None or bias is None or bias.intercept or over_channels:
         reason = "its gain and bias are not entries of parameters, plus a constant in the gain"
@@ -161,7 +161,7 @@ def _gathered(
 def _common_factor(
     gain: Part | None, biases: Sequence[Tensor], draws: Sequence[Mapping[str, Tensor]], fits: float, n: int
 ) -> dict[str, Reading]:
-    """What gain and bias are both multiplied by, where each is a parameter but for that."""
+    """The factor of both gain and bias, where each is otherwise a parameter."""
     bias = affine.gain_of(biases, draws, False, fits)
     if gain is None or gain.name is None or bias is None or bias.name is None or abs(bias.slope - 1.0) < fits:
         return {}
@@ -226,7 +226,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _kind(sizes: Sequence[int], spec: NormSpec) -> str:
-    """What a weight of these sizes gives: one number, one a feature, or a row a head."""
+    """What a weight of these sizes holds: one number, one for each feature, or one row for each head."""
     if math.prod(sizes) == 1:
         return "scalar"
     if spec.axes == "all_but_batch" or spec.axes == (1,):

@@ -23,7 +23,7 @@ NORM_FUNCTIONS: dict[object, str] = {
     F.layer_norm: "layer_norm",
     F.rms_norm: "rms_norm",
     F.group_norm: "group_norm",
-    # Called by themselves; and a compiler sees through `F.rms_norm` to what it calls.
+    # They may be called directly, and a compiler sees through `F.rms_norm` to the function that it calls.
     torch.layer_norm: "layer_norm",
     torch.rms_norm: "rms_norm",
     torch.group_norm: "group_norm",
@@ -90,7 +90,7 @@ class Trace:
 
 
 def trace(model: nn.Module, run: Callable[[], object]) -> Trace:
-    """Run the model once and write down what was called.
+    """Run the model once and record which modules and functions are called.
 
     Args:
         model: The model; it is left as it was, also if `run` raises.

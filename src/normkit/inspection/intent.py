@@ -1,4 +1,4 @@
-"""What a model was meant to compute: the stock `transformers` class, built from the model's own config.
+"""The intent of a model: its stock `transformers` class, built from the model's own config.
 
 It is built on the meta device, without weights. What each of its norms computes is declared, class by class, in
 `normkit.models.norm_classes`: code in memory may be patched. A class that is not declared there is identified by
@@ -142,7 +142,7 @@ def _built(stock_class: Any, config: Any) -> nn.Module | None:
 
 @dataclass(frozen=True)
 class _Norm:
-    """What a stock norm computes, what every entry of its gain is before training, and its features a row."""
+    """The spec of a stock norm, the value of every entry of its gain before training, and its number of features."""
 
     spec: NormSpec
     gain: float | None
@@ -167,7 +167,7 @@ def _norms(stock: Any) -> dict[str, _Norm]:
 
 
 def _width(stock: Any) -> int:
-    """Features of the token embedding: what a norm without parameters of its own is tried on."""
+    """Features of the token embedding: the length of the rows on which a norm without parameters is tried."""
     try:
         embedding = stock.get_input_embeddings()
     except NotImplementedError:
@@ -202,7 +202,7 @@ def _identified(stock: Any, module: nn.Module, width: int) -> _Norm | None:
 
 
 def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
-    """The spec that is declared for the class of a module, or for the class that it stands for."""
+    """The spec that is declared for the class of a module, or for the class that it replaces."""
     cls = type(module)
     replaced = stands_for(cls, type(stock).__module__)
     preset = norm_classes.declared().get(replaced or norm_classes.key_of(cls.__module__, cls.__name__))
@@ -234,7 +234,7 @@ def _features(spec: NormSpec, shape: tuple[int, ...]) -> int | None:
 
 
 def _is_replaced(path: str, here: Mapping[str, nn.Module], there: Mapping[str, nn.Module]) -> bool:
-    """Another class stands at the path, or nothing does although the enclosing module is there."""
+    """Whether the path has another class, or no module although the enclosing module is there."""
     if path in here:
         return type(here[path]) is not type(there[path])
     return path.rpartition(".")[0] in here

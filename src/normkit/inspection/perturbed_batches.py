@@ -39,7 +39,7 @@ def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | 
 
     Args:
         model: Is only looked at.
-        batch: Of it the first two rows and first 19 tokens; of a single row, a second one is made.
+        batch: The first two rows and the first 19 tokens are used; for a single row, a second one is made.
 
     Returns:
         The perturbations, or None without token ids of shape (B, T) that could be changed.

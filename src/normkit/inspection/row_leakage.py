@@ -1,8 +1,8 @@
-"""Rows that move when others, which they should not know of, are changed: samples, later tokens, padding.
+"""Rows that change when rows that they must not depend on are changed: other samples, later tokens, padding.
 
-A model runs on a few tokens twice, with something changed in between, and each norm's input and output are
-compared where nothing may move. A norm whose input stood still and whose output moved has let the change in. There
-its old output is put back, so that what follows is judged by itself.
+A model runs twice on a few tokens, with a change in between, and the input and output of each norm are compared at
+the rows that must stay. A norm whose input stayed and whose output changed has let the change in. Its old output is
+put back there, so that later norms are judged independently.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Leak:
 
 
 def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Leak, ...] | None:
-    """Change another sample, later tokens and the content of padding, and see which norms let it in.
+    """Change another sample, later tokens or the content of padding, and find the norms that let the change in.
 
     Some five forward passes of two rows of up to 19 tokens; as many again in training mode where a norm behaves
     differently there. Parameters, buffers, modes and random generators are left as they were. Later tokens count only
@@ -111,7 +111,7 @@ class _Comparison:
         return found
 
     def mode_gaps(self) -> list[Leak]:
-        """What nothing but the mode changes at batch norms, on what entered them."""
+        """The effect of the mode alone on the outputs of batch norms, for the inputs that they had."""
         gaps = []
         for other in self._structure.others:
             x, module = self._entered.get(other.path), self._model.get_submodule(other.path)
@@ -161,7 +161,7 @@ class _Recorder(Listener):
 
 
 class _Comparer(_Recorder):
-    """Holds a second run against a first one.
+    """Compares a second run with a first one.
 
     Attributes:
         moved: By how much the outputs of norms moved whose inputs stood still, by path.

@@ -90,7 +90,7 @@ class Subject:
                 raise ShapeError(f"{kind}: {name} of shape {sizes} does not broadcast against a sample of {wanted}")
 
     def passport(self) -> Passport | None:
-        """What it is found to compute; None where that cannot be found out."""
+        """The passport of the norm; None if it cannot be identified."""
         if self._passport is None:
             try:
                 self._passport = identify(self._module, self.shape, dtype=self._dtype, device=self.device)
@@ -165,7 +165,7 @@ class NormUnderTest:
 
     specimen: Specimen
     spec: NormSpec
-    """What it is held against."""
+    """The spec that it is compared with."""
     dtype: torch.dtype
     """Of inputs; parameters may have another."""
     shape: tuple[int, ...]

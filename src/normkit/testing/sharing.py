@@ -19,7 +19,7 @@ _ENOUGH = 0.8
 def rows(trial: NormUnderTest) -> Violation | None:
     """The statistics are those of the spec's rows, and of nothing else."""
     x = trial.normal(trial.shape[0])
-    # In the middle along each axis, so that what moves before it and behind it is seen.
+    # In the middle along each axis, so that movement before it and behind it is seen.
     index = tuple(size // 2 for size in x.shape)
     if not bool(trial.y(x).isfinite().all()):
         return Violation(
