@@ -82,7 +82,7 @@ def build(name: str, dtype):
 def log_probabilities(call, dtype):
     import torch
 
-    from normkit.checkpoint.precision import TrueFloat64
+    from normkit.checkpoint.logits import TrueFloat64
 
     with torch.no_grad(), TrueFloat64() if dtype == torch.float64 else nullcontext():
         return call().log_softmax(-1)

@@ -11,9 +11,9 @@ import re
 import sys
 from pathlib import Path
 
+from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.memory import fold
-from normkit.checkpoint.plan import OPERATIONS, Plan
-from normkit.checkpoint.precision import true_logits
+from normkit.checkpoint.plan import OPERATIONS, FoldPlan
 from normkit.checkpoint.verification import LIMITS
 from normkit.models import catalogue
 from pages import settle
@@ -95,7 +95,7 @@ def title(name: str) -> str:
     return f"{kind}, {variant}" if variant and kind != name else str(kind)
 
 
-def counts(plan: Plan) -> tuple[str, str, str, str]:
+def counts(plan: FoldPlan) -> tuple[str, str, str, str]:
     gains = [norm.gain for norm in plan.norms if norm.gain != "none"]
     biases = [norm.bias for norm in plan.norms if norm.bias != "none"]
     kept = biases.count("divided")
@@ -110,7 +110,7 @@ def counts(plan: Plan) -> tuple[str, str, str, str]:
     )
 
 
-def values(plan: Plan) -> str:
+def values(plan: FoldPlan) -> str:
     moved = sum(
         term.vector.is_folded for edit in plan.edits for term in getattr(getattr(edit, "value", None), "terms", ())
     )
@@ -118,7 +118,7 @@ def values(plan: Plan) -> str:
     return f"{moved} of {moved + refused}" if moved + refused else "-"
 
 
-def left(name: str, plan: Plan) -> str:
+def left(name: str, plan: FoldPlan) -> str:
     """Reasons of the refusals, each once, with stars for layers."""
     found = {}
     for refusal in plan.refusals:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from normkit.checkpoint import fold
-from normkit.checkpoint.certificate import NAME
 from normkit.checkpoint.header import Located, read_header
+from normkit.checkpoint.model_folder import CERTIFICATE
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.demo.architecture import byte_tokenizer
 from tiny_models import tiny
@@ -36,7 +36,7 @@ class Pair:
 
     @property
     def certificate(self) -> dict[str, Any]:
-        return json.loads((self.result / NAME).read_text())
+        return json.loads((self.result / CERTIFICATE).read_text())
 
 
 def folded(
@@ -82,7 +82,7 @@ def flipped(file: Path, byte: int, bit: int = 0) -> Iterator[None]:
 
 def write_certificate(folder: Path, document: dict[str, Any]) -> None:
     """As normkit writes it."""
-    (folder / NAME).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    (folder / CERTIFICATE).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def forge(pair: Pair) -> None:
@@ -95,7 +95,7 @@ def forge(pair: Pair) -> None:
                 "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             }
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != NAME
+            if path.is_file() and path.name != CERTIFICATE
         }
         document[side]["files"] = dict(sorted(files.items()))
     write_certificate(pair.result, document)

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from normkit.checkpoint.logits import TrueFloat64
 from normkit.checkpoint.opening import open_model
-from normkit.checkpoint.plan import Plan
+from normkit.checkpoint.plan import FoldPlan
 from normkit.checkpoint.planning import make_plan
-from normkit.checkpoint.precision import TrueFloat64
 from normkit.models import catalogue
 from normkit.models.graph import Graph
 from tiny_models import RECIPES, tiny
@@ -97,12 +97,12 @@ def config_of(model: Any) -> dict[str, Any]:
     return open_model(model)[1]
 
 
-def plan_of(model: Any, **choices: Any) -> Plan:
+def plan_of(model: Any, **choices: Any) -> FoldPlan:
     """The plan of a fold of a model in memory, which stays as it is."""
     return make_plan(*open_model(model), **choices)
 
 
-def reasons(plan: Plan, operation: str) -> dict[str, str]:
+def reasons(plan: FoldPlan, operation: str) -> dict[str, str]:
     """What was refused of one operation, by place."""
     return {refusal.place: refusal.reason for refusal in plan.refusals if refusal.operation == operation}
 

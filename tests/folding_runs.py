@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from normkit.checkpoint.folding import Written, write_shards
 from normkit.checkpoint.plan import (
     Constant,
     Edit,
+    FoldPlan,
     Gain,
-    Plan,
     Product,
     Quotient,
     Reference,
@@ -29,7 +30,6 @@ from normkit.checkpoint.plan import (
 )
 from normkit.checkpoint.source import NAME, CheckpointSource
 from normkit.checkpoint.staging import JOURNAL, Staging
-from normkit.checkpoint.writing import Written, write_shards
 
 INDEX = "model.safetensors.index.json"
 FEATURES, WIDE = 384, 1024
@@ -77,7 +77,7 @@ def save(folder: Path, shards: int = 3) -> Path:
     return folder
 
 
-def plan(dtype: str = "same") -> Plan:
+def plan(dtype: str = "same") -> FoldPlan:
     """Gains, biases, both kinds of centring, a created table in float32, a tensor removed, the rest as it was."""
     edits: list[Edit] = []
     for name, tensor in tensors().items():
@@ -105,7 +105,7 @@ def plan(dtype: str = "same") -> Plan:
             case _ if name != "gone":
                 edits.append(copy)
     edits.append(TensorEdit(name="created.table", source="table", dtype="F32", centred_axis=1))
-    return Plan(
+    return FoldPlan(
         family="none",
         architecture="None",
         operations=("gain", "bias", "centre"),
@@ -116,7 +116,7 @@ def plan(dtype: str = "same") -> Plan:
 
 
 def fold(
-    source: Path, destination: Path, *, made: Plan | None = None, resume: bool = False, **choices: object
+    source: Path, destination: Path, *, made: FoldPlan | None = None, resume: bool = False, **choices: object
 ) -> Written:
     """Read, write and finish; what `write_shards` returned lies beside the weights too."""
     with CheckpointSource(source) as opened, Staging(destination, source=source, resume=resume) as staging:

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from normkit.checkpoint.draft import Draft
 from normkit.checkpoint.opening import open_model
-from normkit.checkpoint.plan import Operation, Plan, TensorEdit, VectorEdit
+from normkit.checkpoint.plan import FoldPlan, Operation, TensorEdit, VectorEdit
+from normkit.checkpoint.plan_builder import FoldContext, PlanBuilder
 from normkit.checkpoint.planning import make_plan
-from normkit.checkpoint.request import Request
 from normkit.models.conditions import Settings
 from tiny_models import tiny
 
@@ -21,18 +20,18 @@ def model_of(family: str, **options: Any) -> nn.Module:
     return tiny(family, **options)[0]
 
 
-def plan_of(model: nn.Module, *operations: Operation, **options: Any) -> Plan:
+def plan_of(model: nn.Module, *operations: Operation, **options: Any) -> FoldPlan:
     graph, config, source = open_model(model)
     return make_plan(graph, config, source, operations=operations or None, **options)
 
 
-def request_on(model: nn.Module, *operations: Operation, untie: bool = False) -> tuple[Request, Draft]:
+def context_on(model: nn.Module, *operations: Operation, untie: bool = False) -> tuple[FoldContext, PlanBuilder]:
     graph, config, source = open_model(model)
     settings = Settings(graph.family, config)
-    request = Request(graph=graph, settings=settings, source=source, operations=operations, untie=untie)
-    return request, Draft(source.tensors, "same")
+    context = FoldContext(graph=graph, settings=settings, source=source, operations=operations, untie=untie)
+    return context, PlanBuilder(source.tensors, "same")
 
 
-def edits_of(plan: Plan | Draft) -> dict[str, TensorEdit | VectorEdit]:
-    edits = plan.edits if isinstance(plan, Plan) else plan.edits()
+def edits_of(plan: FoldPlan | PlanBuilder) -> dict[str, TensorEdit | VectorEdit]:
+    edits = plan.edits if isinstance(plan, FoldPlan) else plan.edits()
     return {edit.name: edit for edit in edits}

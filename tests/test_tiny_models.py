@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from normkit.checkpoint.precision import true_logits
+from normkit.checkpoint.logits import true_logits
 from tiny_models import FIXED_EPS, RECIPES, WIDTH, norms, set_eps, tiny
 
 

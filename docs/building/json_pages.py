@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from marking import marked, table
-from normkit.checkpoint.plan import Plan
+from normkit.checkpoint.plan import FoldPlan
 from normkit.inspection.result import Inspection
 from normkit.spec import NormSpec
 
@@ -35,7 +35,7 @@ def pages() -> dict[str, str]:
         *_dataclass(Inspection),
         "## What a fold would do",
         "`normkit fold SRC --plan --json`: `schema_version` and these.",
-        *_dataclass(Plan),
+        *_dataclass(FoldPlan),
     ]
     for document in DOCUMENTS:
         rows = [(f"`{key}`", words) for key, words in {**document["keys"], **document.get("also", {})}.items()]

@@ -15,8 +15,8 @@ from normkit.checkpoint.applying import MadeVector, Outcome, made, vectors
 from normkit.checkpoint.arithmetic import rounded
 from normkit.checkpoint.plan import (
     Constant,
+    FoldPlan,
     Gain,
-    Plan,
     Product,
     Quotient,
     Reference,
@@ -41,8 +41,8 @@ def drawn(dtype: str, *shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(TORCH[dtype])
 
 
-def plan_of(*edits: VectorEdit | TensorEdit) -> Plan:
-    return Plan(family="any", architecture="Any", operations=("gain",), untie=False, edits=edits)
+def plan_of(*edits: VectorEdit | TensorEdit) -> FoldPlan:
+    return FoldPlan(family="any", architecture="Any", operations=("gain",), untie=False, edits=edits)
 
 
 def edit_of(

@@ -12,7 +12,7 @@ import torch
 
 from folded_checkpoints import Pair, folded, write_certificate
 from normkit.checkpoint import Certificate, fold
-from normkit.checkpoint.certificate import NAME
+from normkit.checkpoint.model_folder import CERTIFICATE
 from normkit.checkpoint.source import CheckpointSource, vector
 from normkit.errors import InputError, ModelError
 
@@ -28,7 +28,7 @@ def pair(tmp_path_factory) -> Pair:
 def test_it_names_every_file_with_its_hash(pair):
     found = Certificate.read(pair.result)
     for prints, folder in ((found.source, pair.source), (found.result, pair.result)):
-        due = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {NAME}
+        due = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {CERTIFICATE}
         assert prints.keys() == due
         for name, print_ in prints.items():
             content = (folder / name).read_bytes()
@@ -101,15 +101,15 @@ def test_a_class_that_changes_is_named(tmp_path):
 @pytest.mark.slow
 def test_the_same_fold_elsewhere_gives_the_same_bytes(pair, tmp_path):
     fold(pair.source, tmp_path / "elsewhere" / "again", operations=ALL, untie=True, threads=3)
-    content = (pair.result / NAME).read_bytes()
-    assert (tmp_path / "elsewhere" / "again" / NAME).read_bytes() == content
+    content = (pair.result / CERTIFICATE).read_bytes()
+    assert (tmp_path / "elsewhere" / "again" / CERTIFICATE).read_bytes() == content
     assert str(pair.source.parent).encode() not in content
 
 
 @pytest.mark.slow
 def test_what_is_read_is_what_was_written(pair):
     found = Certificate.read(pair.result)
-    assert found.text().encode() == (pair.result / NAME).read_bytes()
+    assert found.text().encode() == (pair.result / CERTIFICATE).read_bytes()
     assert fold(pair.source, pair.result.with_name("same"), operations=ALL, untie=True).text() == found.text()
 
 
@@ -118,13 +118,13 @@ def test_what_is_read_is_what_was_written(pair):
 
 def refused(folder: Path, content: bytes) -> str:
     """The one line about a certificate."""
-    (folder / NAME).write_bytes(content)
+    (folder / CERTIFICATE).write_bytes(content)
     with pytest.raises(ModelError) as caught:
         Certificate.read(folder)
     said = str(caught.value)
     assert said.isprintable()
     assert len(said) < 400 + len(str(folder))
-    assert NAME in said
+    assert CERTIFICATE in said
     return said
 
 
@@ -207,16 +207,16 @@ def test_paths_that_lead_elsewhere_are_one_line(pair, tmp_path, side, name):
 
 
 def test_no_certificate_is_one_line(tmp_path):
-    with pytest.raises(InputError, match=rf"found no {NAME} in "):
+    with pytest.raises(InputError, match=rf"found no {CERTIFICATE} in "):
         Certificate.read(tmp_path)
-    (tmp_path / NAME).mkdir()
-    with pytest.raises(InputError, match=rf"found no {NAME} in "):
+    (tmp_path / CERTIFICATE).mkdir()
+    with pytest.raises(InputError, match=rf"found no {CERTIFICATE} in "):
         Certificate.read(tmp_path)
 
 
 def test_what_is_read_is_written_again(pair, tmp_path):
     found = Certificate.read(pair.result)
-    (tmp_path / NAME).write_text(found.text())
+    (tmp_path / CERTIFICATE).write_text(found.text())
     assert Certificate.read(tmp_path).text() == found.text()
     write_certificate(tmp_path, pair.certificate)
-    assert (tmp_path / NAME).read_bytes() == (pair.result / NAME).read_bytes()
+    assert (tmp_path / CERTIFICATE).read_bytes() == (pair.result / CERTIFICATE).read_bytes()

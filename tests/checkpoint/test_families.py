@@ -32,7 +32,7 @@ from normkit.checkpoint.folding import fold as fold_checkpoint
 from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_checkpoint
-from normkit.checkpoint.plan import OPERATIONS, Plan
+from normkit.checkpoint.plan import OPERATIONS, FoldPlan
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.source import ModelSource
 from normkit.errors import InputError, ModelError
@@ -56,7 +56,7 @@ PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """The ways of transformers that know caps on scores, sinks, and experts in float64."""
 
 
-def changed_by_folding(family: str, operations: tuple[str, ...] = OPERATIONS, **options: Any) -> tuple[float, Plan]:
+def changed_by_folding(family: str, operations: tuple[str, ...] = OPERATIONS, **options: Any) -> tuple[float, FoldPlan]:
     """Fold a tiny model in memory; the largest difference of what it returns, and what was done."""
     model, inputs = tiny(family, **options)
     before = results(model, inputs)

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import normkit as nk
 from normkit import demo
 from normkit.checkpoint import fold, verify
-from normkit.checkpoint.certificate import NAME
-from normkit.checkpoint.precision import true_logits
+from normkit.checkpoint.logits import true_logits
+from normkit.checkpoint.model_folder import CERTIFICATE
 from normkit.demo.entropy import bits_per_byte
 from normkit.errors import InputError, ModelError
 from planned_models import ALL
@@ -69,7 +69,7 @@ def test_the_rmsnorm_model_that_ships_folds_whole(tmp_path):
 @pytest.mark.slow
 def test_all_other_files_are_carried_over_and_the_tokenizer_works(folded):
     source = demo.directory("layernorm")
-    assert listing(folded) == listing(source) | {NAME}
+    assert listing(folded) == listing(source) | {CERTIFICATE}
     for name in listing(source) - {"config.json", "model.safetensors"}:
         assert (folded / name).read_bytes() == (source / name).read_bytes()
     assert AutoTokenizer.from_pretrained(folded).encode("norm") == AutoTokenizer.from_pretrained(source).encode("norm")
@@ -359,7 +359,7 @@ def test_the_result_may_be_read_by_whom_the_source_may_be(tmp_path, mask):
         fold(source, tmp_path / "out", progress=look)
     finally:
         os.umask(before)
-    modes |= {NAME: 0o640, **{path.name: 0o400 for path in source.glob("*.safetensors")}}
+    modes |= {CERTIFICATE: 0o640, **{path.name: 0o400 for path in source.glob("*.safetensors")}}
     for name, mode in modes.items():
         assert stat.S_IMODE((tmp_path / "out" / name).stat().st_mode) == mode & ~mask, name
     assert set(seen) == {0o700}

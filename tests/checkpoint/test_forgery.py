@@ -22,8 +22,7 @@ from folded_checkpoints import (
     write_certificate,
 )
 from normkit.checkpoint import verify
-from normkit.checkpoint.certificate import NAME
-from normkit.checkpoint.weights import INDEX
+from normkit.checkpoint.model_folder import CERTIFICATE, INDEX
 
 pytestmark = pytest.mark.slow
 
@@ -214,7 +213,7 @@ def test_a_carried_file_that_is_gone_is_missed_though_the_certificate_forgot_it(
         (("smallest_divisor",), None, "figures", "smallest_divisor is recorded as None"),
         (("reload", "class_name"), "LlamaForCausalLM", "reload", "reload.class_name is recorded as 'LlamaForCausalLM'"),
         (("reload", "missing"), ["x"], "reload", "reload.missing"),
-        (("note",), "believe me", "certificate", f"{NAME} is not written as normkit writes it"),
+        (("note",), "believe me", "certificate", f"{CERTIFICATE} is not written as normkit writes it"),
     ],
 )
 def test_what_the_certificate_says_is_derived_again(pair, path, value, name, said):

@@ -257,7 +257,7 @@ def test_a_header_without_texts(tmp_path):
 
 
 def test_the_name_that_the_format_keeps():
-    with pytest.raises(ModelError, match="safetensors keeps that name"):
+    with pytest.raises(ModelError, match="safetensors reserves that name"):
         header_bytes({"__metadata__": TensorInfo("F32", (1,))}, {})
 
 

@@ -35,7 +35,7 @@ def test_id_and_revision(model: str, revision: str | None, expected: tuple[str, 
     "model", ["/no/such", "./no", "../no", "~/no", "a/b/c", "a b", "org/", ".hidden", "README.md", "model.gguf"]
 )
 def test_what_can_only_be_a_path(model: str) -> None:
-    with pytest.raises(ModelError, match="nothing lies there"):
+    with pytest.raises(ModelError, match="nothing is there"):
         split_identifier(model, None)
 
 

@@ -1,3 +1,5 @@
+"""The journal of a fold: JSON lines that may end anywhere."""
+
 from __future__ import annotations
 
 import json
@@ -6,32 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from normkit.checkpoint.journal import FinishedFile, Journal, journal_bytes, read_journal
+from normkit.checkpoint.staging import JOURNAL, FinishedFile, Staging, journal_bytes, read_journal
+from normkit.errors import InputError
 
 HEAD = {"plan": "a", "source": {"model.safetensors": [8, 1]}}
-
-
-def finished(name: str) -> FinishedFile:
-    return FinishedFile(name=name, source_sha256="s", sha256="h", size=7, residuals={"bias": 0.1 + 0.2})
+FILES = {
+    name: FinishedFile(name=name, source_sha256="s", sha256="h", size=7, residuals={"bias": 0.1 + 0.2})
+    for name in ("a", "b")
+}
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A journal of two files."""
     found = tmp_path / "journal.jsonl"
-    found.write_bytes(journal_bytes(HEAD, [finished("a")]))
-    journal = Journal(found)
-    journal.add(finished("b"))
-    journal.close()
+    found.write_bytes(journal_bytes(HEAD, FILES.values()))
     return found
 
 
-def test_what_is_entered_is_read(path):
-    assert read_journal(path) == (HEAD, {"a": finished("a"), "b": finished("b")})
-    assert path.read_bytes() == journal_bytes(HEAD, [finished("a"), finished("b")])
-
-
 def test_it_is_json_lines_without_times(path):
+    assert read_journal(path) == (HEAD, FILES)
     first, *others = map(json.loads, path.read_text().splitlines())
     assert first == HEAD
     assert [set(line) for line in others] == [{"name", "source_sha256", "sha256", "size", "residuals"}] * 2
@@ -61,13 +57,18 @@ def test_something_else_is_no_journal(path, content):
 def test_a_line_of_something_else_ends_it(path, line):
     content = path.read_bytes()
     path.write_bytes(content + line + b"\n" + content)
-    assert read_journal(path) == (HEAD, {"a": finished("a"), "b": finished("b")})
+    assert read_journal(path) == (HEAD, FILES)
 
 
-def test_a_line_that_does_not_fit_is_an_error(path):
-    journal = Journal(path)
-    journal.close()
-    journal._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", buffering=0)
-    with pytest.raises(OSError, match="No space left on device"):
-        journal.add(finished("c"))
-    journal.close()
+def test_a_line_that_does_not_fit_is_an_error(tmp_path):
+    with Staging(tmp_path / "out") as staging:
+        staging.begin(HEAD)
+        for name, file in FILES.items():
+            staging.part(name).write_bytes(b"weights")
+            if name == "b":
+                os.dup2(os.open("/dev/full", os.O_WRONLY), staging._journal)
+                with pytest.raises(InputError, match="No space left on device"):
+                    staging.keep(file)
+            else:
+                staging.keep(file)
+        assert read_journal(staging.folder / JOURNAL)[1] == {"a": FILES["a"]}

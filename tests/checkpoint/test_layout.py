@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 import folding_runs
 from normkit.checkpoint.layout import FileLayout, index, lay_out
-from normkit.checkpoint.plan import Plan, TensorEdit
+from normkit.checkpoint.plan import FoldPlan, TensorEdit
 from normkit.checkpoint.source import TORCH, CheckpointSource
 
 
@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return folding_runs.save(tmp_path / "model")
 
 
-def layouts(folder: Path, plan: Plan) -> tuple[FileLayout, ...]:
+def layouts(folder: Path, plan: FoldPlan) -> tuple[FileLayout, ...]:
     with CheckpointSource(folder) as source:
         return lay_out(plan, source)
 

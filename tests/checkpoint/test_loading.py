@@ -27,7 +27,7 @@ from transformers import (
 
 import normkit as nk
 from normkit.checkpoint.loading import load_model
-from normkit.checkpoint.precision import true_logits
+from normkit.checkpoint.logits import true_logits
 from normkit.errors import InputError, KindError, ModelError
 from tiny_models import RECIPES, tiny
 
@@ -261,7 +261,7 @@ def test_what_load_refuses_is_one_line(tmp_path: Path, gpt2: Path) -> None:
 
 
 def test_nothing_at_the_path() -> None:
-    assert "'./no/such': nothing lies there" in one_line("./no/such")
+    assert "'./no/such': nothing is there" in one_line("./no/such")
     assert "got ''" in one_line("")
 
 

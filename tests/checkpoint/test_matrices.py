@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from normkit.checkpoint import arithmetic
-from normkit.checkpoint.applying import Outcome, made
+from normkit.checkpoint.applying import Outcome, factors, made
 from normkit.checkpoint.arithmetic import rounded
-from normkit.checkpoint.matrices import factors
 from normkit.checkpoint.plan import Gain, TensorEdit
 from normkit.checkpoint.source import NAME, TORCH, CheckpointSource, vector
 from normkit.errors import ModelError

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import normkit as nk
-from normkit.checkpoint.precision import true_logits
+from normkit.checkpoint.logits import true_logits
 from normkit.errors import InputError, KindError, ModelError
 from planned_models import ALL
 from tiny_models import tiny

@@ -6,7 +6,7 @@ import pytest
 
 from normkit import demo
 from normkit.checkpoint.opening import folded_config, open_checkpoint
-from normkit.checkpoint.plan import Plan
+from normkit.checkpoint.plan import FoldPlan
 from normkit.errors import ModelError
 
 
@@ -34,7 +34,7 @@ def test_a_path_that_is_no_folder_is_one_line(tmp_path):
 
 def test_keys_are_set_at_their_depth_and_dropped_and_the_rest_is_left():
     config = {"a": 1, "text_config": {"tie": True, "b": 2}, "clip": None}
-    plan = Plan(
+    plan = FoldPlan(
         family="x",
         architecture="X",
         operations=("gain",),

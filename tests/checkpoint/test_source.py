@@ -97,8 +97,8 @@ def test_one_shard_with_an_index(tmp_path):
 @pytest.mark.parametrize(
     ("weight_map", "said"),
     [
-        ({"x": "b.safetensors", "y": "a.safetensors"}, "'x' lies in .*a.safetensors, its index says 'b.safetensors'"),
-        ({"x": "a.safetensors", "w": "b.safetensors"}, "'y' lies in .*b.safetensors, its index does not name it"),
+        ({"x": "b.safetensors", "y": "a.safetensors"}, "'x' is in .*a.safetensors, its index says 'b.safetensors'"),
+        ({"x": "a.safetensors", "w": "b.safetensors"}, "'y' is in .*b.safetensors, its index does not name it"),
         (
             {"x": "a.safetensors", "y": "b.safetensors", "z": "b.safetensors"},
             "names 'z' in 'b.safetensors', it is not there",
@@ -119,7 +119,7 @@ def test_a_tensor_in_two_files(tmp_path):
         tmp_path, {"a.safetensors": {"x": torch.ones(2)}, "b.safetensors": {"x": torch.ones(2), "y": torch.ones(1)}}
     )
     (folder / INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
-    with pytest.raises(ModelError, match="expected each tensor in one file, 'x' lies in"):
+    with pytest.raises(ModelError, match="expected each tensor in one file, 'x' is in"):
         CheckpointSource(folder)
 
 

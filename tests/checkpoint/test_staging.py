@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from normkit.checkpoint.journal import FinishedFile
-from normkit.checkpoint.staging import JOURNAL, Staging
+from normkit.checkpoint.staging import JOURNAL, FinishedFile, Staging
 from normkit.errors import InputError
 
 IDENTITY = {"plan": "a", "source": {"model.safetensors": [8, 1]}}
@@ -101,7 +100,7 @@ def test_the_source_is_not_written_to(tmp_path):
     source.mkdir()
     link.symlink_to(source)
     for inside in (source / "out", source / "deep" / "out", link / "out", tmp_path / "x" / ".." / "model" / "out"):
-        with pytest.raises(InputError, match=r"out lies in .*model, which is only read; choose a folder outside it"):
+        with pytest.raises(InputError, match=r"out is inside .*model, which is only read; choose a folder outside it"):
             Staging(inside, source=source)
     assert list(source.iterdir()) == []
     Staging(tmp_path / "model-out", source=source).close()
@@ -136,7 +135,7 @@ def test_an_interrupted_fold_is_not_overwritten_unasked(destination):
     folder = interrupted(destination, "a.safetensors")
     with pytest.raises(InputError) as error:
         Staging(destination)
-    assert str(error.value) == f"an interrupted fold lies in {folder}; --resume finishes it, or delete it"
+    assert str(error.value) == f"an interrupted fold is in {folder}; --resume finishes it, or delete it"
     assert (folder / "a.safetensors").exists()
 
 

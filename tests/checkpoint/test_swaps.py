@@ -14,7 +14,7 @@ from torch import nn
 
 import normkit as nk
 from normkit.checkpoint.loading import load_model
-from normkit.checkpoint.precision import true_logits
+from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.swaps import KEY, record, recorded, replay
 from normkit.errors import ModelError
 from normkit.spec import NormSpec

@@ -14,9 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from folded_checkpoints import Pair, check, failed, flipped, folded, forge, tensors, without_english
 from normkit import demo
-from normkit.checkpoint import fold, reloading, verify
-from normkit.checkpoint.certificate import NAME
-from normkit.checkpoint.weights import INDEX
+from normkit.checkpoint import build_model, fold, verify
+from normkit.checkpoint.model_folder import CERTIFICATE, INDEX
 from normkit.errors import InputError, NormkitError
 from tiny_models import tiny
 
@@ -181,7 +180,7 @@ def positions(file: Path, count: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("side", ["source", "result"])
 def test_no_bit_of_any_file_can_be_turned_over(saved, side, part):
     folder = getattr(saved, side)
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != NAME]
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != CERTIFICATE]
     assert {"config.json", INDEX, "tokenizer.json", "generation_config.json"} <= {path.name for path in files}
     for file in files:
         for byte, bit in positions(file, 8)[2 * part : 2 * part + 2]:
@@ -194,7 +193,7 @@ def test_no_bit_of_any_file_can_be_turned_over(saved, side, part):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(5))
 def test_no_bit_of_the_certificate_can_be_turned_over(saved, part):
-    file = saved.result / NAME
+    file = saved.result / CERTIFICATE
     version = file.read_bytes().index(b'"normkit": "') + len('"normkit": "')
     before = without_english(saved.certificate)
     for byte, bit in positions(file, 100)[20 * part : 20 * part + 20]:
@@ -265,7 +264,7 @@ def test_folders_that_are_none_or_hold_no_certificate(saved, tmp_path):
         verify(tmp_path / "nowhere", saved.result)
     with pytest.raises(InputError, match=r"expected the folder of a checkpoint, got .*nowhere"):
         verify(saved.source, tmp_path / "nowhere")
-    with pytest.raises(InputError, match=rf"found no {NAME} in .*; give SRC, then DST"):
+    with pytest.raises(InputError, match=rf"found no {CERTIFICATE} in .*; give SRC, then DST"):
         verify(saved.result, saved.source)
 
 
@@ -278,7 +277,7 @@ def test_nothing_is_written(saved):
 
 
 def test_without_accelerate_the_rest_is_proved(saved, monkeypatch):
-    monkeypatch.setattr(reloading, "find_spec", lambda _: None)
+    monkeypatch.setattr(build_model, "find_spec", lambda _: None)
     found = verify(saved.source, saved.result)
     assert check(found, "reload").passed is None
     assert found.passed
@@ -287,7 +286,7 @@ def test_without_accelerate_the_rest_is_proved(saved, monkeypatch):
 @pytest.mark.slow
 def test_every_failure_is_one_line(pair):
     for file in sorted(pair.result.glob("*")):
-        if file.name == NAME or not file.is_file():
+        if file.name == CERTIFICATE or not file.is_file():
             continue
         whole = file.read_bytes()
         for content in (b"", b"\0" * 64, b"[" * 2000, whole[::-1]):

@@ -18,10 +18,10 @@ from torch import Tensor
 import folding_runs
 from folding_runs import contents, fold
 from forks import Fork
-from normkit.checkpoint import writing
-from normkit.checkpoint.plan import Plan
+from normkit.checkpoint import folding
+from normkit.checkpoint.folding import affordable
+from normkit.checkpoint.plan import FoldPlan
 from normkit.checkpoint.source import CheckpointSource
-from normkit.checkpoint.writing import affordable
 from normkit.errors import InputError, ModelError
 
 pytestmark = pytest.mark.slow
@@ -317,7 +317,7 @@ def test_an_interrupt_ends_all_threads_and_keeps_finished_files(source, whole, t
     with pytest.raises(KeyboardInterrupt):
         fold(source, tmp_path / "out", threads=threads, progress=interrupt)
     assert not (tmp_path / "out").exists()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fold")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("writing")]
     assert not (partial(tmp_path / "out") / "model-00003-of-00003.safetensors").exists()
     fold(source, tmp_path / "out", resume=True)
     assert contents(tmp_path / "out") == contents(whole)
@@ -346,11 +346,11 @@ def test_threads_of_torch_are_as_they_were(source, tmp_path):
 
 
 def test_memory_decides_how_many_threads_there_are(source, monkeypatch):
-    monkeypatch.setattr(writing, "_occupied", lambda: 300_000_000)
+    monkeypatch.setattr(folding, "_occupied", lambda: 300_000_000)
     plan = folding_runs.plan()
     with CheckpointSource(source) as opened:
 
-        def threads(memory: int | None, plan: Plan = plan) -> int:
+        def threads(memory: int | None, plan: FoldPlan = plan) -> int:
             return affordable(plan, opened, 64, memory)
 
         assert threads(None) == threads(10**12) == 64

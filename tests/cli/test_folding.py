@@ -108,7 +108,7 @@ def test_wrong_usage_ends_with_2_and_names_what_is_wrong(run: Run, options, word
 
 
 def test_what_cannot_be_folded_is_one_line(run: Run, tmp_path: Path):
-    assert "nothing lies there" in line(run("fold", tmp_path / "none", tmp_path / "out"))
+    assert "nothing is there" in line(run("fold", tmp_path / "none", tmp_path / "out"))
     assert "sees the mean" in line(run("fold", RMSNORM, tmp_path / "out", "--ops", "centre"))
     assert "0.00 GB are allowed" in line(run("fold", RMSNORM, tmp_path / "out", "--max-memory", "1KB"))
     assert [path.name for path in tmp_path.iterdir()] == ["here"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from normkit.checkpoint.certificate import NAME
+from normkit.checkpoint.model_folder import CERTIFICATE
 from normkit.demo import directory
 
 Run = Callable[..., Result]
@@ -74,7 +74,7 @@ def test_passports_an_intent_and_a_certificate_that_are_no_json(run: Run, model:
     Path("file.json").write_bytes(b'{"content": ' + value + b"}")
     assert "found no JSON: it " in line(run("identify", model, "--against", "file.json"))
     assert "found no JSON: it " in line(run("inspect", model, "--intent", "file.json"))
-    (model / NAME).write_bytes(value)
+    (model / CERTIFICATE).write_bytes(value)
     assert "is no certificate of a fold: it " in line(run("verify", model, model))
 
 

@@ -247,9 +247,9 @@ def test_a_file_that_is_no_passports(gpt2: Path, run: Run) -> None:
 
 
 def test_paths_that_are_no_model(gpt2: Path, tmp_path: Path, run: Run) -> None:
-    assert "nothing lies there" in refused(run("identify", "./none"))
+    assert "nothing is there" in refused(run("identify", "./none"))
     assert "with a config.json" in refused(run("identify", tmp_path))
-    assert "nothing lies there" in refused(run("identify", gpt2, "--against", "./none"))
+    assert "nothing is there" in refused(run("identify", gpt2, "--against", "./none"))
 
 
 @pytest.mark.slow

@@ -282,7 +282,7 @@ def test_an_intent_file_that_is_none(run: Run) -> None:
 
 
 def test_a_path_that_is_no_model(tmp_path: Path, run: Run) -> None:
-    assert "nothing lies there" in refused(run("inspect", "./none"))
+    assert "nothing is there" in refused(run("inspect", "./none"))
     assert "with a config.json" in refused(run("inspect", tmp_path))
 
 

@@ -13,7 +13,7 @@ from click.testing import Result
 from folded_checkpoints import Pair, flip, folded, forge, tensors, write_certificate
 from normkit import demo
 from normkit.checkpoint import fold
-from normkit.checkpoint.certificate import NAME
+from normkit.checkpoint.model_folder import CERTIFICATE
 from normkit.checkpoint.verification import LIMITS
 
 Run = Callable[..., Result]
@@ -171,8 +171,8 @@ def test_a_text_needs_logits(saved: Pair, run: Run) -> None:
     "content", [b"", b"not JSON", b"[" * 100_000, b"[]", b"\xff", b'{"schema_version": 7}', b'{"schema_version": 1}']
 )
 def test_a_hostile_certificate_is_one_line(pair: Pair, content: bytes, run: Run) -> None:
-    (pair.result / NAME).write_bytes(content)
-    assert f"{NAME} is no certificate of a fold: " in refused(run("verify", pair.source, pair.result))
+    (pair.result / CERTIFICATE).write_bytes(content)
+    assert f"{CERTIFICATE} is no certificate of a fold: " in refused(run("verify", pair.source, pair.result))
 
 
 def test_a_certificate_that_names_other_folders_is_one_line(pair: Pair, run: Run) -> None:
@@ -186,7 +186,7 @@ def test_a_certificate_that_names_other_folders_is_one_line(pair: Pair, run: Run
 
 def test_folders_that_are_none_are_one_line(saved: Pair, run: Run) -> None:
     assert "expected the folder of a checkpoint, got nowhere" in refused(run("verify", saved.source, "nowhere"))
-    assert f"found no {NAME}" in refused(run("verify", saved.result, saved.source))
+    assert f"found no {CERTIFICATE}" in refused(run("verify", saved.result, saved.source))
     assert run("verify", saved.source).exit_code == 2
 
 

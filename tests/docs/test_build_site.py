@@ -18,7 +18,7 @@ import built_site
 import json_pages
 from helpers import ROOT, SOURCE
 from marking import marked
-from normkit.checkpoint.plan import Plan
+from normkit.checkpoint.plan import FoldPlan
 from normkit.cli.entry import verbs
 from normkit.inspection.result import Finding, Inspection
 from normkit.inspection.rules import RULES
@@ -76,7 +76,7 @@ def test_the_keys_of_a_document_are_those_that_the_code_writes(document):
 
 def test_every_field_of_an_inspection_and_of_a_plan_is_told():
     page = PAGES[json_pages.PAGE]
-    for told in (*dataclasses.fields(Inspection), *dataclasses.fields(Plan), *dataclasses.fields(Finding)):
+    for told in (*dataclasses.fields(Inspection), *dataclasses.fields(FoldPlan), *dataclasses.fields(Finding)):
         assert re.search(rf"\| `{told.name}` \| [^|]+ \| \S.*\|", page), told.name
 
 

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from normkit.checkpoint.header import TensorInfo
-from normkit.checkpoint.plan import Constant, Gain, NormChange, Plan, Refusal, TensorEdit, VectorEdit
+from normkit.checkpoint.plan import Constant, FoldPlan, Gain, NormChange, Refusal, TensorEdit, VectorEdit
 from normkit.report.folding import describe_plan, plan_summary
 
 TENSORS = {"w": TensorInfo("BF16", (1000, 1000)), "g": TensorInfo("BF16", (1000,))}
@@ -17,8 +17,10 @@ EDITS = (
 )
 
 
-def plan(*norms: NormChange, **more) -> Plan:
-    return Plan(family="f", architecture="Model", operations=("gain",), untie=False, edits=EDITS, norms=norms, **more)
+def plan(*norms: NormChange, **more) -> FoldPlan:
+    return FoldPlan(
+        family="f", architecture="Model", operations=("gain",), untie=False, edits=EDITS, norms=norms, **more
+    )
 
 
 def folded(name: str, **more) -> NormChange:

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from normkit import demo
 from normkit.checkpoint import Certificate, fold
-from normkit.checkpoint.agreement import Agreement
+from normkit.checkpoint.logits import Agreement
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.report.proof import certificate_lines, describe_proof, proof_list
 

@@ -1,21 +1,21 @@
-"""Checkpoints: loaded without running what lies in them, and folded exactly, with proof.
+"""Checkpoints: loaded without running code of theirs, and folded exactly, with proof.
 
-    configuration.py hub.py weights.py fitting.py silence.py    from a folder or a Hub id to a model of transformers
+    hub.py configuration.py build_model.py quiet_libraries.py    from a folder or a Hub id to a model of transformers
     loading.py swaps.py                     `load`; norms that no stock class has, recorded in config.json
 
-    header.py source.py                     safetensors read a few rows at a time; a model in memory likewise
+    model_folder.py header.py source.py     the files of a folder; safetensors read a few rows at a time
     opening.py                              a folder with its graph of readers and writers
 
     plan.py                                 what becomes of each tensor, as data
-    planning.py request.py draft.py         how it is decided
-    gains.py streams.py values.py           gains and biases; centring and RMSNorms; the bias of values
+    planning.py plan_builder.py operations.py    how it is decided
 
-    arithmetic.py applying.py               one rounding a number; a plan carried out
+    arithmetic.py applying.py               one rounding per number; a plan carried out
     memory.py                               `normkit.fold`: on a model
-    folding.py writing.py shard.py layout.py staging.py carrying.py     `fold`: on a folder, streamed, resumable
+    folding.py shard.py layout.py staging.py workers.py    `fold`: on a folder, streamed, resumable
 
-    certificate.py verifying.py             what was done to each tensor; `verify`, from the files alone
-    reloading.py precision.py               does the stock class load it; logits in true float64
+    certificate.py                          what was done to each tensor
+    verifying.py derivation.py verification.py    `verify`, from the files alone
+    logits.py                               logits in true float64, of two models
 
 Public names are resolved on first use.
 """

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor
 
 from normkit.checkpoint.arithmetic import (
+    Factor,
     add_rows,
     all_finite,
+    factor,
     partition,
     quotient,
     rounded,
@@ -21,11 +23,12 @@ from normkit.checkpoint.arithmetic import (
     scaled,
     wide_room,
 )
-from normkit.checkpoint.matrices import Centring, GainByRow, check_axis, check_sum, check_written, factors
+from normkit.checkpoint.header import TensorInfo
 from normkit.checkpoint.plan import (
     Constant,
     Edit,
-    Plan,
+    FoldPlan,
+    Gain,
     Product,
     Quotient,
     Reference,
@@ -34,42 +37,37 @@ from normkit.checkpoint.plan import (
     TensorEdit,
     VectorEdit,
 )
-from normkit.checkpoint.source import FLOATS, TORCH, Source, found, vector
+from normkit.checkpoint.source import FLOATS, TORCH, Source, check_finite, found, vector
+from normkit.checkpoint.workers import Progress, Workers
 from normkit.errors import ModelError
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class MadeVector:
-    """A gain or a bias as it is written.
-
-    Attributes:
-        value: In the dtype of the output.
-        residual: Largest |written - float64 value| / largest |float64 value|; 0 for constants.
-    """
+    """A gain or a bias as it is written."""
 
     value: Tensor
+    """In the dtype of the output."""
     residual: float
+    """Largest |written - float64 value| / largest |float64 value|; 0 for constants."""
 
 
 @dataclass
 class Outcome:
-    """What making a tensor showed, once it is made to the end.
-
-    Attributes:
-        residual: Largest |mean along the centred axis| of what is written / its root mean square; 0 where not centred.
-    """
+    """What was measured while a tensor was made; filled in at the end."""
 
     residual: float = 0.0
+    """Largest |mean along the centred axis| of what is written / its root mean square; 0 if it is not centred."""
 
 
-def vectors(plan: Plan, source: Source, *, threads: int = 1, progress: Progress | None = None) -> dict[str, MadeVector]:
+def vectors(
+    plan: FoldPlan, source: Source, *, threads: int = 1, progress: Progress | None = None
+) -> dict[str, MadeVector]:
     """Every gain and bias of a plan, in the order of its edits; the same bits with any number of threads.
 
     Args:
         plan: What is done.
-        source: What it is done to.
+        source: The tensors that it is done to.
         threads: How many compute at a time.
         progress: Called with a stage's name, the vectors done and the vectors in all.
 
@@ -79,33 +77,36 @@ def vectors(plan: Plan, source: Source, *, threads: int = 1, progress: Progress 
     edits = {edit.name: edit for edit in plan.edits if isinstance(edit, VectorEdit)}
     values: dict[str, Tensor] = {}
     finished: dict[str, MadeVector] = {}
-    order = TopologicalSorter({name: _awaited(edit) for name, edit in edits.items()})
+    workers = Workers(threads, "gains and biases", progress)
+    workers.total = len(edits)
+
+    def make(name: str) -> None:
+        values[name], finished[name] = _vector(edits[name], source, values)
+        workers.step(1)
+
+    # A bias may need the float64 value of another.
+    awaited: dict[str, set[str]] = {
+        name: {term.vector.name for term in edit.value.terms if term.vector.is_folded}
+        if isinstance(edit.value, Sum)
+        else set()
+        for name, edit in edits.items()
+    }
+    order = TopologicalSorter(awaited)
     order.prepare()
-    running: dict[Future[tuple[Tensor, MadeVector]], str] = {}
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            while order.is_active():
-                for name in order.get_ready():
-                    running[pool.submit(_vector, edits[name], source, values)] = name
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    name = running.pop(future)
-                    values[name], finished[name] = future.result()
-                    order.done(name)
-                    if progress:
-                        progress("gains and biases", len(finished), len(edits))
-        finally:
-            pool.shutdown(cancel_futures=True)
+    while order.is_active():
+        ready = order.get_ready()
+        workers.map([partial(make, name) for name in ready])
+        order.done(*ready)
     return {name: finished[name] for name in edits}
 
 
 def contents(edit: Edit, source: Source, vectors: Mapping[str, MadeVector], outcome: Outcome) -> Iterator[Tensor]:
-    """What is written of an edit, a chunk at a time: a vector that is made already, or `made`.
+    """The values that an edit writes, a chunk at a time: a vector that is made already, or the chunks of `made`.
 
     Args:
         edit: What is done.
-        source: What it is done to.
-        vectors: What `vectors` gave.
+        source: The tensors that it is done to.
+        vectors: The result of `vectors`.
         outcome: Filled in at the end.
     """
     if isinstance(edit, TensorEdit):
@@ -118,11 +119,11 @@ def contents(edit: Edit, source: Source, vectors: Mapping[str, MadeVector], outc
 def made(edit: TensorEdit, source: Source, outcome: Outcome) -> Iterator[Tensor]:
     """The rows of an output tensor in order, a chunk at a time, in its dtype.
 
-    The source is read in order too, a second time where the mean is taken along another axis than the last.
+    The source is read in order too, a second time if the mean is taken along another axis than the last.
 
     Args:
         edit: What is done.
-        source: What it is done to.
+        source: The tensors that it is done to.
         outcome: Filled in at the end.
 
     Raises:
@@ -139,31 +140,32 @@ def made(edit: TensorEdit, source: Source, outcome: Outcome) -> Iterator[Tensor]
         yield torch.empty(info.matrix, dtype=TORCH[edit.dtype])
         return
     if edit.centred_axis is not None:
-        check_axis(edit, info, edit.centred_axis)
-        centring = Centring(edit, source, info)
+        _check_axis(edit, info, edit.centred_axis)
+        centring = _Centring(edit, source, info)
         is_last = edit.centred_axis == len(info.shape) - 1
         yield from centring.by_rows() if is_last else centring.by_columns(info.shape, edit.centred_axis)
         outcome.residual = centring.residual
         return
-    gain = GainByRow(edit, source, info, TORCH[edit.dtype]) if edit.gain else None
+    gain = _GainByRow(edit, source, info, TORCH[edit.dtype]) if edit.gain else None
     for start, stop in partition(*info.matrix):
         rows = source.rows(edit.source, start, stop)
         if gain is None:
             yield rows.to(TORCH[edit.dtype])
             continue
         product = scaled(rows, gain.at(start, stop))
-        check_written(edit, product, rows)
+        _check_written(edit, product, rows)
         yield product
 
 
-def _awaited(edit: VectorEdit) -> set[str]:
-    """The sums whose float64 values a vector needs."""
-    terms = edit.value.terms if isinstance(edit.value, Sum) else ()
-    return {term.vector.name for term in terms if term.vector.is_folded}
+def factors(gain: Gain, weight: Tensor) -> Tensor:
+    """The stored gain `weight` plus the offset, in float64, and 1 at the coordinates that the norm keeps."""
+    values = weight.to(torch.float64) + gain.offset
+    values[list(gain.kept)] = 1.0
+    return values
 
 
-def _vector(edit: VectorEdit, source: Source, values: dict[str, Tensor]) -> tuple[Tensor, MadeVector]:
-    """The float64 value before any zeroing, and what is written."""
+def _vector(edit: VectorEdit, source: Source, values: Mapping[str, Tensor]) -> tuple[Tensor, MadeVector]:
+    """The float64 value before any rows are set to zero, and the vector that is written."""
     dtype = TORCH[edit.dtype]
     start = vector(source, edit.source) if edit.source else torch.zeros(edit.size, dtype=torch.float64)
     if edit.source:
@@ -209,7 +211,7 @@ def _check_size(edit: VectorEdit, name: str, values: Tensor) -> None:
         )
 
 
-def _referred(reference: Reference, source: Source, values: dict[str, Tensor]) -> Tensor:
+def _referred(reference: Reference, source: Source, values: Mapping[str, Tensor]) -> Tensor:
     """The vector that a matrix is multiplied by."""
     value = values[reference.name] if reference.is_folded else vector(source, reference.name)
     if reference.rows:
@@ -245,5 +247,132 @@ def _product(term: Product, source: Source, by: Tensor) -> Tensor:
             products.mul_(by[start:stop].unsqueeze(1))
             add_rows(result, block)
             part = result
-        check_sum(term.matrix, part, rows)
+        _check_sum(term.matrix, part, rows)
     return result
+
+
+class _GainByRow:
+    """The gain of an edit, and the factors of the rows of a chunk."""
+
+    def __init__(self, edit: TensorEdit, source: Source, info: TensorInfo, output: torch.dtype) -> None:
+        assert edit.gain is not None
+        assert edit.gain_axis is not None
+        values = factors(edit.gain, vector(source, edit.gain.weight))
+        _check_axis(edit, info, edit.gain_axis)
+        if info.shape[edit.gain_axis] != values.numel():
+            raise ModelError(
+                f"expected {values.numel()} along axis {edit.gain_axis} of {edit.source}, the size of "
+                f"{edit.gain.weight}, found shape {info.shape}; the checkpoint does not fit its config"
+            )
+        self._is_last = edit.gain_axis == len(info.shape) - 1
+        if not self._is_last:
+            values = values.repeat_interleave(math.prod(info.shape[edit.gain_axis + 1 : -1]))
+        self._factor = factor(values, TORCH[info.dtype], output)
+
+    def at(self, start: int, stop: int) -> Factor:
+        """What rows start..stop are multiplied by."""
+        if self._is_last:
+            return self._factor
+        period = self._factor.values.numel()
+        if start // period == (stop - 1) // period:
+            return self._factor.part(slice(start % period, (stop - 1) % period + 1))
+        return self._factor.part(torch.arange(start, stop) % period)
+
+
+class _Centring:
+    """source * gain in float64, minus its mean, rounded; and how large a mean the rounding leaves."""
+
+    def __init__(self, edit: TensorEdit, source: Source, info: TensorInfo) -> None:
+        self._edit, self._source = edit, source
+        self._columns = info.matrix[1]
+        self._gain = _GainByRow(edit, source, info, torch.float64) if edit.gain else None
+        self._largest, self._squares, self._count = 0.0, 0.0, math.prod(info.shape)
+
+    @property
+    def residual(self) -> float:
+        """Largest mean / root mean square of all that was written."""
+        return self._largest / math.sqrt(self._squares / self._count) if self._squares else 0.0
+
+    def by_rows(self) -> Iterator[Tensor]:
+        """Subtract from each row of the matrix its own mean."""
+        rows_in_all = self._count // self._columns
+        for start, stop in partition(rows_in_all, self._columns):
+            block = wide_room(stop - start, self._columns)
+            rows = self._fill(block, start, stop)
+            block.sub_(row_sums(block).div_(self._columns).unsqueeze(1))
+            written = self._round(block, rows)
+            self._measure(row_sums(block).div_(self._columns))
+            self._add_squares(block)
+            yield written
+
+    def by_columns(self, shape: tuple[int, ...], axis: int) -> Iterator[Tensor]:
+        """Subtract the mean along an axis that is not the last: a first pass takes all means."""
+        groups, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 : -1])
+        width = inner * self._columns
+        chunks = list(partition(length, width))
+        means = torch.zeros(groups, width, dtype=torch.float64)
+        for group, mean in enumerate(means):
+            for start, stop in chunks:
+                # The first row is room for the total.
+                block = wide_room(1 + stop - start, width)
+                first = group * length
+                rows = self._fill(block[1:], (first + start) * inner, (first + stop) * inner)
+                add_rows(mean, block)
+                _check_sum(self._edit.source, mean, rows)
+            mean.div_(length)
+        for group, mean in enumerate(means):
+            total = torch.zeros(width, dtype=torch.float64)
+            for start, stop in chunks:
+                block = wide_room(1 + stop - start, width)
+                first = group * length
+                rows = self._fill(block[1:], (first + start) * inner, (first + stop) * inner)
+                written = self._round(block[1:].sub_(mean), rows)
+                add_rows(total, block)
+                self._add_squares(block[1:])
+                yield written
+            self._measure(total.div_(length))
+
+    def _fill(self, block: Tensor, start: int, stop: int) -> Tensor:
+        """Put the products of rows start..stop into a contiguous float64 block; return the rows."""
+        rows = self._source.rows(self._edit.source, start, stop)
+        products = block.view(stop - start, self._columns).copy_(rows)
+        if self._gain:
+            products.mul_(self._gain.at(start, stop).values)
+        return rows
+
+    def _round(self, block: Tensor, rows: Tensor) -> Tensor:
+        """The block rounded; afterwards the block holds what was written."""
+        written = rounded(block, TORCH[self._edit.dtype])
+        _check_written(self._edit, written, rows)
+        if written.data_ptr() == block.data_ptr():
+            # Float64 is its own rounding, and measuring overwrites the block.
+            written = written.clone()
+        block.copy_(written)
+        return written.view(-1, self._columns)
+
+    def _add_squares(self, block: Tensor) -> None:
+        """Add up the squares of a block that was written; this overwrites it."""
+        self._squares += float(row_sums(row_sums(block.mul_(block)).unsqueeze(0)))
+
+    def _measure(self, means: Tensor) -> None:
+        self._largest = max(self._largest, float(means.abs().max()))
+
+
+def _check_axis(edit: TensorEdit, info: TensorInfo, axis: int) -> None:
+    if axis >= len(info.shape):
+        raise ModelError(
+            f"expected {axis + 1} axes or more in {edit.source}, found shape {info.shape}; the checkpoint does not fit "
+            "its config"
+        )
+
+
+def _check_sum(name: str, sums: Tensor, rows: Tensor) -> None:
+    """Look for weights that are not finite, which a sum that is not finite shows."""
+    if not all_finite(sums):
+        check_finite(name, rows)
+
+
+def _check_written(edit: TensorEdit, written: Tensor, rows: Tensor) -> None:
+    if not all_finite(written):
+        check_finite(edit.source, rows)
+        raise ModelError(f"{edit.name} does not fit into {edit.dtype} once folded; fold with --dtype float32")

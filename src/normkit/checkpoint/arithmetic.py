@@ -1,7 +1,7 @@
-"""The arithmetic of folding: each result rounded once, its bits a function of the values and the shape alone.
+"""The arithmetic of folding: each result is rounded once, and its bits depend on the values and the shape alone.
 
 Products and casts are the exact value rounded to nearest, ties to even. Sums are taken in float64 in an order that the
-shape fixes, by numpy and not by a BLAS, so that another machine, or another number of threads, gives the same bits.
+shape determines, by numpy and not by a BLAS, so that other machines and other numbers of threads give the same bits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 CHUNK = 2**17
-"""Elements worked on at a time: in float64 they fit into the cache of one core."""
+"""Elements per chunk: in float64 they fit into the cache of one core."""
 
 # Significant bits.
 _PRECISION = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24, torch.float64: 53}
-# The bits of a positive infinity, and as what integers bits are looked at.
+# Integer types of the same width, signed and unsigned, and the bits of positive infinity.
 _INFINITY = {
     torch.bfloat16: (torch.int16, np.uint16, 0x7F80),
     torch.float16: (torch.int16, np.uint16, 0x7C00),
@@ -31,18 +31,18 @@ _INFINITY = {
 }
 _WIDE = (torch.float32, torch.float64)
 
-# The bits of a float32 that hold a fixed pattern (mask, pattern) in the middle between two neighbours of 16 bits.
-# Below the normal range of float16 a middle has more zeros than that, never fewer.
+# A float32 halfway between two neighbours of 16 bits has these bits (mask, pattern).
+# Below the normal range of float16 such a midpoint has more zeros than that, never fewer.
 _MIDDLE = {torch.bfloat16: (0xFFFF, 0x8000), torch.float16: (0x0FFF, 0)}
 
-# In the middle between two neighbours of 32 bits or less these bits of a float64 are zero.
+# A float64 halfway between two neighbours of 32 bits or less has zeros in these bits.
 _BELOW_MIDDLES = 2**28 - 1
 _SPLITTER = 2.0**27 + 1
 
 
 @contextmanager
 def one_thread_an_operation() -> Iterator[None]:
-    """Inside it torch shares no operation between threads: a chunk is too small, and a core may be busy elsewhere."""
+    """Inside it torch splits no operation over threads: a chunk is too small, and the other cores are busy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -52,27 +52,27 @@ def one_thread_an_operation() -> Iterator[None]:
 
 
 def partition(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """(first row, row after the last) of each chunk of a matrix: about `CHUNK` elements, whole rows, at least one."""
+    """(first row, row after the last) of each chunk of a matrix: about `CHUNK` elements, at least one whole row."""
     step = max(1, CHUNK // max(1, columns))
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
 
 
-# Just under the largest that glibc adapts to.
+# Bytes; just under the largest size that glibc adapts to.
 _KEPT = 2**25 - 2**16
 
 
 class _Room(threading.local):
-    """Memory that a thread uses again: fresh pages cost as much time as the arithmetic."""
+    """Memory that a thread reuses: fresh pages cost as much time as the arithmetic."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
-        # Freed without being touched, this raises the thresholds of the C library's allocator (glibc): from then on it
-        # keeps the memory of smaller tensors for the next ones and does not give the pages back each time.
+        # Freeing this tensor raises the thresholds of the C library's allocator (glibc): from then on it keeps the
+        # memory of smaller tensors for later ones and does not return the pages each time.
         torch.empty(_KEPT, dtype=torch.uint8)
 
     def take(self, use: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor of any values, until the same use takes another."""
+        """A contiguous tensor of arbitrary values, valid until the same use takes another."""
         size = math.prod(shape)
         held = self._held.get(use)
         if held is None or held.numel() < size:
@@ -84,15 +84,15 @@ _ROOM = _Room()
 
 
 def wide_room(rows: int, columns: int) -> Tensor:
-    """A float64 matrix of any values, which this thread holds until it asks again."""
+    """A float64 matrix of arbitrary values, valid until this thread asks again."""
     return _ROOM.take("wide", (rows, columns), torch.float64)
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
     """float64 values in another dtype, rounded once.
 
-    torch casts float64 to 16 bits through float32, which rounds twice. That is wrong only where the float32 lies in the
-    middle between two neighbours of 16 bits and the value does not: then the float32 moves one step towards it.
+    torch casts float64 to 16 bits through float32, which rounds twice. That is wrong only where the float32 is halfway
+    between two neighbours of 16 bits and the value is not: then the float32 is moved one step towards the value.
 
     Args:
         values: float64, contiguous.
@@ -117,17 +117,14 @@ def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A gain, made ready for one product with rows of one dtype.
-
-    Attributes:
-        values: The gain in the dtype that is multiplied in.
-        output: The dtype of the products.
-        is_exact: Whether a product in the dtype of `values` is exact, or `output` is that dtype.
-    """
+    """A gain, prepared for products with rows of one dtype."""
 
     values: Tensor
+    """The gain in the dtype of the multiplication."""
     output: torch.dtype
+    """The dtype of the products."""
     is_exact: bool = True
+    """Whether a product in the dtype of `values` is exact, or `output` is that dtype."""
 
     def part(self, index: slice | Tensor) -> Factor:
         """The factors of some rows, as a column."""
@@ -137,8 +134,8 @@ class Factor:
 def factor(gain: Tensor, source: torch.dtype, output: torch.dtype) -> Factor:
     """The gain in the narrowest dtype in which its products with `source`, cast to `output`, are rounded once.
 
-    Two numbers of 16 bits have a product that float32 holds, which is how torch multiplies them; below the range of
-    float32, where it does not, the product is too small for the 16 bits as well.
+    float32 holds the product of two numbers of 16 bits exactly, and torch multiplies them in float32; a product below
+    the range of float32 is too small for 16 bits as well.
 
     Args:
         gain: float64, of one axis.
@@ -158,7 +155,7 @@ def scaled(rows: Tensor, by: Factor) -> Tensor:
 
     Args:
         rows: Two axes.
-        by: One factor a column, or a column of one factor a row.
+        by: One factor per column, or a column with one factor per row.
     """
     if by.values.dtype is by.output:
         return rows.to(by.output) * by.values
@@ -179,13 +176,13 @@ def quotient(numerator: Tensor, denominator: Tensor, dtype: torch.dtype) -> Tens
     value = torch.where(above == 0, above, above / below)
     product, error = _two_product(value, below)
     remainder = (above - product) - error
-    # What is missing is the remainder over the denominator; its sign is enough.
+    # The rounding took away the remainder over the denominator; its sign is enough.
     odd = _odd(value, remainder * below.sign())
     return rounded(torch.from_numpy(_with_exponents(odd, (exponents - below_exponents).numpy())), dtype)
 
 
 def row_sums(values: Tensor) -> Tensor:
-    """The sum of each row of a float64 matrix: pairwise, in the order that its length fixes."""
+    """The sum of each row of a float64 matrix: pairwise, in an order that its length determines."""
     return torch.from_numpy(np.add.reduce(values.numpy(), axis=1))
 
 
@@ -193,19 +190,19 @@ def add_rows(total: Tensor, block: Tensor) -> None:
     """Add the rows of a float64 block to a total, one after the other.
 
     Args:
-        total: One number a column; it changes.
-        block: Two axes, contiguous; the first row is room for the total.
+        total: One number per column; changed in place.
+        block: Two axes, contiguous; the first row is overwritten with the total.
     """
     block[0] = total
     if block.shape[1] == 1:
-        # numpy would add a single column in pairs, and the number of rows would show.
+        # numpy would add a single column pairwise, so that the result would depend on the number of rows.
         total[0] = float(np.add.accumulate(block.numpy()[:, 0])[-1])
     else:
         np.add.reduce(block.numpy(), axis=0, out=total.numpy())
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether there is no NaN and no infinity: their exponent is the largest, so the largest bits show them."""
+    """Whether there is no NaN and no infinity: these have the largest exponent, so the largest bits show them."""
     if not values.numel():
         return True
     signed, unsigned, infinity = _INFINITY[values.dtype]
@@ -214,9 +211,9 @@ def all_finite(values: Tensor) -> bool:
 
 
 def _round_middles_to_odd(product: Tensor, rows: Tensor, gain: Tensor) -> None:
-    """Where a product in float64 may be a middle between two neighbours, put it on the side of the exact one.
+    """Move a float64 product that may be halfway between two neighbours to the side of the exact product.
 
-    Only there does it matter that the product was rounded before it is cast.
+    Only there it matters that the product was rounded before it is cast.
     """
     low = np.bitwise_and(product.view(torch.int64).numpy(), _BELOW_MIDDLES)
     places = np.unravel_index(np.flatnonzero(low == 0), low.shape)
@@ -231,7 +228,7 @@ def _round_middles_to_odd(product: Tensor, rows: Tensor, gain: Tensor) -> None:
 
 
 def _two_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """(product rounded to float64, what the rounding took away), exactly (Dekker 1971)."""
+    """(product rounded to float64, the exact rest), after Dekker 1971."""
     product = left * right
     left_high, left_low = _split(left)
     right_high, right_low = _split(right)
@@ -246,7 +243,7 @@ def _split(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _odd(values: Tensor, missing: Tensor) -> Tensor:
-    """values + missing rounded to odd: cut off towards zero, the last bit set where something is missing."""
+    """values + missing rounded to odd: truncated towards zero, with the last bit set where `missing` is not 0."""
     bits = values.view(torch.int64)
     is_beyond = (missing != 0) & ((missing < 0) != (values < 0))
     cut = bits - is_beyond.to(torch.int64)

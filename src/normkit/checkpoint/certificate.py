@@ -1,7 +1,7 @@
-"""What was done to a checkpoint, beside its weights: enough to derive each tensor again and compare it bit for bit.
+"""The certificate: what was done to a checkpoint, enough to derive each tensor again and compare it bit for bit.
 
-Nothing in it is believed. `normkit verify` makes it anew from the two folders and holds it against this one; only what
-was asked for is taken from it. It holds no time, no path and no name of a machine.
+It is not trusted. `normkit verify` makes another from the two folders and compares the two; only what was asked for is
+taken from this one. It contains no time, no path and no name of a machine.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from normkit.checkpoint.fingerprints import LONGEST_NAME, Fingerprint, file_names, fingerprints, is_sound_name
+from normkit.checkpoint.build_model import Reload
+from normkit.checkpoint.model_folder import (
+    CERTIFICATE,
+    LONGEST_NAME,
+    Fingerprint,
+    file_names,
+    fingerprints,
+    is_sound_name,
+)
 from normkit.checkpoint.opening import Opened, folded_config
-from normkit.checkpoint.plan import OPERATIONS, Plan, Quotient, VectorEdit
+from normkit.checkpoint.plan import OPERATIONS, FoldPlan, Quotient, VectorEdit
 from normkit.checkpoint.planning import DTYPES
-from normkit.checkpoint.reloading import Reload
 from normkit.checkpoint.source import vector
 from normkit.checkpoint.verification import LIMITS
-from normkit.checkpoint.writing import Written
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text, parse_json
 from normkit.text import quoted
 
-NAME = "normkit_certificate.json"
-"""Of the file, in the folder of the result."""
-
 _SCHEMA_VERSION = 1
-# A mixture of a thousand experts takes a quarter of it.
+# Bytes; the certificate of a mixture of a thousand experts has a quarter of that.
 _LARGEST = 2**26
 _KEYS: dict[str, dict[str, type]] = {
     "asked": {"operations": list, "untie": bool, "dtype": str},
@@ -40,40 +43,49 @@ _KEYS: dict[str, dict[str, type]] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What is certified of the weights that were read and written."""
+
+    inputs: dict[str, str]
+    """The source's files of weights -> SHA-256."""
+    outputs: dict[str, str]
+    """The result's files of weights -> SHA-256."""
+    residuals: dict[str, float]
+    """Output tensor that is a sum -> how far rounding left it from its definition, as in `MadeVector` and `Outcome`."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Certificate:
-    """What folding made of a checkpoint.
-
-    Attributes:
-        normkit: Version that made it.
-        operations: What was asked for, in the order of `OPERATIONS`.
-        untie: Whether a tied head was to be given a table of its own.
-        dtype: Of the result: "same", or "float32".
-        architecture: Class that the source's config names.
-        becomes: Class that the result's config names.
-        source: Name -> file of the source that the result was made from.
-        result: Name -> file of the result, but for this one.
-        plan: What becomes of each norm, what was refused and why, what changes in config.json: a `Plan` as JSON.
-        tensors: Name of each tensor of the result -> how it follows from the source, and for sums what rounding left.
-        smallest_divisor: The gain nearest to zero that a bias was divided by: its weight, its coordinate, its size.
-            None where nothing was divided.
-        reload: What transformers says when it loads the result: a `Reload` as JSON.
-        limits: What the certificate does not prove, in words; none in those of early versions.
-    """
+    """What folding did to a checkpoint."""
 
     normkit: str
+    """Version that made it."""
     operations: tuple[str, ...]
+    """What was asked for, in the order of `OPERATIONS`."""
     untie: bool
+    """Whether a tied head was to be given a table of its own."""
     dtype: str
+    """The dtype that was asked for: "same", or "float32"."""
     architecture: str
+    """Class in the source's config.json."""
     becomes: str
+    """Class in the result's config.json."""
     source: Mapping[str, Fingerprint]
+    """The source's files from which the result was made, by name."""
     result: Mapping[str, Fingerprint]
+    """The result's files except this one, by name."""
     plan: Mapping[str, Any]
+    """The `FoldPlan` as JSON, without its edits."""
     tensors: Mapping[str, Any]
+    """Name of each tensor of the result -> how it follows from the source, and for sums what rounding left."""
     smallest_divisor: Mapping[str, Any] | None
+    """The gain nearest to zero that a bias was divided by: its weight, coordinate and size; None if nothing was
+    divided."""
     reload: Mapping[str, Any]
+    """What transformers reports when it loads the result: a `Reload` as JSON."""
     limits: tuple[str, ...] = ()
+    """What the certificate does not prove, in words; early versions have none."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, the same for the same certificate."""
@@ -91,7 +103,7 @@ class Certificate:
         }
 
     def text(self) -> str:
-        """What the file holds."""
+        """The content of the file."""
         return json_text(self.to_json())
 
     @classmethod
@@ -100,20 +112,21 @@ class Certificate:
 
         Raises:
             InputError: If there is none, or it cannot be read.
-            ModelError: If it is none, of another schema, or names a file outside of its folder; one line.
+            ModelError: If it is not a certificate, has another schema, or names a file outside of its folder; one line.
         """
-        path = folder / NAME
         content = read_certificate(folder)
         try:
             if len(content) > _LARGEST:
                 raise ModelError(f"it has more than {_LARGEST:,} bytes")
             return _certificate(parse_json(content))
         except (InputError, ModelError) as error:
-            raise ModelError(f"{path} is no certificate of a fold: {error}; fold the source again") from None
+            raise ModelError(
+                f"{folder / CERTIFICATE} is no certificate of a fold: {error}; fold the source again"
+            ) from None
 
 
 def certify(
-    plan: Plan,
+    plan: FoldPlan,
     written: Written,
     reload: Reload,
     opened: Opened,
@@ -122,21 +135,21 @@ def certify(
     dtype: str,
     untie: bool = False,
 ) -> Certificate:
-    """The certificate of a result that is whole but for it.
+    """The certificate of a result to which only the certificate is missing.
 
     Args:
         plan: What was done.
-        written: What was read and written of the weights; other files are hashed here.
-        reload: What transformers says of the result.
+        written: Hashes and residuals of the weights; other files are hashed here.
+        reload: What transformers reports for the result.
         opened: The source.
         folder: The result.
-        dtype: As asked.
-        untie: As asked: a plan may have refused it.
+        dtype: What was asked for.
+        untie: What was asked for; the plan may have refused it.
 
     Raises:
         InputError: If a file cannot be read.
     """
-    beside = [name for name in file_names(folder) if name not in {*written.outputs, NAME}]
+    beside = [name for name in file_names(folder) if name not in {*written.outputs, CERTIFICATE}]
     shared = [name for name in beside if (opened.folder / name).is_file()]
     planned = plain(plan.to_json())
     tensors = {edit.pop("name"): _filled(edit) for edit in planned.pop("edits")}
@@ -160,16 +173,16 @@ def certify(
 
 
 def read_certificate(folder: Path) -> bytes:
-    """The bytes of the certificate in a folder.
-
-    At most one byte more than one may have.
+    """The bytes of the certificate in a folder, at most one more than are allowed.
 
     Raises:
         InputError: If there is none, or it cannot be read.
     """
-    path = folder / NAME
+    path = folder / CERTIFICATE
     if not path.is_file():
-        raise InputError(f"expected the folder of a folded checkpoint, found no {NAME} in {folder}; give SRC, then DST")
+        raise InputError(
+            f"expected the folder of a folded checkpoint, found no {CERTIFICATE} in {folder}; give SRC, then DST"
+        )
     try:
         with path.open("rb") as file:
             return file.read(_LARGEST + 1)
@@ -187,7 +200,7 @@ def _listed(prints: Mapping[str, Fingerprint]) -> dict[str, dict[str, Any]]:
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:
-    """A dictionary without what says nothing: None, an empty list, a flag that is not set."""
+    """A dictionary without the entries that are None, an empty list, or false."""
     return {
         key: _filled(value) if isinstance(value, dict) else value
         for key, value in values.items()
@@ -195,14 +208,14 @@ def _filled(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _smallest_divisor(plan: Plan, opened: Opened) -> dict[str, Any] | None:
+def _smallest_divisor(plan: FoldPlan, opened: Opened) -> dict[str, Any] | None:
     found: list[tuple[float, str, int]] = []
     for edit in plan.edits:
         if not isinstance(edit, VectorEdit) or not isinstance(edit.value, Quotient):
             continue
         gain = edit.value.gain
         sizes = (vector(opened.source, gain.weight) + gain.offset).abs()
-        # 0 / 0 is 0, and a kept coordinate is not divided.
+        # 0 / 0 is 0, and kept coordinates are not divided.
         is_divided = vector(opened.source, str(edit.source)) != 0
         is_divided[list(gain.kept)] = False
         sizes = sizes.masked_fill(~is_divided, math.inf)
@@ -215,10 +228,10 @@ def _smallest_divisor(plan: Plan, opened: Opened) -> dict[str, Any] | None:
 
 
 def _certificate(document: Any) -> Certificate:
-    """The certificate that a JSON document is.
+    """The certificate in a JSON document.
 
     Raises:
-        ModelError: If it is none; with the reason alone.
+        ModelError: If it is not one; the message is the reason alone.
     """
     if not isinstance(document, dict):
         raise ModelError(f"it holds a {type(document).__name__}")

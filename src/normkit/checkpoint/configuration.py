@@ -1,4 +1,4 @@
-"""From a `config.json` to the class of transformers that it names, with nothing else that it may ask for."""
+"""From a `config.json` to the class of transformers that it names; whatever else it asks for is ignored."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normkit.checkpoint.weights import read_json
+from normkit.checkpoint.model_folder import CONFIG, read_json
 from normkit.errors import ModelError
 from normkit.text import quoted, typed_line
 
-CONFIG = "config.json"
-
-# Keys by which a configuration could make transformers fetch code, load other files or replace layers.
+# Keys with which a configuration could make transformers fetch code, load other files or replace layers.
 _REFUSED = {
     "_attn_implementation",
     "_attn_implementation_internal",
@@ -32,12 +30,13 @@ def read_config(folder: Path, *, infinity: bool = False) -> dict[str, Any]:
     """The configuration of a model folder, checked to name a model type and an architecture.
 
     Args:
-        folder: Of the model.
-        infinity: Take numbers that are not finite, which transformers 4 wrote for Mamba 2; no JSON can be written of
-            them again.
+        folder: The model's folder.
+        infinity: Accept numbers that are not finite, which transformers 4 wrote for Mamba 2; they cannot be written
+            as JSON again.
 
     Raises:
-        ModelError: If there is none, it is not JSON, names neither, or says that the weights are quantised.
+        ModelError: If there is no configuration, it is not JSON, lacks one of the two, or says that the weights are
+            quantised.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -59,7 +58,7 @@ def read_config(folder: Path, *, infinity: bool = False) -> dict[str, Any]:
 
 
 def paths_to(config: Mapping[str, Any], key: str, above: str = "") -> list[str]:
-    """Dotted paths of a key in nested configurations; one whose own key holds a dot is of no known class."""
+    """Dotted paths of a key in nested configurations; a configuration under a key with a dot is not searched."""
     found = [above + key] if key in config else []
     for name, value in config.items():
         if isinstance(value, Mapping) and "." not in name:
@@ -71,7 +70,7 @@ def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
     """The configuration as transformers' object, and the class to build from it.
 
     Args:
-        values: What `read_config` returned.
+        values: The result of `read_config`.
         folder: Named in messages.
 
     Raises:
@@ -82,14 +81,14 @@ def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
     config = _configuration(values, folder)
     name = values["architectures"][0]
     found: Any = getattr(transformers, name, None)
-    known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    if not known:
+    is_known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    if not is_known:
         raise ModelError(
             f"{folder} needs the class {quoted(name)}, which transformers {transformers.__version__} does not "
             "have; code that comes with a model is never run: give a checkpoint of a stock class"
         )
     if not isinstance(config, found.config_class or ()):
-        # A text model may lie in the configuration of a larger one.
+        # The configuration of a larger model may contain that of the text model.
         config = config.get_text_config()
     if not isinstance(config, found.config_class or ()):
         raise ModelError(f"{folder / CONFIG} contradicts itself: {name} is no {values['model_type']} model; correct it")
@@ -97,11 +96,7 @@ def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
 
 
 def check_reads_text(class_: type[Any]) -> None:
-    """Refuse a class of transformers that reads images or speech.
-
-    Raises:
-        ModelError: If it does.
-    """
+    """Raise ModelError for a class of transformers that reads images or speech."""
     if class_.main_input_name != "input_ids":
         raise ModelError(
             f"only models that read text are inspected in this version: {class_.__name__} reads "
@@ -110,7 +105,7 @@ def check_reads_text(class_: type[Any]) -> None:
 
 
 def body_class(config: Any) -> type[Any] | None:
-    """The class of the same family without a head, or None if it has no single one."""
+    """The class of the same family without a head; None if the family has several."""
     from transformers import MODEL_MAPPING
 
     found = MODEL_MAPPING.get(type(config), None)
@@ -141,10 +136,10 @@ def _configuration(values: dict[str, Any], folder: Path) -> Any:
 
 
 def _for_transformers_4(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The configuration with what transformers 5 calls rope_parameters under the names of 4, which passes over it.
+    """The configuration with the rope_parameters of transformers 5, which 4 ignores, under the names that 4 reads.
 
     Raises:
-        ModelError: If there are several, which 4 has no one name for.
+        ModelError: If there are several sets of them, for which 4 has no names.
     """
     if not (paths := paths_to(values, key := "rope_parameters")):
         return values
@@ -166,7 +161,7 @@ def _without_refused(values: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """The value with the numbers that JSON does not have: transformers writes infinity as {"__float__": "Infinity"}."""
+    """The value with numbers that JSON lacks: transformers writes infinity as {"__float__": "Infinity"}."""
     if isinstance(value, dict):
         if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
             return float(value["__float__"])

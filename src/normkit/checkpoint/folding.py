@@ -1,26 +1,39 @@
-"""`normkit fold`: a checkpoint on disk in, an exactly folded one out, with a certificate beside its weights."""
+"""`normkit fold`: a checkpoint on disk in, an exactly folded one out, with a certificate beside its weights.
+
+The weights are streamed: no tensor is held whole, and each file is hashed on its way. Threads, not processes: reading,
+writing, hashing and arithmetic all let other threads run meanwhile, and a second process would take the memory of a
+second torch. What is written depends on the plan and the source alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from normkit.checkpoint.applying import Progress
-from normkit.checkpoint.carrying import carried, code
-from normkit.checkpoint.certificate import NAME, Certificate, certify
-from normkit.checkpoint.configuration import CONFIG
-from normkit.checkpoint.layout import output_info
-from normkit.checkpoint.memory import require_change
+from normkit.checkpoint.applying import MadeVector, vectors
+from normkit.checkpoint.arithmetic import CHUNK, one_thread_an_operation
+from normkit.checkpoint.build_model import reload_of
+from normkit.checkpoint.certificate import Certificate, Written, certify
+from normkit.checkpoint.layout import FileLayout, index, lay_out, output_info
+from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_files
 from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
-from normkit.checkpoint.plan import Plan
-from normkit.checkpoint.planning import make_plan
-from normkit.checkpoint.reloading import Reload, reload_of
+from normkit.checkpoint.plan import FoldPlan, VectorEdit
+from normkit.checkpoint.planning import plan_checkpoint, require_change
+from normkit.checkpoint.shard import PIECE, Shard
+from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.staging import Staging
-from normkit.checkpoint.writing import write_shards
+from normkit.checkpoint.workers import Progress, Workers
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text
 from normkit.text import shortened
+
+# Float64 arrays of one chunk that a thread may hold at once, with what the allocator keeps.
+_ARRAYS = 8
 
 
 def fold(
@@ -40,14 +53,14 @@ def fold(
 
     Args:
         source: Its folder, with config.json and safetensors.
-        destination: A folder that does not exist yet; it appears when all is done, and not before.
+        destination: A folder that does not exist yet; it appears when everything is written, and not before.
         operations: As `normkit.fold` takes them.
         untie: Give a tied head a table of its own.
-        dtype: Of what is written: "same", or "float32".
+        dtype: Dtype of what is written: "same", or "float32".
         max_memory: Bytes that the process may occupy.
-        threads: Threads that compute; the bits do not depend on them.
+        threads: Threads that compute; the bits do not depend on their number.
         resume: Finish a fold that was interrupted; the bits are those of one that was not.
-        for_training: The result is to be trained further: dropout is then an error.
+        for_training: The result will be trained further: dropout is then an error.
         progress: Called with a stage, bytes done, and all bytes.
 
     Returns:
@@ -58,45 +71,204 @@ def fold(
             transformers would load something else from it; or if it changes while it is folded.
         InputError: If nothing of what was asked can be done, or the destination cannot be written.
     """
-    if threads < 1:
-        raise InputError(f"expected threads of 1 or more, got {threads}")
-    folder, destination = Path(source).expanduser(), Path(destination).expanduser()
-    with open_checkpoint(folder) as opened:
-        plan = make_plan(
-            opened.graph,
-            opened.config,
-            opened.source,
-            operations=operations,
+    with open_checkpoint(Path(source).expanduser()) as opened:
+        plan = plan_checkpoint(opened, operations=operations, untie=untie, dtype=dtype, for_training=for_training)
+        return write_folded(
+            plan,
+            opened,
+            Path(destination).expanduser(),
             untie=untie,
             dtype=dtype,
-            for_training=for_training,
-            code=code(opened.states),
+            max_memory=max_memory,
+            threads=threads,
+            resume=resume,
+            progress=progress,
         )
-        require_change(plan)
-        beside = list(carried(folder))
-        config = folded_config(opened.config, plan)
-        with Staging(destination, source=folder, resume=resume) as staging:
-            reload = _reloaded(plan, opened, config)
-            written = write_shards(
-                plan, opened.source, staging, threads=threads, max_memory=max_memory, progress=progress
+
+
+def write_folded(
+    plan: FoldPlan,
+    opened: Opened,
+    destination: Path,
+    *,
+    untie: bool,
+    dtype: str,
+    max_memory: int | None,
+    threads: int,
+    resume: bool,
+    progress: Progress | None,
+) -> Certificate:
+    """Carry out the plan of an opened checkpoint; arguments, result and errors of `fold`."""
+    if threads < 1:
+        raise InputError(f"expected threads of 1 or more, got {threads}")
+    require_change(plan)
+    folder = opened.folder
+    copied = list(copied_files(folder))
+    config = folded_config(opened.config, plan)
+    with Staging(destination, source=folder, resume=resume) as staging:
+        # Before hours are spent on writing: will transformers load the result?
+        reload = reload_of(config, {edit.name: output_info(edit, opened.source) for edit in plan.edits}, folder)
+        if astray := (*reload.missing, *reload.unexpected, *reload.mismatched):
+            raise ModelError(
+                f"{reload.class_name} of transformers would not load all of the result ({shortened(astray)} missing, "
+                "left over or of another shape), as in the source; give a checkpoint that it loads whole"
             )
-            staging.write(CONFIG, json_text(config).encode(), like=folder / CONFIG)
-            for name, path in beside:
-                staging.copy(path, name)
-            certificate = certify(plan, written, reload, opened, staging.folder, dtype=dtype, untie=untie)
-            staging.write(NAME, certificate.text().encode(), like=folder / CONFIG)
-            opened.require_same({name for each in (beside, carried(folder)) for name, _ in each})
-            staging.finish()
+        written = write_shards(plan, opened.source, staging, threads=threads, max_memory=max_memory, progress=progress)
+        staging.write(CONFIG, json_text(config).encode(), like=folder / CONFIG)
+        for name, path in copied:
+            staging.copy(path, name)
+        certificate = certify(plan, written, reload, opened, staging.folder, dtype=dtype, untie=untie)
+        staging.write(CERTIFICATE, certificate.text().encode(), like=folder / CONFIG)
+        opened.require_same({name for each in (copied, copied_files(folder)) for name, _ in each})
+        staging.finish()
     return certificate
 
 
-def _reloaded(plan: Plan, opened: Opened, config: Mapping[str, Any]) -> Reload:
-    """What transformers will say of the result; found out before hours are spent on writing it."""
-    tensors = {edit.name: output_info(edit, opened.source) for edit in plan.edits}
-    reload = reload_of(config, tensors, opened.folder)
-    if astray := (*reload.missing, *reload.unexpected, *reload.mismatched):
-        raise ModelError(
-            f"{reload.class_name} of transformers would not load all of the result ({shortened(list(astray))} lacking, "
-            "left over or of another shape), as in the source; give a checkpoint that it loads whole"
-        )
-    return reload
+def write_shards(
+    plan: FoldPlan,
+    source: CheckpointSource,
+    staging: Staging,
+    *,
+    threads: int = 1,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+) -> Written:
+    """Write the weights of a folded checkpoint, and their index if the source has one, into a staging folder.
+
+    Args:
+        plan: What becomes of each tensor.
+        source: The checkpoint; only read.
+        staging: The folder; files that an interrupted fold has finished there are kept.
+        threads: Threads that compute.
+        max_memory: Bytes that the process may occupy; fewer threads are used if they do not fit.
+        progress: Called with a stage, bytes done, and all bytes.
+
+    Raises:
+        InputError: If something else is in the staging folder, there is no room, or too little memory is allowed.
+        ModelError: If the source cannot be read to its end, changes meanwhile, or holds NaN, infinity or integers where
+            folding computes.
+    """
+    layouts = lay_out(plan, source)
+    # What decides the bytes that are written: what is asked for, and the files that it is asked of.
+    identity = {
+        "plan": hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest(),
+        "source": {file.name: [state.size, state.mtime_ns] for file, state in source.states.items()},
+    }
+    finished = staging.begin(identity)
+    pending = [layout for layout in layouts if layout.name not in finished]
+    staging.require_room(sum(layout.size for layout in pending))
+    threads = affordable(plan, source, threads, max_memory)
+    with one_thread_an_operation():
+        made: Mapping[str, MadeVector] = {}
+        if any(isinstance(edit, VectorEdit) for layout in pending for edit in layout.edits):
+            made = vectors(plan, source, threads=threads, progress=progress)
+        workers = Workers(threads, "writing", progress)
+        workers.total = sum(layout.size - layout.starts[0] for layout in pending)
+        with ExitStack() as opened:
+            queue = _Queue(pending, source, staging, made, workers, opened)
+            workers.map([queue.work] * threads)
+        if progress is not None:
+            # Only now it is all on the disk.
+            progress("writing", workers.total, workers.total)
+    if (document := index(layouts, source)) is not None:
+        staging.write(INDEX, json_text(document).encode(), like=source.files[0].parent / INDEX)
+    files = [staging.finished[layout.name] for layout in layouts]
+    return Written(
+        inputs={file.name: file.source_sha256 for file in files},
+        outputs={file.name: file.sha256 for file in files},
+        residuals={name: residual for file in files for name, residual in file.residuals.items()},
+    )
+
+
+def memory_needed(plan: FoldPlan, source: CheckpointSource, threads: int) -> int:
+    """Bytes that the process occupies at most: what it does now, every vector, and the buffers of each thread."""
+    widest = max((tensor.matrix[1] for tensor in source.tensors.values()), default=0)
+    each = _ARRAYS * 8 * max(CHUNK, widest) + PIECE
+    vector_bytes = sum(3 * 8 * edit.size for edit in plan.edits if isinstance(edit, VectorEdit))
+    return _occupied() + vector_bytes + threads * each
+
+
+def affordable(plan: FoldPlan, source: CheckpointSource, threads: int, max_memory: int | None) -> int:
+    """How many of the threads fit into the memory.
+
+    Raises:
+        InputError: If not even one fits; the message says how much memory is needed.
+    """
+    if max_memory is None:
+        return threads
+    fixed, first = (memory_needed(plan, source, count) for count in (0, 1))
+    if first > max_memory:
+        least = -(-first // 10**7) / 100
+        raise InputError(f"this fold takes {least:.2f} GB of memory, {max_memory / 1e9:.2f} GB are allowed; allow more")
+    return min(threads, (max_memory - fixed) // (first - fixed))
+
+
+def _occupied() -> int:
+    """Bytes of memory that the process takes now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Queue:
+    """The tensors of all files: each thread makes those of a file of its own; when no file is left, it helps another.
+
+    Args:
+        layouts: The files to make.
+        source: Where they are made from.
+        staging: Where they are written.
+        made: Gains and biases, which are made already.
+        workers: The threads.
+        opened: Closes and removes what is unfinished at the end.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[FileLayout],
+        source: CheckpointSource,
+        staging: Staging,
+        made: Mapping[str, MadeVector],
+        workers: Workers,
+        opened: ExitStack,
+    ) -> None:
+        self._layouts, self._source, self._staging, self._made = iter(layouts), source, staging, made
+        self._workers, self._opened = workers, opened
+        self._guard = threading.Lock()
+        self._begun: list[tuple[Shard, Iterator[int]]] = []
+
+    def work(self) -> None:
+        """Make tensors until none is left."""
+        own = None
+        while (task := self._next(own)) is not None:
+            own, position = task
+            shard = own[0]
+            shard.make(position)
+            self._workers.on_disk(shard.flush)
+            self._settle(shard)
+
+    def _next(self, own: tuple[Shard, Iterator[int]] | None) -> tuple[tuple[Shard, Iterator[int]], int] | None:
+        """The next tensor of a thread's own file, of a new one, or of another thread's."""
+        with self._guard:
+            if own is not None and (position := next(own[1], None)) is not None:
+                return own, position
+            for layout in self._layouts:
+                own = self._begin(layout)
+                if (position := next(own[1], None)) is not None:
+                    return own, position
+            for other in self._begun:
+                if (position := next(other[1], None)) is not None:
+                    return other, position
+        return None
+
+    def _begin(self, layout: FileLayout) -> tuple[Shard, Iterator[int]]:
+        part = self._staging.part(layout.name)
+        # A file that was kept has another name by then.
+        self._opened.callback(part.unlink, missing_ok=True)
+        shard = Shard(layout, part, self._source, self._made, self._workers.step)
+        self._opened.callback(shard.close)
+        self._begun.append((shard, iter(range(len(layout.edits)))))
+        self._settle(shard)
+        return self._begun[-1]
+
+    def _settle(self, shard: Shard) -> None:
+        if shard.settle():
+            self._workers.on_disk(lambda: self._staging.keep(shard.finish()))

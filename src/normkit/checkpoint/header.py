@@ -1,4 +1,4 @@
-"""What a safetensors file holds, from its header alone, with nothing in it believed before it is checked.
+"""The tensors of a safetensors file, from its header alone; the header is checked before anything in it is used.
 
 The format: eight bytes with the length of the header, little-endian; the header, a JSON object from the name of each
 tensor to its dtype, shape and offsets; then the data, each tensor after the other without a gap.
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normkit.checkpoint.weights import damaged
+from normkit.checkpoint.model_folder import damaged
 from normkit.errors import InputError, ModelError
 from normkit.files import parse_json
 from normkit.text import quoted
 
 METADATA = "__metadata__"
 
-# Bits of one element, of all that the format knows.
+# Bits of one element of every dtype of the format.
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -39,14 +39,10 @@ _MOST_AXES = 64
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor without its values.
-
-    Attributes:
-        dtype: As safetensors writes it, as in "BF16".
-        shape: Sizes of its axes.
-    """
+    """A tensor without its values."""
 
     dtype: str
+    """As safetensors writes it, such as "BF16"."""
     shape: tuple[int, ...]
 
     @property
@@ -56,7 +52,7 @@ class TensorInfo:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """The tensor as (rows, columns): all axes but the last, and the last; a vector is one row.
+        """The tensor as (rows, columns): all axes but the last, and the last. A vector is one row.
 
         A tensor of packed numbers whose rows do not end on whole bytes is one row too.
         """
@@ -66,19 +62,13 @@ class TensorInfo:
         return (rows, columns) if columns * _BITS[self.dtype] % 8 == 0 else (1, rows * columns)
 
     def bytes_of(self, rows: int) -> int:
-        """Bytes of so many rows of the matrix."""
+        """Bytes of this many rows of the matrix."""
         return rows * self.matrix[1] * _BITS[self.dtype] // 8
 
 
 @dataclass(frozen=True)
 class Located(TensorInfo):
-    """A tensor and where its values lie.
-
-    Attributes:
-        file: That holds them.
-        start: First byte, counted from the start of the file.
-        stop: The byte after the last.
-    """
+    """A tensor and the place of its values: a file, the first byte, and the byte after the last."""
 
     file: Path
     start: int
@@ -89,8 +79,8 @@ def read_header(path: Path) -> dict[str, Located]:
     """The tensors of a file, in the order of their bytes.
 
     Raises:
-        ModelError: If the file is not whole: truncated, no JSON, an unknown dtype, a name twice, a shape that does not
-            fit its bytes, bytes that two tensors claim or none.
+        ModelError: If the file is not whole: it is truncated, its header is not JSON, a dtype is unknown, a name stands
+            twice, a shape does not fit its bytes, or bytes belong to two tensors or to none.
     """
     entries, _, start, size = _document(path)
     found = [(name, _located(path, name, entry, start)) for name, entry in entries.items()]
@@ -108,24 +98,24 @@ def read_header(path: Path) -> dict[str, Located]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The texts that a file carries beside its tensors.
+    """The metadata of a file: names and texts.
 
     Raises:
-        ModelError: If the header is not whole, or these are not texts.
+        ModelError: If the header is damaged, or a value is not a text.
     """
     return _document(path)[1]
 
 
 def header_bytes(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> bytes:
-    """The start of a file that holds these tensors in this order, up to the first byte of the first.
+    """The start of a file with these tensors in this order, up to the first byte of the first tensor.
 
-    The same tensors and texts give the same bytes. They end on a multiple of eight.
+    The same tensors and metadata give the same bytes. Their number is a multiple of eight.
 
     Raises:
-        ModelError: If a tensor bears the name that the format keeps for the texts.
+        ModelError: If a tensor has the name that the format reserves for metadata.
     """
     if METADATA in tensors:
-        raise ModelError(f"expected no tensor called {METADATA}: safetensors keeps that name; rename the tensor")
+        raise ModelError(f"expected no tensor called {METADATA}: safetensors reserves that name; rename the tensor")
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in tensors.items():
@@ -138,7 +128,7 @@ def header_bytes(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str])
 
 
 def _document(path: Path) -> tuple[dict[str, Any], dict[str, str], int, int]:
-    """The entries of the header, its texts, the first byte after it, and the size of the file."""
+    """The entries of the header, the metadata, the first byte after the header, and the size of the file."""
     try:
         with path.open("rb") as opened:
             size = path.stat().st_size
@@ -189,12 +179,12 @@ def _located(path: Path, name: str, entry: Any, data: int) -> Located:
 
 
 def _naturals(value: Any) -> bool:
-    """Whether it is a list of integers that are not negative; true and false are none."""
+    """Whether it is a list of integers that are not negative; booleans are not integers here."""
     return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
 
 
 def _is_possible(shape: list[int]) -> bool:
-    """Whether a tensor of that shape can be named at all; an empty one is held to its other axes."""
+    """Whether a tensor of that shape could exist; axes of length 0 do not excuse the others."""
     elements = 1
     for length in shape:
         elements *= max(length, 1)

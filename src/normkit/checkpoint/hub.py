@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from normkit.checkpoint.weights import INDEX, shard_names
+from normkit.checkpoint.model_folder import INDEX, WEIGHTS, shard_names
 from normkit.errors import InputError, ModelError
 
 _IDENTIFIER = re.compile(r"(?P<id>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[^@\s]+))?")
-# What configures a model and its tokenizer; the weights follow once it is known how they are split.
+# Files that configure a model and its tokenizer; the weights follow when it is known how they are split.
 _SETTINGS = ["*.json", "*.txt", "*.model", "*.tiktoken"]
 _FOLDERS = ["*/*"]
-# A name with such an ending and no organisation is that of a file which is not there.
+# A name without an organisation and with such an ending means a file that is not there.
 _FILES = (".md", ".txt", ".json", ".py", ".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
 
 
@@ -20,12 +20,12 @@ def split_identifier(model: str, revision: str | None) -> tuple[str, str | None]
     """The Hub id and the revision of `org/name[@revision]`.
 
     Raises:
-        ModelError: If it cannot be a Hub id, and so is a path where nothing lies.
+        ModelError: If it cannot be a Hub id, so is a path to nothing.
         InputError: If two different revisions are given.
     """
     match = _IDENTIFIER.fullmatch(model)
     if match is None or ("/" not in model and model.endswith(_FILES)):
-        raise ModelError(f"expected a model directory or a Hub id such as org/name, got {model!r}: nothing lies there")
+        raise ModelError(f"expected a model directory or a Hub id such as org/name, got {model!r}: nothing is there")
     within = match["revision"]
     if within and revision and within != revision:
         raise InputError(f"expected one revision, got {within!r} in {model!r} and {revision!r} beside it; give one")
@@ -36,9 +36,9 @@ def fetch(identifier: str, revision: str | None, *, local_files_only: bool) -> P
     """The folder in the Hub's cache that holds the configuration, tokenizer and safetensors of a model.
 
     Args:
-        identifier: As in "org/name".
+        identifier: Such as "org/name".
         revision: Branch, tag or commit; None is the main branch.
-        local_files_only: Take what the cache has and ask no server.
+        local_files_only: Use the cache and ask no server.
 
     Raises:
         ModelError: If there is no such model, or the Hub cannot be reached; one line.
@@ -57,11 +57,11 @@ def fetch(identifier: str, revision: str | None, *, local_files_only: bool) -> P
 
     try:
         folder = download(_SETTINGS)
-        names = shard_names(folder) if (folder / INDEX).is_file() else ["model.safetensors"]
+        names = shard_names(folder) if (folder / INDEX).is_file() else [WEIGHTS]
         return download(names)
     except ModelError:
         raise
-    except Exception as error:  # whatever the network, the server and the cache raise between them
+    except Exception as error:  # the network, the server and the cache raise errors of many types
         raise ModelError(_explanation(identifier, revision, error)) from error
 
 

@@ -1,4 +1,4 @@
-"""Which tensors go into which file of a folded checkpoint, and where in it: known before a matrix is read."""
+"""The files of a folded checkpoint and the place of each tensor in them, known before a matrix is read."""
 
 from __future__ import annotations
 
@@ -8,33 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.header import TensorInfo, header_bytes, read_metadata
-from normkit.checkpoint.plan import Edit, Plan, TensorEdit
+from normkit.checkpoint.model_folder import INDEX, WEIGHTS, read_json
+from normkit.checkpoint.plan import Edit, FoldPlan, TensorEdit
 from normkit.checkpoint.source import TORCH, CheckpointSource
-from normkit.checkpoint.weights import INDEX, WEIGHTS, read_json
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileLayout:
-    """A file of weights of the output, of the same name as one of the source.
-
-    Attributes:
-        source: The source's file.
-        edits: What it holds, in the order of its bytes.
-        header: Its first bytes.
-        starts: First byte of each tensor, and the size of the file at the end.
-        read: For each tensor a byte of the source's file that nothing before is still to be made from, in the same
-            order, and the size of that file at the end.
-    """
+    """A file of weights of the output; it has the name of one of the source."""
 
     source: Path
+    """The source's file of that name."""
     edits: tuple[Edit, ...]
+    """Its tensors, in the order of their bytes."""
     header: bytes
     starts: tuple[int, ...]
+    """First byte of each tensor, and the size of the file at the end."""
     read: tuple[int, ...]
+    """For each tensor a byte of the source's file before which nothing is needed from there on, in the same order; and
+    the size of that file at the end."""
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         return self.source.name
 
     @property
@@ -43,11 +39,11 @@ class FileLayout:
         return self.starts[-1]
 
 
-def lay_out(plan: Plan, source: CheckpointSource) -> tuple[FileLayout, ...]:
-    """The files of the output: each tensor stays in the file of its name, created ones join the last file.
+def lay_out(plan: FoldPlan, source: CheckpointSource) -> tuple[FileLayout, ...]:
+    """The files of the output: each tensor stays in its file, created ones go into the last.
 
-    Within a file the tensors keep their order, but those of wide numbers stand before those of narrow ones, as
-    readers take them to be aligned.
+    Within a file the tensors keep their order, except that wide dtypes come before narrow ones: readers expect the
+    numbers to be aligned.
     """
     tensors = source.tensors
     place = {name: position for position, name in enumerate(tensors)}
@@ -58,13 +54,13 @@ def lay_out(plan: Plan, source: CheckpointSource) -> tuple[FileLayout, ...]:
 
 
 def output_info(edit: Edit, source: CheckpointSource) -> TensorInfo:
-    """Dtype and shape of what an edit makes."""
+    """Dtype and shape of the tensor that an edit makes."""
     shape = source.tensors[edit.source].shape if isinstance(edit, TensorEdit) else (edit.size,)
     return TensorInfo(edit.dtype, shape)
 
 
 def index(layouts: tuple[FileLayout, ...], source: CheckpointSource) -> dict[str, Any] | None:
-    """The index of a sharded checkpoint; None where one file needs none. What else the source's index says stays."""
+    """The index of a sharded checkpoint; None for a single file. Other entries of the source's index are kept."""
     if source.files[0].name == WEIGHTS:
         return None
     document = read_json(source.files[0].parent / INDEX)
@@ -80,7 +76,8 @@ def index(layouts: tuple[FileLayout, ...], source: CheckpointSource) -> dict[str
 
 def _file(file: Path, edits: list[Edit], source: CheckpointSource) -> FileLayout:
     infos = {edit.name: output_info(edit, source) for edit in edits}
-    edits = sorted(edits, key=lambda edit: -_width(edit.dtype))
+    # Dtypes that torch does not have are packed, so one byte wide or less.
+    edits = sorted(edits, key=lambda edit: -TORCH[edit.dtype].itemsize if edit.dtype in TORCH else -1)
     header = header_bytes({edit.name: infos[edit.name] for edit in edits}, read_metadata(file))
     starts = [len(header)]
     for edit in edits:
@@ -93,8 +90,3 @@ def _file(file: Path, edits: list[Edit], source: CheckpointSource) -> FileLayout
             reached = min(reached, located.start)
         read.append(reached)
     return FileLayout(source=file, edits=tuple(edits), header=header, starts=tuple(starts), read=tuple(reversed(read)))
-
-
-def _width(dtype: str) -> int:
-    """Bytes of a number; what torch does not know is narrow."""
-    return TORCH[dtype].itemsize if dtype in TORCH else 1

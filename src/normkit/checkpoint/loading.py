@@ -1,9 +1,9 @@
-"""The one way from what a user calls a model to a model in memory.
+"""From a folder or a Hub id to a model in memory; every verb loads models here.
 
-Only safetensors are read, only classes of transformers are built, and no code that comes with a
-checkpoint is run: the configuration is stripped of every key that could ask for it, and the weights
-are handed over as tensors, so that transformers opens no file of the checkpoint but the tokenizer's.
-Norms that the configuration records as replaced are replaced again.
+Only safetensors are read, only classes of transformers are built, and no code that comes with a checkpoint is run:
+every key that could ask for it is removed from the configuration, and the weights are passed as tensors, so that
+transformers opens no file of the checkpoint except the tokenizer's. Norms that the configuration records as replaced
+are replaced again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint import hub, swaps
-from normkit.checkpoint.configuration import CONFIG, read_config
-from normkit.checkpoint.fitting import Fit, fit
-from normkit.checkpoint.silence import silence
-from normkit.checkpoint.weights import ADAPTER, INDEX, WEIGHTS, read_weights, weight_files
+from normkit.checkpoint.build_model import BuiltModel, build_model
+from normkit.checkpoint.configuration import read_config
+from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, read_weights, weight_files
+from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.errors import InputError, KindError, ModelError
 from normkit.text import quoted, shortened, typed_line
 
@@ -29,24 +29,21 @@ _TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "t
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedModel:
-    """A model that reads text, ready to run, and where it came from.
-
-    Attributes:
-        model: In evaluation mode. An encoder-decoder (`model.config.is_encoder_decoder`) must be given
-            decoder_input_ids by the caller.
-        tokenizer: Of transformers, or None if the checkpoint has none that could be loaded.
-        name: The folder's name, or the Hub id.
-        architecture: Name of the model's class.
-        path: The folder that the files were read from.
-        notes: What did not fit while loading, one line each.
-    """
+    """A model that reads text, ready to run, and where it came from."""
 
     model: Any
+    """In evaluation mode. The caller gives decoder_input_ids to an encoder-decoder
+    (`model.config.is_encoder_decoder`)."""
     tokenizer: Any
+    """A tokenizer of transformers, or None if the checkpoint has none that could be loaded."""
     name: str
+    """The folder's name, or the Hub id."""
     architecture: str
+    """Name of the model's class."""
     path: Path
+    """The folder that the files were read from."""
     notes: tuple[str, ...]
+    """What did not fit while loading, one line each."""
 
 
 def load_model(
@@ -57,7 +54,7 @@ def load_model(
     local_files_only: bool = False,
     show_downloads: bool = False,
 ) -> LoadedModel:
-    """Load a model of transformers from a folder, or from the Hub where no such folder is.
+    """Load a model of transformers from a folder, or from the Hub if there is no such folder.
 
     Args:
         model: A model's folder, the config.json or model.safetensors in it, or a Hub id "org/name[@revision]".
@@ -67,7 +64,7 @@ def load_model(
         show_downloads: Leave the Hub's download bars on.
 
     Raises:
-        ModelError: If nothing can be loaded, whatever the reason; one line.
+        ModelError: If the model cannot be loaded, for whatever reason; one line.
         InputError: If an argument is not one of its choices.
 
     Example:
@@ -76,16 +73,16 @@ def load_model(
         'LlamaForCausalLM'
     """
     path, name = _folder(model, dtype, revision, local_files_only=local_files_only, show_downloads=show_downloads)
-    # Before transformers is imported, so that a slip costs a moment and not seconds.
+    # Before transformers is imported, so that a mistake costs a moment and not seconds.
     values, files = read_config(path, infinity=True), weight_files(path)
-    with silence():
-        found, notes = _built(path, values, files, dtype, text_only=True)
+    with quiet_libraries():
+        built, notes = _built(path, values, files, dtype, text_only=True)
         tokenizer, tokenizer_note = _tokenizer(path)
     return LoadedModel(
-        model=found.model,
+        model=built.model,
         tokenizer=tokenizer,
         name=name or path.resolve().name or "model",
-        architecture=type(found.model).__name__,
+        architecture=type(built.model).__name__,
         path=path,
         notes=(*notes, *tokenizer_note),
     )
@@ -94,8 +91,8 @@ def load_model(
 def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
     """A model of transformers in evaluation mode, of any kind, with the norms that its folder records as replaced.
 
-    For what `normkit fold` wrote and no class of transformers has; any other checkpoint is opened as transformers
-    would, from safetensors alone and without running code of its own.
+    For folders of `normkit fold` with norms that no class of transformers has. Any other checkpoint is loaded as
+    transformers would load it, but from safetensors alone and without running code of its own.
 
     Args:
         path: A model's folder, the config.json or model.safetensors in it, or a Hub id "org/name[@revision]".
@@ -105,9 +102,10 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
         The model, of its class of transformers.
 
     Raises:
-        ModelError: If it cannot be loaded, or lacks a weight; one line. What its class does not use is a warning.
+        ModelError: If it cannot be loaded, or lacks a weight; one line. Weights that its class does not use are a
+            warning.
         InputError: If dtype is not one of its choices.
-        KindError: If path is no path.
+        KindError: If path is not a path.
 
     Example:
         >>> from normkit import demo
@@ -118,16 +116,16 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
         raise KindError(f"load: path must be a model's folder or a Hub id, got {path!r}")
     folder, _ = _folder(str(path), dtype, None)
     values, files = read_config(folder, infinity=True), weight_files(folder)
-    with silence():
-        found, notes = _built(folder, values, files, dtype)
-    if found.missing:
+    with quiet_libraries():
+        built, notes = _built(folder, values, files, dtype)
+    if built.missing:
         raise ModelError(
-            f"{_count(found.missing)} missing in {folder}: {shortened(found.missing)}; download it again, or load it "
-            "with transformers where weights drawn at random will do"
+            f"{_count(built.missing)} missing in {folder}: {shortened(built.missing)}; download it again, or load it "
+            "with transformers if weights drawn at random will do"
         )
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return found.model
+    return built.model
 
 
 def find_model(
@@ -142,7 +140,7 @@ def find_model(
         show_downloads: Leave the Hub's download bars on.
 
     Raises:
-        ModelError: If it is another file, or neither on this machine nor on the Hub.
+        ModelError: If it is another file, or is neither on this machine nor on the Hub.
         InputError: If a revision is given for a folder, or two for a Hub id.
     """
     path = Path(model).expanduser()
@@ -152,7 +150,7 @@ def find_model(
         path = path.parent
     elif not (model and path.is_dir()):
         name, revision = hub.split_identifier(model, revision)
-        with silence(downloads=show_downloads):
+        with quiet_libraries(downloads=show_downloads):
             return hub.fetch(name, revision, local_files_only=local_files_only), name
     if revision is not None:
         raise InputError(f"a revision belongs to a Hub id, and {model!r} is a folder; leave out the revision")
@@ -167,7 +165,7 @@ def _folder(
     local_files_only: bool = False,
     show_downloads: bool = False,
 ) -> tuple[Path, str]:
-    """Likewise, for a model whose name is shown."""
+    """`find_model`, with a check of the dtype and of the name, which is shown."""
     if dtype not in DTYPES:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if not (model + Path(model).expanduser().resolve().name).isprintable():
@@ -177,22 +175,22 @@ def _folder(
 
 def _built(
     folder: Path, values: dict[str, Any], files: list[Path], dtype: str, *, text_only: bool = False
-) -> tuple[Fit, tuple[str, ...]]:
-    """The model with its recorded norms, and a note for each thing that did not fit."""
+) -> tuple[BuiltModel, tuple[str, ...]]:
+    """The model with its recorded norms, and one note for each thing that did not fit."""
     import torch
 
     norms = swaps.recorded(values, folder / CONFIG)
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
-    found = fit(values, read_weights(files), folder, text_only=text_only, dtype=wanted)
-    model, name = found.model, type(found.model).__name__
-    if found.mismatched:
-        weight, given, expected = found.mismatched[0]
-        more = f" (and {len(found.mismatched) - 1} more)" if len(found.mismatched) > 1 else ""
+    built = build_model(values, read_weights(files), folder, text_only=text_only, dtype=wanted)
+    model, name = built.model, type(built.model).__name__
+    if built.mismatched:
+        weight, given, expected = built.mismatched[0]
+        more = f" (and {len(built.mismatched) - 1} more)" if len(built.mismatched) > 1 else ""
         raise ModelError(
             f"{weight} in {folder} has shape {given}, {CONFIG} asks for {expected}{more}; "
             "weights and configuration belong to different models"
         )
-    if {parameter for parameter, _ in model.named_parameters()} <= set(found.missing):
+    if {parameter for parameter, _ in model.named_parameters()} <= set(built.missing):
         raise ModelError(f"no weight in {folder} fits {name}; {CONFIG} belongs to another model")
     swaps.replay(model, norms, folder / CONFIG)
     notes = []
@@ -200,15 +198,16 @@ def _built(
         notes.append(f"{CONFIG} has transformers load {quoted(weights)}: {files[0].name} is read in its place")
     if (folder / ADAPTER).is_file():
         notes.append(f"the adapter of {ADAPTER} is not applied")
-    if name != found.asked:
-        notes.append(f"the head of {found.asked} has no weights: {name} is loaded without it")
-    if found.missing:
-        missing = f"{_count(found.missing)} missing in the checkpoint and initialised at random"
-        notes.append(f"{missing}: {shortened(found.missing)}")
-    if found.unexpected:
-        unused = f"{_count(found.unexpected)} in the checkpoint but not used by {name}"
-        notes.append(f"{unused}: {shortened(found.unexpected)}")
-    return found, tuple(notes)
+    if name != built.asked:
+        notes.append(f"the head of {built.asked} has no weights: {name} is loaded without it")
+    if built.missing:
+        missing = f"{_count(built.missing)} missing in the checkpoint and initialised at random"
+        notes.append(f"{missing}: {shortened(built.missing)}")
+    if built.unexpected:
+        notes.append(
+            f"{_count(built.unexpected)} in the checkpoint but not used by {name}: {shortened(built.unexpected)}"
+        )
+    return built, tuple(notes)
 
 
 def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
@@ -216,12 +215,12 @@ def _tokenizer(folder: Path) -> tuple[Any, tuple[str, ...]]:
     import transformers
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    # transformers makes up an empty one for a folder that has none.
+    # transformers creates an empty tokenizer for a folder without one.
     if not any(file.is_file() for pattern in _TOKENIZERS for file in folder.glob(pattern)):
         return None, ()
     try:
         name = get_tokenizer_config(str(folder), local_files_only=True).get("tokenizer_class")
-        # The name that transformers 5 writes for the class that 4 has under another.
+        # transformers 5 writes this name for a class that has another name in 4.
         renamed = name == "TokenizersBackend" and transformers.__version__.startswith("4.")
         class_ = transformers.PreTrainedTokenizerFast if renamed else transformers.AutoTokenizer
         tokenizer = class_.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)

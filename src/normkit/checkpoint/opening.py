@@ -1,4 +1,4 @@
-"""A checkpoint ready to be planned on: configuration, graph, tensors; and what a plan makes of the configuration."""
+"""An opened checkpoint: configuration, graph and tensors; and the configuration after a plan."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from normkit.checkpoint.configuration import CONFIG, paths_to, read_config
-from normkit.checkpoint.fingerprints import FileState, file_states
-from normkit.checkpoint.plan import Plan
+from normkit.checkpoint.configuration import paths_to, read_config
+from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, FileState, file_states
+from normkit.checkpoint.plan import FoldPlan
 from normkit.checkpoint.source import CheckpointSource, ModelSource, changed
-from normkit.checkpoint.weights import ADAPTER, INDEX, WEIGHTS
 from normkit.errors import KindError, ModelError
 from normkit.models import catalogue
 from normkit.models.expansion import expand
@@ -24,30 +23,23 @@ from normkit.models.graph import Graph
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Opened:
-    """A checkpoint on disk. Closes its files as a context manager.
-
-    Attributes:
-        folder: Where it lies.
-        config: Its config.json.
-        graph: Its norms, readers and writers.
-        source: Its tensors.
-        states: Of the files below the folder, by name, before the first of them was read.
-    """
+    """A checkpoint on disk. As a context manager it closes its files."""
 
     folder: Path
     config: Mapping[str, Any]
+    """Its config.json."""
     graph: Graph
+    """Its norms, readers and writers."""
     source: CheckpointSource
+    """Its tensors."""
     states: Mapping[str, FileState]
+    """The states of all files below the folder, by name, before the first of them was read."""
 
     def require_same(self, beside: Collection[str]) -> None:
-        """Refuse a folder whose files are not those that were opened.
+        """Raise ModelError if the configuration, a file of weights or one of `beside` has changed, is gone, or is new.
 
         Args:
-            beside: Names of the files that count beside configuration and weights, as they are now.
-
-        Raises:
-            ModelError: If one that counts has changed, is gone, or is new.
+            beside: Names of the files, as they are now, that matter as well.
         """
         names = {CONFIG, INDEX, *(file.name for file in self.source.files), *beside}
         now = file_states(self.folder)
@@ -56,26 +48,24 @@ class Opened:
                 raise ModelError(changed(self.folder / name))
 
     def __enter__(self) -> Opened:
-        """Itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the files."""
         self.source.close()
 
 
 def open_checkpoint(folder: Path) -> Opened:
-    """Read headers and configuration of a model folder, and find out what reads and writes what.
+    """Read headers and configuration of a model folder, and derive which tensors read and write what.
 
     Raises:
-        ModelError: If it is no folder of a declared family, quantised, pickled, damaged, or holds something else than
-            its family's file declares.
+        ModelError: If it is not the folder of a model of a declared family, is quantised, pickled or damaged, or holds
+            something that its family's file does not declare.
     """
     if not folder.is_dir():
         raise ModelError(f"expected the folder of a model, got {folder}; fetch it first, then give its folder")
-    # Without a configuration it may be any folder, and a large one.
+    # A folder without a configuration may be anything, and large.
     states = file_states(folder) if (folder / CONFIG).is_file() else {}
     config = read_config(folder)
     _require_plain(folder, config)
@@ -90,16 +80,16 @@ def open_checkpoint(folder: Path) -> Opened:
 
 
 def _require_plain(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a folder from which transformers would load something else than its safetensors."""
+    """Raise ModelError if transformers would load something else than the folder's safetensors."""
     if (folder / ADAPTER).is_file():
         raise ModelError(
             f"{folder} holds an adapter ({ADAPTER}) beside a model, and transformers loads the adapter's base in its "
-            f"place; merge it with peft, or take {ADAPTER} away"
+            f"place; merge it with peft, or remove {ADAPTER}"
         )
     for path in paths_to(config, "transformers_weights"):
         raise ModelError(
-            f"{folder / CONFIG} has transformers load other weights ({path}), which are not folded; give them the "
-            f"name {WEIGHTS} and take the key away"
+            f"{folder / CONFIG} has transformers load other weights ({path}), which are not folded; rename them to "
+            f"{WEIGHTS} and remove the key"
         )
 
 
@@ -107,8 +97,8 @@ def open_model(model: nn.Module) -> tuple[Graph, dict[str, Any], ModelSource]:
     """The graph of a model in memory, its configuration, and its tensors.
 
     Raises:
-        KindError: If it is no model of transformers.
-        ModelError: If its family is not declared, or it holds something else than its family's file declares.
+        KindError: If it is not a model of transformers.
+        ModelError: If its family is not declared, or it holds something that its family's file does not declare.
     """
     config: Any = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or not hasattr(config, "to_dict"):
@@ -122,8 +112,8 @@ def open_model(model: nn.Module) -> tuple[Graph, dict[str, Any], ModelSource]:
     return expand(catalogue.family(str(values.get("model_type", ""))), values, shapes), values, source
 
 
-def folded_config(config: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """The configuration with the keys of a plan set, and those dropped that it drops."""
+def folded_config(config: Mapping[str, Any], plan: FoldPlan) -> dict[str, Any]:
+    """The configuration with the keys that a plan sets, and without those that it removes."""
     changed = copy.deepcopy(dict(config))
     for path, value in plan.config.items():
         *above, key = path.split(".")

@@ -20,38 +20,32 @@ exact in the reals and summed in float64; a constant."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """The gain of a norm as it acts: weight + offset, and 1 at the coordinates that the norm keeps.
-
-    Attributes:
-        weight: Name of the stored gain, of shape (n,).
-        offset: Added to it.
-        kept: Coordinates with a gain of zero that stay in the norm; their factor is 1.
-    """
+    """The gain of a norm as it acts: weight + offset, and 1 at the coordinates that the norm keeps."""
 
     weight: str
+    """Name of the stored gain, of shape (n,)."""
     offset: float = 0.0
+    """Added to the stored gain."""
     kept: tuple[int, ...] = ()
+    """Coordinates with a gain of zero that stay in the norm; their factor is 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEdit:
-    """An output tensor of the shape of one source tensor.
-
-    Attributes:
-        name: Of the output tensor.
-        source: Of the source tensor.
-        dtype: Of the output, as safetensors writes it, as in "BF16".
-        gain: What it is multiplied by, or None.
-        gain_axis: Axis along which it is, not negative.
-        centred_axis: Axis along which the mean is subtracted afterwards, not negative, or None.
-    """
+    """An output tensor of the shape of one source tensor."""
 
     name: str
+    """Name of the output tensor."""
     source: str
+    """Name of the source tensor."""
     dtype: str
+    """Dtype of the output, as safetensors writes it, such as "BF16"."""
     gain: Gain | None = None
+    """The gain that the tensor is multiplied by."""
     gain_axis: int | None = None
+    """Axis of that product, not negative."""
     centred_axis: int | None = None
+    """Axis along which the mean is subtracted after the product, not negative."""
 
     @property
     def relation(self) -> Relation:
@@ -63,63 +57,50 @@ class TensorEdit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """The last `tail` of each of `blocks` equal blocks: where the values lie in a fused projection.
-
-    Attributes:
-        blocks: Number of blocks; 1 where queries, keys and values follow each other.
-        tail: Rows taken of each.
-    """
+    """The last `tail` rows of each of `blocks` equal blocks: the rows of the values in a fused projection."""
 
     blocks: int
+    """Number of blocks; 1 if queries, keys and values follow each other."""
     tail: int
+    """Rows taken of each block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """A vector that a matrix is multiplied by.
-
-    Attributes:
-        name: A 1-D tensor of the source; where `is_folded`, the name of a `Sum`, whose float64 value before any zeroing
-            is meant.
-        is_folded: Which of the two.
-        rows: What is taken of it, or None for all.
-        heads: Where heads share values: the number of heads that hold one value each. 0 where nothing is repeated.
-        repeat: How many query heads in turn use each of them.
-    """
+    """A vector that a matrix is multiplied by."""
 
     name: str
+    """A 1-D tensor of the source, or, if `is_folded`, the output tensor that a `Sum` makes."""
     is_folded: bool = False
+    """Take the float64 value of that `Sum`, before any rows are set to zero."""
     rows: Rows | None = None
+    """The part that is taken, or null for all of it."""
     heads: int = 0
+    """Number of heads with values of their own, if query heads share them; 0 if nothing is repeated."""
     repeat: int = 1
+    """How many consecutive query heads share one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
-    """W v, one term of a bias.
-
-    Attributes:
-        matrix: Source tensor W of two axes, as it is before anything is folded into it.
-        in_axis: The axis that is summed over, 0 or 1.
-        vector: v.
-    """
+    """W v, one term of a bias."""
 
     matrix: str
+    """Source tensor W of two axes, before anything is folded into it."""
     in_axis: int
+    """The axis that is summed over, 0 or 1."""
     vector: Reference
+    """The vector v."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """A vector of one number, but for the coordinates that a norm keeps as they are.
-
-    Attributes:
-        value: The number.
-        kept: Coordinates that keep what the source has there.
-    """
+    """A vector of one number, except at the coordinates that a norm keeps."""
 
     value: float
+    """The number."""
     kept: tuple[int, ...] = ()
+    """Coordinates that keep the value of the source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,40 +108,35 @@ class Quotient:
     """b / g: the bias of a norm whose gain has left it. Kept coordinates stay as they are; 0 / 0 is 0."""
 
     gain: Gain
+    """The gain g."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sum:
-    """A bias plus matrices times vectors.
-
-    Attributes:
-        terms: Added to the source vector, or to zero where there is none.
-        is_centred: Its mean is subtracted at the end.
-        zeroed: Rows set to zero in what is written, as another bias has taken them over.
-    """
+    """A bias plus matrices times vectors."""
 
     terms: tuple[Product, ...] = ()
+    """Added to the source vector, or to zero if there is none."""
     is_centred: bool = False
+    """The mean is subtracted at the end."""
     zeroed: Rows | None = None
+    """Rows that are written as zero, because another bias has taken them over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VectorEdit:
-    """An output tensor of one axis.
-
-    Attributes:
-        name: Of the output tensor.
-        source: The source vector that `value` starts from; None where there is none, and then `value` is a constant.
-        size: Number of elements.
-        dtype: Of the output, as safetensors writes it.
-        value: What it becomes.
-    """
+    """An output tensor of one axis."""
 
     name: str
+    """Name of the output tensor."""
     source: str | None
+    """The source vector that `value` starts from; null if there is none, and then `value` is a constant."""
     size: int
+    """Number of elements."""
     dtype: str
+    """Dtype of the output, as safetensors writes it."""
     value: Constant | Quotient | Sum
+    """What the vector becomes."""
 
     @property
     def relation(self) -> Relation:
@@ -178,80 +154,72 @@ Edit = TensorEdit | VectorEdit
 
 
 Fate = Literal["folded", "divided", "identity", "none", "left"]
-"""Of a gain or a bias: in the readers; kept in the norm as b / g; nothing to fold; none there; left as it is."""
+"""What becomes of a gain or a bias: moved into the readers; kept in the norm as b / g; it is one or zero, so there is
+nothing to fold; the norm has none; left as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormChange:
-    """What becomes of one norm.
-
-    Attributes:
-        name: Path of the norm's module.
-        gain: What becomes of it.
-        bias: What becomes of it.
-        becomes_rms: It no longer needs to centre.
-        readers: Paths of the linear maps that the gain went into.
-        kept: Coordinates with zero gain that keep (0, b).
-        reasons: Why anything asked for was left, a sentence each.
-    """
+    """What becomes of one norm."""
 
     name: str
+    """Path of the norm's module."""
     gain: Fate
+    """What becomes of its gain."""
     bias: Fate
+    """What becomes of its bias."""
     becomes_rms: bool = False
+    """The norm no longer needs to centre."""
     readers: tuple[str, ...] = ()
+    """Paths of the linear maps that the gain or bias went into."""
     kept: tuple[int, ...] = ()
+    """Coordinates with zero gain that keep (0, b)."""
     reasons: tuple[str, ...] = ()
+    """Why something that was asked for was left, one sentence each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Something asked for that is not done.
-
-    Attributes:
-        operation: What was asked for.
-        place: The norm, the space or the attention that it is about.
-        reason: Why not, one sentence; where there is one, with the way out.
-    """
+    """Something that was asked for and is not done."""
 
     operation: Operation
+    """What was asked for."""
     place: str
+    """The norm, the space or the attention concerned."""
     reason: str
+    """Why it is not done, one sentence; with the way out, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """All that folding does to one checkpoint.
-
-    Attributes:
-        family: Name of the family.
-        architecture: Class named in the source's config.
-        operations: What was asked for, in the order of `OPERATIONS`.
-        untie: Whether a tied head gets a table of its own.
-        edits: One for each output tensor, in the order of the source's tensors; created ones last.
-        removed: Source tensors that the output does not have.
-        norms: What becomes of each norm, in the order of the model.
-        refusals: What was asked for and is not done.
-        centred: Names of the writers that are centred.
-        config: Keys of config.json that change -> their new value; nested keys as "text_config.tie_word_embeddings".
-        dropped: Keys of config.json that go.
-        swaps: Path of each norm that becomes an RMSNorm which no stock class has -> its spec as JSON.
-        remarks: What a user must know, a sentence each, as that equality holds in evaluation mode.
-    """
+class FoldPlan:
+    """All that folding does to one checkpoint."""
 
     family: str
+    """Model type of the family."""
     architecture: str
+    """Class named in the source's config.json."""
     operations: tuple[Operation, ...]
+    """What was asked for, in the order of `OPERATIONS`."""
     untie: bool
+    """Whether a tied head gets a table of its own."""
     edits: tuple[Edit, ...]
+    """One for each output tensor, in the order of the source's tensors; created ones last."""
     removed: tuple[str, ...] = ()
+    """Source tensors that the output does not have."""
     norms: tuple[NormChange, ...] = ()
+    """What becomes of each norm, in the order of the model."""
     refusals: tuple[Refusal, ...] = ()
+    """What was asked for and is not done."""
     centred: tuple[str, ...] = ()
+    """Names of the writers that are centred."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Key of config.json that changes -> its new value; nested keys as "text_config.tie_word_embeddings"."""
     dropped: tuple[str, ...] = ()
+    """Keys of config.json that are removed."""
     swaps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Path of each norm that becomes an RMSNorm for which no stock class exists -> its spec as JSON."""
     remarks: tuple[str, ...] = ()
+    """What a user must know, one sentence each, for example that equality holds in evaluation mode."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, the same for the same plan."""
@@ -260,3 +228,13 @@ class Plan:
             {"relation": edit.relation, **written} for edit, written in zip(self.edits, document["edits"], strict=True)
         ]
         return document
+
+    @property
+    def num_folded(self) -> int:
+        """How many norms give their gain or bias to their readers, whole or in part."""
+        return sum(bool({norm.gain, norm.bias} & {"folded", "divided"}) for norm in self.norms)
+
+    @property
+    def num_rms(self) -> int:
+        """How many LayerNorms become RMSNorms."""
+        return sum(norm.becomes_rms for norm in self.norms)

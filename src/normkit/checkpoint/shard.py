@@ -1,8 +1,8 @@
-"""One file of weights in the making: any thread makes any of its tensors, and the hashes follow in order.
+"""One file of weights: any thread makes any of its tensors, and the hashes follow in order.
 
-Bytes that come in order are hashed as they pass. A thread that makes a later tensor runs ahead of the hashes; whoever
-has made one takes both, of the file that is read and of the file that is written, as far as they go, unless another
-thread is at it. These bytes come back from the cache of the file system, where they have just been.
+Two hashes are taken: of the source's file and of the file that is written. Bytes that come in order are hashed as they
+pass. A thread that makes a later tensor runs ahead of the hashes; each thread that has made one takes both hashes as
+far as they go, unless another thread is doing so. These bytes are read again, from the cache of the file system.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from torch import Tensor
 
 from normkit.checkpoint.applying import MadeVector, Outcome, contents
 from normkit.checkpoint.header import Located
-from normkit.checkpoint.journal import FinishedFile
 from normkit.checkpoint.layout import FileLayout
+from normkit.checkpoint.model_folder import read_exactly
 from normkit.checkpoint.source import CheckpointSource
-from normkit.checkpoint.staging import new_file, no_room
-from normkit.errors import ModelError
+from normkit.checkpoint.staging import FinishedFile, new_file, no_room
 from normkit.files import umask
 
 PIECE = 2**20
 """Bytes that are hashed at a time."""
 
-# Bytes after which the disk is put to work: what it has by then need not be waited for at the end.
+# Bytes after which the disk is told to write: the end then need not wait for them.
 _FLUSHED = 2**27
-# Bytes that the disk is asked for ahead of their turn, at most.
+# The most bytes that the disk is asked to read ahead.
 _AHEAD = 2**28
 
 
@@ -40,11 +39,11 @@ class Shard:
     """A file that is being written.
 
     Args:
-        layout: What goes where.
-        path: Where to; made anew.
-        source: What it is made from.
-        vectors: Gains and biases, made already.
-        step: Called with the number of bytes just written or hashed; raises to end the work.
+        layout: Its tensors and their places.
+        path: The file; created anew.
+        source: The checkpoint that it is made from.
+        vectors: Gains and biases, which are made already.
+        step: Called with the number of bytes just written, or 0 for bytes hashed; raises to end the work.
 
     Raises:
         InputError: If the file cannot be made.
@@ -68,7 +67,7 @@ class Shard:
         self._is_taken = False
         self._opened = source
         self._read = _Hashed(layout.source, source.descriptor(layout.source))
-        self._source = _Overheard(source, layout.source, self._read)
+        self._source = _HashedReads(source, layout.source, self._read)
         try:
             with self._writing():
                 self._written = _Hashed(path, new_file(path))
@@ -82,16 +81,19 @@ class Shard:
 
         Raises:
             InputError: If there is no room.
-            ModelError: If its source cannot be read, or holds what cannot be computed with.
+            ModelError: If its source cannot be read, or is not finite.
         """
         edit, offset = self._layout.edits[position], self._layout.starts[position]
         outcome = Outcome()
-        self._ask_for(position + 1)
+        if position + 1 < len(self._layout.edits):
+            # Have the disk read the bytes of the next tensor ahead.
+            start, stop = self._layout.read[position + 1 : position + 3]
+            os.posix_fadvise(self._read.descriptor, start, min(stop - start, _AHEAD), os.POSIX_FADV_WILLNEED)
         for chunk in contents(edit, self._source, self._vectors, outcome):
             content = _bytes(chunk)
             with self._writing():
                 self._written.write(content, offset)
-            self._written.hear(content, offset)
+            self._written.pass_by(content, offset)
             offset += content.nbytes
             self._step(content.nbytes)
         assert offset == self._layout.starts[position + 1], f"{edit.name} has another size than its header says"
@@ -104,7 +106,7 @@ class Shard:
                 self._unmade += 1
 
     def settle(self) -> bool:
-        """Take the hashes as far as they go; True for the one call that finds them taken to the end.
+        """Take the hashes as far as they go; True for the one call that finds both complete.
 
         Raises:
             ModelError: If the source's file cannot be read to its end.
@@ -113,7 +115,7 @@ class Shard:
         for file, ends in both:
             while file.reached < ends[self._unmade]:
                 if not file.guard.acquire(blocking=False):
-                    # Who holds it looks again how far it goes, after letting go.
+                    # The thread holding the guard checks again after releasing it.
                     break
                 try:
                     file.take(ends[self._unmade], self._step)
@@ -125,7 +127,7 @@ class Shard:
         return is_first
 
     def flush(self) -> None:
-        """Have the disk write what has come together since the last time, if it is much; waits for it.
+        """Have the disk write the bytes since the last flush, if they are many; waits for it.
 
         Raises:
             InputError: If there is no room.
@@ -138,7 +140,7 @@ class Shard:
             os.fdatasync(self._written.descriptor)
 
     def finish(self) -> FinishedFile:
-        """Bring it to disk; the entry for the journal.
+        """Bring the file to disk; the entry for the journal.
 
         Raises:
             InputError: If there is no room.
@@ -162,12 +164,6 @@ class Shard:
         self._read.close()
         self._written.close()
 
-    def _ask_for(self, position: int) -> None:
-        """Have the disk read what a tensor is made from, so that it is there when its turn comes."""
-        if position < len(self._layout.edits):
-            start, stop = self._layout.read[position : position + 2]
-            os.posix_fadvise(self._read.descriptor, start, min(stop - start, _AHEAD), os.POSIX_FADV_WILLNEED)
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
@@ -177,13 +173,7 @@ class Shard:
 
 
 class _Hashed:
-    """An open file and the hash of its first bytes.
-
-    Attributes:
-        descriptor: Of the file.
-        reached: How many bytes the hash is of.
-        guard: Held by the thread that goes on with it.
-    """
+    """An open file and the hash of its first `reached` bytes; a thread that continues the hash holds the guard."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -200,8 +190,8 @@ class _Hashed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             left, offset = left[count:], offset + count
 
-    def hear(self, content: memoryview, offset: int) -> None:
-        """Go on with bytes that are at hand, if it is their turn and no other thread is at it."""
+    def pass_by(self, content: memoryview, offset: int) -> None:
+        """Continue the hash with bytes in memory, if they come next and no other thread holds the guard."""
         if self.reached == offset and self.guard.acquire(blocking=False):
             try:
                 if self.reached == offset:
@@ -211,17 +201,13 @@ class _Hashed:
                 self.guard.release()
 
     def take(self, end: int, step: Callable[[int], None]) -> None:
-        """Go on up to a byte that is known to be there."""
+        """Continue the hash up to a byte, with bytes that are read again."""
         piece = memoryview(bytearray(min(PIECE, end - self.reached)))
         while self.reached < end:
-            try:
-                count = os.preadv(self.descriptor, [piece[: end - self.reached]], self.reached)
-            except OSError as error:
-                raise ModelError(f"cannot read {self._path}: {error.strerror}; look at the disk") from None
-            if count == 0:
-                raise ModelError(f"{self._path} became shorter while it was read; leave it alone and start again")
-            self._hash.update(piece[:count])
-            self.reached += count
+            part = piece[: end - self.reached]
+            read_exactly(self.descriptor, part, self.reached, self._path)
+            self._hash.update(part)
+            self.reached += part.nbytes
             step(0)
 
     def sha256(self) -> str:
@@ -233,8 +219,8 @@ class _Hashed:
             self.descriptor = -1
 
 
-class _Overheard:
-    """A checkpoint whose bytes are hashed as they are read, where they lie in one file of it."""
+class _HashedReads:
+    """A checkpoint of which the bytes of one file are hashed as they are read."""
 
     def __init__(self, source: CheckpointSource, file: Path, hashed: _Hashed) -> None:
         self.tensors: Mapping[str, Located] = source.tensors
@@ -244,7 +230,7 @@ class _Overheard:
         rows = self._source.rows(name, start, stop)
         tensor = self.tensors[name]
         if tensor.file == self._file:
-            self._hashed.hear(_bytes(rows), tensor.start + tensor.bytes_of(start))
+            self._hashed.pass_by(_bytes(rows), tensor.start + tensor.bytes_of(start))
         return rows
 
 

@@ -1,4 +1,4 @@
-"""Where folding reads from: a checkpoint on disk or a module in memory, a few rows of a tensor at a time."""
+"""The tensors that folding reads: of a checkpoint on disk or a module in memory, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from normkit.checkpoint.fingerprints import FileState
 from normkit.checkpoint.header import Located, TensorInfo, read_header
-from normkit.checkpoint.weights import INDEX, WEIGHTS, damaged, read_json, weight_files
+from normkit.checkpoint.model_folder import INDEX, WEIGHTS, FileState, read_exactly, read_json, weight_files
 from normkit.errors import ModelError
 
 TORCH: dict[str, torch.dtype] = {
@@ -38,7 +37,7 @@ TORCH: dict[str, torch.dtype] = {
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }
-"""The dtypes that safetensors and torch both know."""
+"""The dtypes that both safetensors and torch have."""
 
 NAME = {dtype: name for name, dtype in TORCH.items()}
 
@@ -49,30 +48,25 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 class Source(Protocol):
     """Named tensors that are read a few rows at a time.
 
-    A tensor is seen as a matrix: all its axes but the last, and the last; a vector is one row, a number is one by one.
+    A tensor is seen as a matrix: all its axes but the last, and the last. A vector is one row, a scalar is one by one.
     """
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What there is, in its own order."""
+        """Name -> dtype and shape, in the source's order."""
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows of a tensor seen as a matrix, in its dtype; the caller does not change them."""
+        """Rows of a tensor seen as a matrix, in its dtype; the caller must not change them."""
 
 
 class CheckpointSource:
     """The safetensors of a model folder, every header checked, read with `pread` from any number of threads.
 
-    Nothing is mapped: pages of a mapped file would count as memory of the process.
-
-    Attributes:
-        files: The files, in the order of their names.
-        tensors: What they hold, file by file, in the order of the bytes.
-        states: Of the files, when they were opened.
-        modes: Their permissions.
+    Nothing is mapped: pages of a mapped file would count as memory of the process. `files` are sorted by name and
+    `tensors` are in the order of their bytes, file by file; `states` and `modes` (permissions) are those at opening.
 
     Raises:
-        ModelError: If a file is not whole, or the index and the files disagree about who holds what.
+        ModelError: If a file is not whole, or the index and the files disagree on which file holds a tensor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +85,7 @@ class CheckpointSource:
             raise
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows of a tensor seen as a matrix, in a buffer of their own; bytes where torch has no such dtype.
+        """Rows of a tensor seen as a matrix, in a new buffer; as bytes if torch does not have the dtype.
 
         Raises:
             ModelError: If the file cannot be read to the end.
@@ -102,19 +96,15 @@ class CheckpointSource:
         rows = torch.empty(stop - start, columns, dtype=dtype or torch.uint8)
         if rows.numel():
             buffer = rows.view(torch.uint8).numpy().reshape(-1).data
-            self._read(tensor.file, buffer, tensor.start + tensor.bytes_of(start))
+            read_exactly(self._descriptors[tensor.file], buffer, tensor.start + tensor.bytes_of(start), tensor.file)
         return rows
 
     def descriptor(self, file: Path) -> int:
-        """Another handle of a file, of the one that was opened whatever has taken its name since; to be closed."""
+        """Another handle of the file that was opened, even if another has its name now; the caller closes it."""
         return os.dup(self._descriptors[file])
 
     def require_same(self, file: Path) -> None:
-        """Refuse a file that is not the one that was opened, as it was.
-
-        Raises:
-            ModelError: If it has changed, or another has taken its name.
-        """
+        """Raise ModelError if a file has changed since it was opened, or another has taken its name."""
         if not file.is_file() or FileState.of(file.stat()) != self.states[file]:
             raise ModelError(changed(file))
 
@@ -125,17 +115,15 @@ class CheckpointSource:
         self._descriptors.clear()
 
     def __enter__(self) -> CheckpointSource:
-        """The source itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the files."""
         self.close()
 
     def _open(self, file: Path) -> None:
-        """First the handle, then the header: whatever takes the name in between has another state."""
+        # First the handle, then the header: a file that takes the name in between has another state.
         try:
             self._descriptors[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -145,35 +133,22 @@ class CheckpointSource:
         held = read_header(file)
         if twice := next((name for name in held if name in self.tensors), None):
             raise ModelError(
-                f"expected each tensor in one file, {twice!r} lies in {self.tensors[twice].file} and in {file}; "
+                f"expected each tensor in one file, {twice!r} is in {self.tensors[twice].file} and in {file}; "
                 "download it again"
             )
         self.tensors |= held
 
-    def _read(self, file: Path, into: memoryview, offset: int) -> None:
-        while into.nbytes:
-            try:
-                count = os.preadv(self._descriptors[file], [into], offset)
-            except OSError as error:
-                raise ModelError(f"cannot read {file}: {error.strerror or error}") from None
-            if count == 0:
-                raise ModelError(damaged(file, f"it ends at byte {offset}"))
-            into, offset = into[count:], offset + count
-
 
 def changed(file: Path) -> str:
-    """The one line about a file that did not stay as it was."""
+    """The message on a file that changed meanwhile."""
     return f"{file} changed while it was folded; leave the folder alone and start again"
 
 
 class ModelSource:
-    """The state dict of a module. Of several names for one tensor only the first counts.
-
-    Attributes:
-        tensors: What there is, in the order of `state_dict()`.
+    """The state dict of a module, in its order. A tensor with several names is listed under the first.
 
     Raises:
-        ModelError: If a tensor has no values.
+        ModelError: If a tensor has no values, or a dtype that safetensors does not have.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -196,7 +171,7 @@ class ModelSource:
             self._matrices[name] = tensor.detach().reshape(info.matrix)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows of a tensor seen as a matrix, where it lies; a copy only from another device."""
+        """Rows of a tensor seen as a matrix: a view, or a copy if the tensor is on another device."""
         return self._matrices[name][start:stop].cpu()
 
 
@@ -204,7 +179,7 @@ def vector(source: Source, name: str) -> Tensor:
     """A tensor of one axis in float64.
 
     Raises:
-        ModelError: If the tensor is missing, has another number of axes, is no real number, or holds a NaN.
+        ModelError: If the tensor is missing, has another number of axes or another kind of dtype, or is not finite.
     """
     info = found(source, name)
     if len(info.shape) != 1 or info.dtype not in FLOATS:
@@ -215,22 +190,14 @@ def vector(source: Source, name: str) -> Tensor:
 
 
 def found(source: Source, name: str) -> TensorInfo:
-    """The tensor of that name.
-
-    Raises:
-        ModelError: If there is none.
-    """
+    """Dtype and shape of a tensor; ModelError if there is none of that name."""
     if name not in source.tensors:
         raise ModelError(f"expected the tensor {name}, found none; the checkpoint is not whole or not of this family")
     return source.tensors[name]
 
 
 def check_finite(name: str, values: Tensor) -> None:
-    """Nothing that is not finite may enter a sum or a product.
-
-    Raises:
-        ModelError: If there is a NaN or an infinity, by the name of the tensor.
-    """
+    """Raise ModelError, with the name of the tensor, if there is a NaN or an infinity among some of its values."""
     if not bool(values.isfinite().all()):
         found = "a NaN" if bool(values.isnan().any()) else "an infinity"
         raise ModelError(
@@ -239,12 +206,12 @@ def check_finite(name: str, values: Tensor) -> None:
 
 
 def _check_index(index: Path, tensors: Mapping[str, Located]) -> None:
-    """The index and the headers say the same about who holds what."""
+    """Raise ModelError if the index and the headers disagree on which file holds a tensor."""
     named = read_json(index)["weight_map"]
     assert isinstance(named, dict)
     for name, tensor in tensors.items():
         if named.get(name) != tensor.file.name:
             said = f"says {named[name]!r}" if name in named else "does not name it"
-            raise ModelError(f"{name!r} lies in {tensor.file}, its index {said}; download the folder again")
+            raise ModelError(f"{name!r} is in {tensor.file}, its index {said}; download the folder again")
     if absent := next((name for name in named if name not in tensors), None):
         raise ModelError(f"{index} names {absent!r} in {named[absent]!r}, it is not there; download the folder again")

@@ -1,11 +1,11 @@
-"""The folder that a fold writes into: beside its destination, kept when interrupted, renamed to it at the very end.
+"""The folder that a fold writes into: beside its destination, kept if interrupted, renamed to it at the very end.
 
-.DST.normkit-partial/                readable to whom the source is; never entered through a link
-.DST.normkit-partial/.journal.jsonl  what is being made, and which files of weights are finished
-.DST.normkit-partial/NAME.part       a file of weights in the making; its name loses `.part` when all of it is on disk
+.DST.normkit-partial/                has the permissions of the source; never entered through a link
+.DST.normkit-partial/.journal.jsonl  a first line with what is being made, then one line per finished file of weights
+.DST.normkit-partial/NAME.part       an unfinished file of weights; it loses `.part` when all of it is on disk
 
 So DST itself is absent or complete at any moment, whatever ends the process. A folder of that name without a journal
-of the same fold is somebody else's, and left alone.
+of the same fold belongs to somebody else, and is left alone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from normkit.checkpoint.journal import FinishedFile, Journal, journal_bytes, read_journal
+from normkit.checkpoint.model_folder import is_sound_name
 from normkit.errors import InputError
-from normkit.files import lock, umask, write_bytes
+from normkit.files import lock, parse_json, umask, write_bytes
 
-# Hidden, as what is carried over never is: a model may bring a file of that name.
+# Hidden, as copied files never are: a model may bring a file of that name.
 JOURNAL = ".journal.jsonl"
-PART = ".part"
 
 _SCHEMA_VERSION = 1
 _ON = "finished files are kept: make room, then go on with --resume"
@@ -36,22 +37,33 @@ _AWAY = "nothing in it was touched: move it away, or choose another DST"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class Staging:
-    """The folder beside a destination, held by this process alone until it is closed or has become the destination.
+@dataclass(frozen=True, kw_only=True)
+class FinishedFile:
+    """A finished file of weights, as the journal records it."""
 
-    As a context manager it closes itself, and removes the folder if an error came before any file was finished.
+    name: str
+    """Name of the source's file and of the output's."""
+    source_sha256: str
+    sha256: str
+    size: int
+    """Bytes of the output's file."""
+    residuals: Mapping[str, float]
+    """For the tensors in it that are sums, as the certificate gives them."""
+
+
+class Staging:
+    """The folder beside a destination, locked by this process until it is closed or has become the destination.
+
+    As a context manager it closes itself, and removes the folder if an error came before any file was finished. Write
+    into `folder`; after `begin`, `finished` holds the files that an interrupted fold has finished, by name.
 
     Args:
-        destination: Of the fold; must not exist. Folders above it are made.
-        source: Folder that it must not lie in; it gets the permissions of that.
+        destination: The destination of the fold; must not exist. Folders above it are made.
+        source: A folder that the destination must not be in; its permissions are used.
         resume: Whether an interrupted fold may be there already.
 
-    Attributes:
-        folder: What to write into.
-        finished: What an interrupted fold has left, by name, once `begin` has looked.
-
     Raises:
-        InputError: If the destination exists or lies in the source, an interrupted fold is there and is not to be
+        InputError: If the destination exists or is inside the source, an interrupted fold is there and will not be
             resumed, something else is there, another process works on it, or nothing can be written there.
     """
 
@@ -59,7 +71,7 @@ class Staging:
         self.destination = _usable(destination, source)
         self.folder = self.destination.with_name(f".{self.destination.name}.normkit-partial")
         self.finished: dict[str, FinishedFile] = {}
-        self._journal: Journal | None = None
+        self._journal: int | None = None
         self._guard = threading.Lock()
         self._make(source)
         self._lock: int | None = _locked(self.folder, self.destination)
@@ -69,13 +81,15 @@ class Staging:
             return
         if read_journal(self.folder / JOURNAL)[0] is None:
             self.close()
-            raise InputError(f"{_strange(self.folder)}, and not one with the journal of an interrupted fold; {_AWAY}")
+            raise InputError(
+                f"{_unexpected(self.folder)}, and not one with the journal of an interrupted fold; {_AWAY}"
+            )
         if not resume:
             self.close()
-            raise InputError(f"an interrupted fold lies in {self.folder}; --resume finishes it, or delete it")
+            raise InputError(f"an interrupted fold is in {self.folder}; --resume finishes it, or delete it")
 
     def begin(self, identity: Mapping[str, Any]) -> Mapping[str, FinishedFile]:
-        """Hold what is there against what is to be made, drop what is not finished, and go on writing the journal.
+        """Check that the same fold was interrupted here, delete what is not finished, and open the journal.
 
         Args:
             identity: What decides the bytes, as JSON values; the same for the same fold.
@@ -84,7 +98,7 @@ class Staging:
             The files that are finished already, by name.
 
         Raises:
-            InputError: If something else is being made here; that is left as it is.
+            InputError: If another fold was interrupted here; that is left as it is.
         """
         head = {"schema_version": _SCHEMA_VERSION, **json.loads(json.dumps(identity))}
         there, finished = read_journal(self.folder / JOURNAL)
@@ -100,18 +114,24 @@ class Staging:
                 if stat.S_ISREG(status.st_mode) and status.st_size == file.size:
                     self.finished[name] = file
         with self._writing(self.folder / JOURNAL):
-            _sweep(self.folder, {JOURNAL, *self.finished})
-            # Anew, so that no torn line is left in the middle.
+            for path in self.folder.iterdir():
+                if path.name in {JOURNAL, *self.finished}:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            # Written anew, so that no torn line is left in the middle.
             self.write(JOURNAL, journal_bytes(head, self.finished.values()))
-            self._journal = Journal(self.folder / JOURNAL)
+            self._journal = os.open(self.folder / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         return self.finished
 
     def part(self, name: str) -> Path:
-        """Where the file of weights of this name is to be written before `keep`."""
-        return self.folder / f"{name}{PART}"
+        """The path to write a file of weights to before `keep`."""
+        return self.folder / f"{name}.part"
 
     def keep(self, file: FinishedFile) -> None:
-        """Give a file that is whole, and on disk, its name, and enter it in the journal. Any thread may call it.
+        """Give a file that is complete and on disk its name, and add it to the journal. Any thread may call it.
 
         Raises:
             InputError: If there is no room.
@@ -120,16 +140,20 @@ class Staging:
             self.part(file.name).replace(self.folder / file.name)
             _to_disk(self.folder)
             assert self._journal is not None, "begin opens the journal"
-            self._journal.add(file)
+            line = _journal_line(asdict(file))
+            if os.write(self._journal, line) != len(line):
+                # Readers ignore the part of the line that was written.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._journal)
             self.finished[file.name] = file
 
     def write(self, name: str, content: bytes, *, like: Path | None = None) -> Path:
         """Write a small file whole or not at all.
 
         Args:
-            name: Of the file.
+            name: Name of the file.
             content: All of it.
-            like: A file of the source whose permissions it gets; without one it is private.
+            like: A file of the source whose permissions it gets; None for a private file.
 
         Raises:
             InputError: If there is no room.
@@ -138,12 +162,12 @@ class Staging:
             mode = 0o600 if like is None else permissions(like.stat())
             return write_bytes(self.folder / name, content, mode=mode)
         except InputError as error:
-            # What it was made of says whether the disk is full.
+            # The cause says whether the disk is full.
             cause = error.__context__
             raise (no_room(self.folder / name, cause) if isinstance(cause, OSError) else error) from None
 
     def copy(self, file: Path, name: str) -> Path:
-        """Carry a file over as it is, with its permissions; `name` may hold folders, those that the file lies in.
+        """Copy a file with its permissions; `name` may begin with the folders that the file is in.
 
         Raises:
             InputError: If it cannot be read, or there is no room.
@@ -161,14 +185,7 @@ class Staging:
         return target
 
     def require_room(self, size: int) -> None:
-        """Refuse to begin what cannot end.
-
-        Args:
-            size: Bytes that will be written.
-
-        Raises:
-            InputError: If fewer are free.
-        """
+        """Raise InputError if fewer bytes are free than will be written."""
         free = shutil.disk_usage(self.folder).free
         if size > free:
             raise InputError(
@@ -177,15 +194,13 @@ class Staging:
             )
 
     def finish(self) -> Path:
-        """Make the folder the destination; nothing of the staging is left in it.
+        """Rename the folder to the destination; the journal is removed from it.
 
         Raises:
-            InputError: If something has taken the destination's place meanwhile.
+            InputError: If something else has the destination's name by now.
         """
         with self._writing(self.destination):
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = None
+            self._close_journal()
             for inner in (path for path in self.folder.rglob("*") if path.is_dir()):
                 _to_disk(inner)
             _to_disk(self.folder)
@@ -195,28 +210,24 @@ class Staging:
                 raise FileExistsError(errno.EEXIST, "it exists by now")
             self.folder.rename(self.destination)
             _to_disk(self.destination.parent)
-            # Last: a folder without it would not be known for a fold that can be finished.
+            # Last: a folder without a journal is not recognised as a fold that can be finished.
             (self.destination / JOURNAL).unlink(missing_ok=True)
         self.close()
         return self.destination
 
     def close(self) -> None:
-        """Let other processes have the folder."""
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        """Unlock the folder for other processes."""
+        self._close_journal()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def __enter__(self) -> Self:
-        """The folder, closed when the block ends."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; remove it if nothing in it is worth keeping."""
         is_idle = not self.finished and (self._is_new or self._journal is not None)
         if is_idle and _is_same(self._lock, self.folder):
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -232,6 +243,11 @@ class Staging:
         except OSError as error:
             raise InputError(f"cannot write to {parent}: {error.strerror}; choose another folder") from None
 
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            os.close(self._journal)
+            self._journal = None
+
     @contextmanager
     def _writing(self, file: Path) -> Iterator[None]:
         try:
@@ -241,35 +257,35 @@ class Staging:
 
 
 def no_room(file: Path, error: OSError) -> InputError:
-    """What to say when a file cannot be written, be the disk full or not."""
+    """The error for a file that cannot be written, with a full disk named as such."""
     reason = os.strerror(errno.ENOSPC) if error.errno in _FULL else error.strerror
     return InputError(f"cannot write {file}: {reason}; {_ON}")
 
 
 def permissions(status: os.stat_result) -> int:
-    """Who may read, write and enter."""
+    """The permissions to read, write and enter, without special bits."""
     return stat.S_IMODE(status.st_mode) & 0o777
 
 
 def new_file(path: Path) -> int:
-    """A handle of a file that nobody else may read yet; a link in its place is not followed."""
+    """A handle of a new file that only its owner may read; a link of that name is not followed."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _usable(destination: Path, source: Path | None) -> Path:
-    """The destination as an absolute path, not there yet, and outside the source."""
+    """The destination as an absolute path; InputError if it exists or is inside the source."""
     resolved = destination.absolute()
     if os.path.lexists(resolved):
         raise InputError(f"expected a new folder to write to, {destination} exists; choose another name, or delete it")
-    # Links above it are followed, so that none leads into the source.
+    # Links above it are resolved, so that none leads into the source.
     resolved = resolved.parent.resolve() / resolved.name
     if source is not None and resolved.is_relative_to(source.resolve()):
-        raise InputError(f"{destination} lies in {source}, which is only read; choose a folder outside it")
+        raise InputError(f"{destination} is inside {source}, which is only read; choose a folder outside it")
     return resolved
 
 
 def _locked(folder: Path, destination: Path) -> int | None:
-    """A handle of the folder that no other process holds."""
+    """A handle of the folder, locked against other processes."""
     ended = InputError(f"another normkit fold to {destination} has just ended; look there, then try again")
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -277,16 +293,16 @@ def _locked(folder: Path, destination: Path) -> int | None:
         raise ended from None
     except OSError as error:
         reason = "" if error.errno in (errno.ENOTDIR, errno.ELOOP) else f" that can be read ({error.strerror})"
-        raise InputError(f"{_strange(folder)}, and not a folder of normkit's own{reason}; {_AWAY}") from None
+        raise InputError(f"{_unexpected(folder)}, and not a folder of normkit's own{reason}; {_AWAY}") from None
     if not lock(handle):
         os.close(handle)
         raise InputError(f"another normkit fold writes to {destination}; wait for it, or choose another folder")
-    # Another process may have ended meanwhile: with a result, or with an error and without the folder.
+    # Another process may have ended meanwhile, with a result, or with an error after which it removed the folder.
     is_there = _is_same(handle, folder)
     if os.path.lexists(destination) or not is_there:
         if is_there:
             with suppress(OSError):
-                # Only an empty one goes.
+                # Only an empty folder is removed.
                 folder.rmdir()
         os.close(handle)
         raise ended
@@ -294,25 +310,15 @@ def _locked(folder: Path, destination: Path) -> int | None:
 
 
 def _is_same(handle: int | None, folder: Path) -> bool:
-    """Whether a folder is still the one of a handle, and no link to it."""
+    """Whether a path is still the folder of a handle, and not a link to it."""
     with suppress(OSError):
         return handle is not None and os.path.samestat(os.fstat(handle), folder.lstat())
     return False
 
 
-def _strange(folder: Path) -> str:
+def _unexpected(folder: Path) -> str:
     kind = "a link" if folder.is_symlink() else "a folder" if folder.is_dir() else "a file"
     return f"expected to write in {folder}, which is {kind}"
-
-
-def _sweep(folder: Path, kept: set[str]) -> None:
-    for path in folder.iterdir():
-        if path.name in kept:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _amount(size: int) -> str:
@@ -325,3 +331,42 @@ def _to_disk(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def journal_bytes(head: Mapping[str, Any], finished: Iterable[FinishedFile]) -> bytes:
+    """A whole journal."""
+    return b"".join(_journal_line(line) for line in (head, *map(asdict, finished)))
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any] | None, dict[str, FinishedFile]]:
+    """The first line of a journal, or None; and the finished files of the complete lines after it, by name."""
+    try:
+        # Somebody may have placed it there: a link leads elsewhere, and a pipe never ends.
+        is_file = stat.S_ISREG(path.lstat().st_mode)
+        lines = path.read_bytes().split(b"\n")[:-1] if is_file else []
+    except OSError:
+        return None, {}
+    entries: list[Any] = []
+    with suppress(InputError):
+        # The process may have been killed in the middle of a line.
+        entries.extend(parse_json(line) for line in lines)
+    if not entries or not isinstance(entries[0], dict):
+        return None, {}
+    finished = {entry["name"]: FinishedFile(**entry) for entry in takewhile(_is_entry, entries[1:])}
+    return entries[0], finished
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it is a line that `Staging.keep` writes."""
+    kinds = {"name": str, "source_sha256": str, "sha256": str, "size": int, "residuals": dict}
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == kinds.keys()
+        and all(type(entry[key]) is kind for key, kind in kinds.items())
+        and is_sound_name(entry["name"])
+        and all(type(residual) is float for residual in entry["residuals"].values())
+    )
+
+
+def _journal_line(document: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(document, ensure_ascii=False, sort_keys=True)}\n".encode()

@@ -1,8 +1,8 @@
-"""The norms of a checkpoint that no class of transformers has: which they are, recorded in its configuration.
+"""The norms of a checkpoint that no class of transformers has, recorded in its configuration.
 
-The record is the key "normkit" of config.json: {"schema_version": 1, "norms": {path: spec}}. Whoever opens the
-checkpoint builds the stock class, loads it, and puts `normkit.Norm` in the place of each norm named. Nothing else
-can be asked for, and nothing that does not fit is passed over.
+The record is the key "normkit" of config.json: {"schema_version": 1, "norms": {path: spec}}. To open the checkpoint,
+build the stock class, load its weights, and replace each named norm by `normkit.Norm`. The record can ask for nothing
+else, and whatever does not fit is an error.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _PARAMETERS = ("weight", "bias")
 
 
 def record(norms: Mapping[str, NormSpec]) -> dict[str, Any]:
-    """What goes under `KEY` into a configuration, for specs by the paths of their norms."""
+    """The value of `KEY` in a configuration, for specs by the paths of their norms."""
     return {"schema_version": SCHEMA_VERSION, "norms": {path: spec.to_json() for path, spec in norms.items()}}
 
 
 def recorded(values: Mapping[str, Any], place: object) -> dict[str, NormSpec]:
-    """The specs that a configuration records by the paths of their norms; none where there is no record.
+    """The specs that a configuration records, by the paths of their norms; none if there is no record.
 
     Args:
-        values: The configuration, as its JSON.
+        values: The configuration as JSON.
         place: Named in messages.
 
     Raises:
-        ModelError: If there is a record and it is not one.
+        ModelError: If there is a record and it is malformed.
     """
     if KEY not in values:
         return {}
@@ -54,11 +54,11 @@ def recorded(values: Mapping[str, Any], place: object) -> dict[str, NormSpec]:
 
 
 def replay(model: nn.Module, norms: Mapping[str, NormSpec], place: object) -> None:
-    """Put a `normkit.Norm` with the same parameters in the place of each norm named; all are checked before the first.
+    """Replace each named norm by a `normkit.Norm` with the same parameters; all are checked before the first.
 
     Args:
-        model: Changed in place; on the meta device too.
-        norms: What `recorded` gave.
+        model: Changed in place; may be on the meta device.
+        norms: The result of `recorded`.
         place: Named in messages.
 
     Raises:
@@ -67,7 +67,7 @@ def replay(model: nn.Module, norms: Mapping[str, NormSpec], place: object) -> No
     modules = dict(model.named_modules())
     made = {}
     for named, spec in norms.items():
-        # The oldest checkpoints of a class with a head have the names of its body.
+        # In the oldest checkpoints of a class with a head, names lack the prefix of its body.
         path = named if named in modules else f"{getattr(model, 'base_model_prefix', '')}.{named}"
         if path not in modules:
             raise ModelError(
@@ -93,18 +93,20 @@ def _spec(path: str, values: Any, place: object) -> NormSpec:
 
 
 def _made(path: str, module: nn.Module, spec: NormSpec, place: object) -> nn.Module:
-    """The norm that takes the place of a module."""
+    """The norm that replaces a module."""
     from normkit.layers import Norm
 
     where = f"{_shown(path)}, named under {KEY!r} in {place},"
     shape = _shape(module)
     if shape is None:
-        raise ModelError(f"expected a norm at {where} found {type(module).__name__}; the record is of another model")
+        raise ModelError(
+            f"expected a norm at {where} found {type(module).__name__}; the record belongs to another model"
+        )
     found = {name for name in _PARAMETERS if getattr(module, name, None) is not None}
     wanted = {name for name, has in zip(_PARAMETERS, (spec.has_weight, spec.has_bias), strict=True) if has}
     if found != wanted:
         raise ModelError(
-            f"expected {_listed(wanted)} in {where} found {_listed(found)}; spec and weights are of different models"
+            f"expected {_listed(wanted)} in {where} found {_listed(found)}; spec and weights belong to different models"
         )
     if len(shape) != spec.rows.parameter_dim or shape[-1] % spec.rows.groups:
         raise ModelError(
@@ -117,14 +119,14 @@ def _made(path: str, module: nn.Module, spec: NormSpec, place: object) -> nn.Mod
 
 
 def _shape(module: nn.Module) -> tuple[int, ...] | None:
-    """The shape of a norm's parameters; None for what is no norm of rows."""
+    """The shape of a norm's parameters; None for a module that is not a norm of rows."""
     has_more = next(module.children(), None) is not None or next(module.buffers(), None) is not None
     if has_more or "norm" not in type(module).__name__.lower():
         return None
     parameters = dict(module.named_parameters())
     if not set(parameters) <= set(_PARAMETERS):
         return None
-    # A norm without parameters says its shape, or nobody knows it.
+    # The shape of a norm without parameters is known only if it has this attribute.
     shapes = {tuple(parameter.shape) for parameter in parameters.values()} or {
         tuple(getattr(module, "normalized_shape", ()))
     }
@@ -137,5 +139,5 @@ def _listed(names: set[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Anything out of a file, short and on one line."""
+    """Any value from a file, short and on one line."""
     return clipped(ascii(value), 160)

@@ -1,8 +1,8 @@
-"""What was proved of a folded checkpoint, and the words for what differs."""
+"""What was proved about a folded checkpoint, and the words for what differs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ RELATIONS: dict[Relation, str] = {
     "sum": "sums in float64, rounded once",
     "constant": "constants",
 }
-"""How a tensor of the result follows from the source."""
+"""How a tensor of the result follows from the source, in words."""
 
 LIMITS = (
     "SRC is taken as it is: that it is what its authors published is not checked",
@@ -33,36 +33,28 @@ _SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """One thing that was proved, or not.
-
-    Attributes:
-        name: What it is about.
-        passed: Whether it holds; None if it could not be tried here.
-        what: What was found, with the place where it fails.
-    """
+    """One thing that was proved, or not."""
 
     name: str
     passed: bool | None
+    """Whether it holds; None if it could not be tried here."""
     what: str
+    """What was found, with the place of the first failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What holds of a folded checkpoint and its source.
-
-    Attributes:
-        source: Class that the source's config names.
-        result: Class that the result's config names.
-        checks: In the order in which they were made.
-    """
+    """What was found about a folded checkpoint and its source."""
 
     source: str
+    """Class in the source's config.json."""
     result: str
+    """Class in the result's config.json."""
     checks: tuple[Checked, ...]
 
     @property
     def passed(self) -> bool:
-        """Nothing fails."""
+        """Whether no check fails."""
         return all(check.passed is not False for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
@@ -77,27 +69,24 @@ class Verification:
 
 
 def difference(found: Any, due: Any, path: str) -> str | None:
-    """The first place where two JSON documents differ, and what is there."""
+    """The first place where two JSON documents differ, and what is there; None if they are equal."""
     if isinstance(found, Mapping) and isinstance(due, Mapping):
-        if strange := sorted(found.keys() ^ due.keys()):
-            where = quoted(f"{path}.{strange[0]}")
-            return f"{where} is recorded and does not follow" if strange[0] in found else f"{where} is not recorded"
-        return _first(difference(found[key], due[key], f"{path}.{key}") for key in due)
+        if unexpected := sorted(found.keys() ^ due.keys()):
+            where = quoted(f"{path}.{unexpected[0]}")
+            return f"{where} is recorded and does not follow" if unexpected[0] in found else f"{where} is not recorded"
+        differences = (difference(found[key], due[key], f"{path}.{key}") for key in due)
+        return next(filter(None, differences), None)
     if isinstance(found, list | tuple) and isinstance(due, list | tuple) and len(found) == len(due):
         pairs = enumerate(zip(found, due, strict=True))
-        return _first(difference(one, other, f"{path}.{at}") for at, (one, other) in pairs)
+        return next(filter(None, (difference(one, other, f"{path}.{at}") for at, (one, other) in pairs)), None)
     if type(found) is type(due) and found == due:
         return None
     return f"{path} is recorded as {quoted(found)}, {quoted(due)} follows from the source"
 
 
 def judged(name: str, faults: Sequence[str], said: str) -> Checked:
-    """Passed without a fault; else the first fault and how many there are beyond."""
+    """A check that passes if there is no fault; else it shows the first fault and how many more there are."""
     if not faults:
         return Checked(name=name, passed=True, what=said)
     more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
     return Checked(name=name, passed=False, what=faults[0] + more)
-
-
-def _first(differences: Iterable[str | None]) -> str | None:
-    return next((difference for difference in differences if difference), None)

@@ -1,7 +1,7 @@
-"""`normkit verify`: a folded checkpoint held against its source, from the files alone; neither model is run.
+"""`normkit verify`: a folded checkpoint compared with its source, from the files alone; neither model is run.
 
-Of the certificate only what was asked for is taken. From that and the source the plan is made anew, from the plan every
-tensor, and from all of it another certificate: nothing needs to be believed.
+Only what was asked for is taken from the certificate. From that and the source the plan is made again, from the plan
+every tensor, and from all of it another certificate: nothing has to be trusted.
 """
 
 from __future__ import annotations
@@ -12,26 +12,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from normkit.checkpoint.applying import Progress
 from normkit.checkpoint.arithmetic import one_thread_an_operation
-from normkit.checkpoint.carrying import carried, code
-from normkit.checkpoint.certificate import NAME, Certificate, certify, plain, read_certificate
-from normkit.checkpoint.configuration import CONFIG
+from normkit.checkpoint.build_model import Reload, reload_check
+from normkit.checkpoint.certificate import Certificate, Written, certify, plain, read_certificate
 from normkit.checkpoint.derivation import Derived, derive, header_faults
-from normkit.checkpoint.fingerprints import Fingerprint, fingerprints, sha256
 from normkit.checkpoint.layout import FileLayout, index, lay_out
+from normkit.checkpoint.model_folder import (
+    CERTIFICATE,
+    CONFIG,
+    INDEX,
+    Fingerprint,
+    copied_files,
+    fingerprints,
+    sha256,
+)
 from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
-from normkit.checkpoint.plan import Plan
-from normkit.checkpoint.planning import make_plan
-from normkit.checkpoint.reloading import Reload, reload_check
+from normkit.checkpoint.plan import FoldPlan
+from normkit.checkpoint.planning import plan_checkpoint
 from normkit.checkpoint.verification import RELATIONS, Checked, Verification, difference, judged
-from normkit.checkpoint.weights import INDEX
-from normkit.checkpoint.workers import Workers
-from normkit.checkpoint.writing import Written
+from normkit.checkpoint.workers import Progress, Workers
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text
-from normkit.text import quoted
+from normkit.text import counted, quoted
 
+# Figures are compared on their own. The sentences may be worded better in a later version.
 _UNCOMPARED = {"residual", "reason", "reasons", "remarks"}
 
 
@@ -40,18 +44,18 @@ def verify(
 ) -> Verification:
     """Prove that a folder is what folding makes of another, or say where it is not.
 
-    Every file is hashed, the plan is made anew, and every tensor is derived anew from the source and compared bit for
+    Every file is hashed, the plan is made again, and every tensor is derived again from the source and compared bit for
     bit. Files are read in pieces, so that memory does not grow with them.
 
     Args:
         source: The folder that was folded.
-        result: The folder that came of it, with its certificate.
-        threads: How many compute at a time.
+        result: The folder that folding wrote, with its certificate.
+        threads: How many threads compute.
         progress: Called with a stage, bytes done, and all bytes.
 
     Raises:
         InputError: If a folder or the certificate is not there.
-        ModelError: If the certificate is none.
+        ModelError: If the certificate cannot be read as one.
 
     Example:
         >>> import tempfile
@@ -72,14 +76,23 @@ def verify(
         with open_checkpoint(folder) as opened, one_thread_an_operation():
             checks = _checks(recorded, opened, made, workers)
     except ModelError as error:
-        # The files as recorded may still be told from those that are there.
-        checks = [_files("source files", folder, recorded.source), _files("result files", made, recorded.result)]
+        checks = []
+        # The recorded files can still be compared with those that are there.
+        for name, inner, files in (
+            ("source files", folder, recorded.source),
+            ("result files", made, recorded.result),
+        ):
+            there = fingerprints(inner, [file for file in files if (inner / file).is_file()], {})
+            checks.append(_same_files(name, files, there))
         checks.append(Checked(name="derivation", passed=False, what=str(error)))
     return Verification(source=recorded.architecture, result=recorded.becomes, checks=tuple(checks))
 
 
 def _checks(recorded: Certificate, opened: Opened, folder: Path, workers: Workers) -> list[Checked]:
-    plan = _plan(recorded, opened)
+    try:
+        plan = plan_checkpoint(opened, operations=recorded.operations, untie=recorded.untie, dtype=recorded.dtype)
+    except InputError as error:
+        raise ModelError(str(error)) from None
     layouts = lay_out(plan, opened.source)
     faults = header_faults(layouts, folder)
     whole = [layout for layout in layouts if layout.name not in faults]
@@ -94,54 +107,34 @@ def _checks(recorded: Certificate, opened: Opened, folder: Path, workers: Worker
     )
     settings = list(_settings(plan, layouts, opened, folder))
     # transformers would build whatever a forged configuration asks for.
-    is_due = not faults and all(check.passed for check in settings)
-    reload, reloaded = _reload(folder, recorded) if is_due else _not_reloaded()
+    if faults or not all(check.passed for check in settings):
+        reason = "the files do not follow from the source"
+        reload = Reload(class_name="", ran=False, reason=reason)
+        reloaded = Checked(name="reload", passed=None, what=f"not tried: {reason}")
+    else:
+        reload, reloaded = _reload(folder, recorded)
     anew = certify(plan, written, reload, opened, folder, dtype=recorded.dtype, untie=recorded.untie)
+    # Files of the source that the certificate names and the result, as it is now, does not have.
+    others = [name for name in recorded.source if name not in anew.source and (opened.folder / name).is_file()]
+    num_tensors = sum(len(layout.edits) for layout in layouts)
     return [
-        _same_files("source files", recorded.source, {**anew.source, **_others(recorded, anew, opened.folder)}),
+        _same_files("source files", recorded.source, {**anew.source, **fingerprints(opened.folder, others, {})}),
         _same_files("result files", recorded.result, anew.result),
         _names(layouts, opened, anew),
         _same_plan(recorded, anew, plan),
-        _headers(layouts, faults),
+        judged("headers", list(faults.values()), f"names, dtypes, shapes and order of {num_tensors:,} tensors"),
         *_relations(derived),
         *settings,
-        _carried(opened.folder, anew),
+        _copied(opened.folder, anew),
         _figures(recorded, anew),
         reloaded,
         _spelling(recorded, folder),
     ]
 
 
-def _plan(recorded: Certificate, opened: Opened) -> Plan:
-    """What folding does to the source when it is asked for the same."""
-    try:
-        return make_plan(
-            opened.graph,
-            opened.config,
-            opened.source,
-            operations=recorded.operations,
-            untie=recorded.untie,
-            dtype=recorded.dtype,
-            code=code(opened.states),
-        )
-    except InputError as error:
-        raise ModelError(str(error)) from None
-
-
 def _hashes(files: Sequence[Path], workers: Workers) -> dict[str, str]:
     found = workers.map([partial(sha256, file, workers.step) for file in files])
     return {file.name: digest for file, digest in zip(files, found, strict=True)}
-
-
-def _others(recorded: Certificate, anew: Certificate, folder: Path) -> dict[str, Fingerprint]:
-    """The files of the source that the certificate names and that the result, as it is now, has not."""
-    names = [name for name in recorded.source if name not in anew.source and (folder / name).is_file()]
-    return fingerprints(folder, names, {})
-
-
-def _files(name: str, folder: Path, recorded: Mapping[str, Fingerprint]) -> Checked:
-    there = [file for file in recorded if (folder / file).is_file()]
-    return _same_files(name, recorded, fingerprints(folder, there, {}))
 
 
 def _same_files(name: str, recorded: Mapping[str, Fingerprint], found: Mapping[str, Fingerprint]) -> Checked:
@@ -150,70 +143,54 @@ def _same_files(name: str, recorded: Mapping[str, Fingerprint], found: Mapping[s
     faults += [f"{file!a} is not in the certificate" for file in found if file not in recorded]
     for file in found:
         if file in recorded and found[file] != recorded[file]:
-            faults.append(f"{file} is not the one in the certificate: {_contrast(recorded[file], found[file])}")
+            old, new = recorded[file], found[file]
+            differs = f"{new.size:,} bytes, not {old.size:,}"
+            if old.size == new.size:
+                differs = f"SHA-256 {new.sha256[:12]}..., not {old.sha256[:12]!a}..."
+            faults.append(f"{file} is not the one in the certificate: {differs}")
     size = sum(found[file].size for file in found)
     return judged(name, faults, f"{len(found)}, {size:,} bytes, of the size and SHA-256 that the certificate names")
 
 
-def _contrast(recorded: Fingerprint, found: Fingerprint) -> str:
-    if recorded.size != found.size:
-        return f"{found.size:,} bytes, not {recorded.size:,}"
-    return f"SHA-256 {found.sha256[:12]}..., not {recorded.sha256[:12]!a}..."
-
-
 def _names(layouts: Sequence[FileLayout], opened: Opened, anew: Certificate) -> Checked:
     """Whether the result has the files that follow from the source, and no other."""
-    due = {layout.name for layout in layouts} | {CONFIG} | {name for name, _ in carried(opened.folder)}
+    due = {layout.name for layout in layouts} | {CONFIG} | {name for name, _ in copied_files(opened.folder)}
     due |= set() if index(tuple(layouts), opened.source) is None else {INDEX}
     faults = [f"{name} does not follow from the source" for name in sorted(anew.result.keys() - due)]
     faults += [f"{name} is missing" for name in sorted(due - anew.result.keys())]
     return judged("file names", faults, "each follows from the source, and none is missing")
 
 
-def _same_plan(recorded: Certificate, anew: Certificate, plan: Plan) -> Checked:
-    """Whether the certificate says of norms, tensors and settings what follows from the source."""
-    parts = ("operations", "architecture", "becomes", "plan", "tensors")
+def _same_plan(recorded: Certificate, anew: Certificate, plan: FoldPlan) -> Checked:
+    """Whether what the certificate says about norms, tensors and settings follows from the source."""
     faults = []
-    for part in parts:
+    for part in ("operations", "architecture", "becomes", "plan", "tensors"):
         found, due = (_decided(getattr(certificate, part)) for certificate in (recorded, anew))
         if fault := difference(found, due, part):
             faults.append(fault)
     if faults and recorded.normkit != anew.normkit:
         faults[0] += f" (it was made by normkit {recorded.normkit!a}, this is {anew.normkit})"
-    folded = sum(bool({norm.gain, norm.bias} & {"folded", "divided"}) for norm in plan.norms)
-    rms = sum(norm.becomes_rms for norm in plan.norms)
-    done = f"{folded} of {len(plan.norms)} norms folded"
-    done += f", {rms} made RMSNorms" if rms else ""
+    done = f"{plan.num_folded} of {len(plan.norms)} norms folded"
+    done += f", {plan.num_rms} made RMSNorms" if plan.num_rms else ""
     done += f", {len(plan.centred)} writers centred" if plan.centred else ""
     return judged("plan", faults, f"made anew from the source, it is the one recorded: {done}")
 
 
 def _decided(part: Any) -> Any:
-    """A part of a certificate without figures, which are compared on their own, and without its English.
-
-    What is done to each norm and tensor, and what is refused where, is compared; why stands there for people, and may
-    be worded better in a later version.
-    """
+    """A part of a certificate without its figures and sentences: only what is done where, and refused where."""
     if isinstance(part, Mapping):
         return {key: _decided(value) for key, value in part.items() if key not in _UNCOMPARED}
     return [_decided(value) for value in part] if isinstance(part, list | tuple) else part
 
 
-def _headers(layouts: Sequence[FileLayout], faults: Mapping[str, str]) -> Checked:
-    count = sum(len(layout.edits) for layout in layouts)
-    return judged("headers", list(faults.values()), f"names, dtypes, shapes and order of {count:,} tensors")
-
-
 def _relations(derived: Derived) -> Iterator[Checked]:
     for relation, words in RELATIONS.items():
         if count := derived.tensors[relation]:
-            faults = [deviation.what for deviation in derived.deviations.get(relation, ())]
-            elements = derived.elements[relation]
-            said = f"{count:,} {'tensor' if count == 1 else 'tensors'}, {elements:,} elements: {words}"
-            yield judged(relation, faults, said)
+            said = f"{counted(count, 'tensor')}, {derived.elements[relation]:,} elements: {words}"
+            yield judged(relation, derived.deviations.get(relation, []), said)
 
 
-def _settings(plan: Plan, layouts: Sequence[FileLayout], opened: Opened, folder: Path) -> Iterator[Checked]:
+def _settings(plan: FoldPlan, layouts: Sequence[FileLayout], opened: Opened, folder: Path) -> Iterator[Checked]:
     """Whether config.json and the index are, byte for byte, what folding writes."""
     config = json_text(folded_config(opened.config, plan))
     said = ", ".join([*plan.config, *(f"no {key}" for key in plan.dropped)]) or "nothing"
@@ -235,9 +212,9 @@ def _same_text(name: str, path: Path, due: str, said: str) -> Checked:
     return Checked(name=name, passed=False, what=f"{path.name}: {what}")
 
 
-def _carried(folder: Path, anew: Certificate) -> Checked:
-    """Whether what lies beside the weights is what lies beside those of the source."""
-    names = [name for name, _ in carried(folder)]
+def _copied(folder: Path, anew: Certificate) -> Checked:
+    """Whether the files beside the weights are those of the source."""
+    names = [name for name, _ in copied_files(folder)]
     faults = [
         f"{name} differs from the source's"
         for name in names
@@ -247,7 +224,7 @@ def _carried(folder: Path, anew: Certificate) -> Checked:
 
 
 def _figures(recorded: Certificate, anew: Certificate) -> Checked:
-    """Whether the certificate states how far rounding went as it is."""
+    """Whether the certificate states correctly how far rounding went."""
     measured = {name: edit["residual"] for name, edit in anew.tensors.items() if "residual" in edit}
     stated = {
         name: edit["residual"]
@@ -266,7 +243,7 @@ def _figures(recorded: Certificate, anew: Certificate) -> Checked:
 
 
 def _reload(folder: Path, recorded: Certificate) -> tuple[Reload, Checked]:
-    """What transformers says of the result, and whether that is what the certificate says."""
+    """What transformers reports for the result, and whether the certificate says the same."""
     try:
         found = reload_check(folder)
     except ModelError as error:
@@ -283,17 +260,11 @@ def _reload(folder: Path, recorded: Certificate) -> tuple[Reload, Checked]:
     return found, judged("reload", faults, said)
 
 
-def _not_reloaded() -> tuple[Reload, Checked]:
-    reason = "the files do not follow from the source"
-    unknown = Checked(name="reload", passed=None, what=f"not tried: {reason}")
-    return Reload(class_name="", ran=False, reason=reason), unknown
-
-
 def _spelling(recorded: Certificate, folder: Path) -> Checked:
-    """Whether the certificate holds nothing beside what it was read for."""
+    """Whether the certificate contains nothing but what was read from it."""
     try:
         is_plain = recorded.text().encode() == read_certificate(folder)
     except (ValueError, RecursionError):
         is_plain = False
-    faults = [] if is_plain else [f"{NAME} is not written as normkit writes it"]
+    faults = [] if is_plain else [f"{CERTIFICATE} is not written as normkit writes it"]
     return judged("certificate", faults, f"it says nothing else; made by normkit {recorded.normkit}")

@@ -145,12 +145,12 @@ def _of_model(loaded: LoadedModel, batches: Batches, site: str | None, told: Pro
 
 
 def _gathered(loaded: LoadedModel, batches: Batches, site: str | None, told: Progress) -> Activations:
-    from normkit.checkpoint.silence import silence
+    from normkit.checkpoint.quiet_libraries import quiet_libraries
     from normkit.cli.texts import check_runs
     from normkit.explorer.activations import activations
 
     total = len(batches.batches)
-    with silence():
+    with quiet_libraries():
         check_runs(loaded.model, batches.batches[0])
         found = activations(
             loaded.model,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from normkit.checkpoint.plan import OPERATIONS, Plan
+from normkit.checkpoint.plan import OPERATIONS
 from normkit.cli.options import (
     json_option,
     model_argument,
@@ -20,9 +17,6 @@ from normkit.cli.options import (
     threads_option,
 )
 from normkit.cli.terminal import print_json, progress, results, shell_word, shows_progress
-
-if TYPE_CHECKING:
-    from normkit.checkpoint.source import CheckpointSource
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
@@ -43,7 +37,7 @@ with them. DST appears when everything is written. `normkit verify SRC DST` prov
 
 
 def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """A number of bytes, as in 1GB or 800MB."""
+    """A number of bytes from a text such as 1GB or 800MB."""
     if value is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", value.strip().upper())
@@ -53,7 +47,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 def _operations(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them, or all."""
+    """Operations from their names, separated by commas, or from "all"."""
     if value is None:
         return None
     given = tuple(name.strip() for name in value.split(",") if name.strip())
@@ -107,52 +101,41 @@ def fold_checkpoint(
     local_files_only: bool,
     quiet: bool,
 ) -> None:
-    """Fold a checkpoint, or say what folding would do."""
+    """Fold a checkpoint, or print what folding would do."""
+    from normkit.checkpoint.folding import memory_needed, write_folded
     from normkit.checkpoint.loading import find_model
+    from normkit.checkpoint.opening import open_checkpoint
+    from normkit.checkpoint.planning import plan_checkpoint
+    from normkit.report.folding import plan_summary
 
     shown = shows_progress(quiet=quiet or as_json)
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     if destination is None and not only_plan:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
-    asked: dict[str, Any] = {"operations": ops, "untie": untie, "dtype": dtype, "for_training": for_training}
-    if only_plan:
-        with _planned(folder, asked) as (plan, checkpoint):
-            if as_json:
-                print_json({"schema_version": 1, **plan.to_json()})
-                return
-            from normkit.checkpoint.writing import memory_needed
-
-            _print_plan(plan, checkpoint, memory_needed(plan, checkpoint, threads))
-        return
-    assert destination is not None
-    from normkit.checkpoint.folding import fold
-
-    with progress(shown=shown) as report:
-        certificate = fold(
-            folder, destination, max_memory=max_memory, threads=threads, resume=resume, progress=report, **asked
-        )
-    if as_json:
-        print_json(certificate.to_json())
-        return
-    with _planned(folder, asked) as (plan, checkpoint):
-        _print_plan(plan, checkpoint)
-    words = shell_word(source if revision is None else f"{source}@{revision}"), shell_word(destination)
-    results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)
-
-
-@contextmanager
-def _planned(source: Path, asked: dict[str, Any]) -> Iterator[tuple[Plan, CheckpointSource]]:
-    """The plan of a checkpoint, and its tensors."""
-    from normkit.checkpoint.carrying import code
-    from normkit.checkpoint.opening import open_checkpoint
-    from normkit.checkpoint.planning import make_plan
-
-    with open_checkpoint(source) as opened:
-        names = code(opened.states)
-        yield make_plan(opened.graph, opened.config, opened.source, code=names, **asked), opened.source
-
-
-def _print_plan(plan: Plan, source: CheckpointSource, memory: int | None = None) -> None:
-    from normkit.report.folding import plan_summary
-
-    results().print(plan_summary(plan, source.tensors, memory))
+    with open_checkpoint(folder) as opened:
+        plan = plan_checkpoint(opened, operations=ops, untie=untie, dtype=dtype, for_training=for_training)
+        memory = None
+        document = {"schema_version": 1, **plan.to_json()}
+        if only_plan or destination is None:
+            memory = memory_needed(plan, opened.source, threads)
+        else:
+            with progress(shown=shown) as report:
+                certificate = write_folded(
+                    plan,
+                    opened,
+                    destination.expanduser(),
+                    untie=untie,
+                    dtype=dtype,
+                    max_memory=max_memory,
+                    threads=threads,
+                    resume=resume,
+                    progress=report,
+                )
+            document = certificate.to_json()
+        if as_json:
+            print_json(document)
+            return
+        results().print(plan_summary(plan, opened.source.tensors, memory))
+    if not only_plan:
+        words = shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))
+        results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)

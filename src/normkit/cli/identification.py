@@ -185,13 +185,13 @@ def _tell(*models: LoadedModel, quiet: bool) -> None:
 
 
 def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBook:
-    from normkit.checkpoint.silence import silence
+    from normkit.checkpoint.quiet_libraries import quiet_libraries
     from normkit.cli.texts import batches_for, check_runs
     from normkit.identification.book import survey
     from normkit.inspection.running import evaluating, first_tokens, runner
 
     batch = batches_for(loaded, None, None, length=None, max_tokens=_TOKENS, batch_size=1).batches[0]
-    with progress(shown=shown) as report, silence(), evaluating(loaded.model):
+    with progress(shown=shown) as report, quiet_libraries(), evaluating(loaded.model):
         report(f"{loaded.name}: norms", 0, 0)
         check_runs(loaded.model, batch)
         return survey(loaded.model, runner(loaded.model, first_tokens(batch)), name=loaded.name).only(site)
@@ -208,11 +208,11 @@ def _names(
 def _compare(
     loaded: LoadedModel, reference: Any, batches: Batches, names: tuple[str, str], site: str | None, *, shown: bool
 ) -> Comparison:
-    from normkit.checkpoint.silence import silence
+    from normkit.checkpoint.quiet_libraries import quiet_libraries
     from normkit.cli.texts import check_runs
     from normkit.inspection.comparison import compare
 
-    with progress(shown=shown) as report, silence():
+    with progress(shown=shown) as report, quiet_libraries():
         check_runs(loaded.model, batches.batches[0])
         return compare(
             loaded.model,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normkit.checkpoint.loading import LoadedModel
-from normkit.checkpoint.silence import silence
+from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.cli.terminal import Progress
 from normkit.cli.texts import Batches, check_runs
 from normkit.inspection.inspecting import inspect
@@ -41,7 +41,7 @@ def measure(
     def report(stage: str, done: int, steps: int) -> None:
         progress(f"{loaded.name}: {stage}", done, steps or total)
 
-    with silence():
+    with quiet_libraries():
         check_runs(loaded.model, batches.batches[0])
         return inspect(
             loaded.model if model is None else model,

@@ -12,7 +12,7 @@ import click
 
 from normkit import demo
 from normkit.checkpoint.loading import LoadedModel
-from normkit.checkpoint.silence import silence
+from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _vocabulary(model: Any) -> int:
 
 def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     # Unsilenced, a tokenizer complains of any text longer than the context.
-    with silence():
+    with quiet_libraries():
         return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normkit.checkpoint.loading import LoadedModel
-from normkit.checkpoint.silence import silence
+from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.cli.texts import Batches, check_runs
 from normkit.errors import InputError, ModelError
 from normkit.identification.state import buffers_kept, in_mode
@@ -35,7 +35,7 @@ def training_step(loaded: LoadedModel, batches: Batches) -> Inspection:
         InputError: If it has no loss that token ids alone give.
     """
     model, batch = loaded.model, batches.batches[0]
-    with silence(), _untouched(model), torch.random.fork_rng(devices=[]):
+    with quiet_libraries(), _untouched(model), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         check_runs(model, batch)
         with watch(model, every=1, batch=batch, name=loaded.name, say=lambda _: None) as run:

@@ -1,4 +1,4 @@
-"""`normkit verify`: a folded checkpoint held against its source."""
+"""`normkit verify`: a folded checkpoint compared with its source."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from normkit.cli.options import (
 from normkit.cli.terminal import print_json, progress, results, shows_progress
 
 if TYPE_CHECKING:
-    from normkit.checkpoint.agreement import Agreement
     from normkit.checkpoint.loading import LoadedModel
+    from normkit.checkpoint.logits import Agreement
     from normkit.cli.texts import Batches
 
-# Of each, the text and the ids at random: enough for every place of a window to be seen.
+# Of the text and of the random ids each: enough for every position of a window.
 _TOKENS, _LENGTH, _BATCH = 256, 64, 4
 
 
@@ -63,7 +63,7 @@ def verify_fold(
     local_files_only: bool,
     quiet: bool,
 ) -> None:
-    """Verify a fold; say what was checked, and end with 1 if anything fails."""
+    """Verify a fold: print what was checked; exit code 1 if anything fails."""
     if text is not None and not logits:
         raise click.UsageError("--text needs --logits: the files alone need no text.", ctx)
     from normkit.checkpoint.loading import find_model
@@ -89,24 +89,24 @@ def verify_fold(
 
 
 def _agreement(source: Path, result: Path, path: str | None, words: str | None) -> tuple[Agreement, str]:
-    """How near the logits are, and what they were compared on."""
-    from normkit.checkpoint.agreement import compare_logits, half_unit
+    """How near the logits are, and the texts on which they were compared."""
     from normkit.checkpoint.certificate import Certificate
     from normkit.checkpoint.loading import load_model
-    from normkit.checkpoint.silence import silence
+    from normkit.checkpoint.logits import compare_logits, half_unit
+    from normkit.checkpoint.quiet_libraries import quiet_libraries
 
     models = [load_model(str(folder), dtype="float64") for folder in (source, result)]
     tensors = Certificate.read(result).tensors.values()
     unit = half_unit({edit["dtype"] for edit in tensors if edit["relation"] in ("product", "sum")})
     batches = _batches(models[0], path, words)
-    with silence():
+    with quiet_libraries():
         inputs = [batch for each in batches for batch in each.batches]
         agreement = compare_logits(models[0].model, models[1].model, inputs, unit=unit)
     return agreement, " and ".join(each.source for each in batches)
 
 
 def _batches(loaded: LoadedModel, path: str | None, words: str | None) -> list[Batches]:
-    """Token ids at random, and a text where the model has a tokenizer."""
+    """Random token ids, and a text if the model has a tokenizer."""
     from normkit.cli.texts import batches_for, from_random_ids
 
     drawn = from_random_ids(loaded.model, length=_LENGTH, max_tokens=_TOKENS, batch_size=_BATCH)

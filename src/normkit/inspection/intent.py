@@ -20,7 +20,7 @@ from torch import nn
 
 from normkit import reference
 from normkit.checkpoint import swaps
-from normkit.checkpoint.silence import silence
+from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.conventions.gain import Gain
 from normkit.errors import ModelError
 from normkit.identification.behaviour import examine
@@ -69,7 +69,7 @@ def stock_intent(model: nn.Module) -> Intent | None:
     # A model of transformers has imported it; any other has no use for it.
     if "transformers" not in sys.modules:
         return None
-    with silence(), undisturbed():
+    with quiet_libraries(), undisturbed():
         return next((intent for stock_class in _stock_classes(model) if (intent := _intent(model, stock_class))), None)
 
 

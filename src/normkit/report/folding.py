@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from normkit.checkpoint.header import TensorInfo
-from normkit.checkpoint.plan import NormChange, Plan, TensorEdit, VectorEdit
+from normkit.checkpoint.plan import FoldPlan, NormChange, TensorEdit, VectorEdit
 from normkit.report.grids import lines, marked, ruled
 from normkit.report.parts import Cell, Column, Fact, Table
 from normkit.report.passports import pattern
@@ -65,7 +65,7 @@ class Planned:
     """What a user of the folded model must know."""
 
 
-def describe_plan(plan: Plan, tensors: Mapping[str, TensorInfo], memory: int | None = None) -> Planned:
+def describe_plan(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int | None = None) -> Planned:
     """A plan in words, safe to print.
 
     Args:
@@ -92,7 +92,7 @@ def describe_plan(plan: Plan, tensors: Mapping[str, TensorInfo], memory: int | N
     return printable(described)
 
 
-def plan_summary(plan: Plan, tensors: Mapping[str, TensorInfo], memory: int | None = None) -> RenderableType:
+def plan_summary(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int | None = None) -> RenderableType:
     """A plan on a screen; arguments as those of `describe_plan`."""
     described = describe_plan(plan, tensors, memory)
     parts: list[RenderableType] = [Text.assemble((described.title, "bold"), "  ", described.summary)]
@@ -128,7 +128,7 @@ def _norms(changes: tuple[NormChange, ...]) -> Table:
     return Table(title="Norms", columns=_COLUMNS, rows=tuple(rows), empty="no norm")
 
 
-def _kept(norm: NormChange, plan: Plan) -> tuple[str, ...]:
+def _kept(norm: NormChange, plan: FoldPlan) -> tuple[str, ...]:
     """What is said of a norm that no refusal says."""
     refused = {refusal.reason for refusal in plan.refusals if refusal.place == norm.name}
     return tuple(reason for reason in norm.reasons if reason not in refused)
@@ -152,7 +152,7 @@ def _pattern_in(sentence: str) -> str:
     return _INDEX.sub(".*", sentence)
 
 
-def _tensors(plan: Plan, tensors: Mapping[str, TensorInfo]) -> tuple[Fact, ...]:
+def _tensors(plan: FoldPlan, tensors: Mapping[str, TensorInfo]) -> tuple[Fact, ...]:
     counts: dict[str, int] = defaultdict(int)
     size = 0
     for edit in plan.edits:
@@ -184,7 +184,7 @@ def _bytes(count: int) -> str:
     return counted(count, "byte")
 
 
-def _configuration(plan: Plan) -> tuple[Fact, ...]:
+def _configuration(plan: FoldPlan) -> tuple[Fact, ...]:
     changes = [f"{key} = {value}" for key, value in plan.config.items() if key != "normkit"]
     changes += [f"without {key}" for key in plan.dropped]
     if plan.swaps:

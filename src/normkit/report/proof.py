@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from normkit.checkpoint.agreement import Agreement
 from normkit.checkpoint.certificate import Certificate
+from normkit.checkpoint.logits import Agreement
 from normkit.checkpoint.verification import RELATIONS, Checked, Verification
 from normkit.report.grids import lines, marked
 from normkit.report.parts import Fact, Tone, Verdict

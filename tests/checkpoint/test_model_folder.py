@@ -1,8 +1,10 @@
-"""Weights that are absent, elsewhere, pickled or damaged give one line that says what to do."""
+"""The files of a model folder: their names, hashes and links; the weights, found and read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,128 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from normkit.checkpoint.weights import read_json, read_weights, shard_names, weight_files
-from normkit.errors import ModelError
+from normkit.checkpoint.model_folder import (
+    INDEX,
+    Fingerprint,
+    code_files,
+    copied_files,
+    file_names,
+    fingerprints,
+    read_json,
+    read_weights,
+    sha256,
+    shard_names,
+    weight_files,
+)
+from normkit.errors import InputError, ModelError
 
-INDEX = "model.safetensors.index.json"
+
+def test_hidden_files_are_none_of_them(tmp_path):
+    for name in ("b", "a/c", ".hidden", ".git/config", "a/.d"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert file_names(tmp_path) == ["a/c", "b"]
+
+
+def test_a_link_to_a_folder_is_not_followed(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert file_names(tmp_path) == ["loop"]
+    with pytest.raises(InputError, match="loop"):
+        sha256(tmp_path / "loop")
+
+
+def test_a_hash_is_that_of_the_content_however_long(tmp_path):
+    content = os.urandom(2**21 + 5)
+    (tmp_path / "file").write_bytes(content)
+    steps = []
+    assert sha256(tmp_path / "file", steps.append) == hashlib.sha256(content).hexdigest()
+    assert sum(steps) == len(content)
+    assert max(steps) <= 2**20
+
+
+def test_known_hashes_are_not_taken_again(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode())
+    found = fingerprints(tmp_path, ["b"], {"a": "known"})
+    assert list(found.items()) == [
+        ("a", Fingerprint(1, "known")),
+        ("b", Fingerprint(1, hashlib.sha256(b"b").hexdigest())),
+    ]
+
+
+def test_what_is_no_file_is_one_line(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "absent"):
+        with pytest.raises(InputError, match=f"expected a file in .*{name}"):
+            sha256(tmp_path / name)
+
+
+def test_everything_but_weights_configuration_and_what_is_hidden(tmp_path):
+    kept = ["tokenizer.json", "README.md", "1_Pooling/config.json", "deep/er/notes.txt"]
+    left = [
+        *("config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
+        *("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx"),
+        *("normkit_certificate.json", ".gitattributes", ".cache/refs"),
+    ]
+    for name in kept + left:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    # A folder's own configuration belongs to it, not to the model.
+    assert [name for name, _ in copied_files(tmp_path)] == sorted(kept)
+    assert all(path.read_text() == name for name, path in copied_files(tmp_path))
+
+
+def test_a_link_to_a_file_inside_counts_as_the_file_and_one_to_a_folder_leads_nowhere(tmp_path):
+    (tmp_path / "vocab.txt").write_text("a")
+    (tmp_path / "again.txt").symlink_to("vocab.txt")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    (tmp_path / "broken").symlink_to("nothing")
+    assert [name for name, _ in copied_files(tmp_path)] == ["again.txt", "vocab.txt"]
+
+
+def test_a_link_that_leads_outside_is_refused(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / "secret").write_text("a")
+    (model / "notes.txt").symlink_to("../secret")
+    with pytest.raises(ModelError, match=r"notes.txt is a link to .*secret, outside of its folder, and is not copied"):
+        list(copied_files(model))
+
+
+def test_the_cache_of_the_hub_is_made_of_links(tmp_path):
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123"
+    (snapshot / "1_Pooling").mkdir(parents=True)
+    (tmp_path / "models--org--name" / "blobs").mkdir()
+    for name, blob in (("vocab.txt", "../../blobs/a"), ("1_Pooling/config.json", "../../../blobs/b")):
+        (snapshot / name).symlink_to(blob)
+        (snapshot / name).write_text("a")
+    # Given by a link to it, as users do.
+    (tmp_path / "mine").symlink_to(snapshot)
+    assert [name for name, _ in copied_files(tmp_path / "mine")] == ["1_Pooling/config.json", "vocab.txt"]
+    (snapshot / "ref").symlink_to("../../refs")
+    (tmp_path / "models--org--name" / "refs").write_text("main")
+    with pytest.raises(ModelError, match="ref is a link"):
+        list(copied_files(snapshot))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "evil\u202etxt", "a\\b", "d/" * 127 + "abc", b"\xff.txt"])
+def test_a_name_that_no_certificate_may_hold_is_refused(tmp_path, name):
+    path = tmp_path / os.fsdecode(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    with pytest.raises(ModelError, match="expected file names of at most 256 printable characters") as error:
+        list(copied_files(tmp_path))
+    assert str(error.value).isprintable()
+
+
+def test_code_stays_behind(tmp_path):
+    names = ["modeling_x.py", "tokenizer.json", "deep/x.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [name for name, _ in copied_files(tmp_path)] == ["tokenizer.json"]
+    assert code_files(names) == ["modeling_x.py", "deep/x.py"]
 
 
 def tensor(shape: list[int], offsets: list[int], dtype: str = "F32") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Other libraries' logging, progress bars and warnings, off for a while and then as they were."""
+"""Logging, progress bars and warnings of other libraries: off for a while, then as they were."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def silence(*, downloads: bool = False) -> Iterator[None]:
-    """Keep what transformers and huggingface_hub say off the terminal.
+def quiet_libraries(*, downloads: bool = False) -> Iterator[None]:
+    """Keep the messages of transformers and huggingface_hub off the terminal.
 
     Args:
         downloads: Leave the Hub's download bars on.
