@@ -17,7 +17,6 @@ from normkit.geometry.decomposition import (
     affine_invariants,
     centred_invariants,
     pulled_back,
-    radius_in_words,
     raw_invariants,
     scaled_invariants,
 )
@@ -182,7 +181,7 @@ def wrong(spec, wrongly):
     raw, scaled, affine = steps["raw"].value, steps["scaled"].value, steps["gain and bias"].value
     entered = steps["centred"].value if "centred" in steps else raw
     deviation = centre(raw) if spec.centre_statistics else raw
-    radius = sphere_radius(spec.replace(centre_numerator=spec.centre_statistics), 24)
+    radius = spec.divisor.radius(24)
     target = shrink_factor(deviation, eps=spec.eps * radius**2 / 24)
     gain = None if weight is None else weight + spec.weight_offset
     laws = [
@@ -264,7 +263,7 @@ def test_entries_without_gain_are_pinned_to_the_bias():
     ids=str,
 )
 def test_the_radius_in_words_is_the_radius(spec, words):
-    assert radius_in_words(spec) == words
+    assert spec.divisor.radius_in_words == words
     assert eval(words, {"sqrt": math.sqrt, "n": 7}) == pytest.approx(sphere_radius(spec, 7))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EpsPlacement = Literal["inside", "outside", "clamp"]
+Number = TypeVar("Number", float, "Tensor")
 
 
 class Placement(ABC):
@@ -41,9 +42,9 @@ class Placement(ABC):
         """|eps| in units of x: the root at which eps begins to count."""
         return math.sqrt(abs(eps)) if self.power == 2 else abs(eps)
 
-    def rescaled(self, eps: float, factor: float) -> float:
+    def rescaled(self, eps: float, factor: Number) -> Number:
         """The eps that does to rows `factor` times as long what `eps` does to these."""
-        return eps * (factor * factor if self.power == 2 else factor)
+        return eps * factor * factor if self.power == 2 else eps * factor
 
     def rescaled_square(self, eps: float, factor: float) -> float:
         """The eps that does to a v `factor` times as large what `eps` does to this one."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from normkit.errors import ShapeError
 from normkit.geometry.rows import require_floating
 from normkit.geometry.scaling import length
+from normkit.spec import NormSpec
 
 
 def centre(x: Tensor) -> Tensor:
@@ -38,6 +39,13 @@ def centre(x: Tensor) -> Tensor:
     """
     once = require_floating(x) - x.mean(-1, keepdim=True)
     return once - once.mean(-1, keepdim=True)
+
+
+def split(rows: Tensor, spec: NormSpec) -> tuple[Tensor, Tensor]:
+    """Rows as the numerator of a norm takes them and as its statistics do; 16-bit rows are rounded once."""
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    numerator, deviation = spec.centring.split(wide)
+    return numerator.to(rows.dtype), deviation.to(rows.dtype)
 
 
 def project_out(x: Tensor, normal: Tensor) -> Tensor:

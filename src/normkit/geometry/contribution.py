@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from normkit import reference
 from normkit.errors import ShapeError
-from normkit.geometry.centring import centre
+from normkit.geometry.centring import split
 from normkit.geometry.differential import jvp
 from normkit.geometry.rows import require_floating, require_row
 from normkit.geometry.scaling import length, row_scale
@@ -21,29 +20,27 @@ from normkit.spec import NormSpec
 class Contributions:
     """The output of a norm, taken apart over the parts x_j that its input x is the sum of.
 
-    Shapes (k, ..., n) for k parts of shape (..., n). C subtracts the mean where the spec's numerator does; m is the
-    spec's multiplier, g the effective gain, b the bias, s(x) the scale of a row with eps.
-
-    Attributes:
-        total: N(x), as the reference computes it, (..., n).
-        bias: b, (n,); zeros where there is none.
-        frozen: m * g * C(x_j) / s(x): the scale of the whole. Their sum and b are N(x) exactly.
-        recomputed: m * g * C(x_j) / s(x_j) = N(x_j) - b: each part at a scale of its own, as if it stood alone. They
-            do not sum to anything. At eps = 0 a part of zeros gives NaN.
-        linearised: J x_j, J the Jacobian at x: how N(x) moves when part j grows a little. The others shrink as it does,
-            so that these sum to J x, which is 0 but for eps.
-        interference: |D(x_j)| / |D(x - x_j)|, D subtracting the mean where the spec's statistics do: how much part j
-            takes part in the scale that all share, (k, ...); infinite for the only part that is not 0.
-        remainder: N(x) - sum of `frozen` - b, (..., n): 0 but for rounding, and the casts of 16-bit input.
+    Shapes (k, ..., n) for k parts of shape (..., n). C subtracts the mean where the spec's numerator does; m is 1 or
+    sqrt(n), whichever the spec multiplies by, g the effective gain, b the bias, s(x) the scale of a row with eps.
     """
 
     total: Tensor
+    """N(x), as the reference computes it, (..., n)."""
     bias: Tensor
+    """b, (n,); zeros where there is none."""
     frozen: Tensor
+    """m * g * C(x_j) / s(x): the scale of the whole. Their sum and b are N(x) exactly."""
     recomputed: Tensor
+    """m * g * C(x_j) / s(x_j) = N(x_j) - b: each part at a scale of its own, as if it stood alone. They do not sum to
+    anything. At eps = 0 a part of zeros gives NaN."""
     linearised: Tensor
+    """J x_j, J the Jacobian at x: how N(x) moves when part j grows a little. The others shrink as it does, so that
+    these sum to J x, which is 0 but for eps."""
     interference: Tensor
+    """|D(x_j)| / |D(x - x_j)|, D subtracting the mean where the spec's statistics do: how much part j takes part in the
+    scale that all share, (k, ...); infinite for the only part that is not 0."""
     remainder: Tensor
+    """N(x) - sum of `frozen` - b, (..., n): 0 but for rounding, and the casts of 16-bit input."""
 
 
 def contributions(
@@ -89,11 +86,11 @@ def contributions(
     dtype, n = parts.dtype, parts.shape[-1]
     gain = torch.ones((), dtype=dtype, device=parts.device)
     if weight is not None:
-        gain = reference.effective_weight(weight, spec, dtype).to(dtype)
-    is_before = spec.weight_placement == "before"
-    inner = parts * gain if is_before else parts
-    numerator = centre(inner) if spec.centre_numerator else inner
-    numerator = numerator * ((1.0 if is_before else gain) * (math.sqrt(n) if spec.multiplier == "sqrt_n" else 1.0))
+        gain = spec.gain.effective(weight, dtype).to(dtype)
+    before, after = spec.gain.sides(gain)
+    inner = parts * before
+    numerator, deviation = split(inner, spec)
+    numerator = numerator * (after * spec.divisor.factor(n))
     eps = reference.machine_eps(parts, spec)
     frozen = numerator / row_scale(inner.sum(0), spec, eps)
     x = parts.sum(0)
@@ -105,14 +102,13 @@ def contributions(
         frozen=frozen,
         recomputed=numerator / row_scale(inner, spec, eps),
         linearised=jvp(x.expand_as(parts), parts, spec, weight),
-        interference=_interference(inner, spec),
+        interference=_interference(deviation),
         remainder=total - frozen.sum(0) - shift,
     )
 
 
-def _interference(parts: Tensor, spec: NormSpec) -> Tensor:
-    """|D(x_j)| / |D(sum of the others)|."""
-    deviation = centre(parts) if spec.centre_statistics else parts
+def _interference(deviation: Tensor) -> Tensor:
+    """|D(x_j)| / |D(sum of the others)|, given all D(x_j)."""
     # The others are added up by themselves: a difference from the whole would leave its rounding.
     nothing = torch.zeros_like(deviation[:1])
     earlier = torch.cat([nothing, deviation[:-1].cumsum(0)])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from normkit import reference
-from normkit.geometry.centring import centre, cosine_and_sine_to_ones
-from normkit.geometry.rows import require_floating, require_row, sphere_radius
-from normkit.geometry.scaling import affine, length, over, row_scale, shrink_factor
+from normkit.geometry.centring import centre, cosine_and_sine_to_ones, split
+from normkit.geometry.rows import require_floating, require_row
+from normkit.geometry.scaling import affine, length, over, row_scale
 from normkit.spec import NormSpec
 
 StepName = Literal["raw", "centred", "scaled", "gain and bias"]
@@ -20,69 +20,58 @@ StepName = Literal["raw", "centred", "scaled", "gain and bias"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Invariant:
-    """One statement about a step that holds for every row.
-
-    Attributes:
-        statement: In words and symbols: x is what entered the norm, y what left the step, g the gain as it acts, b the
-            bias; shrink is `shrink_factor` of the row under the root, with the eps that suits the spec's divisor.
-        defect: How far each row is from it, of shape (...): 0 up to rounding where it holds. Without unit: lengths are
-            counted in the length of what entered, or of the sphere; directions are compared as unit vectors.
-    """
+    """One statement about a step that holds for every row."""
 
     statement: str
+    """In words and symbols: x is the input of the norm, y the output of the step, g the gain as it acts, b the bias;
+    shrink is sqrt(v) / s, the share of a row's length that eps leaves."""
     defect: Tensor
+    """How far each row is from it, of shape (...): 0 up to rounding where it holds. Lengths are relative to the length
+    of the row that entered, or to the radius of the sphere; directions are compared as unit vectors."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """The rows after one map.
-
-    Attributes:
-        name: "raw", "centred", "scaled" or "gain and bias".
-        value: The rows, of shape (..., n).
-        mean: mean(value), of shape (...), as are all that follow.
-        variance: |centre(value)|**2 / n.
-        norm: |value|.
-        angle_to_ones: In radians; NaN for a zero row.
-        energy_along_ones: Share of |value|**2 along the all-ones direction; NaN for a zero row.
-        invariants: What holds after this map.
-    """
+    """The rows after one map."""
 
     name: StepName
     value: Tensor
+    """The rows, of shape (..., n)."""
     mean: Tensor
+    """mean(value), of shape (...), as are the next four."""
     variance: Tensor
+    """|centre(value)|**2 / n."""
     norm: Tensor
+    """|value|."""
     angle_to_ones: Tensor
+    """In radians; NaN for a zero row."""
     energy_along_ones: Tensor
+    """Share of |value|**2 along the all-ones direction; NaN for a zero row."""
     invariants: tuple[Invariant, ...]
+    """What holds after this map."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Decomposition:
-    """One norm's way from x to y.
-
-    Attributes:
-        spec: The norm.
-        steps: raw; centred, if the numerator is; scaled; gain and bias, if there are any. A gain that the spec puts
-            before normalizing is a step of its own after raw.
-    """
+    """The maps of one norm, from x to y."""
 
     spec: NormSpec
     steps: tuple[Step, ...]
+    """raw; centred, if the numerator is; scaled; gain and bias, if there are any. A gain that the spec puts before
+    normalizing is a step of its own after raw."""
 
     @property
     def output(self) -> Tensor:
-        """What leaves the norm."""
+        """y."""
         return self.steps[-1].value
 
 
 def decompose(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor | None = None) -> Decomposition:
     """Take rows through the maps of a norm one by one.
 
-    u = x - mean(x) if the numerator is centred, else x; z = multiplier * u / s with the s of
-    `reference.statistics`; y = gain * z + bias with gain = weight + weight_offset. With weight_placement "before" it
-    is gain * x that is centred and scaled. All in x's dtype: a spec's casts for 16-bit input are not followed, so give
+    u = x - mean(x) if the numerator is centred, else x; z = k * u / s with k = 1 or sqrt(n) and the s of
+    `reference.statistics`; y = gain * z + bias with the effective gain. A gain that stands before the norm multiplies
+    x, and gain * x is centred and scaled. All in x's dtype: a spec's casts for 16-bit input are not followed, so give
     such rows as float64.
 
     Args:
@@ -111,14 +100,14 @@ def decompose(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Ten
         Brody, Alon and Yahav 2023, arXiv:2305.02582, with eps, and for every convention of a `NormSpec`.
     """
     require_row(spec)
-    gain = None if weight is None else reference.effective_weight(weight, spec, x.dtype)
+    gain = None if weight is None else spec.gain.effective(weight, x.dtype)
     row = require_floating(x)
     steps = [_step("raw", row, raw_invariants(row))]
-    if spec.weight_placement == "before" and gain is not None:
+    if spec.gain.is_before and gain is not None:
         row, gain = affine(row, gain), None
         steps.append(_step("gain and bias", row, ()))
     entered = row
-    if spec.centre_numerator:
+    if spec.centring.numerator:
         row = centre(entered)
         steps.append(_step("centred", row, centred_invariants(row, entered)))
     scaled = row / divisor(entered, spec)
@@ -131,9 +120,8 @@ def decompose(x: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Ten
 
 
 def divisor(x: Tensor, spec: NormSpec) -> Tensor:
-    """What a norm divides each row by, s / multiplier, of shape (..., 1)."""
-    scale = row_scale(x, spec, reference.machine_eps(x, spec))
-    return scale / math.sqrt(x.shape[-1]) if spec.multiplier == "sqrt_n" else scale
+    """The number that a norm divides each row by, factor included: s or s / sqrt(n), of shape (..., 1)."""
+    return row_scale(x, spec, reference.machine_eps(x, spec)) / spec.divisor.factor(x.shape[-1])
 
 
 def raw_invariants(x: Tensor) -> tuple[Invariant, ...]:
@@ -155,7 +143,7 @@ def centred_invariants(y: Tensor, u: Tensor) -> tuple[Invariant, ...]:
 
 
 def scaled_invariants(y: Tensor, u: Tensor, target: Tensor, spec: NormSpec) -> tuple[Invariant, ...]:
-    """What holds for y = multiplier * u / s, whose length (see `_target`) is to be `target` times the radius."""
+    """The laws of y = k * u / s, whose length is to be `target` times the radius (see `_target`)."""
     before, after = (over(row, length(row).unsqueeze(-1)) for row in (u, y))
     return (
         Invariant(statement="direction unchanged", defect=length(after - before)),
@@ -189,40 +177,28 @@ def pulled_back(y: Tensor, z: Tensor, gain: Tensor | None, bias: Tensor | None) 
     return torch.where(gain == 0, z, moved / torch.where(gain == 0, 1.0, gain.to(y.dtype)))
 
 
-def radius_in_words(spec: NormSpec) -> str:
-    """The radius of `sphere_radius` as a formula: "sqrt(n)", "sqrt(n - 1)", "1" or "n", say."""
-    words = "1" if spec.reduction == "sum" else "sqrt(n - 1)" if spec.correction else "sqrt(n)"
-    if spec.multiplier == "one":
-        return words
-    return {"1": "sqrt(n)", "sqrt(n)": "n"}.get(words, f"{words} * sqrt(n)")
-
-
 def _target(u: Tensor, spec: NormSpec) -> Tensor:
-    """Length over radius that the scaled row must have, by a second way than its own scale: the exact shrink factor.
-
-    s is built from |d|**2 / D, D = n - correction or 1, where `shrink_factor` has n: eps is carried over by D / n.
-    """
-    n = u.shape[-1]
-    share = 1 / n if spec.reduction == "sum" else (n - spec.correction) / n
-    eps = reference.machine_eps(u, spec) * (share if spec.eps_placement == "inside" else math.sqrt(share))
-    shrink = shrink_factor(centre(u) if spec.centre_statistics else u, eps=eps, eps_placement=spec.eps_placement)
-    if spec.centre_numerator and not spec.centre_statistics:
-        return shrink * over(length(centre(u)), length(u))
+    """The ratio of length to radius that the scaled row must have: sqrt(v) / s, computed without `row_scale`."""
+    numerator, deviation = split(u, spec)
+    root = length(deviation) / math.sqrt(spec.divisor.count(u.shape[-1]))
+    shrink = root / spec.placement.scale_of_root(root, reference.machine_eps(u, spec))
+    if spec.centring.numerator and spec.centring.is_half:
+        return shrink * over(length(numerator), length(deviation))
     return shrink
 
 
 def _on_the_surface(p: Tensor, target: Tensor, spec: NormSpec, name: str) -> tuple[Invariant, ...]:
     """The length of p, and its plane where the norm centres above the bar."""
     n = p.shape[-1]
-    radius = sphere_radius(spec.replace(centre_numerator=spec.centre_statistics), n)
-    words, measured = f"{radius_in_words(spec)} * shrink", p
+    radius, centring = spec.divisor.radius(n), spec.centring
+    words, measured = f"{spec.divisor.radius_in_words} * shrink", p
     size = "norm" if name == "y" else f"|{name}|"
-    if spec.centre_numerator and not spec.centre_statistics:
+    if centring.numerator and centring.is_half:
         words = f"{words} * sin(angle to 1 before centring)"
-    if spec.centre_statistics and not spec.centre_numerator:
+    elif centring.is_half:
         measured, size = centre(p), f"|{name} - mean({name})|"
     held = [Invariant(statement=f"{size} = {words}", defect=length(measured) / radius - target)]
-    if spec.centre_numerator:
+    if centring.numerator:
         statement = "mean = 0" if name == "y" else f"sum({name}) = 0"
         held.append(Invariant(statement=statement, defect=p.mean(-1) * math.sqrt(n) / radius))
     return tuple(held)

@@ -1,12 +1,11 @@
 """How a norm answers to small changes: its Jacobian in closed form, and products with it in O(n).
 
-One formula serves every spec: y = multiplier * c / s with c = x - m, and s built from d, the deviation under the root,
-so dy = multiplier / s * (C dx - z (t . dx)) with z = c / s and t the gradient of s.
+One formula serves every spec: y = k * c / s with k = 1 or sqrt(n), c = x - m, and s built from d, the deviation under
+the root. So dy = k / s * (C dx - z (t . dx)) with z = c / s and t the gradient of s.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from normkit import reference
 from normkit.errors import ShapeError
-from normkit.geometry.centring import centre, centring_matrix
+from normkit.geometry.centring import centre, split
 from normkit.geometry.rows import require_floating
 from normkit.geometry.scaling import length, row_scale
 from normkit.spec import NormSpec
@@ -22,26 +21,23 @@ from normkit.spec import NormSpec
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowDerivative:
-    """What the Jacobian of a row is made of: multiplier / s * (C - z t^T), where C is I - 11^T/n or I.
+    """The parts of the Jacobian of a row: k / s * (C - z t^T), where C is I - 11^T/n or I."""
 
-    Attributes:
-        multiplier: 1 or sqrt(n).
-        scale: s of shape (..., 1).
-        normalized: z = c / s of shape (..., n), without the multiplier.
-        scale_gradient: t = ds/dx of shape (..., n).
-        remainder: r of shape (..., 1), the share of a scaling of x that eps lets through: J x = multiplier * r * z.
-    """
-
-    multiplier: float
+    factor: float
+    """k: 1 or sqrt(n)."""
     scale: Tensor
+    """s of shape (..., 1)."""
     normalized: Tensor
+    """z = c / s of shape (..., n), without the factor."""
     scale_gradient: Tensor
+    """t = ds/dx of shape (..., n)."""
     remainder: Tensor
+    """r of shape (..., 1), the share of a scaling of x that eps lets through: J x = k * r * z."""
 
     @property
     def bulk(self) -> Tensor:
-        """multiplier / s of shape (..., 1): the stretch of every direction that moves neither mean nor scale."""
-        return self.multiplier / self.scale
+        """k / s of shape (..., 1): the stretch of every direction that moves neither mean nor scale."""
+        return self.factor / self.scale
 
 
 def row_derivative(rows: Tensor, spec: NormSpec) -> RowDerivative:
@@ -68,38 +64,27 @@ def row_derivative(rows: Tensor, spec: NormSpec) -> RowDerivative:
     Source:
         Derived here.
     """
-    numerator, deviation = _split(require_floating(rows), spec)
-    n, eps = rows.shape[-1], reference.machine_eps(rows, spec)
-    root = scale = row_scale(rows, spec, eps)
-    if spec.eps_placement != "inside":
-        # The root by itself is the scale of the same norm without eps.
-        root = row_scale(rows, spec.replace(eps_placement="outside"), 0.0)
-    is_flat = torch.zeros_like(root, dtype=torch.bool)
-    match spec.eps_placement:
-        case "inside":
-            remainder = eps / scale / scale
-        case "outside":
-            is_flat = root == 0
-            remainder = eps / scale
-        case "clamp":
-            is_flat = root < eps
-            remainder = is_flat.to(rows.dtype)
-    divisor = 1 if spec.reduction == "sum" else n - spec.correction
-    slope = deviation / torch.where(is_flat, 1.0, root) / divisor
+    numerator, deviation = split(require_floating(rows), spec)
+    n, eps, placement = rows.shape[-1], reference.machine_eps(rows, spec), spec.placement
+    scale = row_scale(rows, spec, eps)
+    # The root by itself is the scale of the same norm without eps; an eps that is added to v needs no root.
+    root = scale if placement.power == 2 else row_scale(rows, spec, 0.0)
+    quotient, is_flat = placement.slope(root, scale, eps)
+    slope = deviation / torch.where(is_flat, 1.0, quotient) / spec.divisor.count(n)
     return RowDerivative(
-        multiplier=math.sqrt(n) if spec.multiplier == "sqrt_n" else 1.0,
+        factor=spec.divisor.factor(n),
         scale=scale,
         normalized=numerator / scale,
         scale_gradient=torch.where(is_flat, 0.0, slope),
-        remainder=remainder,
+        remainder=placement.remainder(root, scale, eps),
     )
 
 
 def jacobian(x: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Tensor:
     """The matrix dy/dx of each row, in closed form.
 
-    J = multiplier * diag(g) (C - z t^T) / s, with g the effective gain, z = (x - m) / s, t = ds/dx, and C = I - 11^T/n
-    if the numerator is centred, else I; `row_derivative` has t for each placement of eps. LayerNorm:
+    J = k * diag(g) (C - z t^T) / s, with k = 1 or sqrt(n), g the effective gain, z = (x - m) / s, t = ds/dx, and
+    C = I - 11^T/n if the numerator is centred, else I; `row_derivative` has t for each placement of eps. LayerNorm:
     diag(g) (C - z z^T / n) / s; RMSNorm: diag(g) (I - z z^T / n) / s. A gain before: J = J_N(g * x) diag(g), with J_N
     the same without gain.
 
@@ -121,10 +106,9 @@ def jacobian(x: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Tensor:
         ShapeError: If x has no feature.
 
     Example:
-        >>> from normkit import NormSpec
+        >>> from normkit import specs
         >>> from normkit.geometry import jacobian
-        >>> x = torch.tensor([3.0, 4.0])
-        >>> jacobian(x, NormSpec(centre_numerator=False, centre_statistics=False, eps=0.0)) * 5**3 / 2**0.5
+        >>> jacobian(torch.tensor([3.0, 4.0]), specs.LLAMA.replace(eps=0.0)) * 5**3 / 2**0.5
         tensor([[ 16.0000, -12.0000],
                 [-12.0000,   9.0000]])
 
@@ -132,19 +116,17 @@ def jacobian(x: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Tensor:
         Derived here.
     """
     before, after, at = _linearise(x, spec, weight)
-    n = at.normalized.shape[-1]
-    identity = torch.eye(n, dtype=x.dtype, device=x.device)
-    direct = centring_matrix(n, dtype=x.dtype, device=x.device) if spec.centre_numerator else identity
+    direct, _ = split(torch.eye(at.normalized.shape[-1], dtype=x.dtype, device=x.device), spec)
     block = at.bulk[..., None] * (direct - at.normalized[..., :, None] * at.scale_gradient[..., None, :])
-    left, right = (reference.to_rows(gain.expand(x.shape), spec) for gain in (after, before))
+    left, right = (spec.rows.split(gain.expand(x.shape)) for gain in (after, before))
     block = left[..., :, None] * block * right[..., None, :]
-    return block.squeeze(-3) if spec.axes == (-1,) and spec.groups == 1 else block
+    return block.squeeze(-3) if spec.rows.are_last else block
 
 
 def jvp(x: Tensor, v: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Tensor:
     """J v: how the output moves when x moves along v, in O(n).
 
-    J v = multiplier * g * (C v - z (t . v)) / s in the notation of `jacobian`; a gain before multiplies v instead.
+    J v = k * g * (C v - z (t . v)) / s in the notation of `jacobian`; a gain before multiplies v instead.
 
     Args:
         x: The point; rows of shape (..., n), or any shape that fits the spec's axes.
@@ -170,15 +152,15 @@ def jvp(x: Tensor, v: Tensor, spec: NormSpec, weight: Tensor | None = None) -> T
         Derived here.
     """
     before, after, at = _linearise(x, spec, weight)
-    numerator, deviation = _split(reference.to_rows(before * _like(v, x, "v"), spec), spec)
+    numerator, deviation = split(spec.rows.split(before * _like(v, x, "v")), spec)
     along = (at.scale_gradient * deviation).sum(-1, keepdim=True)
-    return after * reference.from_rows(at.bulk * (numerator - at.normalized * along), x, spec)
+    return after * spec.rows.joined(at.bulk * (numerator - at.normalized * along), x)
 
 
 def vjp(x: Tensor, u: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Tensor:
     """J^T u: the gradient of the input when u is the gradient of the output, in O(n).
 
-    J^T u = multiplier * (C h - t (z . h)) / s with h = g * u in the notation of `jacobian`. For LayerNorm and RMSNorm
+    J^T u = k * (C h - t (z . h)) / s with h = g * u in the notation of `jacobian`. For LayerNorm and RMSNorm
     at eps = 0 this is `tangent_projection(g * u, x) / s`; with eps > 0 the share eps / s**2 of the radial part stays.
     It is the dx of `reference.backward`, in x's own dtype.
 
@@ -206,9 +188,9 @@ def vjp(x: Tensor, u: Tensor, spec: NormSpec, weight: Tensor | None = None) -> T
         Derived here.
     """
     before, after, at = _linearise(x, spec, weight)
-    direct, _ = _split(reference.to_rows(after * _like(u, x, "u"), spec), spec)
+    direct, _ = split(spec.rows.split(after * _like(u, x, "u")), spec)
     along = (at.normalized * direct).sum(-1, keepdim=True)
-    return before * reference.from_rows(at.bulk * (direct - at.scale_gradient * along), x, spec)
+    return before * spec.rows.joined(at.bulk * (direct - at.scale_gradient * along), x)
 
 
 def tangent_projection(v: Tensor, x: Tensor, *, is_centred: bool = True) -> Tensor:
@@ -275,23 +257,16 @@ def euler_defect(x: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Ten
         Derived here.
     """
     _, after, at = _linearise(x, spec, weight)
-    return after * reference.from_rows(at.multiplier * at.remainder * at.normalized, x, spec)
+    return after * spec.rows.joined(at.factor * at.remainder * at.normalized, x)
 
 
 def _linearise(x: Tensor, spec: NormSpec, weight: Tensor | None) -> tuple[Tensor, Tensor, RowDerivative]:
     """The gain before the norm, the gain after it, and the derivative of the rows between them."""
-    one = require_floating(x).new_ones(())
-    gain = one if weight is None else reference.effective_weight(weight, spec, x.dtype).to(x.dtype)
-    if spec.axes in ((1,), "all_but_batch"):
-        gain = gain.reshape(-1, *(1,) * (x.dim() - 2))
-    before, after = (gain, one) if spec.weight_placement == "before" else (one, gain)
-    return before, after, row_derivative(reference.to_rows(before * x, spec), spec)
-
-
-def _split(rows: Tensor, spec: NormSpec) -> tuple[Tensor, Tensor]:
-    """Rows as the numerator takes them and as the statistics do."""
-    centred = centre(rows) if spec.centre_numerator or spec.centre_statistics else rows
-    return centred if spec.centre_numerator else rows, centred if spec.centre_statistics else rows
+    gain = require_floating(x).new_ones(())
+    if weight is not None:
+        gain = spec.rows.aligned(spec.gain.effective(weight, x.dtype).to(x.dtype), x)
+    before, after = spec.gain.sides(gain)
+    return before, after, row_derivative(spec.rows.split(before * x), spec)
 
 
 def _like(v: Tensor, x: Tensor, name: str) -> Tensor:

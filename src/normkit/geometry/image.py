@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normkit import reference
-from normkit.conventions.eps import EpsPlacement
+from normkit.conventions.eps import PLACEMENTS, EpsPlacement
 from normkit.errors import InputError, ShapeError, SpecError
 from normkit.geometry.ellipsoid import Ellipsoid
 from normkit.geometry.rows import require_row, sphere_radius
@@ -17,7 +17,7 @@ from normkit.spec import NormSpec
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Image:
-    """All outputs of one norm, with the truth about eps.
+    """All outputs of one norm.
 
     - eps = 0: the `surface` itself, of dimension n - 2 (LayerNorm) or n - 1 (RMSNorm); constant (zero) rows have no
       output. Where zero gains fill it, it has its inside and its edge.
@@ -27,16 +27,13 @@ class Image:
 
     k zero gains: the inside has dimension min(n - 1, n - k) (LayerNorm) or n - k (RMSNorm); the image at eps = 0 is a
     surface, of one less, for k <= 1 (k = 0), and of the same dimension for k >= 2 (k >= 1). LayerNorm of n = 1 feature:
-    no point at eps = 0 (dimension -1), else only the bias (dimension 0); of n = 2: two points, else what is between.
-
-    Attributes:
-        surface: The image at eps = 0.
-        eps: eps of the norm, as a number.
-        eps_placement: Where eps enters.
+    no point at eps = 0 (dimension -1), else only the bias (dimension 0); of n = 2: two points, else the line between.
     """
 
     surface: Ellipsoid
+    """The image at eps = 0."""
     eps: float
+    """As a number, also where the spec has None."""
     eps_placement: EpsPlacement
 
     @property
@@ -52,7 +49,7 @@ class Image:
     @property
     def is_open(self) -> bool:
         """Whether no output lies on the surface: eps > 0, unless it is a clamp."""
-        return self.eps > 0 and self.eps_placement != "clamp"
+        return self.eps > 0 and PLACEMENTS[self.eps_placement].shortens_every_row
 
     def depth(self, y: Tensor) -> Tensor:
         """How deep an output lies below the surface: 1 - |z| / radius for the shortest normalized z that goes to y.
@@ -121,8 +118,8 @@ def image_of(spec: NormSpec, n: int, weight: Tensor | None = None, bias: Tensor 
     if eps < 0:
         raise SpecError(f"the image of a norm with eps >= 0 is needed, got eps = {eps}")
     shift = None if bias is None else _of_features(bias, n)
-    surface = Ellipsoid(gain, shift, is_centred=spec.centre_numerator, radius=radius)
-    return Image(surface=surface, eps=eps, eps_placement=spec.eps_placement)
+    surface = Ellipsoid(gain, shift, is_centred=spec.centring.numerator, radius=radius)
+    return Image(surface=surface, eps=eps, eps_placement=spec.placement.name)
 
 
 def _gain(spec: NormSpec, n: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -130,8 +127,8 @@ def _gain(spec: NormSpec, n: int, weight: Tensor | None, bias: Tensor | None) ->
     if weight is None:
         return torch.ones(n, dtype=torch.float64) if bias is None else torch.ones(n).to(bias)
     wide = torch.promote_types(torch.float32, weight.dtype)
-    gain = _of_features(reference.effective_weight(weight, spec, wide), n)
-    if spec.weight_placement == "after":
+    gain = _of_features(spec.gain.effective(weight, wide), n)
+    if not spec.gain.is_before:
         return gain
     if bool((gain == 0).any()):
         raise InputError("a gain before the norm is needed without zeros for its image, got some; leave them out of n")

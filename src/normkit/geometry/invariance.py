@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normkit import specs
 from normkit.errors import InputError, ShapeError
 from normkit.geometry.batches import centre_over_batch, scale_over_batch
 from normkit.reference import forward
@@ -201,8 +202,7 @@ def _layer(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    spec = NormSpec(centre_numerator=False, centre_statistics=False, eps=eps, has_weight=False, has_bias=False)
-    return forward(x @ weight.mT, spec)
+    return forward(x @ weight.mT, specs.TORCH_RMS_NORM.replace(eps=eps, has_weight=False))
 
 
 _LAYERS: dict[str, _Layer] = {"batch": _batch, "weight": _weight, "layer": _layer, "rms": _rms}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normkit import reference
 from normkit.errors import InputError, SpecError
-from normkit.geometry.centring import centre
+from normkit.geometry.centring import split
 from normkit.geometry.decomposition import divisor
 from normkit.geometry.rows import require_floating, require_row, sphere_radius
 from normkit.geometry.scaling import length
@@ -23,32 +23,30 @@ _ROUNDING = 16.0
 class Fiber:
     """All inputs that a norm takes to one output.
 
-    They are centred + a * 1 for every number a where the norm centres, and `centred` alone where it does not; and where
-    `is_scaled`, these and all their positive multiples.
-
-    Attributes:
-        centred: The row that was divided by s, of shape (..., n): x - mean(x) for a LayerNorm, x for an RMSNorm (of
-            gain * x where the gain stands before normalizing).
-        depth: 1 - |(y - b) / g| / radius, of shape (...): 0 on the surface of the image, above 0 inside.
-        is_inside: y lies strictly inside, where eps > 0 leaves every row that entered; of shape (...).
-        is_scaled: Only the direction is known, and `centred` has a root mean square of 1; of shape (...).
+    They are centred + a * 1 for every number a if the norm centres, else `centred` alone; and, where `is_scaled`, all
+    positive multiples of these.
     """
 
     centred: Tensor
+    """The row that was divided by s, of shape (..., n): x - mean(x) for a LayerNorm, x for an RMSNorm (of gain * x if
+    the gain stands before normalizing)."""
     depth: Tensor
+    """1 - |(y - b) / g| / radius, of shape (...): 0 on the surface of the image, above 0 inside."""
     is_inside: Tensor
+    """y lies strictly inside, where eps > 0 leaves every row that entered; of shape (...)."""
     is_scaled: Tensor
+    """Only the direction is known, and `centred` has a root mean square of 1; of shape (...)."""
 
 
 def fiber(y: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor | None = None) -> Fiber:
     """Recover the input of a norm from its output, as far as the output determines it.
 
-    With p = (y - b) / g and q = (|p| / radius)**2, radius = `sphere_radius(spec, n)`:
-    u = p / multiplier * sqrt(eps / (1 - q)) for eps inside the root, p / multiplier * eps / (1 - sqrt(q)) outside it,
-    and p / multiplier * eps below a clamp (q < 1). So with eps > 0 only the mean is lost, and without centring nothing.
-    At eps = 0, and above a clamp, q = 1 and only the direction of u is left: `is_scaled`.
+    With p = (y - b) / g, k = 1 or sqrt(n), and q = (|p| / radius)**2, radius = `sphere_radius(spec, n)`:
+    u = p / k * sqrt(eps / (1 - q)) for eps inside the root, p / k * eps / (1 - sqrt(q)) outside it, and p / k * eps
+    below a clamp (q < 1). So with eps > 0 only the mean is lost, and without centring nothing. At eps = 0, and above a
+    clamp, q = 1 and only the direction of u is left: `is_scaled`.
 
-    Conditioning: the length of u hangs on the small difference 1 - q = eps / s**2, which magnifies the relative error
+    Conditioning: the length of u depends on the small difference 1 - q = eps / s**2, which magnifies the relative error
     of |p| by s**2 / eps inside the root, and by s / eps outside it. At eps = 1e-5 and s = 1 float64 keeps ten digits,
     at eps = 1e-12 three; from a 16-bit y the length is lost in practice as well.
 
@@ -87,20 +85,13 @@ def fiber(y: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor 
     p = _pulled_back(y, spec, weight, bias)
     share = length(p) / radius
     is_scaled = torch.full_like(share, eps == 0, dtype=torch.bool)
-    if spec.eps_placement == "clamp":
+    if not spec.placement.shortens_every_row:
         is_scaled = is_scaled | (1.0 - share <= _ROUNDING * torch.finfo(y.dtype).eps)
     is_inside = (share < 1.0) & ~is_scaled
     # Where only the direction is asked for, 1 keeps the other branch and its gradient finite.
     room = torch.where(is_scaled, 1.0, torch.where(is_inside, 1.0 - share, torch.nan))
-    match spec.eps_placement:
-        case "inside":
-            scale = eps**0.5 / (room * (2.0 - room)).sqrt()
-        case "outside":
-            scale = eps / room
-        case "clamp":
-            scale = eps * torch.ones_like(room)
-    multiplier = n**0.5 if spec.multiplier == "sqrt_n" else 1.0
-    factor = torch.where(is_scaled, n**0.5 / (share * radius), scale / multiplier)
+    scale = spec.placement.scale_below(room, eps) / spec.divisor.factor(n)
+    factor = torch.where(is_scaled, n**0.5 / (share * radius), scale)
     return Fiber(centred=p * factor.unsqueeze(-1), depth=1.0 - share, is_inside=is_inside, is_scaled=is_scaled)
 
 
@@ -108,9 +99,9 @@ def idempotence(x: Tensor, spec: NormSpec) -> Tensor:
     """How much a second norm, with unit gain and no bias, changes what the first returned.
 
     |N(N(x)) - N(x)| / |N(x)|. As N(x) is centred where it need be, the second norm only divides:
-    N(N(x)) = N(x) * multiplier / s(N(x)), and the quotient is |multiplier / s(N(x)) - 1|, which is what is computed.
-    0 for LayerNorm and RMSNorm at eps = 0. With eps inside the root and unit multiplier it is
-    |1 / sqrt(q + eps) - 1|, q = v / (v + eps).
+    N(N(x)) = N(x) * k / s(N(x)) with k = 1 or sqrt(n), and the quotient is computed as |k / s(N(x)) - 1|.
+    0 for LayerNorm and RMSNorm at eps = 0. With eps inside the root and k = 1 it is |1 / sqrt(q + eps) - 1|,
+    q = v / (v + eps).
 
     Args:
         x: Rows of shape (..., n).
@@ -118,7 +109,7 @@ def idempotence(x: Tensor, spec: NormSpec) -> Tensor:
 
     Returns:
         Tensor of shape (...), in x's dtype. Where N(x) = 0 the limit: |1 / sqrt(eps) - 1| for eps inside the root,
-        |1 / eps - 1| elsewhere (times the multiplier before 1 is subtracted); NaN at eps = 0.
+        |1 / eps - 1| elsewhere (times k before 1 is subtracted); NaN at eps = 0.
 
     Raises:
         DtypeError: If x is not of a floating dtype.
@@ -137,20 +128,16 @@ def idempotence(x: Tensor, spec: NormSpec) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScaleShift:
-    """How far a norm N without gain and bias is from four laws, over |N(x)|; each of shape (...).
-
-    Attributes:
-        scale_defect: Of N(c x) = N(x): 0 at eps = 0.
-        rescaled_eps_defect: Of N(c x) = N'(x), N' having eps / c**2 inside the root, eps / c outside or as a clamp:
-            0 for every eps.
-        shift_defect: Of N(x + a) = N(x): 0 for LayerNorm, not for RMSNorm.
-        odd_defect: Of N(-x) = -N(x): 0.
-    """
+    """How far a norm N without gain and bias is from four laws, over |N(x)|; each of shape (...)."""
 
     scale_defect: Tensor
+    """From N(c x) = N(x): 0 at eps = 0."""
     rescaled_eps_defect: Tensor
+    """From N(c x) = N'(x), N' having eps / c**2 inside the root, eps / c outside or as a clamp: 0 for every eps."""
     shift_defect: Tensor
+    """From N(x + a) = N(x): 0 for LayerNorm, not for RMSNorm."""
     odd_defect: Tensor
+    """From N(-x) = -N(x): 0."""
 
 
 def scale_shift_defects(x: Tensor, spec: NormSpec, scale: float, shift: float) -> ScaleShift:
@@ -183,9 +170,8 @@ def scale_shift_defects(x: Tensor, spec: NormSpec, scale: float, shift: float) -
         Ba, Kiros and Hinton 2016, arXiv:1607.06450, section 5.1, at eps = 0; with eps derived here.
     """
     if not scale > 0:
-        raise InputError(f"the law holds for factors above 0, got scale = {scale}; a sign is the odd defect's")
-    eps = reference.machine_eps(x, spec)
-    rescaled = spec.replace(eps=eps / scale**2 if spec.eps_placement == "inside" else eps / scale)
+        raise InputError(f"scale must be above 0, got {scale}; the odd defect measures a change of sign")
+    rescaled = spec.replace(eps=spec.placement.rescaled(reference.machine_eps(x, spec), 1.0 / scale))
     plain, scaled = _normalized(x, spec), _normalized(x * scale, spec)
     size = length(plain)
     return ScaleShift(
@@ -199,16 +185,17 @@ def scale_shift_defects(x: Tensor, spec: NormSpec, scale: float, shift: float) -
 def _normalized(x: Tensor, spec: NormSpec) -> Tensor:
     """The norm of x in x's dtype, with unit gain and no bias."""
     require_row(spec)
-    return (centre(require_floating(x)) if spec.centre_numerator else x) / divisor(require_floating(x), spec)
+    numerator, _ = split(require_floating(x), spec)
+    return numerator / divisor(x, spec)
 
 
 def _pulled_back(y: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """(y - b) / g; one entry lost to a zero gain is put back so that the sum is 0, where the norm centres."""
     moved = y if bias is None else y - bias.to(y.dtype)
-    if weight is None or spec.weight_placement == "before":
+    if weight is None or spec.gain.is_before:
         return moved
-    gain = reference.effective_weight(weight, spec, y.dtype).to(y.dtype)
+    gain = spec.gain.effective(weight, y.dtype).to(y.dtype)
     is_lost = (gain == 0).expand(moved.shape)
     known = torch.where(is_lost, 0.0, moved / torch.where(gain == 0, 1.0, gain))
-    found = -known.sum(-1, keepdim=True) if spec.centre_numerator else torch.nan
+    found = -known.sum(-1, keepdim=True) if spec.centring.numerator else torch.nan
     return torch.where(is_lost, torch.where(is_lost.sum(-1, keepdim=True) == 1, found, torch.nan), known)

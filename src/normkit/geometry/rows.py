@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from normkit.errors import DtypeError, ShapeError, SpecError
@@ -16,9 +14,10 @@ def require_row(spec: NormSpec) -> None:
     Raises:
         SpecError: If axes is not (-1,), or groups is not 1.
     """
-    if spec.axes != (-1,) or spec.groups != 1:
+    rows = spec.rows
+    if not rows.are_last:
         raise SpecError(
-            f"the geometry looks at one row along the last axis, got axes {spec.axes!r} and {spec.groups} groups; "
+            f"the geometry looks at one row along the last axis, got axes {rows.axes!r} and {rows.groups} groups; "
             "bring the row last with normkit.reference.to_rows"
         )
 
@@ -52,8 +51,7 @@ def require_features(x: Tensor, n: int) -> Tensor:
 def sphere_radius(spec: NormSpec, n: int) -> float:
     """The length of every normalized row of n features at eps = 0, before gain and bias.
 
-    multiplier * sqrt(n - correction) for a mean of squares, multiplier for their sum, where multiplier is
-    1 or sqrt(n).
+    `Divisor.radius`: sqrt(n) for LayerNorm and RMSNorm.
 
     Raises:
         SpecError: If the mean counts above the fraction bar or below it but not in both: there is no sphere then.
@@ -62,11 +60,9 @@ def sphere_radius(spec: NormSpec, n: int) -> float:
         >>> sphere_radius(NormSpec(), 4)
         2.0
     """
-    if spec.centre_numerator != spec.centre_statistics:
-        above, below = ("centred", "not") if spec.centre_numerator else ("not centred", "is")
+    if spec.centring.is_half:
         raise SpecError(
-            f"the rows of this norm lie on no sphere: its numerator is {above}, its statistics {below}; "
-            "give a spec that centres both or neither"
+            f"the rows of this norm lie on no sphere: the mean is {spec.centring.words}; "
+            "give a spec that centres numerator and statistics, or neither"
         )
-    multiplier = math.sqrt(n) if spec.multiplier == "sqrt_n" else 1.0
-    return multiplier * (math.sqrt(n - spec.correction) if spec.reduction == "mean" else 1.0)
+    return spec.divisor.radius(n)

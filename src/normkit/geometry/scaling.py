@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from normkit import reference
-from normkit.conventions.eps import EpsPlacement
+from normkit.conventions.eps import PLACEMENTS, EpsPlacement, Number, Placement
 from normkit.errors import SpecError
 from normkit.geometry.rows import require_floating
 from normkit.spec import NormSpec
-
-Number = TypeVar("Number", float, Tensor)
 
 
 def unit(x: Tensor, dims: int | tuple[int, ...] | None = -1) -> Tensor:
@@ -61,11 +58,13 @@ def row_scale(rows: Tensor, spec: NormSpec, eps: float) -> Tensor:
 
     It is right wherever s itself is a normal number.
     """
-    floor = math.sqrt(abs(eps)) if spec.eps_placement == "inside" else abs(eps)
+    floor = spec.placement.length(eps)
     wide = torch.promote_types(rows.dtype, torch.float32)
-    # Of the larger of the row and what eps adds: neither may overflow in units of the other.
-    size = unit(rows).to(wide).clamp_min(math.ldexp(0.5, math.frexp(floor)[1]) if floor else 0.0)
-    scaled_eps = eps / size / size if spec.eps_placement == "inside" else eps / size
+    # The unit is that of the row or of eps, whichever is larger, so that neither overflows in it. The inverse of a
+    # subnormal unit would overflow too.
+    least = max(torch.finfo(wide).tiny, math.ldexp(0.5, math.frexp(floor)[1]) if floor else 0.0)
+    size = unit(rows).to(wide).clamp_min(least)
+    scaled_eps = spec.placement.rescaled(eps, 1.0 / size)
     return (reference.statistics(rows / size, spec, scaled_eps).scale * size).to(rows.dtype)
 
 
@@ -99,7 +98,7 @@ def to_sphere(x: Tensor, *, eps: float = 0.0, eps_placement: EpsPlacement = "ins
     Source:
         Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4, with eps.
     """
-    return x / _scale(_rms(x), eps, eps_placement).unsqueeze(-1)
+    return x / _placement(eps_placement).scale_of_root(_rms(x), eps).unsqueeze(-1)
 
 
 def shrink_factor(x: Tensor, *, eps: float, eps_placement: EpsPlacement = "inside") -> Tensor:
@@ -131,7 +130,7 @@ def shrink_factor(x: Tensor, *, eps: float, eps_placement: EpsPlacement = "insid
         Derived here from the three definitions of the scale.
     """
     rms = _rms(x)
-    return rms / _scale(rms, eps, eps_placement)
+    return rms / _placement(eps_placement).scale_of_root(rms, eps)
 
 
 def inside_equivalent(eps: float, scale: Number) -> Number:
@@ -211,16 +210,7 @@ def _rms(x: Tensor) -> Tensor:
     return length(x) / math.sqrt(x.shape[-1])
 
 
-def _scale(rms: Tensor, eps: float, eps_placement: EpsPlacement) -> Tensor:
-    """s, which rows of this rms are divided by."""
-    match eps_placement:
-        case "inside":
-            root = math.sqrt(abs(eps))
-            # hypot does not overflow; a spec may hold a negative eps, which has no hypotenuse.
-            return torch.hypot(rms, torch.full_like(rms, root)) if eps >= 0 else ((rms - root) * (rms + root)).sqrt()
-        case "outside":
-            return rms + eps
-        case "clamp":
-            return rms.clamp_min(eps)
-        case _:
-            raise SpecError(f"eps_placement must be one of 'inside', 'outside', 'clamp', got {eps_placement!r}")
+def _placement(name: EpsPlacement) -> Placement:
+    if name not in PLACEMENTS:
+        raise SpecError(f"eps_placement must be one of {', '.join(map(repr, PLACEMENTS))}, got {name!r}")
+    return PLACEMENTS[name]

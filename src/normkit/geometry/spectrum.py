@@ -12,7 +12,6 @@ from normkit.errors import ShapeError
 from normkit.geometry.differential import jacobian, row_derivative
 from normkit.geometry.rows import require_row
 from normkit.geometry.scaling import length
-from normkit.reference import effective_weight
 from normkit.spec import NormSpec
 
 
@@ -22,13 +21,6 @@ class JacobianSpectrum:
 
     The Jacobian maps span{1, centre(x)} to itself and stretches everything orthogonal to it alike.
 
-    Attributes:
-        bulk: multiplier / s of shape (...): the singular value, and eigenvalue, of multiplicity n - 2.
-        block: The two singular values on span{1, centre(x)}, ascending, of shape (..., 2).
-        eigenvalues: The two eigenvalues on it, of shape (..., 2): first 0 (numerator centred) or multiplier / s, then
-            that of the normalized row. Where one of the numerator and the statistics is centred and the other not, the
-            Jacobian is not normal, and these are not the singular values up to sign.
-
     Example:
         >>> from normkit import NormSpec
         >>> from normkit.geometry import jacobian_spectrum
@@ -37,8 +29,13 @@ class JacobianSpectrum:
     """
 
     bulk: Tensor
+    """k / s of shape (...), k = 1 or sqrt(n): the singular value, and eigenvalue, of multiplicity n - 2."""
     block: Tensor
+    """The two singular values on span{1, centre(x)}, ascending, of shape (..., 2)."""
     eigenvalues: Tensor
+    """The two eigenvalues on it, of shape (..., 2): first 0 (numerator centred) or k / s, then that of the normalized
+    row. If only one of numerator and statistics is centred, the Jacobian is not normal, and these are not the singular
+    values up to sign."""
 
     def singular_values(self, n: int) -> Tensor:
         """All n singular values in ascending order, of shape (..., n); n is the length of the rows.
@@ -60,7 +57,7 @@ class JacobianSpectrum:
 def jacobian_spectrum(x: Tensor, spec: NormSpec) -> JacobianSpectrum:
     """The singular values and eigenvalues of each row's Jacobian with a gain of 1, in closed form and O(n).
 
-    In the orthonormal basis (1 / sqrt(n), centre(x) / |centre(x)|) the Jacobian is multiplier / s times
+    In the orthonormal basis (1 / sqrt(n), centre(x) / |centre(x)|) the Jacobian is k / s, k = 1 or sqrt(n), times
     [[0, 0], [b, a]] if the numerator is centred, else [[1, b], [0, a]] (for RMSNorm up to a rotation), with
     a = 1 - z . t, b = 0 if numerator and statistics are both centred or both not, and else
     b = sqrt(n) mean(x) |centre(x)| / (s q (n - correction)); z, t and q as in `row_derivative`.
@@ -92,22 +89,23 @@ def jacobian_spectrum(x: Tensor, spec: NormSpec) -> JacobianSpectrum:
     at = row_derivative(x, spec)
     bulk, radial, cross = at.bulk.squeeze(-1), at.remainder.squeeze(-1), torch.zeros_like(at.bulk).squeeze(-1)
     n = x.shape[-1]
-    if spec.centre_numerator and not spec.centre_statistics:
+    centring = spec.centring
+    if centring.numerator and centring.is_half:
         mean = math.sqrt(n) * x.mean(-1)
         along = at.scale_gradient.sum(-1) / math.sqrt(n)
-        # What the mean adds to v lets that much more of a scaling of the centred row through.
+        # The mean adds to v, and that lets more of a scaling of the centred row through.
         radial = radial + along * mean / at.scale.squeeze(-1)
         cross = along * length(at.normalized)
-    if spec.centre_statistics and not spec.centre_numerator:
+    elif centring.is_half:
         cross = at.normalized.sum(-1) / math.sqrt(n) * length(at.scale_gradient)
     zero, size = torch.zeros_like(bulk), radial.abs()
-    if spec.centre_numerator:
+    if centring.numerator:
         block = torch.stack([zero, _hypotenuse(radial, cross)], -1)
     else:
         # Sum and difference of the two have the squares 1 + a^2 + b^2 +- 2 |a|; their product is |a|.
         larger = (_hypotenuse(1 + size, cross) + _hypotenuse(1 - size, cross)) / 2
         block = torch.stack([size / larger, larger], -1)
-    first = zero if spec.centre_numerator else torch.ones_like(bulk)
+    first = zero if centring.numerator else torch.ones_like(bulk)
     stretch = bulk.unsqueeze(-1)
     return JacobianSpectrum(bulk=bulk, block=stretch * block, eigenvalues=stretch * torch.stack([first, radial], -1))
 
@@ -115,7 +113,7 @@ def jacobian_spectrum(x: Tensor, spec: NormSpec) -> JacobianSpectrum:
 def jacobian_norm(x: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Tensor:
     """The largest stretch |J v| / |v| of each row's Jacobian: its spectral norm, exactly.
 
-    max of multiplier / s (n >= 3) and the block of `jacobian_spectrum`, in O(n), without a gain; 1 / s for LayerNorm.
+    max of k / s (n >= 3) and the block of `jacobian_spectrum`, in O(n), without a gain; 1 / s for LayerNorm.
     With a gain, the largest singular value of the dense `jacobian`, O(n**3) a row.
 
     Args:
@@ -183,9 +181,9 @@ def jacobian_norm_bound(x: Tensor, spec: NormSpec, weight: Tensor | None = None)
     """
     if weight is None:
         return jacobian_norm(x, spec)
-    gain = effective_weight(weight, spec, x.dtype).to(x.dtype)
-    inner = gain * x if spec.weight_placement == "before" else x
-    return gain.abs().amax(-1) * jacobian_norm(inner, spec)
+    gain = spec.gain.effective(weight, x.dtype).to(x.dtype)
+    before, _ = spec.gain.sides(gain)
+    return gain.abs().amax(-1) * jacobian_norm(before * x, spec)
 
 
 def _hypotenuse(a: Tensor, b: Tensor) -> Tensor:

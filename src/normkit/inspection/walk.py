@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference
-from normkit.geometry.decomposition import Step, decompose, pulled_back, radius_in_words
+from normkit.geometry.decomposition import Step, decompose, pulled_back
 from normkit.geometry.rows import sphere_radius
 from normkit.identification.sites import NormSite
 from normkit.inspection.observing import Listener, observed
@@ -177,7 +177,7 @@ def _scaling(spec: NormSpec) -> str:
 def _scaled_holds(spec: NormSpec, inside: float) -> str:
     if spec.centring.is_half:
         return "on no sphere, as the mean counts above the fraction bar or below it, not both"
-    return f"on the sphere of radius {radius_in_words(spec)}{_kept_inside(inside)}"
+    return f"on the sphere of radius {spec.divisor.radius_in_words}{_kept_inside(inside)}"
 
 
 def _kept_inside(inside: float) -> str:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normkit.conventions.gain import Gain
 from normkit.errors import InputError
-from normkit.geometry.decomposition import Step, decompose, radius_in_words
+from normkit.geometry.decomposition import Step, decompose
 from normkit.geometry.image import image_of
 from normkit.geometry.rows import sphere_radius
 from normkit.plots.camera import Points, array, upright
@@ -85,15 +86,15 @@ def course_of(
         raise InputError("an animation needs at least 1 point, and finite ones; leave out those that are not")
     if len(colours) != len(x):
         raise InputError(f"an animation needs a group for each of its {len(x)} points, got {len(colours)}")
-    if spec.centre_numerator != spec.centre_statistics or spec.weight_placement == "before":
+    if spec.centring.is_half or spec.gain.is_before:
         raise InputError(f"an animation needs a LayerNorm or an RMSNorm with its gain last, got {spec}")
     steps = {step.name: step for step in decompose(x, spec).steps}
     surface = image_of(spec, 3, weight, bias).surface
     gain, middle = array(surface.gain), array(surface.centre.double() @ upright())
-    is_centred, radius = spec.centre_numerator, _in_words(radius_in_words(spec), spec)
+    is_centred, radius = spec.centring.numerator, _in_words(spec.divisor.radius_in_words, spec)
     ring = f"{'a circle' if is_centred else 'the whole sphere'} of radius {radius}"
     oval = "an ellipse in a tilted plane" if is_centred else "an ellipsoid along the features"
-    plain = spec.replace(has_weight=False, weight_offset=0.0, has_bias=False)
+    plain = spec.replace(**Gain(is_present=False, has_bias=False).conventions())
     found = [_stage("Raw", steps["raw"], "$x = (x_1, x_2, x_3)$", "three features a point", spec)]
     if is_centred:
         words = "a plane: nothing is left along all-ones"
@@ -126,7 +127,7 @@ def _stage(
         points=array(step.value @ upright()),
         gain=np.ones(3) if gain is None else gain,
         middle=np.zeros(3) if middle is None else middle,
-        is_flat=spec.centre_numerator and name != "Raw",
+        is_flat=spec.centring.numerator and name != "Raw",
         is_scaled=name not in ("Raw", "Centre"),
     )
 
