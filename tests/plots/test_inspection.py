@@ -64,13 +64,13 @@ def test_eps_is_drawn_where_rows_come_near_it_only(healthy):
     ("spec", "level"),
     [
         (specs.TORCH_LAYER_NORM, math.sqrt(1e-5)),
-        (specs.ANNOTATED_TRANSFORMER, 1e-6),
+        (specs.ANNOTATED_TRANSFORMER, 1e-6 * math.sqrt(63 / 64)),
         (specs.SCALE_NORM, 1e-5 / 8),
         (specs.TORCH_RMS_NORM, 2.0**-11.5),
     ],
 )
 def test_the_level_of_eps_is_in_the_rms_of_a_row(healthy, spec, level):
-    # 64 features: a sum of squares is 64 mean squares.
+    # 64 features: a sum of squares is 64 mean squares, and one over n - 1 is 64 / 63 of them.
     assert eps_level(dataclasses.replace(healthy.sites[0], spec=spec)) == pytest.approx(level)
 
 

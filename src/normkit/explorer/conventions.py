@@ -33,48 +33,42 @@ class Convention:
 
 
 def convention_of(spec: NormSpec, n: int, dtype: torch.dtype = torch.float32) -> Convention:
-    """How the page calls what a spec computes, its casts left aside.
+    """The page's name for a spec; the page rounds nothing.
 
-    sqrt(n) x / sqrt(sum(x^2) + eps) is an RMSNorm with eps / n, or with eps / sqrt(n) outside the root.
+    A norm that gives rows the length sqrt(n) is an RMSNorm or LayerNorm with its eps in units of the root mean
+    square: sqrt(n) x / sqrt(sum(x^2) + eps) is one with eps / n, or with eps / sqrt(n) outside the root.
 
     Args:
         spec: What the norm computes.
         n: Features of a row.
-        dtype: Of its input, on which eps=None depends.
+        dtype: The dtype of its input, on which eps=None depends.
 
     Raises:
         SpecError: If the page cannot draw it; the message is the reason.
     """
-    if (reason := _obstacle(spec)) is not None:
-        raise SpecError(reason)
-    eps = reference.machine_eps(torch.empty(0, dtype=dtype), spec)
-    place: Literal["inside", "outside"] = "outside" if spec.eps_placement == "outside" else "inside"
-    of_sum = spec.reduction == "sum"
-    if of_sum and spec.multiplier == "sqrt_n":
-        eps /= n if place == "inside" else math.sqrt(n)
-    if eps and not _SMALLEST_EPS <= eps <= _LARGEST_EPS:
-        raise SpecError(f"its eps is {eps:g}, and the page shows 0 or {_SMALLEST_EPS:g} to {_LARGEST_EPS:g}")
-    if spec.centre_numerator:
-        return Convention(mode="layer", eps=eps, place=place)
-    return Convention(mode="length" if of_sum and spec.multiplier == "one" else "rms", eps=eps, place=place)
-
-
-def _obstacle(spec: NormSpec) -> str | None:
-    """What of a spec the page has no picture for; None where it has one for all of it."""
+    placement, divisor, is_centred = spec.placement, spec.divisor, spec.centring.numerator
+    eps, radius = reference.machine_eps(torch.empty(0, dtype=dtype), spec), divisor.radius(n)
+    has_root_length = radius == math.sqrt(n)
+    is_length = radius == 1 and not has_root_length and not is_centred
+    if has_root_length:
+        eps = placement.rescaled(eps, math.sqrt(divisor.count(n) / n))
     obstacles = (
-        (spec.axes != (-1,), "its rows do not lie along the last axis"),
-        (spec.groups > 1, f"it normalizes {spec.groups} groups of features apart"),
-        (spec.weight_placement == "before", "its gain acts before it normalizes"),
-        (spec.eps_placement == "clamp" and spec.eps != 0, "its eps is a clamp"),
-        (spec.correction == 1, "it divides by n - 1"),
+        (not spec.rows.are_last, f"its rows are not the last axis, whole: {', '.join(spec.rows.notes())}"),
+        (spec.gain.is_before, "its gain acts before it normalizes"),
+        (eps != 0 and not placement.shortens_every_row, "its eps is a clamp"),
+        (spec.centring.is_half, f"the mean is {spec.centring.words}"),
         (
-            spec.centre_numerator != spec.centre_statistics,
-            "the mean counts above its fraction bar or below it, not both",
+            not has_root_length and not is_length,
+            f"it gives rows the length {divisor.radius_in_words}, and the page draws sqrt(n), or 1 without centring",
         ),
-        (spec.reduction == "mean" and spec.multiplier == "sqrt_n", "it multiplies a root mean square by sqrt(n)"),
         (
-            spec.reduction == "sum" and spec.multiplier == "one" and spec.centre_numerator,
-            "it centres and then divides by a length",
+            eps != 0 and not _SMALLEST_EPS <= eps <= _LARGEST_EPS,
+            f"its eps is {eps:g}, and the page shows 0 or {_SMALLEST_EPS:g} to {_LARGEST_EPS:g}",
         ),
     )
-    return next((reason for holds, reason in obstacles if holds), None)
+    for holds, reason in obstacles:
+        if holds:
+            raise SpecError(reason)
+    is_outside = placement.power == 1 and placement.shortens_every_row
+    mode: Literal["layer", "rms", "length"] = "layer" if is_centred else "length" if is_length else "rms"
+    return Convention(mode=mode, eps=eps, place="outside" if is_outside else "inside")

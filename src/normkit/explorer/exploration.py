@@ -169,7 +169,7 @@ def _norm(spec: NormSpec | None, weight: Any, bias: Any, n: int, dtype: torch.dt
     for name, given, there in (("weight", weight, spec.has_weight), ("bias", bias, spec.has_bias)):
         if given is not None and not there:
             raise SpecError(f"{name} was given, and the spec has none: {spec}; leave it out, or change the spec")
-    gain = None if weight is None else vector("weight", weight, n) + spec.weight_offset
+    gain = None if weight is None else spec.gain.effective(vector("weight", weight, n), torch.float64)
     return _Norm(spec=spec, convention=convention, gain=gain, bias=None if bias is None else vector("bias", bias, n))
 
 

@@ -89,7 +89,7 @@ def interlacing(weight: Tensor, spec: NormSpec, name: str = "", ax: Axes | None 
     Raises:
         InputError: If the norm does not centre.
     """
-    if not (spec.centre_numerator and spec.centre_statistics):
+    if not spec.centring.is_full:
         raise InputError("without centring the semi-axes are the gain's entries themselves; give a norm that centres")
     surface = image_of(spec, len(weight), weight).surface
     entries = surface.gain.double().abs().sort().values

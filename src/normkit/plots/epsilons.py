@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from normkit.conventions.eps import EpsPlacement
+from normkit.conventions.eps import PLACEMENTS, EpsPlacement
 from normkit.errors import InputError
 from normkit.geometry.scaling import agreement_scale, shrink_factor
 from normkit.plots import theme
@@ -45,8 +45,7 @@ def two_epsilons(eps: float = 1e-5, axes: Sequence[Axes] | None = None) -> Drawi
     with theme.style():
         kept, lost = theme.panels(1, 2, 3.3, given=axes)
         for placement, label, name in _CURVES:
-            # A row of one positive feature is its own rms.
-            factor = shrink_factor(scale.unsqueeze(-1), eps=eps, eps_placement=placement)
+            factor = scale / PLACEMENTS[placement].scale_of_root(scale, eps)
             kept.plot(scale, factor, color=colour(name))
             lost.plot(scale, 1 - factor, color=colour(name))
             half[placement] = float(scale[(factor - 0.5).abs().argmin()])

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from normkit.conventions.eps import machine_epsilon
 from normkit.inspection.result import Inspection, Role, Site
 from normkit.plots import theme
 from normkit.plots.attention import attention_entropy, attention_logits
@@ -117,7 +118,7 @@ def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:
             (True, "accent", "removed by centring"),
             (False, "contrast", "kept: no centring"),
         ):
-            places = [place for place, site in enumerate(sites) if site.spec.centre_numerator is centres]
+            places = [place for place, site in enumerate(sites) if site.spec.centring.numerator is centres]
             energy = [100 * sites[place].input.mean_energy for place in places]
             if places:
                 ax.bar(
@@ -157,12 +158,10 @@ def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:
 
 
 def eps_level(site: Site) -> float:
-    """The rms of a row for which the statistic that a site divides by equals its eps."""
+    """The rms of a row whose root, before eps is added, is as long as eps: there eps begins to count."""
     spec, features = site.spec, site.input.features
-    machine_eps = 2.0**-52 if site.dtype == "float64" else 2.0**-23
-    eps = machine_eps if spec.eps is None else max(spec.eps, 0.0)
-    level = math.sqrt(eps) if spec.eps_placement == "inside" else eps
-    return level / math.sqrt(features) if spec.reduction == "sum" else level
+    eps = machine_epsilon(is_float64=site.dtype == "float64") if spec.eps is None else max(spec.eps, 0.0)
+    return spec.placement.length(eps) * math.sqrt(spec.divisor.count(features) / features)
 
 
 def _role_series(ax: Axes, sites: Sequence[Site], role: Role) -> None:

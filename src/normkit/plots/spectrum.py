@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from normkit import specs
 from normkit.errors import ShapeError
 from normkit.geometry.spectrum import jacobian_spectrum
 from normkit.plots import theme
 from normkit.plots.depth import figure_of
 from normkit.plots.drawing import Drawing
 from normkit.plots.theme import colour
-from normkit.spec import NormSpec
 from normkit.text import significant
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def jacobian_spectra(x: Tensor, eps: float, axes: Sequence[Axes] | None = None) 
     """
     if x.dim() != 1 or len(x) < 4:
         raise ShapeError(f"one row of shape (n,) with n >= 4 is needed, got {tuple(x.shape)}")
-    layer = NormSpec(eps=0.0, has_weight=False, has_bias=False)
-    norms = {"LayerNorm": layer, "RMSNorm": layer.replace(centre_numerator=False, centre_statistics=False)}
+    norms = {"LayerNorm": specs.TORCH_LAYER_NORM, "RMSNorm": specs.TORCH_RMS_NORM}
     values = {
         name: [jacobian_spectrum(x, spec.replace(eps=e)).singular_values(len(x)) for e in (0.0, eps)]
         for name, spec in norms.items()

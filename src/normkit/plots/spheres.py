@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from normkit.conventions.rows import CENTRINGS
 from normkit.errors import InputError
 from normkit.geometry.decomposition import decompose
 from normkit.geometry.ellipsoid import Ellipsoid
@@ -52,7 +53,7 @@ def hyperplane_steps(
         InputError: If the norm does not centre.
     """
     colours = groups_of(x, 4, groups, "; see three_steps for n = 3")
-    if not (spec.centre_numerator and spec.centre_statistics):
+    if not spec.centring.is_full:
         raise InputError("inside the hyperplane lie only rows of a norm that centres; see rms_sphere for others")
     level = helmert(4)
     values = {step.name: step.value.double() for step in decompose(x, spec, weight, bias).steps}
@@ -107,14 +108,14 @@ def rms_sphere(
         InputError: If the norm centres.
     """
     colours = groups_of(x, 3, groups)
-    if spec.centre_numerator or spec.centre_statistics:
+    if spec.centring.numerator or spec.centring.statistics:
         raise InputError("this sphere is that of a norm that does not centre; see three_steps for one that does")
     basis = upright()
     values = {step.name: array(step.value.double() @ basis) for step in decompose(x, spec, weight).steps}
     raw, scaled, final = (values[name] for name in ("raw", "scaled", "gain and bias"))
     sphere = _ball(image_of(spec, 3).surface, basis)
     oval = _ball(image_of(spec, 3, weight).surface, basis)
-    sizes, directions = image_of(spec.replace(centre_numerator=True, centre_statistics=True), 3).surface.axes()
+    sizes, directions = image_of(spec.replace(**CENTRINGS[True, True].conventions()), 3).surface.axes()
     circle = ellipse(np.zeros(3), array(basis.mT @ (directions * sizes)))
     with theme.style():
         scenes = [Scene(ax, _CAMERA) for ax in theme.panels(1, 3, 2.85, given=axes)]

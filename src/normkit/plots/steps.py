@@ -50,7 +50,7 @@ def three_steps(
         InputError: If the norm does not centre.
     """
     colours = groups_of(x, 3, groups, "; see hyperplane_steps for n = 4")
-    if not (spec.centre_numerator and spec.centre_statistics):
+    if not spec.centring.is_full:
         raise InputError("the three steps are those of a norm that centres; see rms_sphere for one that does not")
     basis = upright()
     values = {step.name: array(step.value.double() @ basis) for step in decompose(x, spec, weight, bias).steps}
