@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from normkit.explorer.conventions import Convention
 from normkit.geometry.centring import centre
+from normkit.plots.camera import helmert
 
 # Less than this of a direction's length, and what is left of it is rounding.
 _NOTHING = 1e-6
@@ -49,7 +51,8 @@ def principal_basis(rows: Tensor) -> Basis:
     n = rows.shape[1]
     centred = _directions(rows)
     directions: list[Tensor] = []
-    for candidate in [*_principal(centred), *_helmert(n)]:
+    few = min(n, 5)
+    for candidate in [*_principal(centred), *F.pad(helmert(few).T, (0, n - few))]:
         if len(directions) == 2:
             break
         direction = candidate - candidate.mean()
@@ -143,16 +146,6 @@ def _principal(centred: Tensor) -> list[Tensor]:
         if energies[index] > _NOTHING**2 * energies[-1]:
             direction = vectors[:, index] if tall else vectors[:, index] @ centred
             found.append(direction / torch.linalg.vector_norm(direction))
-    return found
-
-
-def _helmert(n: int) -> list[Tensor]:
-    """Unit vectors in order: (1, -1, 0, ...), (1, 1, -2, 0, ...), (1, 1, 1, -3, 0, ...), ..., at most four."""
-    found = []
-    for index in range(1, min(n, 5)):
-        direction = torch.zeros(n, dtype=torch.float64)
-        direction[:index], direction[index] = 1.0, -float(index)
-        found.append(direction / math.sqrt(index * (index + 1)))
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import sys
 from bisect import bisect_right
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from normkit import files
 from normkit.errors import InputError
-from normkit.inspection.result import Inspection
+from normkit.inspection.result import Inspection, plain
 from normkit.text import first_line
 from normkit.watching.time_series import RunHistory
 
@@ -27,15 +26,13 @@ class ReportFiles:
 
     def add(self, history: RunHistory) -> None:
         """Append all series as they were at the last report to history.jsonl, as one line that is written whole."""
-        values: dict[str, dict[str, float | str]] = {}
+        values: dict[str, dict[str, object]] = {}
         step = -1 if history.last is None else history.last.step
         for series in history.series():
             # Losses of later steps are known before the next report.
             known = bisect_right(series.steps, step)
             if known:
-                newest = series.values[known - 1]
-                shown = newest if math.isfinite(newest) else str(newest)
-                values.setdefault(series.quantity, {})[series.path] = shown
+                values.setdefault(series.quantity, {})[series.path] = plain(series.values[known - 1])
         content = f"{json.dumps({'step': step, **values}, ensure_ascii=False)}\n".encode()
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "history.jsonl").open("ab", buffering=0) as file:
