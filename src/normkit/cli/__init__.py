@@ -1,1 +1,1 @@
-"""The command `normkit`: one file a verb. Each parses, calls the library and prints; nothing is computed here."""
+"""The command `normkit`: one file per verb. Each file parses, calls the library and prints; it computes nothing."""

@@ -1,4 +1,4 @@
-"""`normkit bench`: how fast norms are on this machine, beside what else computes them."""
+"""`normkit bench`: how fast norms are on this machine, beside other implementations."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def run(*, out: Path, report: bool, as_json: bool, shown: bool) -> None:
     """
     counts = {"torch": _counted(torch.nn.LayerNorm), "normkit": _counted(LayerNorm)}
     with ExitStack() as stack:
-        # These models are too small to share between threads: where cores are busy, threads wait for each other.
+        # These models are too small for several threads: on busy cores, threads wait for each other.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         home = output_folder(out, "demo") if report else Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -66,7 +66,7 @@ def run(*, out: Path, report: bool, as_json: bool, shown: bool) -> None:
 
 
 def demo_batches(twin: LoadedModel) -> Batches:
-    """The text that ships, in batches for one of the models that ship."""
+    """The shipped text, in batches for one of the shipped models."""
     return from_text(
         demo.text(),
         "demo text",
@@ -124,7 +124,7 @@ def _count_in_words(counts: dict[str, int]) -> tuple[str, str]:
 
 
 def _counted(layer: type[torch.nn.LayerNorm], dtype: torch.dtype = torch.bfloat16) -> int:
-    """The gradient of a LayerNorm's bias on the CPU where that of each output is 1: the number of rows, if right."""
+    """The bias gradient of a LayerNorm on the CPU for output gradients of 1; the right value is the number of rows."""
     module = layer(64, dtype=dtype)
     rows = torch.randn(_ROWS, 64, generator=torch.Generator().manual_seed(0))
     module(rows.to(dtype)).sum().backward()

@@ -1,4 +1,4 @@
-"""The command itself: its verbs in their groups, and what becomes of an exception.
+"""The command itself: its verbs in their groups, and how each exception ends.
 
 Exit codes: 0 done, 1 findings, 2 usage or input, 101 a bug of normkit, 130 interrupted. Nothing heavy
 is imported before a verb runs, so that `--help` is immediate.
@@ -49,7 +49,7 @@ class _Verbs(click.Group):
     """A group that lists its verbs under headings and gives every failure one line and its exit code."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs, one section a group."""
+        """Write the verbs, one section per group."""
         for heading, names in _GROUPS.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(heading):
@@ -65,7 +65,7 @@ class _Verbs(click.Group):
         except NormkitError as error:
             _fail(ctx, str(error), _USAGE)
         except BrokenPipeError:
-            # The reader has gone; what Python still wants to flush at exit has nowhere to go either.
+            # The reader has closed the pipe, so what Python flushes at exit must go elsewhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(_BROKEN_PIPE)
         except KeyboardInterrupt:
@@ -119,6 +119,6 @@ def main() -> None:
     """Run the command line; `normkit` in a shell."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a character shows another: no reason to fail.
+            # A terminal that cannot show a character shows a replacement instead of failing.
             stream.reconfigure(errors="replace")
     verbs(prog_name="normkit")

@@ -1,4 +1,4 @@
-"""`normkit env`: what is installed here and what computes, for a report of a problem."""
+"""`normkit env`: what is installed and what computes norms, for a bug report."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _cpu_norms() -> dict[str, dict[str, str]]:
-    """What computes a norm over trailing axes, by dtype of its input, and why."""
+    """The implementation of norms over trailing axes, by dtype of the input, and why it was chosen."""
     from normkit.kernels import cpu
 
     reason = cpu.load()
@@ -81,7 +81,7 @@ def _cpu_norms() -> dict[str, dict[str, str]]:
 
 
 def _gpu_norms() -> dict[str, dict[str, str]]:
-    """Likewise on the GPU that torch uses."""
+    """The same for the GPU that torch uses."""
     import torch
 
     from normkit.kernels.triton import loading
@@ -103,7 +103,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu_flags() -> list[str]:
-    """Of `_FLAGS`, those that Linux says this CPU has."""
+    """The flags of `_FLAGS` that Linux reports for this CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""`normkit explore`: the interactive page written and opened, or the same in motion as a GIF or MP4."""
+"""`normkit explore`: writes the interactive page and opens it, or writes an animation as GIF or MP4."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from normkit.explorer.activations import Activations
     from normkit.explorer.exploration import Exploration
 
-# What can be asked of the models that ship; every other option needs a MODEL.
+# The options that work with the shipped models; every other option needs a MODEL.
 _WITHOUT_MODEL = {"model", "out", "animation", "no_open", "as_json", "quiet"}
 _CLIPS = (".gif", ".mp4")
 
@@ -114,11 +114,11 @@ def explore_norms(
 
 
 def open_page(path: Path) -> None:
-    """Open a page in the user's browser, where there is a display to open it on; nothing that fails here matters."""
+    """Open a page in the user's browser if there is a display; a failure is ignored."""
     has_display = sys.platform in ("darwin", "win32") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     )
-    # Without a display Python would start a browser of text, which takes the terminal and waits.
+    # Without a display Python would start a text browser, which takes over the terminal and waits.
     if not has_display:
         return
     import webbrowser
@@ -166,7 +166,7 @@ def _gathered(loaded: LoadedModel, batches: Batches, site: str | None, told: Pro
 def _animate(path: Path, told: Progress) -> None:
     if path.suffix.lower() not in _CLIPS:
         raise InputError(f"--animation writes .gif or .mp4, got {path.name}; choose one of these suffixes")
-    # Imported this late because they bring torch, and a wrong name is told at once.
+    # Imported here because they bring torch, and a wrong suffix is reported at once.
     import torch
 
     from normkit import specs

@@ -1,4 +1,4 @@
-"""`normkit figures`: every figure of the gallery as a file, and one page with them all."""
+"""`normkit figures`: writes every figure of the gallery as a file, and one page with all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`normkit fold`: a checkpoint in, an exactly folded one out."""
+"""`normkit fold`: folds a checkpoint exactly."""
 
 from __future__ import annotations
 

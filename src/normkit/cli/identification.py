@@ -1,4 +1,4 @@
-"""`normkit identify`: the passports of a model's norms, and a model held against its reference."""
+"""`normkit identify`: the passports of a model's norms, and the comparison of a model with its reference."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from normkit.inspection.differences import Comparison
 
 _OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
-# Enough to see every norm called.
+# Enough tokens that every norm is called.
 _TOKENS = 16
-# What only a run on a text needs.
+# The options that only a run on a text needs.
 _WITH_AGAINST = {"text", "max_tokens", "seq_length", "batch_size"}
-# What can be asked of the models that ship.
+# The options that work with the shipped models.
 _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 
 
@@ -98,7 +98,7 @@ def identify_norms(
     from normkit.cli.texts import read_text
 
     words = None if text is None else read_text(text, max_tokens)
-    # Before minutes are spent on the model: a slip in the path of its reference is told at once.
+    # Read before the model is, so that a wrong path of the reference is reported at once.
     book = None if against is None else _passports(against)
     if shown:
         click.echo(f"loading {model}", err=True)
@@ -135,7 +135,7 @@ def identify_norms(
 
 
 def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:
-    """The passports of the models that ship."""
+    """Identify the shipped models."""
     from normkit import demo
     from normkit.checkpoint.loading import load_model
     from normkit.cli.reports import output_folder
@@ -157,7 +157,7 @@ def _refuse_run_options(ctx: click.Context) -> None:
 
 
 def _refuse_passports(model: str) -> None:
-    """The first argument is a model; a file of passports there is a slip that has its own answer."""
+    """Refuse a file of passports as first argument, with the option it belongs to."""
     path = Path(model)
     if path.suffix != ".json" or path.name in _OF_A_MODEL or not path.is_file():
         return
@@ -169,7 +169,7 @@ def _refuse_passports(model: str) -> None:
 
 
 def _passports(name: str) -> PassportBook | None:
-    """The passports in a file; None where the name is that of a model."""
+    """The passports in a file; None if the name is that of a model."""
     path = Path(name).expanduser()
     if not path.is_file() or path.name in _OF_A_MODEL:
         return None
@@ -200,7 +200,7 @@ def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBo
 def _names(
     loaded: LoadedModel, other: LoadedModel | None, book: PassportBook | None, model: str, against: str
 ) -> tuple[str, str]:
-    """What to call the two: as each calls itself, or where that is one name as the user called them."""
+    """The names of both models: their own, or if these are equal those that the user gave."""
     reference = other.name if other else book.model if book else ""
     return (loaded.name, reference) if loaded.name != reference else (model, against)
 

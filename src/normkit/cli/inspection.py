@@ -1,4 +1,4 @@
-"""`normkit inspect`: the options, the run, the exit code."""
+"""`normkit inspect`: its options, the run and the exit code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from normkit.inspection.result import Inspection
 
 _WORST_FIRST = ("error", "warning", "note")
-# What can be asked of the demo; every other option needs a MODEL.
+# The options that work with the demo; every other option needs a MODEL.
 _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 
 
@@ -115,7 +115,7 @@ def inspect_model(
     from normkit.cli.texts import batches_for, read_text
     from normkit.inspection import baseline
 
-    # Read before the model is: a slip in the file is told at once.
+    # Read before the model is, so that a mistake in the file is reported at once.
     _, unwritten = baseline.declared(intent)
     words = None if text is None else read_text(text, max_tokens)
     if shown:
@@ -126,7 +126,7 @@ def inspect_model(
     if not quiet:
         for remark in loaded.notes:
             note(remark)
-    # Imported this late because it brings torch, and a wrong path is told at once.
+    # Imported here because it brings torch, and a wrong path is reported at once.
     from normkit.cli.measurement import measure
 
     with progress(shown=shown) as report:
@@ -134,7 +134,7 @@ def inspect_model(
             from normkit.cli.training import joined, training_step
 
             report(f"{loaded.name}: one training step", 0, 1)
-            # First, as a model without a loss is to be told at once.
+            # First, so that a model without a loss is reported at once.
             step = training_step(loaded, batches)
         inspection = measure(loaded, batches, site=site, intent=intent, progress=report)
         if train_step:
@@ -167,7 +167,7 @@ def _print(inspection: Inspection, form: str, origin: str, *, site: str | None, 
 
 
 def _origin(ctx: click.Context) -> str:
-    """The command as it was typed, and the versions that count."""
+    """The command as it was typed, and the versions that matter."""
     from importlib.metadata import version
 
     words = [ctx.command_path]
@@ -180,7 +180,7 @@ def _origin(ctx: click.Context) -> str:
 
 
 def _written(inspection: Inspection, path: Path) -> str:
-    """That an intent file was written, and whether a fault may stand in it."""
+    """The note on an intent file that was written, and on faults that it may contain."""
     remark = f"{path} says what this run saw; later runs with --intent are held to it"
     bad = sum(finding.severity != "note" for finding in inspection.findings)
     warning = f"; it may hold faults, as there {'is' if bad == 1 else 'are'} {bad} above a note"

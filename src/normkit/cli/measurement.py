@@ -1,4 +1,4 @@
-"""One inspection from the command line: other libraries silent, what loading had to say in the source."""
+"""One inspection from the command line: other libraries are silenced, and the notes of loading join the source."""
 
 from __future__ import annotations
 

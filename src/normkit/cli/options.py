@@ -65,19 +65,19 @@ def _folders(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 
 def model_argument(name: str, metavar: str, *, required: bool = True) -> Callable[[Any], Any]:
-    """A model: a folder or a file in it, else a Hub id; a shell completes paths."""
+    """An argument for a model: a folder or a file in it, else a Hub id; a shell completes paths."""
     return click.argument(name, metavar=metavar, required=required, shell_complete=_files)
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a model is run on, and in which dtype."""
+    """Options for what a model is run on, and for its dtype."""
     for option in reversed(_RUN):
         function = option(function)
     return function
 
 
 def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Which version of a model on the Hub, and whether the network may be used."""
+    """Options for the version of a model on the Hub, and for use of the network."""
     for option in reversed(_SOURCE):
         function = option(function)
     return function

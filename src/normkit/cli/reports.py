@@ -1,4 +1,4 @@
-"""Where a verb writes: below one folder, never in the folder of a model."""
+"""Where a verb writes: always below one folder, never in the folder of a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def output_folder(out: Path, *names: str, source: Path | None = None) -> Path:
     """The folder that a verb writes to, checked before minutes are spent on measuring.
 
     Args:
-        out: What stands after --out.
-        names: Of the folders below it; the "/" of a Hub id becomes "--".
+        out: The value of --out.
+        names: Names of the folders below it; the "/" of a Hub id becomes "--".
         source: The folder that the model was read from, or None.
 
     Raises:
@@ -50,7 +50,7 @@ def require_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written to.
 
     Raises:
-        InputError: If a file is in its place or above it, or what it would lie in is read-only.
+        InputError: If a file is in its place or above it, or the folder that would contain it is read-only.
     """
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir():

@@ -1,4 +1,4 @@
-"""What is asked of `normkit study`: studies, settings, folder, device, and how many arms at a time."""
+"""The request to `normkit study`: studies, settings, folder, device, and how many arms run at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was asked of `normkit study`, checked."""
+    """A checked request to `normkit study`."""
 
     studies: tuple[tuple[Study, Settings], ...]
     """Each study with all of its settings."""
@@ -30,7 +30,7 @@ class Request:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of computing, by name of the study, as the catalogue has it for the seeds of the quick budget."""
+        """Expected computing time of each study, from the catalogue's figure for the seeds of the quick budget."""
         from normkit.study.catalogue import CATALOGUE
 
         return {
@@ -50,7 +50,7 @@ def requested(
     device: str,
     dtype: str,
 ) -> Request:
-    """Everything about a request that can be wrong is found before a minute is spent on it.
+    """Check a request completely, before any time is spent on it.
 
     Raises:
         InputError: If a study, a setting or the device is unknown, or the folder cannot be used.
@@ -69,7 +69,7 @@ def requested(
     from normkit.study.store import require_new
 
     require_writable(out)
-    # Under torchrun each process has a device of its own, later, and the first may have begun to write already.
+    # Under torchrun each process gets its device later, and the first may already have begun to write.
     if not _is_one_of_many():
         require_device(device)
         for study in () if resume else studies:
@@ -85,9 +85,9 @@ def jobs_of(asked: int | None, threads: int, device: str) -> int:
     """How many arms are measured at a time.
 
     Args:
-        asked: After --jobs.
-        threads: Of each.
-        device: As torch names it.
+        asked: The value of --jobs, or None.
+        threads: Threads of each arm.
+        device: Its name in torch.
 
     Raises:
         InputError: If it is more than one under torchrun.

@@ -1,4 +1,4 @@
-"""`normkit rule`: what a rule looks for, why, and what to do; without one, all of them."""
+"""`normkit rule`: what a rule looks for, why, and what to do; without RULE, a list of all rules."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _NOT_RUN, _BUG, _INTERRUPTED = 2, 101, 130
 
 @dataclass(kw_only=True)
 class _Done:
-    """What came of it."""
+    """The outcome of a command."""
 
     results: list[StudyResult] = field(default_factory=list)
     page: Path | None = None
@@ -48,16 +48,16 @@ class _Done:
 
     @property
     def troubled(self) -> list[str]:
-        """Studies that were not run, or not all of them."""
+        """Names of the studies that were not run, or not completely."""
         return [result.study.name for result in self.results if result.trouble]
 
     @property
     def code(self) -> int:
-        """0 if everything was run, whatever came of it."""
+        """The exit code: 0 if everything was run, whatever the verdicts."""
         return _BUG if self.is_bug else _NOT_RUN if self.troubled or self.unwritten else 0
 
     def failure(self, error: Exception) -> str:
-        """Why something failed, in a line; whose fault it is, is noted."""
+        """One line on why something failed; also records whether it is a bug of normkit."""
         from normkit.study.arm_run import in_a_line
 
         if os.environ.get("NORMKIT_TRACEBACK"):
@@ -167,7 +167,7 @@ def run_studies(
     except LostRankError as error:
         if speaks:
             click.echo(f"normkit: {one_line(str(error))}", err=True)
-        # Threads of the backend wait for the process that has gone; the interpreter's own end could abort on them.
+        # Threads of the backend still wait for the lost process; a normal exit could abort on them.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_NOT_RUN)
@@ -181,7 +181,7 @@ def run_studies(
 
 
 def _run(request: Request, crew: Crew, ranks: Ranks, begin: Callable[[str], Progress]) -> _Done:
-    """Every study; where there are several, one that cannot be run keeps none from running."""
+    """Run every study; if there are several, one that fails does not stop the others."""
     import torch
 
     from normkit.report.study import write, write_index
@@ -202,7 +202,7 @@ def _run(request: Request, crew: Crew, ranks: Ranks, begin: Callable[[str], Prog
                 ranks=ranks,
             )
         except Exception as error:
-            # Of processes that share their work, the others would wait for this one.
+            # Processes that share their work would wait for this one.
             if len(request.studies) == 1 or ranks.size > 1:
                 raise
             done.results.append(not_run(study, settings, done.failure(error)))
@@ -216,7 +216,7 @@ def _run(request: Request, crew: Crew, ranks: Ranks, begin: Callable[[str], Prog
 
 
 def _show(done: _Done, write: Callable[[], Path]) -> None:
-    """Write a page; where that fails, the numbers are there all the same."""
+    """Write a page; if that fails, the numbers are still printed."""
     try:
         done.page = write()
     except Exception as error:

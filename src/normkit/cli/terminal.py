@@ -1,4 +1,4 @@
-"""What verbs share: results go to stdout, progress and notes to stderr; some options need a model."""
+"""Helpers of all verbs: results go to stdout, progress and notes to stderr; some options need a model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Progress = Callable[[str, float, float], None]
 
 _LONGEST = 2000
 WIDTH = 100
-"""Columns that every result fits; also what a pipe gets."""
+"""Columns that every result fits into; a pipe gets this width too."""
 
 
 def results() -> Console:
-    """The console for results: at most 100 columns, plain where NO_COLOR or a pipe asks for it."""
+    """The console for results: at most 100 columns, without colours if NO_COLOR is set or stdout is a pipe."""
     from rich.console import Console
 
     console = Console(color_system=None if plain() else "auto", highlight=False, markup=False, emoji=False)
@@ -42,7 +42,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def plain() -> bool:
-    """NO_COLOR is set: no colour, and no other escape code either."""
+    """Whether NO_COLOR is set: then no colour and no other escape code is written."""
     return bool(os.environ.get("NO_COLOR"))
 
 
@@ -53,7 +53,7 @@ def shows_progress(*, quiet: bool) -> bool:
 
 @contextmanager
 def progress(*, shown: bool) -> Iterator[Progress]:
-    """A progress bar on stderr that leaves nothing behind, or one that says nothing."""
+    """A progress bar on stderr that is erased at the end, or one that shows nothing."""
     if not shown:
         yield lambda _stage, _done, _total: None
         return
@@ -107,7 +107,7 @@ def progress_of_tasks(lengths: Mapping[str, float], *, shown: bool) -> Iterator[
             def report(stage: str, done: float, total: float) -> None:
                 reached = before[name] + lengths[name] * (done / total if total else 1.0)
                 if next(reports) == 0:
-                    # What a task begins with was there before, and says nothing about the pace.
+                    # Work that a task begins with was done in an earlier run, and says nothing about the pace.
                     bar.tasks[0].completed = reached
                 bar.update(task, description=f"{name}: {stage}", completed=reached)
 
@@ -123,21 +123,21 @@ def given_parameters(ctx: click.Context) -> list[click.Parameter]:
 
 
 def refuse_options_but(ctx: click.Context, allowed: set[str]) -> None:
-    """Without a MODEL, options that only a model can take are wrong usage."""
+    """Refuse options that need a MODEL, if none was given."""
     for parameter in given_parameters(ctx):
         if parameter.name not in allowed:
             raise click.UsageError(f"{parameter.opts[0]} needs a MODEL.", ctx)
 
 
 def note(message: str) -> None:
-    """A remark beside the results."""
+    """Print a remark on stderr."""
     click.echo(f"normkit: note: {one_line(message)}", err=True)
 
 
 def one_line(message: str) -> str:
-    """A message without line breaks or anything that a terminal would obey; the middle of a very long one is left out.
+    """A message without line breaks and control characters; the middle of a very long one is left out.
 
-    What it quotes may come from a file that was made to flood a terminal.
+    A message may quote a file that was made to flood a terminal.
     """
     if len(message) > _LONGEST:
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
@@ -145,7 +145,7 @@ def one_line(message: str) -> str:
 
 
 def shell_word(path: Path | str) -> str:
-    """A path as a shell takes it, on one line: what cannot be printed stands in $'...' as its bytes."""
+    """A path quoted for a shell, on one line: unprintable characters become bytes in $'...'."""
     text = str(path)
     if text.isprintable():
         return shlex.quote(text)

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 DEFAULT_LENGTH = 256
 _SEED = 0
-# A shorter rest says little about a row's neighbours and is left out where there is more.
+# A shorter rest says little about the neighbours of a row; it is left out if there is a longer window.
 _SHORTEST_REST = 8
-# Reading stops here: no text needs more characters for a token.
+# Reading stops at this many characters per token: no text needs more.
 _CHARACTERS_A_TOKEN = 32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
-    """What a model is run on."""
+    """The inputs that a model is run on."""
 
     batches: tuple[dict[str, Tensor], ...]
     """Arguments of `model(**batch)`, without padding: the windows of one batch have one length."""
@@ -39,7 +39,7 @@ class Batches:
 
 
 def read_text(path: str, max_tokens: int) -> str:
-    """The beginning of a UTF-8 file ("-" is stdin), long enough for so many tokens.
+    """The beginning of a UTF-8 file ("-" is stdin), long enough for `max_tokens` tokens.
 
     Raises:
         InputError: If it cannot be read, is not UTF-8, or holds nothing but white space.
@@ -99,7 +99,7 @@ def from_text(
 
 
 def from_random_ids(model: Any, *, length: int | None, max_tokens: int, batch_size: int) -> Batches:
-    """Windows of token ids drawn at random from a fixed seed, those with a special meaning left out.
+    """Windows of token ids drawn at random from a fixed seed, without special tokens.
 
     Args:
         model: Of transformers.
@@ -161,7 +161,7 @@ def _window_length(model: Any, tokenizer: Any, wanted: int | None) -> int:
 
 
 def _vocabulary(model: Any) -> int:
-    # Imported this late because it brings torch, and a wrong path is told at once.
+    # Imported here because it brings torch, and a wrong path is reported at once.
     from normkit.inspection.running import vocabulary
 
     size = vocabulary(model)
@@ -173,7 +173,7 @@ def _vocabulary(model: Any) -> int:
 
 
 def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
-    # Unsilenced, a tokenizer complains of any text longer than the context.
+    # A tokenizer warns about any text longer than the context.
     with quiet_libraries():
         return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
@@ -229,7 +229,7 @@ def _batches(windows: list[list[int]], model: Any, batch_size: int) -> tuple[dic
 
 
 def _shifted(ids: Tensor, config: Any) -> Tensor:
-    """What a decoder reads to write `ids`: its start token, then all but the last of them."""
+    """The input from which a decoder predicts `ids`: its start token, then all ids but the last."""
     import torch
 
     candidates = (getattr(config, key, None) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
@@ -250,11 +250,11 @@ def batches_for(
 
     Args:
         loaded: The model; without a tokenizer it gets token ids at random.
-        path: Of the user's text, "-" for stdin, or None.
-        words: What was read there, or None.
-        length: Tokens a window; None is 256.
-        max_tokens: Tokens in all.
-        batch_size: Windows a batch.
+        path: Path of the user's text, "-" for stdin, or None.
+        words: The text that was read there, or None.
+        length: Tokens per window; None is 256.
+        max_tokens: Tokens in total.
+        batch_size: Windows per batch.
 
     Raises:
         InputError: If there is a text and no tokenizer for it, or nothing of it can be used.

@@ -1,4 +1,4 @@
-"""One training step from the command line: a batch forward and backward under a watch, and not one weight changed."""
+"""One training step from the command line: one batch forward and backward under a watch; no weight changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def training_step(loaded: LoadedModel, batches: Batches) -> Inspection:
 
 
 def joined(inspection: Inspection, step: Inspection) -> Inspection:
-    """An inspection with the training step that was watched, and what the rules found in either."""
+    """An inspection joined with a watched training step, and the findings of both."""
     known = {finding.rule for finding in inspection.findings}
     findings = [*inspection.findings, *(finding for finding in step.findings if finding.rule not in known)]
     seen = {check.rule: check for check in step.checks}
@@ -66,7 +66,7 @@ def joined(inspection: Inspection, step: Inspection) -> Inspection:
 
 @contextmanager
 def _untouched(model: Any) -> Iterator[None]:
-    """Training mode and gradients inside; outside, modes, gradients and buffers as they were."""
+    """Context manager: training mode with gradients inside; modes, gradients and buffers are restored after it."""
     needed = {parameter: parameter.requires_grad for parameter in model.parameters()}
     with evaluating(model), in_mode(model, training=True), buffers_kept(model):
         try:
@@ -96,6 +96,6 @@ def _loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _has_head(model: Any) -> bool:
-    """It puts out a logit for every token of its vocabulary: labels are token ids then, and not classes."""
+    """Whether it returns a logit for every token of its vocabulary; then labels are token ids and not classes."""
     head = getattr(model, "get_output_embeddings", None)
     return head is not None and head() is not None

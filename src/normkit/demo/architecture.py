@@ -45,7 +45,7 @@ def build(name: str) -> Any:
 def _configuration(name: str) -> Any:
     from transformers import GPT2Config, LlamaConfig
 
-    # Files are separated by the byte 0, so that is what begins and ends a text.
+    # The byte 0 separates files, so it begins and ends a text.
     shared = {
         "vocab_size": 256,
         "bos_token_id": 0,

@@ -16,7 +16,7 @@ _IGNORED = -100
 
 
 def unigram_entropy(text: bytes) -> float:
-    """The entropy of a text's own byte frequencies: what no model without context can beat.
+    """The entropy of a text's own byte frequencies: the best that a model without context can reach.
 
     H = -sum(p * log2(p)) over the bytes that occur.
 

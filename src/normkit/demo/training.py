@@ -60,7 +60,7 @@ class Choices:
 
     @property
     def recipe(self) -> Recipe:
-        """Those of the training loop."""
+        """The choices in the form of the training loop."""
         return Recipe(
             steps=self.steps,
             learning_rate=self.learning_rate,
@@ -160,7 +160,7 @@ def _train_one(name: str, choices: Choices, text: corpus.Corpus, out: Path) -> N
     with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}-") as scratch:
         fresh = Path(scratch) / "fresh"
         model.save_pretrained(fresh)
-        # safetensors writes for the owner alone; a package is installed for everybody.
+        # safetensors makes files private, but a package is installed for all users.
         (fresh / "model.safetensors").chmod(0o644)
         byte_tokenizer(WINDOW).save_pretrained(fresh)
         write_text(fresh / "training.jsonl", "".join(json.dumps(point) + "\n" for point in curve))

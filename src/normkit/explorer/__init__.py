@@ -1,1 +1,1 @@
-"""The geometry of normalization as one interactive page that needs nothing but a browser."""
+"""The geometry of normalization as one interactive page that needs only a browser."""

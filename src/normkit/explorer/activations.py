@@ -1,4 +1,4 @@
-"""What enters the norms of a model for some of a text's tokens, all norms in one pass over the text."""
+"""The rows that enter the norms of a model for some tokens of a text, gathered in one pass over the text."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def activations(
 
 
 def _described(name: str, selection: Selection, gatherers: Sequence[Gatherer], places: Places) -> Activations:
-    """What was gathered, without the rows that are not finite, and with notes on all that is not there."""
+    """The gathered rows without those that are not finite, with notes on everything that is missing."""
     tokens: list[str] = []
     gathered: list[SiteActivations] = []
     reasons, spoilt = dict(selection.reasons), {}
@@ -175,7 +175,7 @@ def _described_site(
 
 
 def _of_one_row(parameter: Tensor | None, n: int) -> Tensor | None:
-    """The entries that act on a row: those of the first head where each head has its own."""
+    """The entries that act on a row: those of the first head if each head has its own."""
     if parameter is None or parameter.dim() == 2:
         return None if parameter is None else parameter[0]
     return parameter.expand(n)

@@ -1,4 +1,4 @@
-"""The clouds of points that the page comes with, from the one file that its scripts read too."""
+"""The clouds of points that the page includes, from the file that its scripts read too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from normkit.errors import InputError
 
 GAIN, BIAS = (0.6, 1.3, 1.0), (-0.3, 0.6, 0.4)
-"""Where the sliders of the page stand at first."""
+"""Initial positions of the sliders of the page."""
 
 _FILE = Path(__file__).parent / "page" / "clouds.json"
 
@@ -33,7 +33,7 @@ def cloud(name: str) -> Cloud:
     """One of the clouds of the page.
 
     Raises:
-        InputError: If there is none of that name.
+        InputError: If there is no cloud of that name.
 
     Example:
         >>> cloud("scatter").points.shape[1]
@@ -51,5 +51,5 @@ def cloud(name: str) -> Cloud:
 
 
 def clouds() -> dict[str, dict[str, Any]]:
-    """All of them as the page has them: name -> label, n, points, groups."""
+    """All clouds as the page reads them: name -> label, n, points, groups."""
     return dict(json.loads(_FILE.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Which norms the page can draw, and how it calls them: a mode, an epsilon and its place."""
+"""Which norms the page can draw, and how it describes them: a mode, an epsilon and its place."""
 
 from __future__ import annotations
 

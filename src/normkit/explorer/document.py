@@ -18,7 +18,7 @@ _PAGE = Path(__file__).parent / "page"
 
 
 def document(data: dict[str, Any]) -> str:
-    """The page with its data.
+    """The page as text.
 
     Args:
         data: What the page shows beyond its own clouds of points; JSON without NaN.
@@ -36,10 +36,10 @@ def document(data: dict[str, Any]) -> str:
 
 
 def modules() -> dict[str, str]:
-    """The name that scripts import -> the module's source."""
+    """Name under which scripts import a module -> its source."""
     return {f"explorer/{path.name}": path.read_text(encoding="utf-8") for path in sorted(_PAGE.glob("*.js"))}
 
 
 def _packed(content: Any) -> str:
-    """JSON compressed, in letters that can stand in a page; the same for the same content."""
+    """Compressed JSON in base64; the same bytes for the same content."""
     return base64.b64encode(gzip.compress(json.dumps(content).encode(), mtime=0)).decode()

@@ -1,4 +1,4 @@
-"""`explore`: points or the activations of a model in, a page that shows what a norm does to them out."""
+"""`explore`: a page that shows what a norm does to points or to the activations of a model."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _ALL_LAYERS = "all layers"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exploration:
-    """The page, ready to be written or shown; a notebook shows it as it is."""
+    """The page, ready to be written or shown; a notebook displays it."""
 
     data: Mapping[str, Any]
     """What is embedded in the page, as plain JSON."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the points or the model is not shown, and why, one line each."""
+        """What is not shown of the points or the model and why, one line each."""
         return tuple(self.data["notes"])
 
     def html(self) -> str:
-        """The page: one file that asks no server for anything; the same bytes for the same input."""
+        """The page: one file that loads nothing from the network; the same bytes for the same input."""
         return document(dict(self.data))
 
     def write_html(self, path: str | Path) -> Path:
@@ -121,7 +121,7 @@ def explore(
 
 
 def explore_models(models: Sequence[Activations], *, title: str = TITLE, start_there: bool = True) -> Exploration:
-    """The page with the activations of some models, each norm by itself and, where they fit, all layers in one basis.
+    """The page with the activations of some models: each norm by itself and, if they fit, all layers in one basis.
 
     Args:
         models: Their activations.
@@ -150,7 +150,7 @@ def explore_models(models: Sequence[Activations], *, title: str = TITLE, start_t
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Norm:
-    """A norm with its effective gain and its bias, each None where there is none."""
+    """A norm with its effective gain and its bias; None if it has none."""
 
     spec: NormSpec
     convention: Convention
@@ -180,7 +180,7 @@ def _in_space(shown: Points, norm: _Norm, title: str, *, as_given: bool) -> Expl
     for name, values, neutral in (("gain", norm.gain, 1.0), ("bias", norm.bias, 0.0)):
         if values is not None and float(values.abs().max()) > _LARGEST_SLIDER:
             raise InputError(f"the sliders of the page go from -100 to 100, and {name} reaches {values.abs().max():g}")
-        # Without a norm of one's own, the page's sliders stand where they show the most.
+        # If the user gives no norm, the sliders keep the positions at which they show the most.
         if not as_given:
             start[name] = [neutral] * n if values is None else values.tolist()
     given = {
@@ -251,7 +251,7 @@ def _record(site: SiteActivations) -> dict[str, Any]:
 
 
 def _all_layers(model: Activations) -> tuple[SiteActivations, ...] | None:
-    """The norms that stand for the layers of a model; None where there are fewer than two or they differ in kind."""
+    """The first norm of each layer; None if there are fewer than two or they differ in kind."""
     leading = tuple(site for site in model.sites if site.leads)
     if len(leading) < 2 or len({site.convention for site in leading}) > 1:
         return None
@@ -259,7 +259,7 @@ def _all_layers(model: Activations) -> tuple[SiteActivations, ...] | None:
 
 
 def _record_of_all(leading: Sequence[SiteActivations], most: int) -> dict[str, Any]:
-    """What enters the first norm of each block, in one basis; without gain and bias, which differ."""
+    """The rows that enter the first norm of each block, in one basis; without gain and bias, which differ."""
     sites = [_thinned(site, max(most // len(leading), 1)) for site in leading]
     rows = torch.cat([site.rows for site in sites])
     record = site_record(

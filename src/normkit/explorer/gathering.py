@@ -1,4 +1,4 @@
-"""The rows of some tokens, caught while a model runs."""
+"""Collects the rows of some tokens while a model runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECODER = "decoder_"
 
 
 class Gatherer(Listener):
-    """Keeps what enters some norms for every so many-th token of a text, for fewer as the text goes on.
+    """Keeps the rows that enter some norms for every k-th token of a text; k grows with the text.
 
     Args:
         sites: The norms.
@@ -47,7 +47,7 @@ class Gatherer(Listener):
         batch = {key.removeprefix(self._prefix): value for key, value in batch.items() if key.startswith(self._prefix)}
         ids = batch.get("input_ids")
         first = next(iter(batch.values())) if ids is None else ids
-        # A batch of single rows has one token a row.
+        # A batch of single rows has one token per row.
         tokens = first.shape[1] if first.dim() > (2 if first.is_floating_point() else 1) else 1
         self._shape = (first.shape[0], tokens)
         mask = token_mask(batch)
@@ -72,7 +72,7 @@ class Gatherer(Listener):
             self._seen[site.path] = None if rows is None else rows.cpu()
 
     def end(self) -> None:
-        """The batch is through the model."""
+        """Take over the rows of a batch that has passed through the model."""
         for path, kept in self.rows.items():
             rows = self._seen.get(path)
             if kept is None or rows is None:
@@ -91,7 +91,7 @@ class Gatherer(Listener):
 
 
 def _rows(x: Tensor, shape: tuple[int, int], places: Tensor) -> Tensor | None:
-    """The rows (N, n) of some tokens; of the first head where a token has several. None where no axis is the tokens'.
+    """The rows (N, n) of some tokens; of the first head if a token has several. None if no axis is that of tokens.
 
     Args:
         x: What enters a norm: (B, T, n), (B, T, heads, n), (B, heads, T, n) or (B * T, n).
@@ -102,7 +102,7 @@ def _rows(x: Tensor, shape: tuple[int, int], places: Tensor) -> Tensor | None:
     row, position = places.to(x.device).unbind(1)
     leading = tuple(x.shape[:-1])
     if leading == (batch, tokens, tokens) and tokens > 1:
-        # Heads as many as tokens: which axis is which cannot be told.
+        # With as many heads as tokens, the two axes cannot be told apart.
         return None
     if leading[:2] == (batch, tokens):
         rows = x[row, position]

@@ -1,4 +1,4 @@
-"""The points that a user hands over: checked once, thinned to what a page can show, each change told in a note."""
+"""The points that a user passes: checked once, thinned to what a page can show, with a note on each change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Points:
 
 
 def checked(points: Any, labels: Sequence[object] | None, groups: Any) -> Points:
-    """What can be shown of some points.
+    """The points that a page can show.
 
     Args:
         points: Shape (N, n): a tensor, an array or lists of numbers.
@@ -86,7 +86,7 @@ def checked(points: Any, labels: Sequence[object] | None, groups: Any) -> Points
 
 
 def drawable_rows(rows: Tensor) -> Tensor:
-    """For each row of shape (N, n) whether it is finite, and its length is within float32."""
+    """For each row of shape (N, n), whether it is finite and its length fits float32."""
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1)
     return lengths.le(torch.finfo(torch.float32).max)
 
@@ -135,13 +135,13 @@ def _tensor(values: Any, name: str = "points") -> Tensor:
 
 
 def _made_tensor(values: Any) -> Tensor:
-    """A tensor of an array or of lists, which it does not share memory with."""
+    """A tensor made from an array or from lists, with memory of its own."""
     if isinstance(values, (list, tuple)) and values and all(isinstance(row, Tensor) for row in values):
         return torch.stack([row.detach() for row in values])
     if not hasattr(values, "__array__"):
         return torch.as_tensor(values)
     array = np.array(values)
-    # PyTorch takes the byte order of the machine alone, and no Python objects.
+    # PyTorch takes only the machine's byte order, and no Python objects.
     return torch.from_numpy(array.astype(np.float64 if array.dtype == object else array.dtype.newbyteorder("=")))
 
 

@@ -20,9 +20,9 @@ from normkit.explorer.conventions import Convention
 from normkit.geometry.centring import centre
 from normkit.plots.camera import helmert
 
-# Less than this of a direction's length, and what is left of it is rounding.
+# A direction of which less than this share is left consists of rounding errors.
 _NOTHING = 1e-6
-# What float64 leaves of a constant row of ones that is centred is smaller.
+# A constant row of ones, centred in float64, is shorter than this.
 _ROUNDING = 1e-14
 
 
@@ -56,7 +56,7 @@ def principal_basis(rows: Tensor) -> Basis:
         if len(directions) == 2:
             break
         direction = candidate - candidate.mean()
-        # Twice is enough.
+        # Orthogonalising twice removes the rounding errors of the first time.
         for other in [*directions, *directions]:
             direction = direction - (other @ direction) * other
         length = float(torch.linalg.vector_norm(direction))
@@ -127,7 +127,7 @@ def site_record(
 
 
 def _directions(rows: Tensor) -> Tensor:
-    """The rows centred, each of length 1; 0 where a row is constant up to rounding."""
+    """The centred rows, each of length 1; 0 if a row is constant up to rounding."""
     # Scaled first, so that no square overflows.
     largest = rows.abs().amax(1, keepdim=True)
     centred = centre(rows / largest.where(largest > 0, 1.0))

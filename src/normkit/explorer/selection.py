@@ -1,4 +1,4 @@
-"""Which norms of a model a page can draw, what each of them reads, and where it stands."""
+"""Which norms of a model a page can draw, what each of them reads, and which block it is in."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def select(
 
 
 def left_out(reasons: Mapping[str, str]) -> list[str]:
-    """A sentence for each reason, with the paths that it holds for."""
+    """One sentence per reason, with the paths that it applies to."""
     return [
         f"{shortened(paths)} {'is' if len(paths) == 1 else 'are'} left out: {why}." for why, paths in grouped(reasons)
     ]
@@ -94,7 +94,7 @@ def grouped(reasons: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 
 
 def telling(batch: Batch) -> Batch:
-    """A batch in which a decoder reads one token less than the encoder, so that shapes tell their norms apart."""
+    """A batch in which a decoder reads one token less than the encoder, so that the shapes of their norms differ."""
     return {key: value[:, : max(value.shape[1] - 1, 1)] if _is_decoders(key) else value for key, value in batch.items()}
 
 
@@ -121,7 +121,7 @@ def by_stream(chosen: Iterable[NormSite], called: Trace, batch: Batch) -> dict[s
 
 
 class Places:
-    """Where the norms of a model stand.
+    """The blocks that the norms of a model are in.
 
     Args:
         found: All its norms, in forward order.
@@ -143,9 +143,9 @@ class Places:
         self._leading = {site.path for site in leading.values() if site.shape == width}
 
     def layer(self, path: str) -> int:
-        """The block that a norm stands in, from 0; outside, the number of blocks that have a norm before it."""
+        """The block that a norm is in, from 0; for a norm outside, the number of blocks with a norm before it."""
         return self._layers[path]
 
     def leads(self, path: str) -> bool:
-        """It is the first norm of its block or the first behind the last, and as wide as the first of all of these."""
+        """Whether it is the first norm of its block or after the last one, and as wide as the first of these norms."""
         return path in self._leading

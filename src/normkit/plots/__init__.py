@@ -1,4 +1,4 @@
-"""A result -> Matplotlib figures, one function a figure; what draws computes nothing but where things go.
+"""A result -> Matplotlib figures, one function per figure; drawing computes only positions.
 
 A figure function takes a result or the rows to show, and axes to draw into (a new figure without), and returns a
 `Drawing`. `style("dark")` around the call draws for a dark page. Matplotlib is imported when a figure is drawn, never

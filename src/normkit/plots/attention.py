@@ -1,4 +1,4 @@
-"""The figures of an inspection's attention: how large its logits get, how spread out it is."""
+"""The figures of attention in an inspection: the size of its logits, and its entropy."""
 
 from __future__ import annotations
 

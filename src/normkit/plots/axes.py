@@ -1,4 +1,4 @@
-"""Which numbers share one mean: a batch of activations as a block, and the part that is normalized together."""
+"""Which numbers share one mean: a batch of activations as a block, with the part that is normalized together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Cell = tuple[int, int, int]
 
 
 def normalized_together(axes: Sequence[Axes] | None = None) -> Drawing:
-    """A block of samples, tokens and features twice: what BatchNorm and what LayerNorm or RMSNorm takes together.
+    """A block of samples, tokens and features, drawn twice: the group of BatchNorm, and that of LayerNorm or RMSNorm.
 
     Args:
         axes: Two axes to draw into, or None for a new figure.
@@ -65,7 +65,7 @@ def _draw_cell(scene: Scene, cell: Cell, is_chosen: bool) -> None:
     from matplotlib.patches import Polygon
 
     corner = np.array(cell, dtype=float)
-    # The camera stands where samples are high, features low and tokens high.
+    # The camera is on the side of high samples, low features and high tokens.
     for axis, is_far in ((0, True), (1, False), (2, True)):
         edge = (_SAMPLES - 1, 0, _TOKENS - 1)[axis]
         if cell[axis] != edge:

@@ -1,4 +1,4 @@
-"""From points in three dimensions to places on paper: coordinates in a hyperplane, and a view without perspective."""
+"""Maps points in three dimensions to the drawing plane: coordinates in a hyperplane, and a view without perspective."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Camera:
     """Degrees above the horizontal plane; 90 looks straight down."""
 
     def paper(self, points: Points) -> Points:
-        """Where points (..., 3) appear: (..., 2), to the right and upwards."""
+        """Coordinates of points (..., 3) in the drawing: (..., 2), to the right and upwards."""
         return points @ self._frame()[:, :2]
 
     def nearness(self, points: Points) -> Points:
-        """How far points (..., 3) stand out of the paper, towards the reader: (...)."""
+        """Distance of points (..., 3) in front of the drawing plane, towards the reader: (...)."""
         return points @ self._frame()[:, 2]
 
     @property
@@ -45,7 +45,7 @@ class Camera:
 
 
 def helmert(n: int) -> Tensor:
-    """An orthonormal basis of the hyperplane of rows with mean 0, one vector a column: (n, n - 1).
+    """An orthonormal basis of the hyperplane of rows with mean 0, one vector per column: (n, n - 1).
 
     Column k has k equal entries, one that outweighs them, and zeros: (1, -1, 0, ...) / sqrt(2),
     (1, 1, -2, 0, ...) / sqrt(6), and so on.
@@ -65,9 +65,9 @@ def upright() -> Tensor:
 
 
 def nearest_basis(directions: Tensor, basis: Tensor) -> Tensor:
-    """Of the orthonormal bases of the columns of `directions` (n, m), the one nearest to `basis` (n, m).
+    """The orthonormal basis of the columns of `directions` (n, m) that is nearest to `basis` (n, m).
 
-    So that a tilted hyperplane is drawn turned as little as may be against an upright one.
+    With it, a tilted hyperplane is drawn with the least rotation against an upright one.
     """
     left, _, right = torch.linalg.svd(directions.mT @ basis)
     turned: Tensor = directions @ left @ right

@@ -1,4 +1,4 @@
-"""Pictures one after another -> the bytes of a GIF or an MP4, and what is needed for that."""
+"""Encodes a sequence of pictures as the bytes of a GIF or an MP4."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 Clip = Literal["gif", "mp4"]
 
-# Steps from the paper to the darkest words, and to each other colour.
+# Number of shades from the paper to the ink, and to each other colour.
 _GREYS, _SHADES = 18, 6
-# Without these, nothing of the day or of the build of ffmpeg gets into a file.
+# With these, neither the date nor the build of ffmpeg gets into a file.
 _REPEATABLE = ("-threads", "1", "-fflags", "+bitexact", "-flags:v", "+bitexact")
 
 
@@ -39,7 +39,7 @@ def clip_of(path: Path) -> Clip:
 
 
 def ffmpeg() -> str:
-    """Where ffmpeg lies: the system's, else that of imageio-ffmpeg.
+    """Path of ffmpeg: the system's, else that of imageio-ffmpeg.
 
     Raises:
         InputError: If there is neither.
@@ -79,7 +79,7 @@ def gif(pictures: Iterable[Image], paper: str, ink: str, colours: Sequence[str],
 
 
 def mp4(pictures: Iterable[Image], size: tuple[int, int], frames_per_second: float) -> bytes:
-    """An MP4 that every browser plays (H.264, 4:2:0), its index in front.
+    """An MP4 that every browser plays (H.264, 4:2:0), with its index at the front.
 
     Args:
         pictures: In their order, all of this size.
@@ -94,7 +94,7 @@ def mp4(pictures: Iterable[Image], size: tuple[int, int], frames_per_second: flo
     leaving = ("-an", "-c:v", "libx264", "-crf", "20", "-preset", "medium", "-pix_fmt", "yuv420p")
     program = ffmpeg()
     with tempfile.TemporaryDirectory() as folder:
-        # The index can only be put in front of a file, not of a pipe.
+        # ffmpeg can move the index to the front of a file, but not of a pipe.
         target, messages = Path(folder) / "clip.mp4", Path(folder) / "messages"
         command = [program, "-v", "error", *entering, "-i", "-", *leaving, *_REPEATABLE]
         with messages.open("wb") as errors:
@@ -118,7 +118,7 @@ def _feed(process: subprocess.Popen[bytes], pictures: Iterable[Image]) -> None:
             for picture in pictures:
                 pipe.write(picture.tobytes())
     except BrokenPipeError:
-        # It ended early; its own message says why.
+        # ffmpeg ended early; its own message says why.
         return
 
 

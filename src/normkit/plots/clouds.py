@@ -1,4 +1,4 @@
-"""Two kinds of centring on one cloud: BatchNorm's moves it to the origin, LayerNorm's presses it flat."""
+"""Two kinds of centring on one cloud: BatchNorm's moves it to the origin, LayerNorm's projects it onto a plane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers over the steps of a run: one horizontal axis, peaks kept at any length, a cross where a number was none."""
+"""Numbers over the steps of a run on one axis: peaks are kept at any length, non-finite values become crosses."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 Course = tuple[Sequence[int], Sequence[float]]
 """Steps and the values there."""
 
-# Stretches of a run of which the lowest and the highest value are drawn: finer than a page shows.
+# Number of stretches of which the lowest and highest value are drawn: finer than a page shows.
 _STRETCHES = 250
-# Up to so many values each gets a marker, for a line of few says too little.
+# Up to this many values each gets a marker: a line alone would say too little.
 _MOST_MARKED = 30
-# Past such a ratio a loss is legible on a log axis only.
+# Above this ratio of largest to smallest, a loss is legible on a log axis only.
 _LINEAR = 30.0
 
 
 def thinned(course: Course, stretches: int = _STRETCHES) -> Course:
-    """Of each of many stretches the lowest value, the highest and the first that is not finite; and both ends."""
+    """The lowest, the highest and the first non-finite value of each of many stretches; and both ends."""
     steps, values = course
     if len(values) <= 2 * stretches:
         return course
@@ -40,7 +40,7 @@ def thinned(course: Course, stretches: int = _STRETCHES) -> Course:
 
 
 def largest(series: Iterable[Series]) -> Course:
-    """At each step the largest value of several series; NaN where one of them is."""
+    """The largest value of several series at each step; NaN if one of them is."""
     at: dict[int, list[float]] = {}
     for each in series:
         for step, value in zip(each.steps, each.values, strict=True):
@@ -62,17 +62,17 @@ def worst_update(training: Training) -> Series | None:
 
 
 def is_bias(parameter: Parameter) -> bool:
-    """Whether it is one of a layer or of a norm."""
+    """Whether a parameter is the bias of a layer or of a norm."""
     return parameter.kind in ("bias", "bias of a norm")
 
 
 def height(value: float) -> float:
-    """The value to rank by: what is not a finite number is the highest."""
+    """The value to rank by; a value that is not finite ranks highest."""
     return value if math.isfinite(value) else math.inf
 
 
 def draw(ax: Axes, course: Course, *, logarithmic: bool = True) -> None:
-    """A line over the steps on a vertical axis that fits, with gaps and crosses where a value is not finite.
+    """Draw a line over the steps on a fitting vertical axis, with gaps and crosses at values that are not finite.
 
     Args:
         ax: Where to draw.
@@ -95,7 +95,7 @@ def draw(ax: Axes, course: Course, *, logarithmic: bool = True) -> None:
 
 
 def crosses(ax: Axes, places: Sequence[float]) -> None:
-    """A cross near the upper edge at each place."""
+    """Draw a cross near the upper edge at each place."""
     if places:
         ax.plot(
             places,

@@ -1,4 +1,4 @@
-"""The horizontal axis that figures over depth share: one place a site, named by block, legible at any length."""
+"""The horizontal axis of figures over depth: one place per site, named by block, legible at any length."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def symlog_axis(ax: Axes, values: Iterable[float], smallest: float) -> None:
 
 
 def positive(values: Iterable[float]) -> list[float]:
-    """The values with a gap where a log axis has no place for one."""
+    """The values, with gaps for those that a log axis cannot show."""
     return [value if 0 < value < math.inf else math.nan for value in values]
 
 
@@ -153,13 +153,13 @@ def _step(labels: int) -> int:
 
 
 def _runs(blocks: Sequence[int | None]) -> list[tuple[int, int]]:
-    """First and last place of every stretch of one block."""
+    """First and last place of each stretch within one block."""
     starts = [place for place in range(len(blocks)) if place == 0 or blocks[place] != blocks[place - 1]]
     return list(zip(starts, [start - 1 for start in starts[1:]] + [len(blocks) - 1], strict=True))
 
 
 def _apart(ticks: list[tuple[float, str]], distance: float) -> tuple[list[float], list[str]]:
-    """The labelled ticks, less those whose name would run into one already there; words win over numbers."""
+    """The labelled ticks without those whose name would overlap another; words win over numbers."""
     kept: list[tuple[float, str]] = []
     for place, name in sorted(ticks, key=lambda tick: (tick[1].isdigit(), tick[0])):
         room = distance * (1 + len(name) / 5)

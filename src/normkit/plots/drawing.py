@@ -1,4 +1,4 @@
-"""A figure together with the words that stand beside it."""
+"""A figure with its title, caption and description."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Drawing:
     scheme: theme.Scheme = field(default_factory=theme.scheme)
 
     def svg(self) -> str:
-        """The figure as an SVG element to stand in a page, in the page's colours and font."""
+        """The figure as an SVG element for a page, in the colours and the font of the page."""
         return theme.svg(self.figure, self.name, self.scheme)
 
     def file(self, kind: theme.Format) -> bytes:

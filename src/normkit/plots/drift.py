@@ -1,4 +1,4 @@
-"""The figure of the norms over a run: how far all of them drift, and which one most."""
+"""The figure of the norms over a run: the drift of all norms, and the norm that drifts most."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def has_drift(training: Training) -> bool:
 
 
 def norm_drift(inspection: Inspection) -> Drawing:
-    """What all norms were over the steps, a panel each: a band, its median, the largest mover.
+    """The quantities of all norms over the steps, one panel each: a band, its median, and the norm that moved most.
 
     Gain, input rms, eps share, kurtosis, headroom and bias.
 
@@ -66,7 +66,7 @@ def norm_drift(inspection: Inspection) -> Drawing:
 
 
 def _measured(training: Training) -> dict[Quantity, list[Series]]:
-    """By quantity, the series with something to see: two finite values at least, and not all of them 0."""
+    """Quantity -> the series with at least two finite values that are not all 0."""
     found = {}
     for quantity in _PANELS:
         series = [each for each in training.of(quantity) if sum(map(math.isfinite, each.values)) > 1]
@@ -94,7 +94,7 @@ def _panel(ax: Axes, quantity: Quantity, series: Sequence[Series]) -> None:
         ax.plot(steps, middle, color=colour("muted"), linewidth=1.2, label="their median")
     most = _mover(quantity, series)
     shown = [scale * value if math.isfinite(value) else math.nan for value in most.values]
-    # Its own values: it can have been measured at fewer steps than the band.
+    # It may have been measured at fewer steps than the band.
     ax.plot(*course.thinned((most.steps, shown)), color=colour("accent"), label="moved most")
     course.crosses(ax, [step for step, value in zip(most.steps, most.values, strict=True) if not math.isfinite(value)])
     course.step_axis(ax, min(steps[0], most.steps[0]), max(steps[-1], most.steps[-1]))
@@ -102,7 +102,7 @@ def _panel(ax: Axes, quantity: Quantity, series: Sequence[Series]) -> None:
 
 
 def _mover(quantity: Quantity, series: Sequence[Series]) -> Series:
-    """The series with the largest way from its first value to its last, in octaves where its axis is logarithmic."""
+    """The series with the largest change from first to last value, in octaves if its axis is logarithmic."""
 
     def way(each: Series) -> float:
         first, last = each.values[0], each.last

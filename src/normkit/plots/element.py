@@ -1,4 +1,4 @@
-"""A figure's file as an SVG element that stands in a page: the page's colours and font, and a quarter of the bytes."""
+"""Turns a figure's SVG file into an element of a page: with the page's colours and font, and a quarter of the bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import groupby
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _PATH = re.compile(r'<path d="([^"]*)"([^>]*)/>')
 _STYLE = re.compile(r' style="([^"]*)"')
-# A class of its own pays from here on.
+# A style that occurs this often gets a class.
 _OFTEN = 3
 
 
@@ -24,7 +24,7 @@ def element(text: str, prefix: str, palette: Mapping[str, str]) -> str:
     """
     text = text[text.index("<svg") :]
     text = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", text)
-    # The page's own font stands in; Matplotlib measured with DejaVu Sans, which is wider than most.
+    # The page's font is used; Matplotlib measured with DejaVu Sans, which is wider than most fonts.
     text = re.sub(r" font-family: [^;\"]*;?", "", text)
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
     for name, code in palette.items():
@@ -33,7 +33,7 @@ def element(text: str, prefix: str, palette: Mapping[str, str]) -> str:
     text = re.sub(r' id="([^"]+)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in referred else "", text)
     text = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{prefix}-\1"', text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", text)
-    # Places on paper to a tenth of a point; numbers between the tags are what a reader reads.
+    # Round coordinates to a tenth of a point, but no numbers between the tags, which are text.
     text = re.sub(r"<[^>]+>", lambda tag: _NUMBER.sub(_rounded, tag[0]), text)
     text = _PATH.sub(lambda found: f'<path d="{_tight(found[1])}"{found[2]}/>', text)
     text = _without_empty_groups(re.sub(r"\s*\n\s*", "\n", text).strip())
@@ -48,12 +48,12 @@ def _rounded(number: re.Match[str]) -> str:
 
 
 def _tight(data: str) -> str:
-    """Path data without the spaces that it does not need."""
+    """Path data without unnecessary spaces."""
     return re.sub(r" ?([A-Za-z]) ?", r"\1", " ".join(data.split()))
 
 
 def _without_empty_groups(text: str) -> str:
-    """Groups that hold nothing, or one shape and say nothing of it, are taken away."""
+    """The text without groups that are empty, or that hold one shape and have no attributes."""
     while True:
         shorter = re.sub(r"<g/>\n?|<g>\s*</g>\n?", "", text)
         shorter = re.sub(r"<g>\n(<(?:path|text)[^>]*(?:/>|>[^<\n]*</text>))\n</g>", r"\1", shorter)
@@ -63,7 +63,7 @@ def _without_empty_groups(text: str) -> str:
 
 
 def _joined(text: str) -> str:
-    """Neighbouring lines of one style as one path; filled shapes stay apart, as they may lie on each other."""
+    """The text with neighbouring lines of one style merged into one path; filled shapes may overlap and stay."""
     lines = []
     for attributes, members in groupby(text.split("\n"), _line_style):
         run = list(members)
@@ -81,7 +81,7 @@ def _line_style(line: str) -> str | None:
 
 
 def _classed(text: str, prefix: str) -> str:
-    """Styles that stand often stand once."""
+    """The text with each frequent style moved into a class."""
     often = [style for style, count in Counter(_STYLE.findall(text)).most_common() if count >= _OFTEN]
     names = {style: f"{prefix}-{place}" for place, style in enumerate(often)}
     text = _STYLE.sub(lambda found: f' class="{names[found[1]]}"' if found[1] in names else found[0], text)

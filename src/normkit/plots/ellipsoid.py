@@ -1,4 +1,4 @@
-"""The ellipsoid that a real gain makes of the sphere: its axes over depth, and between the gain's entries."""
+"""The ellipsoid onto which a trained gain maps the sphere: its axes over depth, and between the gain's entries."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ellipsoid_depth(inspection: Inspection, ax: Axes | None = None) -> Drawing:
 
 
 def has_axes(site: Site) -> bool:
-    """Whether a norm has an image with axes that a log axis can hold."""
+    """Whether the axes of a norm's image can be drawn on a log axis."""
     axes = site.geometry.semi_axes if site.geometry else None
     return axes is not None and all(0 < size < math.inf for size in axes)
 
@@ -94,7 +94,7 @@ def interlacing(weight: Tensor, spec: NormSpec, name: str = "", ax: Axes | None 
     surface = image_of(spec, len(weight), weight).surface
     entries = surface.gain.double().abs().sort().values
     axes = surface.semi_axes().double() / float(surface.radius or 1.0)
-    # Zero gains take axes away; their places stay, at zero.
+    # A gain of zero removes an axis; its place stays, at zero.
     axes = torch.cat([axes.new_zeros(len(entries) - 1 - len(axes)), axes])
     places = range(1, len(axes) + 1)
     with theme.style():

@@ -1,4 +1,4 @@
-"""The two places of epsilon: what the same number takes from a short row inside the root and outside it."""
+"""The two places of epsilon: how much one value shortens a short row inside the root and outside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frames of an animation: the cloud of each moment, what it lies on, and the words beside it."""
+"""The frames of an animation: the cloud at each moment, the surface it is on, and the text beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = (640, 580)
 """Dots across and down, both even as H.264 wants them."""
 
 _DOTS = 100
-# Of the figure: where the scene lies between the words.
+# The part of the figure that the scene takes, between the texts.
 _LEFT, _LOW, _WIDE, _HIGH = 0.02, 0.09, 0.96, 0.69
 _AZIMUTH, _SWAY, _ELEVATION = -62.0, 16.0, 23.0
 _MOST_TRAILS = 200
@@ -46,7 +46,7 @@ class Film:
         """One frame."""
         from PIL import Image
 
-        # Quicker than clearing the axes, which makes ticks and spines anew.
+        # Faster than clearing the axes, which would rebuild ticks and spines.
         for parts in (self._ax.lines, self._ax.patches, self._ax.collections, self._ax.texts):
             for part in list(parts):
                 part.remove()
@@ -73,7 +73,7 @@ class Film:
         return np.stack([middle - half, middle + half], axis=1).ravel()
 
     def _plane(self, gain: Points, middle: Points) -> Points:
-        """What gain and bias make of a square of points with mean 0."""
+        """The image under gain and bias of a square of points with mean 0."""
         return _affine(self._square @ _FEATURES.T, gain, middle)
 
     def _draw(self, moment: Moment) -> None:
@@ -101,7 +101,7 @@ class Film:
             scene.trails(before.points, points, course.groups, BEHIND, opacity=0.45 * (1 - rest))
             scene.ghosts(before.points, course.groups, opacity=0.6 * (1 - rest) * min(1.0, 4 * way))
         cover = plane if course.is_centred else sphere
-        # Scaled rows of a norm that centres lie on the sheet, not under it.
+        # Scaled rows of a norm that centres are on the sheet, not under it.
         below = (points[:, 2] < -1e-9) & (not sphere)
         behind = below if course.is_centred else ~ball.faces(scene.camera, points)
         scene.points(points, course.groups, behind, size=26, faint=1 - 0.3 * cover)
@@ -155,7 +155,7 @@ def _square(course: Course) -> Points:
     """Corners of a square of points with mean 0 that holds the sphere and the centred and scaled points."""
     flat = np.concatenate([stage.points[:, :2] for stage in course.stages if stage.name in ("Centre", "Scale")])
     reach = 1.12 * max(course.radius, float(np.abs(flat).max(initial=0.0, where=np.isfinite(flat))))
-    # Turned so that no edge lies straight across the picture.
+    # Rotated so that no edge is horizontal in the picture.
     corners = np.radians(_AZIMUTH + 1.4 * _SWAY + np.array([45.0, 135.0, 225.0, 315.0]))
     return np.stack([np.cos(corners), np.sin(corners), 0.0 * corners], axis=1) * (math.sqrt(2.0) * reach)
 

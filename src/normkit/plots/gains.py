@@ -1,4 +1,4 @@
-"""The figure of the gains: what the entries of each norm's gain have become."""
+"""The figure of the gains: the entries of each norm's gain."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from normkit.text import spread
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Past this many norms single strips are narrower than the gaps between them: bands stand in.
+# Above this number of norms, strips would be narrower than the gaps between them; bands are drawn instead.
 _MOST_STRIPS = 60
-# A linear axis shows no more than this between the largest and the smallest.
+# The largest ratio of largest to smallest entry that a linear axis shows.
 _DECADES = 30
 _GAP = (math.nan,) * 7
 

@@ -1,4 +1,4 @@
-"""What enters the norms, over depth: its scale and its mean; and `drawings`, all figures of an inspection.
+"""The scale and the mean of the rows that enter the norms, over depth; and `drawings`, all figures of an inspection.
 
 Here as in `gains` and `attention`, a function takes an `Inspection`, draws into `ax` or a new figure, and
 returns a `Drawing`.

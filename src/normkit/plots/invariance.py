@@ -1,4 +1,4 @@
-"""The table of what each norm does not notice, as marks."""
+"""The invariances of each norm as a table of marks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _typeset(formula: str) -> str:
 
 
 def mark(ax: Axes, x: float, y: float, *, is_invariant: bool) -> None:
-    """A full disc for what stays, a ring for what changes."""
+    """A full disc if the output stays, a ring if it changes."""
     name = "accent" if is_invariant else "contrast"
     face = colour(name) if is_invariant else "none"
     ax.plot(x, y, "o", markersize=10, color=face, markeredgecolor=colour(name), markeredgewidth=1.6)

@@ -67,7 +67,7 @@ def depth_profiles(inspection: Inspection) -> Drawing:
 
 
 def _profiles(inspection: Inspection) -> dict[str, Profile]:
-    """By the name of the panel; what a logarithmic axis has nothing of is left out."""
+    """Name of each panel -> its values; panels without a positive value are left out."""
     training = inspection.training
     if training is None:
         return {}

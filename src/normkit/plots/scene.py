@@ -1,4 +1,4 @@
-"""What figures in three dimensions are made of: sheets, curves, balls, points and arrows, nearer things on top.
+"""The elements of figures in three dimensions: sheets, curves, balls, points and arrows, nearer ones on top.
 
 Everything is given in the camera's three coordinates. What lies behind a sheet, or on the far side of a ball,
 is drawn lighter and under it.
@@ -41,7 +41,7 @@ class Ball:
         return ellipse(self.centre, self.directions[:, [first, second]] * self.semi_axes[[first, second]])
 
     def faces(self, camera: Camera, points: Points) -> NDArrayBool:
-        """Which points of the surface lie on the side of the reader."""
+        """Which points of the surface are on the side of the reader."""
         normals = ((points - self.centre) @ self.directions / self.semi_axes**2) @ self.directions.T
         return np.asarray(camera.nearness(normals) >= -1e-9)
 
@@ -134,7 +134,7 @@ class Scene:
         self.ax.add_collection(LineCollection(list(lines), colors=colours, linewidth=0.7, alpha=opacity, zorder=layer))
 
     def ghosts(self, points: Points, groups: Sequence[int], size: float = 9, opacity: float = 0.7) -> None:
-        """Where points were, as small rings."""
+        """Draw former positions of points as small rings."""
         colours = [colour(GROUPS[group]) for group in groups]
         place = self.camera.paper(points)
         rings: Any = {"facecolor": "none", "edgecolor": colours, "linewidth": 0.6, "alpha": opacity, "zorder": FRONT}
@@ -154,7 +154,7 @@ class Scene:
     def label(
         self, point: Points, text: str, *, shift: tuple[float, float] = (0, 0), name: str = "muted", **options: Any
     ) -> None:
-        """Words at a point, moved by some points of the paper."""
+        """Draw text at a point, shifted by a distance in typographic points."""
         right, up = self.camera.paper(point)
         placed: Any = {
             "ha": "center",

@@ -1,4 +1,4 @@
-"""The singular values of a norm's Jacobian: what a small change of the input does to the output."""
+"""The singular values of a norm's Jacobian: how the output responds to small changes of the input."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _say(ax: Axes, name: str, bare: Tensor, damped: Tensor, eps: float) -> None:
 
 
 def _listing(values: Tensor) -> str:
-    """Equal values once, with how often."""
+    """Each value once, with its number of occurrences."""
     words: dict[str, int] = {}
     for value in values.tolist():
         word = significant(value)

@@ -1,4 +1,4 @@
-"""Norms whose image is a sphere one can look at: LayerNorm of four features, RMSNorm of three."""
+"""Norms whose image is a sphere that can be drawn: LayerNorm of four features, RMSNorm of three."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def rms_sphere(
 
 
 def _ball(surface: Ellipsoid, basis: Tensor) -> Ball:
-    """The surface about its own centre, in a basis of what it lies in."""
+    """The surface about its own centre, in a basis of the subspace that contains it."""
     sizes, directions = surface.axes()
     is_round = float(sizes.max() - sizes.min()) < 1e-9 * float(sizes.max())
-    # Any axes are axes of a sphere: those of the drawing make the calmest picture.
+    # A sphere may be drawn with any axes; those of the drawing give the clearest picture.
     shown = np.eye(3) if is_round else array(basis.mT @ directions)
     return Ball(centre=np.zeros(3), semi_axes=array(sizes), directions=shown)
 

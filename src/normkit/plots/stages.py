@@ -1,4 +1,4 @@
-"""A norm of three features as stages: what each leaves of a cloud, its formula, and what then holds."""
+"""A norm of three features in stages: the cloud after each stage, its formula, and what then holds."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _holds(step: Step, spec: NormSpec) -> str:
 
 
 def _in_words(statement: str, spec: NormSpec) -> str:
-    """A statement of the geometry with n = 3 put in, without the shrinking where eps does none."""
+    """A statement of `geometry` for n = 3, without the shrink factor if eps does not shrink."""
     if spec.eps == 0:
         statement = statement.replace(" * shrink", "")
     for written, shown in (_FOR_THREE | _SYMBOLS).items():

@@ -88,7 +88,7 @@ def frame(scenes: Sequence[Scene], points: Points) -> None:
 
 
 def heading(scene: Scene, title: str, words: str) -> None:
-    """A panel's name, and below it what holds there."""
+    """Write the name of a panel, and below it what holds there."""
     beside: Any = {"xy": (0, 1), "xycoords": "axes fraction", "textcoords": "offset points", "va": "baseline"}
     lines = words.split("\n")
     for line, text in enumerate(reversed(lines)):
@@ -117,7 +117,7 @@ def level(reach: float) -> Points:
 
 
 def groups_of(x: Tensor, features: int, groups: Sequence[int] | None, advice: str = "") -> list[int]:
-    """The group of each point, 0 for all where none is given.
+    """The group of each point; 0 for all if no groups are given.
 
     Raises:
         ShapeError: If x is not of shape (N, features); the advice ends the message.
@@ -128,7 +128,7 @@ def groups_of(x: Tensor, features: int, groups: Sequence[int] | None, advice: st
 
 
 def _axis(scene: Scene, low: float, high: float = _TOP) -> None:
-    """The all-ones axis, with what lies below the plane under it."""
+    """Draw the all-ones axis; its part below the plane is covered by the plane."""
     scene.curve(np.array([low * _AXIS, 0 * _AXIS]), "muted", layer=BEHIND, linewidth=0.9)
     scene.arrow(high * _AXIS, "")
     scene.label(high * _AXIS, "all-ones (1, 1, 1)", shift=(6, -2), ha="left")
@@ -162,7 +162,7 @@ def _draw_scaled(
     scene.sheet(level(reach))
     _axis(scene, 0.0)
     scene.curve(circle)
-    # The radius goes where no point is near.
+    # The radius is drawn where no point is near.
     free = circle[np.linalg.norm(circle[:, None] - scaled, axis=-1).min(1).argmax()]
     scene.arrow(free, "", arrowstyle="-")
     scene.label(free / 2, "√3", shift=(9, 2))

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _COLOURS = ("accent", "contrast", "third", "muted")
 _DASHES = ("-", (0, (5, 2)), (0, (1.2, 1.6)))
 _MARKERS = "osD^"
-# So many places still get a marker each.
+# Up to this many places get a marker each.
 _MOST_MARKED = 12
 _MOST_COLUMNS = 3
 # Inches of one row of a legend, and characters that the widest row holds.
 _LEGEND_ROW, _LEGEND_CHARACTERS = 0.24, 84
-# Inches of a figure, of a letter of a name in it, and what a row's name is kept apart by.
+# In inches: width of a figure, of a letter of a name in it, and distance of a row's name.
 _WIDTH, _LETTER_WIDTH, _MARK_ROOM = 7.2, 0.083, 0.15
 # Share of a log axis that the name of a tick needs.
 _TICK_ROOM = 0.1
@@ -103,7 +103,7 @@ def _draw_line(ax: Axes, line: Line, place: int, *, log: bool) -> None:
 
 
 def _drawable(value: float, *, log: bool) -> float:
-    """The value, or a gap where the axis has no place for it."""
+    """The value, or a gap if the axis cannot show it."""
     return value if math.isfinite(value) and (value > 0 or not log) else math.nan
 
 
@@ -121,7 +121,7 @@ def _horizontal(ax: Axes, places: Sequence[float], *, log: bool) -> None:
 
 
 def _far_apart(ticks: list[float]) -> list[float]:
-    """Of ascending ticks on a log axis those whose names do not run into each other."""
+    """The ticks, from ascending ones on a log axis, whose names do not overlap."""
     kept = ticks[:1]
     for tick in ticks[1:]:
         if math.log(tick / kept[-1]) >= _TICK_ROOM * math.log(ticks[-1] / ticks[0]):
@@ -144,7 +144,7 @@ def _reference(ax: Axes, reference: tuple[float, str] | None, *, labelled: bool)
     value, words = reference
     ax.axhline(value, color=colour("ink"), linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
     low, high = ax.get_ylim()
-    # Its words stand below the line, where no curve is.
+    # The text is below the line, where no curve is.
     ax.set_ylim(bottom=min(low, value - 0.12 * (high - value)))
     if labelled:
         ax.annotate(
@@ -161,7 +161,7 @@ def _reference(ax: Axes, reference: tuple[float, str] | None, *, labelled: bool)
 
 
 def _legend_of_all(axes: Sequence[Axes], labels: Sequence[str]) -> None:
-    """One legend above all panels; none where a single line needs no name."""
+    """One legend above all panels; none if there is a single line."""
     if len(labels) < 2:
         return
     drawn = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -184,7 +184,7 @@ def _legend_of_all(axes: Sequence[Axes], labels: Sequence[str]) -> None:
 
 
 def _legend_columns(labels: Sequence[str]) -> int:
-    """How many names stand beside each other."""
+    """Number of names in one row of the legend."""
     return max(1, min(len(labels), int(_LEGEND_CHARACTERS / (max(map(len, labels)) + 7))))
 
 
@@ -219,7 +219,7 @@ def _bar_name(name: str, values: Sequence[float]) -> str:
 
 def _draw_marks(chart: Marks) -> Axes:
     widest = _LETTER_WIDTH * max(map(len, chart.rows), default=0) + _MARK_ROOM
-    # One unit is a column; the names of rows stand left of 0.
+    # One unit is one column; the names of rows are left of 0.
     columns = len(chart.columns) - 0.1
     left = columns * widest / (_WIDTH - widest)
     letters = int(_WIDTH / (left + columns) / _LETTER_WIDTH) - 1

@@ -1,4 +1,4 @@
-"""The one palette in its two schemes, the settings of every figure, and files whose bytes repeat.
+"""The palette in its two schemes, the settings of every figure, and reproducible files.
 
 Data colours are Okabe and Ito's (jfly.uni-koeln.de/color), which readers with any colour vision can
 tell apart. A figure is drawn in the colours of the scheme that `style` chose, light unless told otherwise;
@@ -96,7 +96,7 @@ _COLOURED = {
 
 # Around a figure that is a file of its own: inches; points that a character of caption and title takes on average.
 _MARGIN, _CHARACTER, _LETTER = 0.2, 4.9, 8.0
-# Without these, nothing of the day or of Matplotlib's version gets into a file.
+# Without these, neither the date nor Matplotlib's version gets into a file.
 _NO_METADATA: Mapping[Format, Mapping[str, None]] = {
     "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
     "png": {"Software": None},

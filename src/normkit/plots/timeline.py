@@ -1,4 +1,4 @@
-"""When an animation is where: frames on the way from stage to stage, slow at both ends, with a rest at each."""
+"""The timing of an animation: frames from stage to stage, slow at both ends, with a rest at each stage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Moment:
         return (1.0 - self.way) * before + self.way * after
 
     def opacity(self, before: bool, after: bool) -> float:
-        """How much there is to be seen of what only some stages show: it comes early on the way, and goes early."""
+        """The opacity of an element that only some stages show: it appears and disappears early on the way."""
         early = min(1.0, 1.7 * self.way)
         return (1.0 - early) * before + early * after
 

@@ -21,7 +21,7 @@ from normkit.text import significant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A run this much longer than what is near its origin gets a second column of panels, of that alone.
+# A run this much longer than the part near its origin gets a second column of panels for that part.
 _NEAR, _LONG = 24, 120
 
 
@@ -86,7 +86,7 @@ def run_timeline(inspection: Inspection) -> Drawing:
 
 
 def _strands(training: Training) -> list[tuple[str, Course, bool]]:
-    """Name, course and whether its axis is logarithmic, of each panel; none of one step, or of no finite number."""
+    """Name, course and kind of axis of each panel; without panels of one step or without a finite number."""
     worst = course.worst_update(training)
     strands: list[tuple[str, Course, bool]] = [
         ("loss", course.largest(training.of("loss")), False),
@@ -108,7 +108,7 @@ def _between(strand: Course, first: int, last: int) -> Course:
 
 
 def _marks(ax: Axes, training: Training, first: int, last: int) -> None:
-    """Vertical lines where it began and where that was noticed."""
+    """Draw vertical lines where the trouble began and where it was noticed."""
     origin, noticed = training.origin, training.reason_step
     marks: list[tuple[int, str, str, tuple[float, ...]]] = []
     if origin is not None and not training.was_noticed:

@@ -1,4 +1,4 @@
-"""A comparison of a model with its reference for a terminal: where it begins, what differs, what that does."""
+"""A comparison of a model with its reference for a terminal: where the difference begins, what differs, its effect."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def describe_comparison(found: Comparison) -> Contrasts:
 
 
 def contrast_list(found: Comparison) -> RenderableType:
-    """The comparison on a screen."""
+    """The comparison as text for a terminal."""
     described = describe_comparison(found)
     parts: list[RenderableType] = [Text(described.title, "bold"), Text(f"run on: {described.source}", "dim"), ""]
     parts.append(

@@ -73,7 +73,7 @@ def in_words(reading: str, value: Any) -> str:
 
 
 def is_ordinary(reading: str, value: Any) -> bool:
-    """Whether a reading that is no convention says what it says of nearly every norm."""
+    """Whether a reading that is no convention has its usual value."""
     if reading == "degenerate rows":
         return set(said(value).values()) <= {"finite"}
     return reading in _ORDINARY and said(value) == _ORDINARY[reading]
@@ -102,7 +102,7 @@ def _parts(reading: str, value: Any) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> tuple[str, ...]:
-    """A reading without words of its own: its own names and values."""
+    """A reading that has no wording here, as its names and values."""
     if isinstance(value, Mapping):
         return tuple(f"{name} {', '.join(_plain(member))}" for name, member in value.items())
     if isinstance(value, list):

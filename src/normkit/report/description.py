@@ -1,4 +1,4 @@
-"""An inspection in words: the one place where its numbers become sentences and tables."""
+"""An inspection in words: the only place where its numbers become sentences and tables."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _verdict(inspection: Inspection, run: Run | None) -> Verdict:
 
 
 def _glance(inspection: Inspection) -> tuple[Fact, ...]:
-    """What to know of the model first, in five facts at most; what is not there is left out."""
+    """At most five facts to know of the model first; facts that are not known are left out."""
     sites, model, facts = inspection.sites, inspection.model, []
     if math.isfinite(model.loss):
         facts.append(Fact(label="loss", value=_loss(model.loss)))
@@ -156,7 +156,7 @@ def _glance(inspection: Inspection) -> tuple[Fact, ...]:
 
 
 def _loss(loss: float) -> str:
-    # Above what chance gives with any vocabulary a perplexity is only another long number.
+    # A perplexity above that of random guessing with any vocabulary says nothing more.
     perplexity = f", perplexity {significant(math.exp(loss))}" if loss < 20 else ""
     return f"{loss:.3f} nats per token on this text{perplexity}"
 
@@ -167,7 +167,7 @@ def _outliers(inspection: Inspection) -> tuple[Fact, ...]:
 
 
 def _outcomes(checks: Sequence[Check]) -> tuple[Outcome, ...]:
-    """What became of the rules, in the order in which a reader asks."""
+    """The rules grouped by how they came out, in the order in which a reader asks."""
     groups: dict[str, list[Check]] = {"finding": [], "clean": [], NEEDS_RUN: [], "not checked": []}
     for check in checks:
         groups.setdefault(NEEDS_RUN if check.needs_run else check.status, []).append(check)
@@ -175,7 +175,7 @@ def _outcomes(checks: Sequence[Check]) -> tuple[Outcome, ...]:
 
 
 def _stage(step: WalkStep) -> Stage:
-    # A mean taken away in float64 leaves its rounding, a few 1e-17 of the entries: that is 0.
+    # After a mean is subtracted in float64, rounding errors of a few 1e-17 of the entries remain; they count as 0.
     mean = 0.0 if abs(step.mean) < 1e-14 * step.norm_over_sqrt_n else step.mean
     return Stage(
         name=step.name,
@@ -194,7 +194,7 @@ def _stage(step: WalkStep) -> Stage:
 
 
 def _slopes(values: Sequence[float]) -> str:
-    """Two digits are all that a slope tells; a rounded -0 is 0."""
+    """A slope to two digits, which is all its precision; a rounded -0 is 0."""
     low, high = (f"{round(value, 2) + 0.0:.2f}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 

@@ -12,18 +12,18 @@ from typing import Any
 
 from markupsafe import Markup
 
-# Of a drawing of bars.
+# Sizes of a drawing of bars.
 _WIDTH, _HEIGHT, _GAP = 160.0, 96.0, 5.0
 
 
 def script_json(content: Any) -> Markup:
-    """JSON that can stand in a script element: no character of it can end one, and NaN is refused."""
+    """JSON for a script element: no character of it can end the element, and NaN is refused."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def packed_json(content: Any) -> str:
-    """JSON compressed by gzip, in base64: the same bytes for the same content, with no character that markup knows."""
+    """JSON compressed by gzip, in base64: the same bytes for the same content, without characters of markup."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
@@ -33,7 +33,7 @@ def frame(page: str, title: str, *, height: int, sandbox: str = "allow-scripts")
 
     Args:
         page: The whole page.
-        title: What the frame is called by those who do not see it.
+        title: Its accessible name.
         height: In CSS pixels.
         sandbox: What the page may do.
     """
@@ -48,7 +48,7 @@ def bars(values: Sequence[float], mean: float) -> Markup:
 
     Args:
         values: The entries; those that are not finite are left out.
-        mean: Where the dashed line stands, if that is within the bars.
+        mean: Position of the dashed line, which is drawn if it is within the bars.
     """
     finite = [value for value in values if math.isfinite(value)]
     lowest, highest = min([0.0, *finite]), max([0.0, *finite])

@@ -1,4 +1,4 @@
-"""How far a model is from folded and from centred, in words: a line at a glance, a table of norms, one of writers."""
+"""How far a model is from folded and from centred, in words: one line, a table of norms, a table of writers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ODD = (
 
 
 def foldedness_facts(inspection: Inspection) -> tuple[Fact, ...]:
-    """At a glance: one line, and another where something is centred that should not be."""
+    """One line, and another if something is centred that should not be."""
     found = inspection.foldedness
     if found is None:
         return ()
@@ -49,7 +49,7 @@ def foldedness_facts(inspection: Inspection) -> tuple[Fact, ...]:
 
 
 def describe_foldedness(inspection: Inspection) -> Distance | None:
-    """The section of a report; None where nobody asked."""
+    """The section of a report; None if it was not asked for."""
     found = inspection.foldedness
     if found is None:
         unknown = inspection.foldedness_unknown
@@ -177,7 +177,7 @@ def _writer_state(each: SumForm, writer: WriterForm) -> str:
 
 
 def _left(found: Foldedness) -> tuple[Fact, ...]:
-    """What can be neither folded nor centred as it is, and why; like places with like reasons together."""
+    """What can be neither folded nor centred as it is, and why; similar places with the same reason are merged."""
     reasons = [(norm.path, norm.reason) for norm in found.norms if _norm_state(norm) == "cannot be"]
     for each in found.sums:
         if each.reason and not all(writer.is_centred for writer in each.writers):
@@ -194,6 +194,6 @@ def _left(found: Foldedness) -> tuple[Fact, ...]:
 
 
 def _shared(paths: Iterable[str]) -> str:
-    """The one path, or what several have in common."""
+    """The only path, or the pattern of several."""
     different = list(dict.fromkeys(paths))
     return different[0] if len(different) == 1 else pattern(different[0])

@@ -1,4 +1,4 @@
-"""A plan of folding for a terminal: what becomes of each norm, what is left and why, and how large the result is."""
+"""A plan of folding for a terminal: the fate of each norm, what is left and why, and the size of the result."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def plan_summary(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int 
 
 
 def _explained(facts: tuple[Fact, ...]) -> list[RenderableType]:
-    """What, and below it why: paths are too long to stand beside a sentence."""
+    """Labels with their reasons on the lines below: paths are too long to be beside a sentence."""
     return [part for fact in facts for part in (Text(fact.label), Padding.indent(Text(fact.value, "dim"), 4))]
 
 
@@ -129,13 +129,13 @@ def _norms(changes: tuple[NormChange, ...]) -> Table:
 
 
 def _kept(norm: NormChange, plan: FoldPlan) -> tuple[str, ...]:
-    """What is said of a norm that no refusal says."""
+    """The remarks on kept norms that no refusal contains."""
     refused = {refusal.reason for refusal in plan.refusals if refusal.place == norm.name}
     return tuple(reason for reason in norm.reasons if reason not in refused)
 
 
 def _alike(said: Iterable[tuple[str, str, str]]) -> tuple[Fact, ...]:
-    """Operation, place and reason: like ones in one line, with stars for the numbers in them."""
+    """Operation, place and reason: similar ones merged into one line, with stars for their numbers."""
     alike: dict[tuple[str, str, str], list[tuple[str, str]]] = defaultdict(list)
     for operation, place, reason in said:
         alike[operation, pattern(place), _pattern_in(reason)].append((place, reason))

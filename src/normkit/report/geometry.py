@@ -1,4 +1,4 @@
-"""What the norms do to vectors and which keys can be selected, as tables and as facts at a glance."""
+"""What the norms do to vectors and which keys can be selected, as tables and as short facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from normkit.text import counted, degree_spread, percent_spread, shortened, spre
 
 
 def _whole(numbers: Sequence[float]) -> str:
-    """The smallest to the largest of whole numbers, or the one if they are the same."""
+    """The range of some whole numbers, or the number if they are equal."""
     low, high = f"{int(min(numbers)):,}", f"{int(max(numbers)):,}"
     return low if low == high else f"{low} to {high}"
 
@@ -93,14 +93,14 @@ _NO_KEYS = (
 
 
 def geometry_table(inspection: Inspection) -> Table:
-    """One row a norm of which rows were sampled, in forward order."""
+    """One row per norm of which rows were sampled, in forward order."""
     rows = tuple(_row(site, site.geometry) for site in inspection.sites if site.geometry)
     table = Table(title=_TITLE, columns=_COLUMNS, rows=rows, empty=_EMPTY)
     return grouped(table, [block.path for block in inspection.blocks])
 
 
 def selection_table(inspection: Inspection) -> Table:
-    """One row an attention call."""
+    """One row per attention call."""
     rows = []
     for selection in inspection.selections:
         shares = [share for _, share in selection.heads]
@@ -119,7 +119,7 @@ def selection_table(inspection: Inspection) -> Table:
 
 
 def geometry_facts(inspection: Inspection) -> tuple[Fact, ...]:
-    """Rotation, lengths, images and keys in a line each; what was not measured is left out."""
+    """Rotation, lengths, images and keys, one line each; what was not measured is left out."""
     shapes = [site.geometry for site in inspection.sites if site.geometry]
     facts = []
     if shapes:

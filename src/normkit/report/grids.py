@@ -1,4 +1,4 @@
-"""What every text for a terminal is laid out with: marks, lines of facts, tables. Nothing is said by colour alone."""
+"""The layout of texts for a terminal: marks, lines of facts, tables. Nothing is said by colour alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TONES: dict[Tone, tuple[str, str]] = {
 
 
 def marked(tone: Tone, words: str) -> Text:
-    """Words behind the mark of a tone, in its colour."""
+    """Text after the mark of a tone, in its colour."""
     mark, style = _TONES[tone]
     return Text(f"{mark} {words}", style)
 
@@ -50,7 +50,7 @@ def ruled(table: Table, most: int) -> RenderableType:
     grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for place, column in enumerate(table.columns):
         grid.add_column(
-            # Numbers are narrow, and so is a heading of a word a line.
+            # Numbers are narrow, and so is a heading with one word per line.
             column.heading.replace(" ", "\n") if column.numeric else column.heading,
             justify="right" if column.numeric else "left",
             vertical="bottom",

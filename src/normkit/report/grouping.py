@@ -1,4 +1,4 @@
-"""Rows that say the same of neighbouring blocks, as one row: "layers.{0-17}.input_layernorm", numbers as ranges."""
+"""Merges rows that say the same of several blocks into one: "layers.{0-17}.input_layernorm", numbers as ranges."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def grouped(table: Table, blocks: Iterable[str]) -> Table:
 
 
 def grouped_paths(paths: Sequence[str], blocks: Iterable[str]) -> tuple[str, ...]:
-    """The same of paths alone.
+    """The same for paths alone.
 
     Example:
         >>> grouped_paths(["h.0.ln", "h.1.ln", "h.3.ln", "ln_f"], ["h.0", "h.1", "h.2", "h.3"])

@@ -1,4 +1,4 @@
-"""A report as one HTML file: no request leaves it, it reads without scripts, the same bytes every time."""
+"""A report as one HTML file: it loads nothing, can be read without scripts, and has the same bytes every time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from normkit.report.wording import printable
 _HERE = Path(__file__).parent
 _FRAME_HEIGHT = 760
 
-# How the names of figures begin -> the section that they stand in.
+# Beginning of a figure's name -> the section that it belongs to.
 _SECTIONS = {"run": "run", "attention": "attention", "ellipsoid": "geometry", "": "depth"}
 
 
@@ -67,7 +67,7 @@ def style_sheet() -> str:
 
 
 def environment() -> Environment:
-    """Where the templates lie, and what they can call."""
+    """The templates, with the functions that they can call."""
     templates = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
@@ -85,7 +85,7 @@ def _about(figure: Drawing) -> str:
 
 
 def _breakable(path: str) -> Markup:
-    """A path that may go on to a new line after each dot."""
+    """A path that may be broken after each dot."""
     return Markup(".<wbr>").join(path.split("."))
 
 
@@ -96,5 +96,5 @@ def _inline(drawing: Drawing) -> Markup:
 
 
 def _hash(script: str) -> str:
-    """What the content security policy calls this script."""
+    """The name of a script in the content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

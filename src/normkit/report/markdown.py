@@ -1,4 +1,4 @@
-"""An inspection as Markdown to paste into an issue: short, without colours, every name of the model as text only."""
+"""An inspection as Markdown to paste into an issue: short, without colours, with all names escaped."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from normkit.text import shortened
 
 _WIDTH = 100
 _MOST_FINDINGS = 8
-# What Markdown or GitHub would take for markup, a mention or a link.
+# Characters that Markdown or GitHub would read as markup, a mention or a link.
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~@&!])")
 
 
 def markdown(inspection: Inspection, origin: str) -> str:
-    """The verdict, what to know, the findings in a line each, the table of norms in a code fence.
+    """The verdict, the main facts, the findings in one line each, and the table of norms in a code fence.
 
     Args:
         inspection: What was found.
@@ -54,7 +54,7 @@ def _table(norms: Norms) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Behind more backticks than stand in it."""
+    """The text in a fence with more backticks than it contains."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"

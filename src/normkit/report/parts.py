@@ -1,4 +1,4 @@
-"""The parts of a report: frozen, worded and formatted, without a trace of the medium they will stand in.
+"""The parts of a report: frozen, worded and formatted, independent of the output medium.
 
 Strings are ready to print (no control characters) but not escaped for any markup.
 """
@@ -83,7 +83,7 @@ class Table:
 
     @property
     def legend(self) -> str:
-        """What the headings mean, on one line."""
+        """The meanings of the headings, on one line."""
         return " ".join(f"{column.heading}: {column.meaning}." for column in self.columns if column.meaning)
 
     def only(self, *keys: str) -> Table:
@@ -288,5 +288,5 @@ class Report:
     """What was measured and how, and what was not."""
 
     def fact(self, label: str) -> str:
-        """What a fact at a glance says; "" where it is not there."""
+        """The value of a fact in `glance`; "" if there is none of that label."""
         return next((fact.value for fact in self.glance if fact.label == label), "")

@@ -1,4 +1,4 @@
-"""The passports of a model for a terminal: norms that are alike together, each formula in full."""
+"""The passports of a model for a terminal: norms that compute the same are grouped, each formula is in full."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def describe_book(book: PassportBook) -> Kinds:
 
 
 def passport_list(book: PassportBook) -> RenderableType:
-    """The passports on a screen: of each kind the formula, where it is, its conventions."""
+    """The passports as text for a terminal: for each kind its formula, places and conventions."""
     described = describe_book(book)
     parts: list[RenderableType] = [Text.assemble((described.title, "bold"), "  ", described.summary)]
     for kind in described.kinds:
@@ -100,7 +100,7 @@ def _kind(entries: list[Entry]) -> Kind:
     if passport.spec is not None:
         name, formula = formula_name(passport.spec), str(passport.spec)
         if undecided := [reading for reading in CONVENTIONS if reading in passport.undecidable]:
-            # What was not decided stands in the formula all the same, and must not be read as found.
+            # The formula also contains what was not decided, which must not be read as found.
             name, formula = f"{name.partition(',')[0]}, not wholly decided", f"{formula}  but: {', '.join(undecided)}?"
     places: dict[object, list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -143,7 +143,7 @@ def _facts(entry: Entry) -> tuple[Fact, ...]:
 
 
 def _folded_reasons(book: PassportBook) -> tuple[Fact, ...]:
-    """Like paths with one reason together."""
+    """Similar paths with the same reason, merged."""
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)
     for path, reason in book.left_out.items():
         alike[pattern(path), reason].append(path)

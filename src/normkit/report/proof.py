@@ -1,4 +1,4 @@
-"""What a terminal shows of the proof of a fold: what was checked, the logits, and the certificate in short."""
+"""The proof of a fold for a terminal: what was checked, the logits, and a summary of the certificate."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def describe_proof(found: Verification, agreement: Agreement | None = None, toke
 
 
 def proof_list(found: Verification, agreement: Agreement | None = None, tokens: str = "") -> RenderableType:
-    """A verification on a screen."""
+    """A verification as text for a terminal."""
     described = describe_proof(found, agreement, tokens)
     verdict = described.verdict
     grid = Grid.grid(padding=(0, 2, 0, 0))
@@ -77,7 +77,7 @@ def proof_list(found: Verification, agreement: Agreement | None = None, tokens: 
 
 
 def certificate_lines(certificate: Certificate) -> RenderableType:
-    """A certificate in short: how each tensor follows, what rounding left, how it loads."""
+    """A summary of a certificate: how each tensor follows, what rounding left, how it loads."""
     facts = [Fact(label=label, value=value) for label, value in _certified(certificate)]
     return lines(printable(tuple(facts)))
 

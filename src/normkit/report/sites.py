@@ -65,7 +65,7 @@ def formulas(sites: Sequence[Site]) -> tuple[Formula, ...]:
 
 
 def site_table(inspection: Inspection) -> Table:
-    """One row a norm, in forward order; what all have in common stands with the formulas."""
+    """One row per norm, in forward order; what all have in common is with the formulas."""
     names = {formula.spec: formula.name for formula in formulas(inspection.sites)}
     rows = tuple(_row(site, names) for site in inspection.sites)
     table = Table(title="Norms", columns=_COLUMNS, rows=rows, empty=_EMPTY)

@@ -118,7 +118,7 @@ def describe_study(result: StudyResult) -> StudyPage:
 
 
 def summary(results: Sequence[StudyResult]) -> RenderableType:
-    """Published beside measured, a row a condition, and the verdict of each claim, for a terminal of 100 columns."""
+    """Published and measured values, one row per condition, and the verdict of each claim, for 100 columns."""
     parts: list[RenderableType] = []
     for page in map(describe_study, results):
         parts += [Text.assemble((page.title, "bold"), f"  {page.question}"), ""]
@@ -218,7 +218,7 @@ def _conditions(claim: ClaimText) -> RenderableType:
 
 
 def _probed(result: StudyResult) -> tuple[Fact, ...]:
-    """What `inspect` found in how many of the seeds -> the arms of which that is so."""
+    """Each finding of `inspect` with its number of seeds -> the arms that have it."""
     found: dict[str, Counter[str]] = {}
     for paired in result.measured.values():
         for arm, measurement in paired.items():

@@ -1,4 +1,4 @@
-"""A report for a terminal: rich renderables that say everything without colour, and every number at any width."""
+"""A report for a terminal: rich renderables that need no colour and show every number at any width."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from normkit.report.parts import Fact, Formula, Outcome, Reply, Run, Stage, Tabl
 from normkit.report.wording import fitting
 from normkit.text import shortened
 
-# Past this many norms the summary groups alike neighbours; past as many rows it stops.
+# Above this number of norms the summary groups similar neighbours; after this number of rows it stops.
 _MOST_ROWS = 16
-# Columns of a terminal from which on there is room for words beside numbers.
+# From this width on, a terminal has room for words beside numbers.
 _WIDE = 76
-# Columns that names of norms should have before numbers are set over two lines, and the least that they get.
+# Columns that names of norms should have before numbers are broken into two lines, and their least width.
 _NAME, _LEAST_NAME = 20, 12
 _IN_TABLE = {"norms", "input rows"}
 
@@ -46,7 +46,7 @@ def summary(inspection: Inspection, site: str | None = None) -> RenderableType:
         facts = [*report.glance, *(fact for fact in report.run.facts if fact.label != "optimizer")]
         parts += [*findings, "", lines(facts)]
     else:
-        # The table says the rest of what stands at a glance.
+        # The table contains the other facts.
         parts.append(lines(fact for fact in report.glance if fact.label not in _IN_TABLE))
         parts += ["", *findings] if findings else []
     if report.sites.rows and not report.run:
@@ -89,7 +89,7 @@ class Stages:
 
 
 def finding(found: Finding) -> RenderableType:
-    """A finding of a report with its most telling evidence; the rest of it and the threshold stand in the page."""
+    """A finding with its first evidence; the page has the rest and the threshold."""
     steps = found.remedy if len(found.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(found.remedy, 1)]
     facts = (
         Fact(label="measured", value=found.measured),
@@ -145,7 +145,7 @@ def _replies(replies: Sequence[Reply]) -> RenderableType:
 
 @dataclass(frozen=True)
 class Norms:
-    """The table of norms with what it takes to read it: every number is there at any width, names are shortened."""
+    """The table of norms with its legend: every number is shown at any width, names are shortened."""
 
     table: Table
     formulas: tuple[Formula, ...]
@@ -199,12 +199,12 @@ def _room(width: int, headings: Sequence[str], cells: Sequence[Sequence[str]]) -
 
 
 def _over_lines(text: str) -> str:
-    """A cell in two lines: a range after its "to", words at the comma."""
+    """A cell in two lines: a range is broken after its "to", words at the comma."""
     return text.replace(" to ", " to\n").replace("at most ", "at most\n").replace(", ", ",\n")
 
 
 def _checks(outcomes: Sequence[Outcome]) -> RenderableType:
-    """The rules by what became of them; those with a finding stand above."""
+    """The rules by how they came out; those with a finding are shown above."""
     facts = []
     for outcome in outcomes:
         said = ", ".join(

@@ -24,7 +24,7 @@ RUN_METHOD = (
 
 _MOST_ROWS = 12
 _NONE = "none"
-# How a run is headed that was not ended by what was seen.
+# Headlines of runs that no finding ended.
 _QUIET = {
     "asked": "Watched to step {}",
     "a look on the way": "On the way, at step {}",
@@ -125,7 +125,7 @@ def _onset(origin: Origin) -> Onset:
 
 
 def _reply(answer: Answer, *, moved: bool) -> Reply:
-    # Where something moved, "no" only rules a cause out: no reason for a tick.
+    # If something moved, "no" only excludes a cause and gets no tick.
     tones: dict[str, Tone] = {"yes": "warning", "no": "neutral" if moved else "good", "unknown": "note"}
     return Reply(
         tone=tones[answer.verdict],
@@ -137,7 +137,7 @@ def _reply(answer: Answer, *, moved: bool) -> Reply:
 
 
 def _glance(training: Training) -> tuple[Fact, ...]:
-    """Each quantity in a line; what was not measured is left out."""
+    """One line per quantity; what was not measured is left out."""
     facts = []
     names: tuple[tuple[str, Quantity], ...] = (("loss", "loss"), ("gradient norm", "gradient norm"))
     for label, quantity in names:
@@ -190,7 +190,7 @@ def _rates(training: Training) -> tuple[Fact, ...]:
 
 
 def _loss_z(training: Training) -> tuple[Fact, ...]:
-    """How far losses stood above their past."""
+    """How far losses were above earlier ones."""
     found = [pair for each in training.of("loss z") for pair in zip(each.values, each.steps, strict=True)]
     if not found:
         return ()
@@ -211,7 +211,7 @@ def _facts(training: Training) -> tuple[Fact, ...]:
 
 
 def _badness(parameter: Parameter) -> tuple[bool, bool, bool, float, float]:
-    """Sorts the worst first: no number, then the largest update, then gradient; biases, which begin at 0, come last."""
+    """Sort key, worst first: NaN, then the largest update, then the gradient; biases, which start at 0, come last."""
     broken = not math.isfinite(parameter.rms) or _is_broken_gradient(parameter)
     ratio = parameter.update_ratio
     return (
@@ -229,7 +229,7 @@ def _is_broken_gradient(parameter: Parameter) -> bool:
 
 def _parameter_table(training: Training) -> Table:
     ordered = sorted(training.parameters, key=_badness)
-    # Without an optimizer nothing is trained, and to say so of each parameter would say nothing.
+    # Without an optimizer nothing is trained; there is no need to repeat that for each parameter.
     empty = set() if training.optimizers else {"update", "first", "rate", "decay"}
     if all(math.isnan(parameter.update_ratio) for parameter in ordered):
         empty |= {"update", "first"}
@@ -260,7 +260,7 @@ def _cells(parameter: Parameter, *, judged: bool) -> dict[str, Cell]:
 
 
 def _measured(value: float) -> Cell:
-    """A number that is NaN where there is none."""
+    """The number, or NaN if there is none."""
     return Cell(text=_NONE if math.isnan(value) else significant(value), value=value)
 
 

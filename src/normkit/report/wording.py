@@ -21,7 +21,7 @@ PLACEMENTS: dict[Placement, str] = {
     "residual-after-norm": "residual taken after the norm",
     "unknown": "unknown",
 }
-"""Where a block's norms sit, as it is read."""
+"""Placement of the norms of a block -> its name in reports."""
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """Worst first."""
@@ -47,12 +47,12 @@ def formula_name(spec: NormSpec) -> str:
 
 
 def tail(text: str, width: int) -> str:
-    """The text, or its end behind an ellipsis where it is longer: the end of a path tells most."""
+    """The text, or an ellipsis and its end if it is longer: the end of a path tells most."""
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
 def fitting(paths: Sequence[str], width: int) -> list[str]:
-    """Paths shortened to a width in their middle, each still unlike the others; whole where that cannot be.
+    """Paths shortened in their middle to a width, all still different; whole paths if that is impossible.
 
     The outermost parts go first, as they are the same in all; then the middle of the last part, as names of norms
     differ at both ends; then the number of the block before it.
@@ -76,7 +76,7 @@ def _cut(path: str, width: int, *, with_block: bool) -> str:
         rest = ".".join(parts[first:])
         if len(rest) < width:
             return f"…{rest}"
-    # The block's number stands before the name where half of the room is left for that.
+    # The number of the block is kept before the name if it fits into half of the room.
     block = f"{parts[-2]}." if with_block and len(parts) > 1 and len(parts[-2]) + 2 <= width // 2 else ""
     head, last = "…" + block if len(parts) > 1 else "", parts[-1]
     room = width - len(head) - 1
@@ -84,7 +84,7 @@ def _cut(path: str, width: int, *, with_block: bool) -> str:
 
 
 def printable(part: T) -> T:
-    """A part with every string in it made safe: what is not to be seen becomes an escape sequence.
+    """A part with every string in it made safe: invisible characters become escape sequences.
 
     Control characters could move a terminal's cursor, direction marks could reorder a page, and lone
     surrogates cannot be written to a file.
