@@ -27,21 +27,18 @@ _MASKED = -9.9e3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QueriesAndKeys:
-    """The arguments of one scaled_dot_product_attention call that its logits depend on.
-
-    Attributes:
-        query: Shape (B, H, T, d).
-        key: Shape (B, Hk, S, d), H a multiple of Hk.
-        mask: Boolean (True may attend) or additive, broadcast against (B, H, T, S); or None.
-        causal: Key s may be attended from row t if s <= t.
-        scale: What q . k is multiplied by.
-    """
+    """The arguments of one scaled_dot_product_attention call that its logits depend on."""
 
     query: Tensor
+    """Shape (B, H, T, d)."""
     key: Tensor
+    """Shape (B, Hk, S, d), H a multiple of Hk."""
     mask: Tensor | None
+    """Boolean (True may attend) or additive, broadcast against (B, H, T, S); or None."""
     causal: bool
+    """Key s may be attended from row t if s <= t."""
     scale: float
+    """What q . k is multiplied by."""
 
 
 def queries_and_keys(args: Sequence[Any], kwargs: Mapping[str, Any]) -> QueriesAndKeys | None:
@@ -79,21 +76,18 @@ def softmax_logits(args: Sequence[Any], kwargs: Mapping[str, Any], tokens: tuple
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Selection:
-    """What the masks of a call let through, and the query rows to look at closely.
-
-    Attributes:
-        valid: Query rows that are tokens and have a key to attend to, (B, T).
-        keys: Keys that any of them may attend to, (B, 1, S).
-        rows: Up to 16 rows a batch element, spread evenly over the valid ones, (B, R).
-        permitted: Keys that each of these may attend to, (1 or B, 1 or H, R, S).
-        added: What is added to their logits: -inf where they may not, else the additive mask or 0.
-    """
+    """What the masks of a call let through, and the query rows to look at closely."""
 
     valid: Tensor
+    """Query rows that are tokens and have a key to attend to, (B, T)."""
     keys: Tensor
+    """Keys that any of them may attend to, (B, 1, S)."""
     rows: Tensor
+    """Up to 16 rows a batch element, spread evenly over the valid ones, (B, R)."""
     permitted: Tensor
+    """Keys that each of these may attend to, (1 or B, 1 or H, R, S)."""
     added: Tensor
+    """What is added to their logits: -inf where they may not, else the additive mask or 0."""
 
 
 def select(call: QueriesAndKeys, tokens: Tensor | None) -> Selection:

@@ -28,25 +28,22 @@ _HOW = "`normkit inspect MODEL --intent FILE` writes such a file where there is 
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """The numbers of one gain or bias as they act, told apart without being kept.
-
-    Attributes:
-        size: How many there are.
-        minimum: The smallest.
-        median: The middle one.
-        maximum: The largest.
-        negative: Share of entries below 0.
-        digest: As in `Spectrum`.
-        members: As in `Spectrum`.
-    """
+    """The numbers of one gain or bias as they act, told apart without being kept."""
 
     size: int
+    """How many there are."""
     minimum: float
+    """The smallest."""
     median: float
+    """The middle one."""
     maximum: float
+    """The largest."""
     negative: float
+    """Share of entries below 0."""
     digest: str
+    """As in `Spectrum`."""
     members: str
+    """As in `Spectrum`."""
 
     @classmethod
     def of(cls, spectrum: Spectrum | None) -> Values | None:
@@ -66,48 +63,41 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredNorm:
-    """What one norm is meant to be.
-
-    Attributes:
-        spec: What it computes.
-        role: What it does there.
-        features: Features a row, n: tells one head from all heads.
-        calls: Calls in one forward pass: more than one where it is shared.
-        dtype: Of what enters, as in "float32".
-        output_dtype: Of what leaves.
-        factor: What its output is multiplied by beside the gain, as in `Site`.
-        gain: Its numbers; None where they are not known.
-        bias: Likewise.
-    """
+    """What one norm is meant to be."""
 
     spec: NormSpec
+    """What it computes."""
     role: Role
+    """What it does there."""
     features: int
+    """Features a row, n: tells one head from all heads."""
     calls: int
+    """Calls in one forward pass: more than one where it is shared."""
     dtype: str
+    """Dtype of what enters, as in "float32"."""
     output_dtype: str
+    """Output dtype of what leaves."""
     factor: float = 1.0
+    """What its output is multiplied by beside the gain, as in `Site`."""
     gain: Values | None = None
+    """Its numbers; None where they are not known."""
     bias: Values | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What a model is meant to be.
-
-    Attributes:
-        source: Where it is declared: the name of a file.
-        norms: By path, in forward order.
-        placements: Of the blocks, by path.
-        final_norm: Path of the norm after the last block, or None.
-        others: Paths of norms that no spec describes, such as batch norms.
-    """
+    """What a model is meant to be."""
 
     source: str
+    """Where it is declared: the name of a file."""
     norms: Mapping[str, DeclaredNorm]
+    """By path, in forward order."""
     placements: Mapping[str, Placement]
+    """Placements of the blocks, by path."""
     final_norm: str | None
+    """Path of the norm after the last block, or None."""
     others: tuple[str, ...] = ()
+    """Paths of norms that no spec describes, such as batch norms."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; all but the source."""

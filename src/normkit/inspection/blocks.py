@@ -12,19 +12,16 @@ from normkit.identification.tracing import ModuleCall, Trace
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BlockCall:
-    """One block.
-
-    Attributes:
-        path: The module's path.
-        index: Position among the blocks, from 0, in the order of their first calls.
-        module: The module; of a block that is none, the first of its parts, which the stream enters.
-        leaves: None of a block that is a module: its output is the stream. Else the module that the stream enters next.
-    """
+    """One block."""
 
     path: str
+    """The module's path."""
     index: int
+    """Position among the blocks, from 0, in the order of their first calls."""
     module: nn.Module
+    """The module; of a block that is none, the first of its parts, which the stream enters."""
     leaves: nn.Module | None = None
+    """None of a block that is a module: its output is the stream. Else the module that the stream enters next."""
 
 
 def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> tuple[BlockCall, ...]:

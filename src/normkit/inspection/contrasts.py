@@ -19,32 +19,26 @@ from normkit.inspection.pairing import Match, changes, digests, undecided
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Survey:
-    """A model and its norms.
-
-    Attributes:
-        model: The model.
-        trace: One forward pass of it.
-        sites: Path -> norm.
-        book: Their passports.
-    """
+    """A model and its norms."""
 
     model: nn.Module
+    """The model."""
     trace: Trace
+    """One forward pass of it."""
     sites: Mapping[str, NormSite]
+    """Path -> norm."""
     book: PassportBook
+    """Their passports."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contrast:
-    """A pair, and its two formulas.
-
-    Attributes:
-        pair: What is known of it so far.
-        formulas: Of the model's norm and of the reference's; None where no spec describes either.
-    """
+    """A pair, and its two formulas."""
 
     pair: Pair
+    """What is known of it so far."""
     formulas: tuple[Formula, Formula] | None
+    """Formulas of the model's norm and of the reference's; None where no spec describes either."""
 
     @property
     def is_comparable(self) -> bool:

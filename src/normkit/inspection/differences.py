@@ -19,44 +19,37 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterChange:
-    """A gain or bias that is not the reference's.
-
-    Attributes:
-        role: "weight" or "bias".
-        difference: Largest difference of what acts (the offset included) over the largest magnitude in the
-            reference; None where the reference is a file, which holds only digests.
-        swapped_with: Path of the model's norm that has this one's of the reference, and the other way round; or None.
-    """
+    """A gain or bias that is not the reference's."""
 
     role: str
+    """"weight" or "bias"."""
     difference: float | None
+    """Largest difference of what acts (the offset included) over the largest magnitude in the reference; None where the
+    reference is a file, which holds only digests."""
     swapped_with: str | None = None
+    """Path of the model's norm that has this one's of the reference, and the other way round; or None."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pair:
-    """A norm beside the one of the reference that it stands for.
-
-    Attributes:
-        entry: The norm.
-        reference: The other.
-        matched_by: "path", or "order".
-        changes: Conventions in which they differ.
-        undecided: Convention -> why it could not be compared.
-        parameters: Parameters in which they differ.
-        observed: The rows that arrive at the norm and what the two formulas make of them; None where nothing
-            differs or nothing could be run.
-        with_parameters: `observed` is with gain and bias; False where the reference's are not at hand.
-    """
+    """A norm beside the one of the reference that it stands for."""
 
     entry: Entry
     reference: Entry
+    """The other."""
     matched_by: MatchedBy
+    """"path", or "order"."""
     changes: tuple[Change, ...]
+    """Conventions in which they differ."""
     undecided: Mapping[str, str]
+    """Convention -> why it could not be compared."""
     parameters: tuple[ParameterChange, ...]
+    """Parameters in which they differ."""
     observed: Observed | None = None
+    """The rows that arrive at the norm and what the two formulas make of them; None where nothing differs or nothing
+    could be run."""
     with_parameters: bool = True
+    """`observed` is with gain and bias; False where the reference's are not at hand."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
@@ -80,42 +73,36 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Unmatched:
-    """A norm without counterpart.
-
-    Attributes:
-        path: Its path.
-        owner: Whose it is: the "model"'s or the "reference"'s.
-        class_name: Class of the module.
-        reason: Why, where it is not merely that there is none.
-    """
+    """A norm without counterpart."""
 
     path: str
+    """Its path."""
     owner: Owner
+    """Whose it is: the "model"'s or the "reference"'s."""
     class_name: str
+    """Class of the module."""
     reason: str = ""
+    """Why, where it is not merely that there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """What `compare` found.
-
-    Attributes:
-        model: Name of the model.
-        reference: Name of its reference.
-        source: What was run, in words.
-        pairs: The norms that were paired, in the model's forward order.
-        unmatched: Those that were not.
-        left_out: Path -> what the model and the reference do there, where no spec describes either; not compared.
-        divergence: Where the two runs begin to differ.
-    """
+    """What `compare` found."""
 
     model: str
+    """Name of the model."""
     reference: str
+    """Name of its reference."""
     source: str
+    """What was run, in words."""
     pairs: tuple[Pair, ...]
+    """The norms that were paired, in the model's forward order."""
     unmatched: tuple[Unmatched, ...]
+    """Those that were not."""
     left_out: Mapping[str, tuple[str, str]]
+    """Path -> what the model and the reference do there, where no spec describes either; not compared."""
     divergence: Divergence
+    """Where the two runs begin to differ."""
 
     @property
     def differs(self) -> bool:

@@ -22,58 +22,49 @@ _JUMP = 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Birth:
-    """Where a difference begins; distances are |a - b| over |b| of the worst row.
-
-    Attributes:
-        where: "at" a norm: its input agrees, its output does not; "before" a norm: its input differs and no output
-            earlier did; "after" the last norm: only the model's output differs.
-        path: The norm; None after the last.
-        since: The last norm whose output agrees; None where there is none, and for "at".
-        agreed: Distance of the last that agrees: the norm's input, or the output of `since`.
-        differs: Distance of the first that differs.
-    """
+    """Where a difference begins; distances are |a - b| over |b| of the worst row."""
 
     where: Where
+    """"at" a norm: its input agrees, its output does not; "before" a norm: its input differs and no output earlier did;
+    "after" the last norm: only the model's output differs."""
     path: str | None
+    """The norm; None after the last."""
     since: str | None
+    """The last norm whose output agrees; None where there is none, and for "at"."""
     agreed: float
+    """Distance of the last that agrees: the norm's input, or the output of `since`."""
     differs: float
+    """Distance of the first that differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Where two runs part.
-
-    Attributes:
-        birth: Where they begin to differ by more than rounding; None where they do not.
-        first_bits: Where they begin to differ in any bit, likewise.
-        compared: At how many norms they were compared.
-        largest: The largest distance at these norms and of the outputs.
-        not_run: Why they were not compared, or "".
-    """
+    """Where two runs part."""
 
     birth: Birth | None = None
+    """Where they begin to differ by more than rounding; None where they do not."""
     first_bits: Birth | None = None
+    """Where they begin to differ in any bit, likewise."""
     compared: int = 0
+    """At how many norms they were compared."""
     largest: float = 0.0
+    """The largest distance at these norms and of the outputs."""
     not_run: str = ""
+    """Why they were not compared, or ""."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Place:
-    """A norm at which two runs can be compared.
-
-    Attributes:
-        path: Of the model's norm.
-        reference: Path of the reference's norm.
-        formula: What the model's norm computes.
-        span: Trailing axes of what both normalize on their own.
-    """
+    """A norm at which two runs can be compared."""
 
     path: str
+    """Path of the model's norm."""
     reference: str
+    """Path of the reference's norm."""
     formula: Formula
+    """What the model's norm computes."""
     span: int | None
+    """Trailing axes of what both normalize on their own."""
 
 
 class Snapshot(Listener):

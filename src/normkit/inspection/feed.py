@@ -24,19 +24,15 @@ _FEWEST_LABELS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Flaw:
-    """One thing that is wrong with the data.
-
-    Attributes:
-        kind: Which.
-        step: The first step with it.
-        severity: How bad.
-        measured: The numbers, in words.
-    """
+    """One thing that is wrong with the data."""
 
     kind: str
     step: int
+    """The first step with it."""
     severity: Severity
+    """How bad."""
     measured: str
+    """The numbers, in words."""
 
 
 def flaws(training: Training) -> tuple[Flaw, ...]:

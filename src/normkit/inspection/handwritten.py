@@ -31,18 +31,15 @@ _CENTRED = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class HandwrittenNorm:
-    """A place in a module's forward at which rows are normalized.
-
-    Attributes:
-        path: Path of the innermost module that was running, and the function that left the rows, as in "blocks.0:mul".
-        reason: What was seen there, on one line.
-        keeps_scale: Though the rows of its input left with one length, a multiple of that input leaves as a multiple:
-            it divides by what another call measured.
-    """
+    """A place in a module's forward at which rows are normalized."""
 
     path: str
+    """Path of the innermost module that was running, and the function that left the rows, as in "blocks.0:mul"."""
     reason: str
+    """What was seen there, on one line."""
     keeps_scale: bool = False
+    """Though the rows of its input left with one length, a multiple of that input leaves as a multiple: it divides by
+    what another call measured."""
 
 
 def find_handwritten(model: nn.Module, run: Callable[[], object], known: Iterable[str]) -> tuple[HandwrittenNorm, ...]:

@@ -58,29 +58,26 @@ _ON_ITS_WAY = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Jump:
-    """A stretch of values far above their past.
-
-    Attributes:
-        series: Of which series.
-        began: First step of the unbroken way up to it.
-        step: First step past the limit.
-        peak: Step of its largest value.
-        last: Last step past the limit.
-        length: Values in the stretch.
-        value: The largest value.
-        usual: Median of the last 128 values, of a loss the last 32, before the way up.
-        z: How far the largest value stands above its past, in robust standard deviations.
-    """
+    """A stretch of values far above their past."""
 
     series: Series
+    """The series that moved."""
     began: int
+    """First step of the unbroken way up to it."""
     step: int
+    """First step past the limit."""
     peak: int
+    """Step of its largest value."""
     last: int
+    """Last step past the limit."""
     length: int
+    """Values in the stretch."""
     value: float
+    """The largest value."""
     usual: float
+    """Median of the last 128 values, of a loss the last 32, before the way up."""
     z: float
+    """How far the largest value stands above its past, in robust standard deviations."""
 
     @property
     def factor(self) -> float:

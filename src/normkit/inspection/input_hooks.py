@@ -16,17 +16,14 @@ from normkit.identification.tracing import first_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class InputHook:
-    """A norm whose input is changed before it comes in.
-
-    Attributes:
-        path: Of the norm.
-        hooks: Names of its pre-hooks, with the file and line of each.
-        change: Largest difference of what enters from what was given, over the largest magnitude given.
-    """
+    """A norm whose input is changed before it comes in."""
 
     path: str
+    """Path of the norm."""
     hooks: tuple[str, ...]
+    """Names of its pre-hooks, with the file and line of each."""
     change: float
+    """Largest difference of what enters from what was given, over the largest magnitude given."""
 
 
 def changed_inputs(model: nn.Module, paths: Collection[str], run: Callable[[], object]) -> tuple[InputHook, ...]:

@@ -34,19 +34,15 @@ _SHRUNK = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How far the parameters moved in one step: rms of the change over their own rms.
-
-    Attributes:
-        step: Which.
-        typical: Of the median weight matrix; NaN without one.
-        fastest: Path and ratio of the fastest weight matrix.
-        gain: Path and ratio of the fastest gain.
-    """
+    """How far the parameters moved in one step: rms of the change over their own rms."""
 
     step: int
     typical: float
+    """Ratio of the median weight matrix; NaN without one."""
     fastest: tuple[str, float]
+    """Path and ratio of the fastest weight matrix."""
     gain: tuple[str, float]
+    """Path and ratio of the fastest gain."""
 
     @property
     def ratios(self) -> tuple[tuple[str, float, float], ...]:

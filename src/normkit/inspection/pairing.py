@@ -20,33 +20,26 @@ _MACHINE_EPS = 2.0**-23
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A norm and the one that it stands for.
-
-    Attributes:
-        entry: Of the model.
-        reference: Of its reference.
-        matched_by: Both have this "path"; or "order": of what no path matched, they come in turn and have
-            equally many features.
-    """
+    """A norm and the one that it stands for."""
 
     entry: Entry
+    """The entry of the model."""
     reference: Entry
+    """The entry of the reference."""
     matched_by: MatchedBy
+    """Both have this "path"; or "order": of what no path matched, they come in turn and have equally many features."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A convention in which a norm differs from its reference.
-
-    Attributes:
-        reading: A key of `CONVENTIONS`, "kind", "features", or another reading of a passport, as in "training".
-        given: What the norm does; of a convention the fields of `NormSpec` that it decides.
-        expected: What the reference does, likewise.
-    """
+    """A convention in which a norm differs from its reference."""
 
     reading: str
+    """A key of `CONVENTIONS`, "kind", "features", or another reading of a passport, as in "training"."""
     given: Any
+    """What the norm does; of a convention the fields of `NormSpec` that it decides."""
     expected: Any
+    """What the reference does, likewise."""
 
 
 def match(model: PassportBook, reference: PassportBook) -> tuple[Match, ...]:

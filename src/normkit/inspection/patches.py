@@ -26,17 +26,14 @@ _FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """Code that stands where a library's own is expected.
-
-    Attributes:
-        name: The class, module or function that it replaces.
-        sites: Paths of the norms that run it; () for a function of torch, which any of them may call.
-        now: What it is, and where it comes from.
-    """
+    """Code that stands where a library's own is expected."""
 
     name: str
+    """The class, module or function that it replaces."""
     sites: tuple[str, ...]
+    """Paths of the norms that run it; () for a function of torch, which any of them may call."""
     now: str
+    """What it is, and where it comes from."""
 
 
 def patches(model: nn.Module, paths: Iterable[str]) -> tuple[Patch, ...]:

@@ -29,7 +29,7 @@ class Perturbation:
     """The difference: another sample, later tokens, or the content of padding."""
     before: Batch
     after: Batch
-    """Of the same shapes."""
+    """Tensors of the same shapes."""
     kept: Tensor
     """(B, T), True at the tokens whose rows should not change."""
 

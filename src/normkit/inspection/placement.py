@@ -56,19 +56,16 @@ def sweep(
 
 @dataclass(frozen=True, kw_only=True)
 class _Visit:
-    """A block was called (path ""), or a norm outside the blocks.
-
-    Attributes:
-        path: Of the norm.
-        block_list: Path of the list that the block is a member of.
-        reads_stream: The norm reads what the last block returned.
-        reads_part: It reads something of the stream's width and another shape, such as one token a row.
-    """
+    """A block was called (path ""), or a norm outside the blocks."""
 
     path: str = ""
+    """Path of the norm."""
     block_list: str | None = None
+    """Path of the list that the block is a member of."""
     reads_stream: bool = False
+    """The norm reads what the last block returned."""
     reads_part: bool = False
+    """It reads something of the stream's width and another shape, such as one token a row."""
 
 
 class _Sweeper(Replayer):

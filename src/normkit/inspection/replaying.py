@@ -24,25 +24,22 @@ class ReplayError(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class Replay:
-    """One call of a block on a multiple of its stream; the tensors are on the CPU.
-
-    Attributes:
-        x: What it was given: the scaled stream.
-        altered: A norm whose output was multiplied by `factor`, or None.
-        factor: That number; 0 silences the norm.
-        y: What it returned.
-        inputs: What entered each norm at its first call, by the norm's path, in the order of these calls.
-        outputs: What left it.
-        attentions: Paths of the norms called before attention, by the path of the module that calls attention.
-    """
+    """One call of a block on a multiple of its stream; the tensors are on the CPU."""
 
     x: Tensor
+    """What it was given: the scaled stream."""
     altered: NormSite | None
+    """A norm whose output was multiplied by `factor`, or None."""
     factor: float
+    """That number; 0 silences the norm."""
     y: Tensor = field(default_factory=lambda: torch.empty(0))
+    """What it returned."""
     inputs: dict[str, Tensor] = field(default_factory=dict)
+    """What entered each norm at its first call, by the norm's path, in the order of these calls."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
+    """What left it."""
     attentions: dict[str, set[str]] = field(default_factory=dict)
+    """Paths of the norms called before attention, by the path of the module that calls attention."""
 
 
 class Replayer(Listener):

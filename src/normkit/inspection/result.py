@@ -67,253 +67,231 @@ Status = Literal["clean", "finding", "not checked", "not applicable"]
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One norm of the model, in forward order.
-
-    Attributes:
-        path: The module's path, or the enclosing module's path and the function, as in "model.layers.0:rms_norm".
-        class_name: Class of the module, or name of the function.
-        order: Position in the forward pass, from 0.
-        calls: Calls seen while statistics were taken.
-        block: Index of the block it belongs to, or None outside the blocks.
-        role: What it does there.
-        spec: What it computes, recovered from its behaviour.
-        confidence: Of that, from 0 to 1.
-        evidence: How the spec was recovered, one line each.
-        input: Statistics of what enters.
-        output: Statistics of what leaves.
-        attenuation: What its eps does at the observed scale.
-        gain: Effective gain, or None.
-        bias: Bias, or None.
-        dtype: Of the input, as in "float32".
-        headroom_bits: log2 of the dtype's largest number over the largest magnitude seen at input or output.
-        statistics_headroom_bits: The same for the sum of squares if that is accumulated in 16 bits, else None.
-        geometry: What it does to the vectors, and the shape of its image; None if no row was sampled.
-        output_dtype: Of what leaves; "" if it was not seen.
-        forward_calls: Calls in one forward pass: more than one where the norm is shared.
-        error: Largest difference of a sampled output from its spec computed in float64, in units of the machine epsilon
-            of the coarsest dtype of input, gain and output, times the row's largest output and what a mean leaves of
-            it; NaN where it was not measured.
-        gain_gradient_error: Relative error of the gradient of its gain on random rows, against float64; NaN where it
-            was not tried, as in float32.
-        factor: What its output is multiplied by beside the gain, where gain and bias show it.
-    """
+    """One norm of the model, in forward order."""
 
     path: str
+    """The module's path, or the enclosing module's path and the function, as in "model.layers.0:rms_norm"."""
     class_name: str
+    """Class of the module, or name of the function."""
     order: int
+    """Position in the forward pass, from 0."""
     calls: int
+    """Calls seen while statistics were taken."""
     block: int | None
+    """Index of the block it belongs to, or None outside the blocks."""
     role: Role
+    """What it does there."""
     spec: NormSpec
+    """What it computes, recovered from its behaviour."""
     confidence: float
+    """Confidence of that, from 0 to 1."""
     evidence: tuple[str, ...]
+    """How the spec was recovered, one line each."""
     input: RowStatistics
+    """Statistics of what enters."""
     output: RowStatistics
+    """Statistics of what leaves."""
     attenuation: Attenuation
+    """What its eps does at the observed scale."""
     gain: Spectrum | None
+    """Effective gain, or None."""
     bias: Spectrum | None
+    """Bias, or None."""
     dtype: str
+    """Dtype of the input, as in "float32"."""
     headroom_bits: float
+    """log2 of the dtype's largest number over the largest magnitude seen at input or output."""
     statistics_headroom_bits: float | None
+    """The same for the sum of squares if that is accumulated in 16 bits, else None."""
     geometry: SiteGeometry | None = None
+    """What it does to the vectors, and the shape of its image; None if no row was sampled."""
     output_dtype: str = ""
+    """Output dtype of what leaves; "" if it was not seen."""
     forward_calls: int = 1
+    """Calls in one forward pass: more than one where the norm is shared."""
     error: float = math.nan
+    """Largest difference of a sampled output from its spec computed in float64, in units of the machine epsilon of the
+    coarsest dtype of input, gain and output, times the row's largest output and what a mean leaves of it; NaN where it
+    was not measured."""
     gain_gradient_error: float = math.nan
+    """Relative error of the gradient of its gain on random rows, against float64; NaN where it was not tried, as in
+    float32."""
     factor: float = 1.0
+    """What its output is multiplied by beside the gain, where gain and bias show it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One repeated block: a member of a ModuleList that maps (B, T, D) to itself.
-
-    Attributes:
-        path: The module's path.
-        index: Position among the blocks, from 0.
-        placement: Where its norms sit, from replaying it on scaled inputs.
-        output_slope: Slope of log |f(ax)| over log a at large a: 1 keeps the residual stream, 0 normalizes it.
-        branch_slope: The same for the branch f(ax) - ax: 0 behind a norm, 1 without one.
-        rows_normalized: Rows leaving the block have one length each, once gain and bias are undone, as behind a
-            norm; None where output_slope is near 1.
-        stream_in: Statistics of the residual stream entering.
-        stream_out: Statistics of the residual stream leaving.
-        branch_share: |f(x) - x| over |x| of the median row, where its norms were looked for; NaN if that was not seen.
-        cosine: Between f(x) and x, of the median row.
-        peak: The largest element that leaves it; None where it was not looked up, as while training.
-    """
+    """One repeated block: a member of a ModuleList that maps (B, T, D) to itself."""
 
     path: str
+    """The module's path."""
     index: int
+    """Position among the blocks, from 0."""
     placement: Placement
+    """Where its norms sit, from replaying it on scaled inputs."""
     output_slope: float
+    """Slope of log |f(ax)| over log a at large a: 1 keeps the residual stream, 0 normalizes it."""
     branch_slope: float
+    """The same for the branch f(ax) - ax: 0 behind a norm, 1 without one."""
     rows_normalized: bool | None
+    """Rows leaving the block have one length each, once gain and bias are undone, as behind a norm; None where
+    output_slope is near 1."""
     stream_in: RowStatistics
+    """Statistics of the residual stream entering."""
     stream_out: RowStatistics
+    """Statistics of the residual stream leaving."""
     branch_share: float = math.nan
+    """|f(x) - x| over |x| of the median row, where its norms were looked for; NaN if that was not seen."""
     cosine: float = math.nan
+    """Between f(x) and x, of the median row."""
     peak: Peak | None = None
+    """The largest element that leaves it; None where it was not looked up, as while training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """The logits of one attention call.
-
-    Attributes:
-        path: Path of the module that made the call.
-        block: Index of its block, or None.
-        source: "sdpa" (queries and keys seen) or "softmax" (the logits themselves seen).
-        heads: Number of query heads.
-        head_dim: Features a head; 0 where only the logits were seen.
-        bound: Largest |q| times largest |k| times the softmax scale, over heads: no logit exceeds it in magnitude.
-            Where only the logits were seen, their largest magnitude.
-        bounds: The same a head.
-        sampled_max: Largest magnitude of an exact logit over the sampled query rows and their allowed keys.
-        sampled_rows: Query rows sampled, a head counted once each.
-        entropy: Mean entropy of the sampled rows' attention, in nats.
-        entropy_min: Smallest mean entropy of a head, in nats.
-        uniform_entropy: Mean of log(allowed keys) over the same rows: what uniform attention would have.
-        spreads: How far a row's largest logit lies above the mean of its allowed keys' logits, mean over the sampled
-            rows of a head with two keys or more; NaN without one. What is added to a whole row, as by a key bias
-            without a rotation, changes neither this nor the softmax; additive masks do not enter where queries and
-            keys were seen.
-        saturations: Share of the same rows in which one key takes more than 99 % of the attention.
-    """
+    """The logits of one attention call."""
 
     path: str
+    """Path of the module that made the call."""
     block: int | None
+    """Index of its block, or None."""
     source: Literal["sdpa", "softmax"]
+    """"sdpa" (queries and keys seen) or "softmax" (the logits themselves seen)."""
     heads: int
+    """Number of query heads."""
     head_dim: int
+    """Features a head; 0 where only the logits were seen."""
     bound: float
+    """Largest |q| times largest |k| times the softmax scale, over heads: no logit exceeds it in magnitude. Where only
+    the logits were seen, their largest magnitude."""
     bounds: tuple[float, ...]
+    """The same a head."""
     sampled_max: float
+    """Largest magnitude of an exact logit over the sampled query rows and their allowed keys."""
     sampled_rows: int
+    """Query rows sampled, a head counted once each."""
     entropy: float
+    """Mean entropy of the sampled rows' attention, in nats."""
     entropy_min: float
+    """Smallest mean entropy of a head, in nats."""
     uniform_entropy: float
+    """Mean of log(allowed keys) over the same rows: what uniform attention would have."""
     spreads: tuple[float, ...] = ()
+    """How far a row's largest logit lies above the mean of its allowed keys' logits, mean over the sampled rows of a
+    head with two keys or more; NaN without one. What is added to a whole row, as by a key bias without a rotation,
+    changes neither this nor the softmax; additive masks do not enter where queries and keys were seen."""
     saturations: tuple[float, ...] = ()
+    """Share of the same rows in which one key takes more than 99 % of the attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something is wrong, or may be: what, where, how much, why it matters and what to do.
-
-    Attributes:
-        rule: Identifier of the rule, as in "A1".
-        title: One line.
-        severity: How bad.
-        sites: Paths it applies to, in forward order; all sites of one cause are one finding.
-        measured: The measured value, in words with its unit.
-        threshold: What it was held against.
-        source: Where the threshold comes from.
-        evidence: One line for each site or the most telling ones.
-        why: Why it matters.
-        remedy: What to do, most likely cure first.
-        confirm: How to confirm it.
-        page: Address of the rule's page in the documentation.
-    """
+    """Something is wrong, or may be: what, where, how much, why it matters and what to do."""
 
     rule: str
+    """Identifier of the rule, as in "A1"."""
     title: str
+    """One line."""
     severity: Severity
+    """How bad."""
     sites: tuple[str, ...]
+    """Paths it applies to, in forward order; all sites of one cause are one finding."""
     measured: str
+    """The measured value, in words with its unit."""
     threshold: str
+    """What it was held against."""
     source: str
+    """Where the threshold comes from."""
     evidence: tuple[str, ...]
+    """One line for each site or the most telling ones."""
     why: str
+    """Why it matters."""
     remedy: tuple[str, ...]
+    """What to do, most likely cure first."""
     confirm: str
+    """How to confirm it."""
     page: str = ""
+    """Address of the rule's page in the documentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What became of one rule: clean rules are shown too.
-
-    Attributes:
-        rule: Identifier of the rule.
-        title: What it looks for.
-        status: "clean", "finding", "not checked", or "not applicable" where there was nothing to look at.
-        reason: Why it was not checked or not applicable; empty otherwise.
-        needs_run: Not checked, as it shows only in a training run or a training step.
-    """
+    """What became of one rule: clean rules are shown too."""
 
     rule: str
+    """Identifier of the rule."""
     title: str
+    """What it looks for."""
     status: Status
+    """"clean", "finding", "not checked", or "not applicable" where there was nothing to look at."""
     reason: str = ""
+    """Why it was not checked or not applicable; empty otherwise."""
     needs_run: bool = False
+    """Not checked, as it shows only in a training run or a training step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What was inspected.
-
-    Attributes:
-        name: As the user called it.
-        class_name: Class of the model.
-        architecture: `model_type` of its config, or "" without one.
-        parameters: Number of parameters.
-        dtype: Of the parameters, as in "float32".
-        width: Features of the residual stream, or 0 if no block was found.
-        source: What was run through it, as in "demo text" or "random token ids, seed 0".
-        tokens: Tokens that entered statistics.
-        padding: Tokens left out as padding.
-        loss: Mean cross-entropy of the next token in nats, of a causal language model; NaN of any other.
-        distinct: Distinct token ids among those that entered statistics; None where the batches hold none.
-    """
+    """What was inspected."""
 
     name: str
+    """As the user called it."""
     class_name: str
+    """Class of the model."""
     architecture: str
+    """`model_type` of its config, or "" without one."""
     parameters: int
+    """Number of parameters."""
     dtype: str
+    """Dtype of the parameters, as in "float32"."""
     width: int
+    """Features of the residual stream, or 0 if no block was found."""
     source: str
+    """What was run through it, as in "demo text" or "random token ids, seed 0"."""
     tokens: int
+    """Tokens that entered statistics."""
     padding: int
+    """Tokens left out as padding."""
     loss: float = math.nan
+    """Mean cross-entropy of the next token in nats, of a causal language model; NaN of any other."""
     distinct: int | None = None
+    """Distinct token ids among those that entered statistics; None where the batches hold none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """The result of `normkit.inspect`: every site, block and attention, and what the rules found.
-
-    Attributes:
-        model: What was inspected.
-        sites: The norms, in forward order.
-        blocks: The repeated blocks, in forward order.
-        attentions: The attention calls, in forward order.
-        final_norm: Path of the norm between the last block and what reads it, or None if there is none.
-        recurring_outliers: Pairs (feature index, paths) of gain outliers seen at the same index of several sites.
-        walk: One token's way through a norm, or None.
-        findings: Worst first.
-        checks: One a rule, in the rules' order.
-        unrecognised: Modules that change scale like a norm and are none that a spec describes, with the reason.
-        selections: Which keys of one text are selectable, an attention call each; empty where none was tried.
-        training: What was seen of a training run; None where the model was only run.
-        foldedness: How far its weights are from folded and centred; None where that is not known.
-        foldedness_unknown: Why not, as of a family that is not declared; "" where it is, or was not asked.
-    """
+    """The result of `normkit.inspect`: every site, block and attention, and what the rules found."""
 
     model: ModelFacts
+    """What was inspected."""
     sites: tuple[Site, ...]
+    """The norms, in forward order."""
     blocks: tuple[Block, ...]
+    """The repeated blocks, in forward order."""
     attentions: tuple[Attention, ...]
+    """The attention calls, in forward order."""
     final_norm: str | None
+    """Path of the norm between the last block and what reads it, or None if there is none."""
     recurring_outliers: tuple[tuple[int, tuple[str, ...]], ...]
+    """Pairs (feature index, paths) of gain outliers seen at the same index of several sites."""
     walk: Walk | None
+    """One token's way through a norm, or None."""
     findings: tuple[Finding, ...]
+    """Worst first."""
     checks: tuple[Check, ...]
+    """One a rule, in the rules' order."""
     unrecognised: tuple[tuple[str, str], ...]
+    """Modules that change scale like a norm and are none that a spec describes, with the reason."""
     selections: tuple[KeySelection, ...] = ()
+    """Which keys of one text are selectable, an attention call each; empty where none was tried."""
     training: Training | None = None
+    """What was seen of a training run; None where the model was only run."""
     foldedness: Foldedness | None = None
+    """How far its weights are from folded and centred; None where that is not known."""
     foldedness_unknown: str = ""
+    """Why not, as of a family that is not declared; "" where it is, or was not asked."""
 
     @property
     def worst(self) -> Severity | None:

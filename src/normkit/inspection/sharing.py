@@ -14,18 +14,15 @@ from normkit.inspection.structure import Structure
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How one norm is shared.
-
-    Attributes:
-        calls: Calls in one forward pass.
-        around: Calls of what is around it; a block that runs several times calls each of its norms as often, and so
-            does a recurrence, in which the matrices beside a norm are called as often as it is.
-        twins: Other paths with the same module, or with a module that has the same parameter.
-    """
+    """How one norm is shared."""
 
     calls: int
+    """Calls in one forward pass."""
     around: int
+    """Calls of what is around it; a block that runs several times calls each of its norms as often, and so does a
+    recurrence, in which the matrices beside a norm are called as often as it is."""
     twins: tuple[str, ...]
+    """Other paths with the same module, or with a module that has the same parameter."""
 
 
 def find_shared(model: nn.Module, structure: Structure) -> dict[str, Sharing]:

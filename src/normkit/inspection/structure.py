@@ -28,35 +28,32 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Structure:
-    """What a model is made of.
-
-    Attributes:
-        called: The forward pass that showed it.
-        sites: The norms, in forward order.
-        others: Norms that no spec describes.
-        blocks: The repeated blocks, in forward order.
-        sweeps: What replaying each block on scaled inputs said, one a block.
-        roles: What each norm does, by path.
-        final_norm: Path of the norm after the last block, or None.
-        forward_calls: Calls of each norm in that pass, by path.
-        handwritten: Places where rows are normalized by no norm that was found.
-        unread: Norms whose output nothing reads.
-        constant: Branches in blocks that add the same vector to every row.
-        input_hooks: Norms whose input is changed by a hook before it comes in.
-    """
+    """What a model is made of."""
 
     called: Trace
+    """The forward pass that showed it."""
     sites: tuple[NormSite, ...]
+    """The norms, in forward order."""
     others: tuple[OtherNorm, ...]
+    """Norms that no spec describes."""
     blocks: tuple[BlockCall, ...]
+    """The repeated blocks, in forward order."""
     sweeps: tuple[BlockSweep, ...]
+    """What replaying each block on scaled inputs said, one a block."""
     roles: Mapping[str, Role]
+    """What each norm does, by path."""
     final_norm: str | None
+    """Path of the norm after the last block, or None."""
     forward_calls: Mapping[str, int]
+    """Calls of each norm in that pass, by path."""
     handwritten: tuple[HandwrittenNorm, ...] = ()
+    """Places where rows are normalized by no norm that was found."""
     unread: tuple[str, ...] = ()
+    """Norms whose output nothing reads."""
     constant: tuple[str, ...] = ()
+    """Branches in blocks that add the same vector to every row."""
     input_hooks: tuple[InputHook, ...] = ()
+    """Norms whose input is changed by a hook before it comes in."""
 
     def dtypes(self, site: NormSite) -> tuple[torch.dtype, torch.dtype]:
         """Of what entered and left a norm in that pass."""

@@ -107,19 +107,15 @@ QUIET = ("asked", "a look on the way", "end of the run")
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One quantity at one place over the steps at which it was measured.
-
-    Attributes:
-        quantity: What.
-        path: Where: a module, or a parameter; "" for the whole model.
-        steps: Optimizer steps, from 0, in ascending order.
-        values: One a step; NaN or infinite where the number itself was.
-    """
+    """One quantity at one place over the steps at which it was measured."""
 
     quantity: Quantity
     path: str
+    """Where: a module, or a parameter; "" for the whole model."""
     steps: tuple[int, ...]
+    """Optimizer steps, from 0, in ascending order."""
     values: tuple[float, ...]
+    """One a step; NaN or infinite where the number itself was."""
 
     @property
     def last(self) -> float:
@@ -129,199 +125,177 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One parameter as the optimizer has it, at the last report.
-
-    Attributes:
-        path: Its name in the model.
-        kind: "gain" and "bias of a norm" by the module that was identified, never by name.
-        site: Path of the norm it belongs to, or "".
-        block: Index of its block, or None.
-        size: Number of elements, all shards together.
-        dtype: As in "float32".
-        trained: It requires a gradient and one of the optimizers holds it.
-        gradient_steps: Steps in which it had a gradient.
-        first_spread: Of a gain, the standard deviation of its elements at the first report; NaN of others.
-        moved_steps: Steps in which an optimizer changed at least one element of a sample of it; -1: not counted.
-        learning_rate: Of its group; NaN outside the optimizers.
-        weight_decay: Of its group; NaN outside the optimizers.
-        rms: Of its elements.
-        gradient_rms: Of its gradient's elements at the last report; NaN without one.
-        update_ratio: rms of the last measured update over its own rms; NaN where none was measured.
-        first_update_ratio: The same of the first measured update.
-        optimizer_eps_share: Share of its elements whose gradient rms, as Adam holds it, is below ten times Adam's eps;
-            NaN for other optimizers.
-        is_scale_invariant: Verified by behaviour: the model's output does not change when it is scaled.
-        cosine: Between its elements and their gradient, where it is scale invariant; else NaN.
-        rank_spread: Largest relative difference of its elements' checksum between ranks that should hold the same; 0
-            in one process.
-        gradient_rank_spread: The same of its gradient, before the optimizer's step.
-    """
+    """One parameter as the optimizer has it, at the last report."""
 
     path: str
+    """Its name in the model."""
     kind: ParameterKind
+    """"gain" and "bias of a norm" by the module that was identified, never by name."""
     site: str
+    """Path of the norm it belongs to, or ""."""
     block: int | None
+    """Index of its block, or None."""
     size: int
+    """Number of elements, all shards together."""
     dtype: str
+    """As in "float32"."""
     trained: bool
+    """It requires a gradient and one of the optimizers holds it."""
     gradient_steps: int
+    """Steps in which it had a gradient."""
     learning_rate: float
+    """Learning rate of its group; NaN outside the optimizers."""
     weight_decay: float
+    """Weight decay of its group; NaN outside the optimizers."""
     rms: float
+    """Root mean square of its elements."""
     gradient_rms: float
+    """Gradient rms of its gradient's elements at the last report; NaN without one."""
     update_ratio: float
+    """rms of the last measured update over its own rms; NaN where none was measured."""
     first_update_ratio: float
+    """The same of the first measured update."""
     optimizer_eps_share: float = math.nan
+    """Share of its elements whose gradient rms, as Adam holds it, is below ten times Adam's eps; NaN for other
+    optimizers."""
     first_spread: float = math.nan
+    """First spread of a gain, the standard deviation of its elements at the first report; NaN of others."""
     moved_steps: int = -1
+    """Steps in which an optimizer changed at least one element of a sample of it; -1: not counted."""
     is_scale_invariant: bool = False
+    """Verified by behaviour: the model's output does not change when it is scaled."""
     cosine: float = math.nan
+    """Between its elements and their gradient, where it is scale invariant; else NaN."""
     rank_spread: float = 0.0
+    """Largest relative difference of its elements' checksum between ranks that should hold the same; 0 in one process.
+    """
     gradient_rank_spread: float = 0.0
+    """The same of its gradient, before the optimizer's step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A parameter that was another when a step's gradients were complete than the optimizer had left it.
-
-    Attributes:
-        step: The step before whose gradients it was changed.
-        path: The parameter.
-        ratio: rms of the change over its rms before.
-        factor: Its rms after over its rms before.
-    """
+    """A parameter that was another when a step's gradients were complete than the optimizer had left it."""
 
     step: int
+    """The step before whose gradients it was changed."""
     path: str
+    """The parameter."""
     ratio: float
+    """rms of the change over its rms before."""
     factor: float
+    """Its rms after over its rms before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A plain number of a norm's module, such as its eps, that is another than when the watch began.
-
-    Attributes:
-        path: The norm.
-        name: Of the module's attribute.
-        before: What it was.
-        after: What it is.
-        step: The first measured step behind which it was seen.
-    """
+    """A plain number of a norm's module, such as its eps, that is another than when the watch began."""
 
     path: str
     name: str
+    """Name of the module's attribute."""
     before: float
+    """What it was."""
     after: float
+    """What it is."""
     step: int
+    """The first measured step behind which it was seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A norm or block that ran, or a weight that had a gradient, and no longer does.
-
-    Attributes:
-        kind: "norm", "block" or "gradient".
-        path: The norm, block or parameter.
-        step: The first step without.
-        before: Steps in which it did.
-        since: Steps in which it did not, up to the last that was measured.
-    """
+    """A norm or block that ran, or a weight that had a gradient, and no longer does."""
 
     kind: Literal["norm", "block", "gradient"]
+    """"norm", "block" or "gradient"."""
     path: str
+    """The norm, block or parameter."""
     step: int
+    """The first step without."""
     before: int
+    """Steps in which it did."""
     since: int
+    """Steps in which it did not, up to the last that was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where and when it began.
-
-    Attributes:
-        kind: What moved first.
-        step: In which optimizer step, from 0.
-        path: At which norm, block, attention or parameter; "" where only the whole model tells.
-        detail: The measured values, in words.
-    """
+    """Where and when it began."""
 
     kind: OriginKind
+    """What moved first."""
     step: int
+    """In which optimizer step, from 0."""
     path: str
+    """At which norm, block, attention or parameter; "" where only the whole model tells."""
     detail: str
+    """The measured values, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One of the five questions, answered with numbers.
-
-    Attributes:
-        question: As it is asked.
-        verdict: "yes", "no" or "unknown".
-        detail: The numbers, in a sentence or two; what is missing where it is unknown.
-        places: Paths it is about, the worst first.
-    """
+    """One of the five questions, answered with numbers."""
 
     question: str
+    """As it is asked."""
     verdict: Verdict
+    """"yes", "no" or "unknown"."""
     detail: str
+    """The numbers, in a sentence or two; what is missing where it is unknown."""
     places: tuple[str, ...] = ()
+    """Paths it is about, the worst first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A run as it was watched.
-
-    Attributes:
-        steps: Optimizer steps seen.
-        every: Steps between two measurements of all norms.
-        reports: Measurements of all norms.
-        reason: Why this was written: one of `QUIET`, what broke, or the title of the worst error of the rules.
-        reason_step: The step at which that was noticed.
-        ranks: Processes whose numbers are pooled here.
-        observer: What the watch proved of itself at the start, in one line.
-        remarks: What could not be watched, and why, one line each.
-        optimizers: One line each: class, learning rate, parameters.
-        series: All series, of the whole run or its last part.
-        parameters: In the model's order.
-        worst: The worst severity of its findings, or "".
-        tokens: Tokens that the run was trained on, or samples where they are no tokens; 0 where that is not known.
-        changes: Parameters that were changed by something else than an optimizer.
-        settings: Settings of norms that changed.
-        stopped: Norms and blocks that no longer run, and weights that no longer have a gradient.
-        skipped: Steps with NaN or infinite gradients that no optimizer took.
-        broken: Parameters that held NaN or infinity already when such a value was first seen, in the model's order.
-        vocabulary: Entries of the output, where the loss can be compared with the logarithm of that; else 0.
-        origin: Where it began, or None where nothing moved.
-        answers: The five questions in order.
-        first_change: What to change first, most likely cure first.
-        confirm: How to confirm it.
-    """
+    """A run as it was watched."""
 
     steps: int
+    """Optimizer steps seen."""
     every: int
+    """Steps between two measurements of all norms."""
     reports: int
+    """Measurements of all norms."""
     reason: str
+    """Why this was written: one of `QUIET`, what broke, or the title of the worst error of the rules."""
     reason_step: int
+    """The step at which that was noticed."""
     ranks: int
+    """Processes whose numbers are pooled here."""
     observer: str
+    """What the watch proved of itself at the start, in one line."""
     remarks: tuple[str, ...]
+    """What could not be watched, and why, one line each."""
     optimizers: tuple[str, ...]
+    """One line each: class, learning rate, parameters."""
     series: tuple[Series, ...]
+    """All series, of the whole run or its last part."""
     parameters: tuple[Parameter, ...]
+    """In the model's order."""
     vocabulary: int
+    """Entries of the output, where the loss can be compared with the logarithm of that; else 0."""
     worst: str = ""
+    """The worst severity of its findings, or ""."""
     tokens: int = 0
+    """Tokens that the run was trained on, or samples where they are no tokens; 0 where that is not known."""
     changes: tuple[Change, ...] = ()
+    """Parameters that were changed by something else than an optimizer."""
     settings: tuple[Setting, ...] = ()
+    """Settings of norms that changed."""
     stopped: tuple[Stop, ...] = ()
+    """Norms and blocks that no longer run, and weights that no longer have a gradient."""
     skipped: tuple[int, ...] = ()
+    """Steps with NaN or infinite gradients that no optimizer took."""
     broken: tuple[str, ...] = ()
+    """Parameters that held NaN or infinity already when such a value was first seen, in the model's order."""
     origin: Origin | None = None
+    """Where it began, or None where nothing moved."""
     answers: tuple[Answer, ...] = ()
+    """The five questions in order."""
     first_change: tuple[str, ...] = ()
+    """What to change first, most likely cure first."""
     confirm: str = ""
+    """How to confirm it."""
 
     @property
     def has_skipped(self) -> bool:

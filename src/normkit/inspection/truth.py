@@ -21,19 +21,16 @@ AffineRows = tuple[Tensor | None, Tensor | None]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowTruth:
-    """A norm's formula in float64, with its gain and bias as they act.
-
-    Attributes:
-        spec: What the norm computes.
-        weight: Effective gain, in its module's shape, or None.
-        bias: Bias, likewise.
-        dtype: Of the gain as it is stored; None without one.
-    """
+    """A norm's formula in float64, with its gain and bias as they act."""
 
     spec: NormSpec
+    """What the norm computes."""
     weight: Tensor | None
+    """Effective gain, in its module's shape, or None."""
     bias: Tensor | None
+    """Bias, likewise."""
     dtype: torch.dtype | None = None
+    """Dtype of the gain as it is stored; None without one."""
 
     @classmethod
     def of(cls, passport: Passport) -> RowTruth | None:

@@ -11,31 +11,28 @@ from typing import NamedTuple
 
 
 class Conventions(NamedTuple):
-    """The conventions of a spec as small whole numbers, which an operator takes packed into one.
-
-    Attributes:
-        centre: 1 if the mean is subtracted.
-        eps_placement: 0 inside, 1 outside, 2 as a clamp.
-        divisor: 0 n, 1 n - 1, 2 one.
-        sqrt_n: 1 if the row is multiplied by sqrt(n).
-        cast: 0 late, 1 early, 2 to the weight's dtype.
-        round_rstd: 1 if 1/s is rounded to the input's dtype.
-        offset_in_parameter_dtype: 1 if the gain's offset is added there.
-        machine_eps: 1 if eps is the machine epsilon of the arithmetic, whatever the operator's eps.
-        output: dtype of y: 0 the input's, 1 promoted with the parameters', 2 the weight's.
-        axes: How many trailing axes are a row.
-    """
+    """The conventions of a spec as small whole numbers, which an operator takes packed into one."""
 
     centre: int
+    """1 if the mean is subtracted."""
     eps_placement: int
+    """0 inside, 1 outside, 2 as a clamp."""
     divisor: int
+    """0 n, 1 n - 1, 2 one."""
     sqrt_n: int
+    """1 if the row is multiplied by sqrt(n)."""
     cast: int
+    """0 late, 1 early, 2 to the weight's dtype."""
     round_rstd: int
+    """1 if 1/s is rounded to the input's dtype."""
     offset_in_parameter_dtype: int
+    """1 if the gain's offset is added there."""
     machine_eps: int
+    """1 if eps is the machine epsilon of the arithmetic, whatever the operator's eps."""
     output: int
+    """dtype of y: 0 the input's, 1 promoted with the parameters', 2 the weight's."""
     axes: int
+    """How many trailing axes are a row."""
 
     def packed(self) -> int:
         """All of them in one number, the first in the lowest bits."""

@@ -28,9 +28,9 @@ class Kind(NamedTuple):
     eps: float
     offset: float
     sizes: tuple[int, ...]
-    """Of the axes that form one row."""
+    """Sizes of the axes that form one row."""
     dtypes: tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None]
-    """Of x, residual, gain and bias; None for a tensor that is absent."""
+    """Dtypes of x, residual, gain and bias; None for a tensor that is absent."""
     has_gradient: bool
     """Backward is checked too."""
 

@@ -11,19 +11,15 @@ from normkit.inspection.rules.rule import Hit, evidence_lines, worst
 
 @dataclass(frozen=True)
 class Case:
-    """One place that deviates.
-
-    Attributes:
-        path: Where.
-        severity: How bad.
-        effect: By how much, to sort by; of one rule's cases alike.
-        line: In words.
-    """
+    """One place that deviates."""
 
     path: str
     severity: Severity
+    """How bad."""
     effect: float
+    """By how much, to sort by; of one rule's cases alike."""
     line: str
+    """In words."""
 
 
 def hit(cases: Sequence[Case], measured: str, noun: str = "norm") -> Hit | None:

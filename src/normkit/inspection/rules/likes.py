@@ -16,17 +16,14 @@ _FEWEST, _MOST = 3, 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class Majority:
-    """What most of the norms like one compute, which it does not.
-
-    Attributes:
-        spec: What they compute.
-        agreeing: How many of them do.
-        others: How many there are.
-    """
+    """What most of the norms like one compute, which it does not."""
 
     spec: NormSpec
+    """What they compute."""
     agreeing: int
+    """How many of them do."""
     others: int
+    """How many there are."""
 
     @property
     def words(self) -> str:

@@ -42,54 +42,51 @@ CAUSES = ("F16", "F17", "F18", "F19", "F20", "F21", "F22", "F23", "F24", "F26")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that was measured on one model: the input of every rule.
-
-    Attributes:
-        model: What was inspected.
-        sites: The norms, in forward order.
-        blocks: The repeated blocks, in forward order.
-        attentions: The attention calls, in forward order.
-        final_norm: Path of the norm between the last block and what reads it, or None.
-        intent: What the model's configuration asks for, or None if that is unknown.
-        passports: What was found out about each norm, by path.
-        others: Norms that no spec describes: batch norms, gated norms and others.
-        baseline: What an earlier run of this model was seen to do, or what the user declared; None without one.
-        training: What was seen of a training run, or None.
-        leaks: Rows that moved when others, which they should not know of, were changed; None where it was not tried.
-        shared: Norms that serve several places, by path.
-        ungathered: Batch norms that were trained or loaded without running statistics, by path.
-        called: Paths of the modules that a forward pass called; empty where that was not seen.
-        patches: Code that stands where a library's own norm is expected; None where that was not looked at.
-        handwritten: Places where rows are normalized by no norm that was found.
-        row_scatter: How much more the rows of the model's matrices differ in length than those of fresh weights do, as
-            `matrices.row_scatter` measures it; NaN where it was not.
-        broken: Parameters and buffers that hold NaN or infinity, with how many of each; of a run that is not watched.
-        unread: Norms whose output nothing reads.
-        constant: Branches in blocks that add the same vector to every row.
-        input_hooks: Norms whose input is changed by a hook before it comes in.
-    """
+    """All that was measured on one model: the input of every rule."""
 
     model: ModelFacts
+    """What was inspected."""
     sites: tuple[Site, ...]
+    """The norms, in forward order."""
     blocks: tuple[Block, ...]
+    """The repeated blocks, in forward order."""
     attentions: tuple[Attention, ...]
+    """The attention calls, in forward order."""
     final_norm: str | None
+    """Path of the norm between the last block and what reads it, or None."""
     intent: Intent | None
+    """What the model's configuration asks for, or None if that is unknown."""
     passports: Mapping[str, Passport] = field(default_factory=dict)
+    """What was found out about each norm, by path."""
     others: tuple[OtherNorm, ...] = ()
+    """Norms that no spec describes: batch norms, gated norms and others."""
     baseline: Baseline | None = None
+    """What an earlier run of this model was seen to do, or what the user declared; None without one."""
     training: Training | None = None
+    """What was seen of a training run, or None."""
     leaks: tuple[Leak, ...] | None = None
+    """Rows that moved when others, which they should not know of, were changed; None where it was not tried."""
     shared: Mapping[str, Sharing] = field(default_factory=dict)
+    """Norms that serve several places, by path."""
     ungathered: tuple[str, ...] = ()
+    """Batch norms that were trained or loaded without running statistics, by path."""
     called: frozenset[str] = frozenset()
+    """Paths of the modules that a forward pass called; empty where that was not seen."""
     patches: tuple[Patch, ...] | None = None
+    """Code that stands where a library's own norm is expected; None where that was not looked at."""
     handwritten: tuple[HandwrittenNorm, ...] = ()
+    """Places where rows are normalized by no norm that was found."""
     row_scatter: float = math.nan
+    """How much more the rows of the model's matrices differ in length than those of fresh weights do, as
+    `matrices.row_scatter` measures it; NaN where it was not."""
     broken: tuple[tuple[str, int], ...] = ()
+    """Parameters and buffers that hold NaN or infinity, with how many of each; of a run that is not watched."""
     unread: tuple[str, ...] = ()
+    """Norms whose output nothing reads."""
     constant: tuple[str, ...] = ()
+    """Branches in blocks that add the same vector to every row."""
     input_hooks: tuple[InputHook, ...] = ()
+    """Norms whose input is changed by a hook before it comes in."""
 
     def intended(self, site: Site) -> NormSpec | None:
         """What is meant at this site; None if that is unknown.
@@ -185,32 +182,26 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """A rule's answer when something is wrong; all sites of one cause are one hit.
-
-    Attributes:
-        severity: How bad.
-        sites: Paths it applies to, in forward order.
-        measured: The measured value, in words with its unit.
-        evidence: A line for each of the most telling sites.
-    """
+    """A rule's answer when something is wrong; all sites of one cause are one hit."""
 
     severity: Severity
+    """How bad."""
     sites: tuple[str, ...]
+    """Paths it applies to, in forward order."""
     measured: str
+    """The measured value, in words with its unit."""
     evidence: tuple[str, ...]
+    """A line for each of the most telling sites."""
 
 
 @dataclass(frozen=True)
 class NotChecked:
-    """A rule's answer when it cannot decide.
-
-    Attributes:
-        reason: Why, in a few words.
-        needs_run: It shows in a training run, or in one training step, and nowhere else.
-    """
+    """A rule's answer when it cannot decide."""
 
     reason: str
+    """Why, in a few words."""
     needs_run: bool = False
+    """It shows in a training run, or in one training step, and nowhere else."""
 
 
 Outcome = Hit | NotChecked | None
@@ -223,37 +214,33 @@ Subject = Literal["norms", "other norms", "blocks", "attentions", "run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing that goes wrong with norms, and how to see it.
-
-    Attributes:
-        id: As in "A1": the letter is the group.
-        title: What is wrong, in one line.
-        severity: The worst it reports.
-        threshold: What the measured value is held against.
-        source: Where the threshold and the fault come from.
-        why: Why it matters.
-        remedy: What to do, most likely cure first.
-        confirm: How to confirm it.
-        check: Looks at the facts.
-        follows: Rules that name the cause where both find something: this one is then listed behind them, unless it is
-            worse than they are.
-        looks_at: What it judges: where none of it was found, the rule is not applicable, and not clean.
-        is_of_text: What it looks at depends on the text as much as on the model: on too few distinct tokens it is a
-            note at most.
-    """
+    """One thing that goes wrong with norms, and how to see it."""
 
     id: str
+    """As in "A1": the letter is the group."""
     title: str
+    """What is wrong, in one line."""
     severity: Severity
+    """The worst it reports."""
     threshold: str
+    """What the measured value is held against."""
     source: str
+    """Where the threshold and the fault come from."""
     why: str
+    """Why it matters."""
     remedy: tuple[str, ...]
+    """What to do, most likely cure first."""
     confirm: str
+    """How to confirm it."""
     check: Callable[[Facts], Outcome]
+    """Looks at the facts."""
     follows: tuple[str, ...] = ()
+    """Rules that name the cause where both find something: this one is then listed behind them, unless it is worse than
+    they are."""
     looks_at: tuple[Subject, ...] = ("norms",)
+    """What it judges: where none of it was found, the rule is not applicable, and not clean."""
     is_of_text: bool = False
+    """What it looks at depends on the text as much as on the model: on too few distinct tokens it is a note at most."""
 
     @property
     def page(self) -> str:

@@ -28,23 +28,20 @@ _BYTES_AHEAD = 48 * 1024
 
 @dataclass(frozen=True)
 class Tiling:
-    """What one program takes.
-
-    Attributes:
-        rows: Rows at a time.
-        columns: Columns at a time, a power of two.
-        tiles: How often so many rows, one after the other.
-        warps: Warps of 32 threads that share a tile.
-        stages: Tiles in flight: 1 loads each when its turn comes.
-        is_whole: A tile holds whole rows; else rows are taken in pieces of `columns`.
-    """
+    """What one program takes."""
 
     rows: int
+    """Rows at a time."""
     columns: int
+    """Columns at a time, a power of two."""
     tiles: int
+    """How often so many rows, one after the other."""
     warps: int
+    """Warps of 32 threads that share a tile."""
     stages: int
+    """Tiles in flight: 1 loads each when its turn comes."""
     is_whole: bool
+    """A tile holds whole rows; else rows are taken in pieces of `columns`."""
 
     @property
     def rows_per_block(self) -> int:

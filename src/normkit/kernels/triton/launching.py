@@ -13,21 +13,18 @@ Run = Callable[[Tensors], None]
 
 
 class Launch(NamedTuple):
-    """A kernel and all it is called with but the tensors.
-
-    Attributes:
-        kernel: The Triton function.
-        programs: How many run.
-        numbers: Its arguments after the tensors.
-        constants: Its compile-time arguments, by name.
-        warps: Warps a program.
-    """
+    """A kernel and all it is called with but the tensors."""
 
     kernel: Any
+    """The Triton function."""
     programs: int
+    """How many run."""
     numbers: tuple[int, ...]
+    """Its arguments after the tensors."""
     constants: dict[str, Any]
+    """Its compile-time arguments, by name."""
     warps: int
+    """Warps a program."""
 
 
 def capture(launch: Launch, tensors: Tensors) -> None:

@@ -13,17 +13,14 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """How the rows of some tensors of one shape lie.
-
-    Attributes:
-        rows: How many there are.
-        inner: Rows are counted by i * inner + j; 1 where one stride is enough.
-        strides: Of each tensor its stride of i, and of j: in elements, the second alone where inner is 1.
-    """
+    """How the rows of some tensors of one shape lie."""
 
     rows: int
+    """How many there are."""
     inner: int
+    """Rows are counted by i * inner + j; 1 where one stride is enough."""
     strides: tuple[tuple[int, int], ...]
+    """Strides of each tensor its stride of i, and of j: in elements, the second alone where inner is 1."""
 
     @property
     def is_nested(self) -> bool:

@@ -28,21 +28,18 @@ from normkit.kernels.triton.program import Program
 
 
 class _Plan(NamedTuple):
-    """What a call comes to.
-
-    Attributes:
-        program: Its arithmetic.
-        copies: Which inputs are copied first.
-        rows: How many there are.
-        launches: Forward's one, or backward's; None where torch's own kernel computes.
-        runs: The same compiled, each when it first ran.
-    """
+    """What a call comes to."""
 
     program: Program
+    """Its arithmetic."""
     copies: tuple[bool, ...]
+    """Which inputs are copied first."""
     rows: int
+    """How many there are."""
     launches: Any
+    """Forward's one, or backward's; None where torch's own kernel computes."""
     runs: dict[int, Run]
+    """The same compiled, each when it first ran."""
 
 
 _MOST_PLANS = 4096

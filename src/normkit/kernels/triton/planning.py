@@ -124,19 +124,16 @@ def forward_launch(of: Program, laid: Layout, has_residual: bool, itemsizes: int
 
 
 class Backward(NamedTuple):
-    """The launches of a backward pass.
-
-    Attributes:
-        row_sums: Of the two sums of each row, where rows are taken in pieces and dx is wanted.
-        differentiate: Of dx, and of the sums of each block.
-        add: Of these sums, where a gradient of gain or bias is wanted.
-        blocks: How many lines of sums there are.
-    """
+    """The launches of a backward pass."""
 
     row_sums: Launch | None
+    """Row sums of the two sums of each row, where rows are taken in pieces and dx is wanted."""
     differentiate: Launch
+    """Differentiate of dx, and of the sums of each block."""
     add: Launch | None
+    """Add of these sums, where a gradient of gain or bias is wanted."""
     blocks: int
+    """How many lines of sums there are."""
 
 
 def backward_launches(

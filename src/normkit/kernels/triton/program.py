@@ -16,39 +16,36 @@ _MACHINE_EPS = 2.0**-23
 
 
 class Program(NamedTuple):
-    """The arithmetic of one norm of one width.
-
-    Attributes:
-        n: Features of a row.
-        centre: The mean is subtracted.
-        eps: In units of x squared, or of x where it is outside the root or a clamp.
-        placement: 0 inside, 1 outside, 2 as a clamp.
-        divisor: Of the sum of squares.
-        factor: Of the normalized row.
-        most_power: The largest power of two that a row may be scaled by without losing its eps.
-        offset: Added to the gain.
-        offset_in_parameter: The sum is rounded to the gain's dtype.
-        round_rstd: 1 / s and its product with the row are rounded to the input's dtype.
-        rounds: After how many of the steps "normalized", "times gain" and "plus bias" there is a cast.
-        cast_to_weight: The cast is to the gain's dtype, else to the input's.
-        output: dtype of y.
-        wide: Something is float32: sums are taken in float64.
-    """
+    """The arithmetic of one norm of one width."""
 
     n: int
+    """Features of a row."""
     centre: bool
+    """The mean is subtracted."""
     eps: float
+    """In units of x squared, or of x where it is outside the root or a clamp."""
     placement: int
+    """0 inside, 1 outside, 2 as a clamp."""
     divisor: float
+    """Divisor of the sum of squares."""
     factor: float
+    """Factor of the normalized row."""
     most_power: float
+    """The largest power of two that a row may be scaled by without losing its eps."""
     offset: float
+    """Added to the gain."""
     offset_in_parameter: bool
+    """The sum is rounded to the gain's dtype."""
     round_rstd: bool
+    """1 / s and its product with the row are rounded to the input's dtype."""
     rounds: int
+    """After how many of the steps "normalized", "times gain" and "plus bias" there is a cast."""
     cast_to_weight: bool
+    """The cast is to the gain's dtype, else to the input's."""
     output: torch.dtype
+    """dtype of y."""
     wide: bool
+    """Something is float32: sums are taken in float64."""
 
     @property
     def aligned(self) -> int:
