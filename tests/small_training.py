@@ -102,16 +102,21 @@ class Run:
         *,
         after_backward: Callable[[Run], object] = lambda _: None,
         after_tell: Callable[[Run], object] = lambda _: None,
+        scaler: torch.amp.GradScaler | None = None,
         **arguments: Tensor,
     ) -> None:
         """One step of the plainest loop; two functions are called before and after the watch is told of it."""
         loss = self.loss(self.model if call is None else call, self.batch() if batch is None else batch, **arguments)
         self.optimizer.zero_grad()
-        loss.backward()
+        (loss if scaler is None else scaler.scale(loss)).backward()
         after_backward(self)
         self.tell(loss)
         after_tell(self)
-        self.optimizer.step()
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
 
     def tell(self, loss: Any) -> None:
         if self.watch is not None:

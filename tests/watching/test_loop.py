@@ -34,17 +34,9 @@ def test_how_much_of_the_gradient_is_left():
 
 
 def test_gradients_that_a_scaler_multiplied_are_not_clipped():
-    def body(run: Run) -> None:
-        run.optimizer.zero_grad()
-        loss = run.loss(run.model, run.batch())
-        run.scaler.scale(loss).backward()
-        run.tell(loss)
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
-
-    run = Run()
-    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    (kept,) = run.go(body=body, scaler=run.scaler).watch.inspection().training.of("gradient kept")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    run = Run().go(body=lambda run: run.step(scaler=scaler), scaler=scaler)
+    (kept,) = run.watch.inspection().training.of("gradient kept")
     assert kept.values == pytest.approx([1.0] * 4, rel=1e-5)
 
 

@@ -106,25 +106,12 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pyt
     reports = ReportFiles(tmp_path)
     reports.add(RunHistory())
     whole = (tmp_path / "history.jsonl").read_bytes()
-    original = Path.open
 
-    class Short:
-        def __init__(self, file: object) -> None:
-            self.file = file
-
-        def __enter__(self) -> Short:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.file, name)
-
+    class Short(io.FileIO):
         def write(self, content: bytes) -> int:
-            return self.file.write(content[:3])
+            return super().write(content[:3])
 
-    monkeypatch.setattr(Path, "open", lambda *args, **kwargs: Short(original(*args, **kwargs)))
+    monkeypatch.setattr(Path, "open", lambda path, mode, **_: Short(path, mode))
     with pytest.raises(OSError, match="space"):
         reports.add(RunHistory())
     assert (tmp_path / "history.jsonl").read_bytes() == whole

@@ -48,15 +48,9 @@ def texts(count: int) -> list[dict[str, Tensor]]:
     return [{"input_ids": row, "labels": row} for row in rows]
 
 
-def trained(
-    folder: Path,
-    callback: WatchCallback | None,
-    model: nn.Module | None = None,
-    kind: type[Trainer] = Trainer,
-    **arguments: Any,
-) -> Trainer:
+def trained(folder: Path, *given: Any, **arguments: Any) -> Trainer:
     """Train six steps; the Trainer logs the loss and the norm of the gradients before it clips."""
-    trainer = trainer_of(folder, callback, model, kind, **arguments)
+    trainer = trainer_of(folder, *given, **arguments)
     trainer.train()
     return trainer
 

@@ -185,33 +185,28 @@ def test_gradients_under_a_scaler_are_those_of_the_loss(given: int | None):
     """`step` before `unscale_` (None), after it (0), and with no unscaling by hand and clipping left out (1)."""
     scale = 2.0**10
 
-    def body(run: Run) -> None:
-        scaler = run.scaler
-        run.optimizer.zero_grad()
-        loss = run.loss(run.model, run.batch())
-        scaler.scale(loss).backward()
-        if given == 0:
-            scaler.unscale_(run.optimizer)
-            run.tell(loss)
-        else:
-            run.tell(loss)
+    def go(*, watched: bool) -> tuple[Run, list[float]]:
+        scaler, norms = torch.amp.GradScaler("cpu", init_scale=scale), []
+
+        def before(run: Run) -> None:
+            if given == 0:
+                scaler.unscale_(run.optimizer)
+
+        def after(run: Run) -> None:
             if given is None:
                 scaler.unscale_(run.optimizer)
-        run.norms.append(_gradient_norm(run.model) / (scale if given == 1 else 1))
-        scaler.step(run.optimizer)
-        scaler.update()
+            norms.append(_gradient_norm(run.model) / (scale if given == 1 else 1))
 
-    def run(watched: bool) -> Run:
-        made = Run()
-        made.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        made.norms = []
-        return made.go(watched=watched, body=body, scaler=made.scaler)
+        def body(run: Run) -> None:
+            run.step(scaler=scaler, after_backward=before, after_tell=after)
 
-    watched = run(True)
-    assert_same(run(False), watched)
-    training = watched.watch.inspection().training
+        return Run().go(watched=watched, body=body, scaler=scaler), norms
+
+    run, expected = go(watched=True)
+    assert_same(go(watched=False)[0], run)
+    training = run.watch.inspection().training
     (norms,) = training.of("gradient norm")
-    assert norms.values == pytest.approx(watched.norms, rel=1e-5)
+    assert norms.values == pytest.approx(expected, rel=1e-5)
     plain = Run().go().watch.inspection().training
     pairs = zip(training.of("activation gradient"), plain.of("activation gradient"), strict=True)
     for scaled, unscaled in pairs:
@@ -219,19 +214,12 @@ def test_gradients_under_a_scaler_are_those_of_the_loss(given: int | None):
 
 
 def test_a_scaler_that_skips_a_step_is_no_alarm():
-    def body(run: Run) -> None:
-        run.optimizer.zero_grad()
-        loss = run.loss(run.model, run.batch())
-        run.scaler.scale(loss).backward()
+    def spoil(run: Run) -> None:
         if len(run.losses) in (0, 2):
             run.model.head.weight.grad[0, 0] = torch.inf
-        run.tell(loss)
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
 
-    run = Run()
-    run.scaler = torch.amp.GradScaler("cpu")
-    run.go(body=body, scaler=run.scaler)
+    scaler = torch.amp.GradScaler("cpu")
+    run = Run().go(body=lambda run: run.step(scaler=scaler, after_backward=spoil), scaler=scaler)
     assert run.said == []
     assert run.watch.inspection().training.reason == "asked"
 
