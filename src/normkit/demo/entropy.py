@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normkit.errors import InputError
+from normkit.identification.state import in_mode
 from normkit.study.corpus import SEPARATOR
 
 _IGNORED = -100
@@ -52,12 +53,10 @@ def bits_per_byte(model: nn.Module, text: bytes, window: int = 256, batch: int =
     padding = -len(text) % window
     inputs = F.pad(stream[:-1], (0, padding)).view(-1, window)
     targets = F.pad(stream[1:], (0, padding), value=_IGNORED).view(-1, window)
-    was_training = model.training
-    model.eval()
     nats = 0.0
-    for first in range(0, len(inputs), batch):
-        rows = slice(first, first + batch)
-        logits = model(input_ids=inputs[rows]).logits.flatten(0, 1)
-        nats += F.cross_entropy(logits, targets[rows].flatten(), ignore_index=_IGNORED, reduction="sum").item()
-    model.train(was_training)
+    with in_mode(model, training=False):
+        for first in range(0, len(inputs), batch):
+            rows = slice(first, first + batch)
+            logits = model(input_ids=inputs[rows]).logits.flatten(0, 1)
+            nats += F.cross_entropy(logits, targets[rows].flatten(), ignore_index=_IGNORED, reduction="sum").item()
     return nats / math.log(2) / len(text)

@@ -18,29 +18,37 @@ _DEEPEST = 4
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Without gradients, autocast and warnings, in float32; random generators and torch's settings come back."""
-    default = torch.get_default_dtype()
+def random_numbers_kept() -> Iterator[None]:
+    """Afterwards the generators of Python, numpy and torch, on the CPU and on GPUs in use, are as they were."""
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = None if numpy is None else numpy.random.get_state()
     is_initialized: Callable[[], bool] = torch.cuda.is_initialized
     devices = range(torch.cuda.device_count() if is_initialized() else 0)
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Without gradients, autocast and warnings, in float32; random generators and torch's settings come back."""
+    default = torch.get_default_dtype()
     with (
         torch.no_grad(),
         torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=list(devices)),
-        warnings.catch_warnings(),
+        random_numbers_kept(),
+        warnings.catch_warnings(action="ignore"),
     ):
-        warnings.simplefilter("ignore")
         torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
             torch.set_default_dtype(default)
-            random.setstate(python_state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
 
 
 @contextmanager

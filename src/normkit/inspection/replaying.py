@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from normkit.identification.sharding import is_distributed, local
 from normkit.identification.sites import NormSite
+from normkit.identification.state import buffers_kept
 from normkit.identification.tracing import first_output, first_tensor
 from normkit.inspection.attention import softmax_logits
 from normkit.inspection.observing import Listener
@@ -125,12 +126,8 @@ def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> obje
             raise RuntimeError("the parameters are spread over processes, and are not copied for a replay")
         copies |= {name: buffer.clone() for name, buffer in buffers.items() if copies[name] is buffer}
         return functional_call(module, copies, args, kwargs)
-    before = {name: buffer.clone() for name, buffer in buffers.items()}
-    try:
+    with buffers_kept(module):
         return module(*args, **kwargs)
-    finally:
-        for name, buffer in buffers.items():
-            buffer.copy_(before[name])
 
 
 def _copied(tensor: Tensor) -> Tensor:

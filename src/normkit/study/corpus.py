@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normkit.errors import InputError
+from normkit.identification.state import in_mode
 from normkit.study.training_run import Batch
 
 SEPARATOR = b"\0"
@@ -152,8 +153,6 @@ def held_out_loss(model: nn.Module, text: bytes, *, window: int, count: int = 64
     starts = torch.linspace(0, len(stream) - window - 1, count).long()
     ids = stream[starts[:, None] + torch.arange(window + 1)].long()
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    losses = [next_token_loss(model, (part.to(device),)).item() * len(part) for part in torch.split(ids, 16)]
-    model.train(was_training)
+    with in_mode(model, training=False):
+        losses = [next_token_loss(model, (part.to(device),)).item() * len(part) for part in torch.split(ids, 16)]
     return sum(losses) / count

@@ -6,20 +6,19 @@ These are its structure, and the weights whose length makes no difference becaus
 from __future__ import annotations
 
 import math
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from normkit.errors import InputError
 from normkit.identification.sharding import fully_sharded
+from normkit.identification.state import buffers_kept, random_numbers_kept
 from normkit.identification.tracing import first_output
 from normkit.inspection.running import evaluating
 from normkit.inspection.structure import Structure, survey
@@ -134,30 +133,16 @@ def insensitive(model: nn.Module, arguments: Arguments) -> frozenset[str]:
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Run the model eagerly in evaluation mode, then restore modes, buffers and random numbers."""
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     # Compiled code would be compiled again for the small shapes, and then for shapes that change.
     eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    randomness, arrays = random.getstate(), numpy.random.get_state()
     # Autocast keeps the cast of a weight, and would not see that it is doubled.
     keeps_casts = torch.is_autocast_cache_enabled()
-    buffers = [
-        (module, name, buffer, buffer._version, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
     try:
         torch.set_autocast_cache_enabled(False)
-        with torch.random.fork_rng(devices=sorted(devices, key=str)), evaluating(model), torch.no_grad(), eager:
+        with random_numbers_kept(), buffers_kept(model), evaluating(model), torch.no_grad(), eager:
             yield
     finally:
         torch.set_autocast_cache_enabled(keeps_casts)
-        random.setstate(randomness)
-        numpy.random.set_state(arrays)
-        for module, name, buffer, version, copy in buffers:
-            module._buffers[name] = buffer
-            if buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(copy)
         for sharded in fully_sharded(model):
             # Its root keeps what it gathered until a backward pass, which does not come.
             sharded.reshard()
