@@ -25,7 +25,7 @@ from normkit.testing.norm_under_test import Subject
 HALF = (torch.bfloat16, torch.float16)
 
 
-def trial(norm, spec, dtype=torch.float32, parameter_dtype=None):
+def under_test(norm, spec, dtype=torch.float32, parameter_dtype=None):
     return Subject(norm, spec, None, None, None, None, None, torch.float32).in_dtype(spec, dtype, parameter_dtype)
 
 
@@ -33,12 +33,12 @@ def trial(norm, spec, dtype=torch.float32, parameter_dtype=None):
 @pytest.mark.parametrize("spec", [specs.OLMO2, specs.TORCH_LAYER_NORM, specs.X_TRANSFORMERS_RMS])
 def test_eps_and_the_divisor_show_at_every_width(n, spec):
     right = nk.Norm(spec, n)
-    assert agreement.misfit(trial(right, spec)) is None
-    near = agreement.misfit(trial(right, spec.replace(eps=1.001 * spec.eps)))
+    assert agreement.misfit(under_test(right, spec)) is None
+    near = agreement.misfit(under_test(right, spec.replace(eps=1.001 * spec.eps)))
     assert near is not None
     assert near.at == "length"
     if spec.reduction == "mean":
-        assert agreement.misfit(trial(right, spec.replace(correction=1))).at == "large"
+        assert agreement.misfit(under_test(right, spec.replace(correction=1))).at == "large"
 
 
 class Bounded(Gain):
@@ -101,7 +101,7 @@ def test_two_numbers_are_told_apart():
 @pytest.mark.parametrize(("norm", "power"), [(WrongPower(), -3.0), (RsqrtSlip(), -1.0), (nn.LayerNorm(64), 0.0)])
 def test_degree(norm, power):
     spec = specs.OLMO2 if isinstance(norm, RsqrtSlip) else specs.TORCH_LAYER_NORM
-    assert agreement.degree(trial(norm, spec)) == pytest.approx(power, abs=0.01)
+    assert agreement.degree(under_test(norm, spec)) == pytest.approx(power, abs=0.01)
 
 
 def test_a_variance_that_cancels():
@@ -117,37 +117,37 @@ def test_a_variance_that_cancels():
                 total = total + step * (wide[..., count - 1 : count] - mean)
             return self.affine((wide - mean) * torch.rsqrt(total / wide.shape[-1] + self.eps), x)
 
-    assert agreement.cancelling_variance(trial(CancellingVariance(), specs.TORCH_LAYER_NORM)) is not None
-    assert agreement.cancelling_variance(trial(Welford(), specs.TORCH_LAYER_NORM)) is None
-    assert agreement.cancelling_variance(trial(nn.LayerNorm(64), specs.TORCH_LAYER_NORM)) is None
+    assert agreement.cancelling_variance(under_test(CancellingVariance(), specs.TORCH_LAYER_NORM)) is not None
+    assert agreement.cancelling_variance(under_test(Welford(), specs.TORCH_LAYER_NORM)) is None
+    assert agreement.cancelling_variance(under_test(nn.LayerNorm(64), specs.TORCH_LAYER_NORM)) is None
     # What has no variance has none that cancels.
-    assert agreement.cancelling_variance(trial(SixteenBitStatistics(), specs.LLAMA)) is None
+    assert agreement.cancelling_variance(under_test(SixteenBitStatistics(), specs.LLAMA)) is None
 
 
 def test_rows_whose_squares_overflow():
-    seen = agreement.large_rows(trial(SixteenBitStatistics(), specs.LLAMA, torch.float16))
+    seen = agreement.large_rows(under_test(SixteenBitStatistics(), specs.LLAMA, torch.float16))
     assert "as for a zero row" in seen.found
-    assert agreement.large_rows(trial(SixteenBitStatistics(), specs.LLAMA, torch.bfloat16)) is None
-    assert agreement.large_rows(trial(MultiplyThenCast(), specs.LLAMA, torch.float16)) is None
+    assert agreement.large_rows(under_test(SixteenBitStatistics(), specs.LLAMA, torch.bfloat16)) is None
+    assert agreement.large_rows(under_test(MultiplyThenCast(), specs.LLAMA, torch.float16)) is None
     # A spec that says so may.
-    assert agreement.large_rows(trial(SixteenBitStatistics(), specs.IMAGEGPT, torch.float16)) is None
+    assert agreement.large_rows(under_test(SixteenBitStatistics(), specs.IMAGEGPT, torch.float16)) is None
 
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_bits(dtype):
-    assert agreement.difference_in_bits(trial(MultiplyThenCast(), specs.OLMO2, dtype)) is None
-    assert agreement.match_rate(trial(MultiplyThenCast(), specs.OLMO2, dtype)) > 0.995
-    assert "% of the outputs so" in agreement.difference_in_bits(trial(MultiplyThenCast(), specs.LLAMA, dtype))
-    assert agreement.match_rate(trial(MultiplyThenCast(), specs.LLAMA, dtype)) < 0.9
+    assert agreement.difference_in_bits(under_test(MultiplyThenCast(), specs.OLMO2, dtype)) is None
+    assert agreement.match_rate(under_test(MultiplyThenCast(), specs.OLMO2, dtype)) > 0.995
+    assert "% of the outputs so" in agreement.difference_in_bits(under_test(MultiplyThenCast(), specs.LLAMA, dtype))
+    assert agreement.match_rate(under_test(MultiplyThenCast(), specs.LLAMA, dtype)) < 0.9
 
 
 def test_float32_parameters_show_what_sixteen_bit_ones_hide():
     # In bfloat16 throughout, a cast to the weight's dtype is an early cast.
     early = nk.Norm(specs.LLAMA, 64)
-    assert agreement.difference_in_bits(trial(early, specs.T5, torch.bfloat16)) is None
-    mixed = trial(early, specs.T5, torch.bfloat16, torch.float32)
+    assert agreement.difference_in_bits(under_test(early, specs.T5, torch.bfloat16)) is None
+    mixed = under_test(early, specs.T5, torch.bfloat16, torch.float32)
     assert "with float32 parameters" in agreement.difference_with_wide_parameters(mixed)
-    mixed = trial(early, specs.LLAMA, torch.bfloat16, torch.float32)
+    mixed = under_test(early, specs.LLAMA, torch.bfloat16, torch.float32)
     assert agreement.difference_with_wide_parameters(mixed) is None
 
     class NoMixture(nn.LayerNorm):
@@ -155,13 +155,13 @@ def test_float32_parameters_show_what_sixteen_bit_ones_hide():
             assert x.dtype == self.weight.dtype
             return super().forward(x)
 
-    mixed = trial(NoMixture(8), specs.TORCH_LAYER_NORM, torch.bfloat16, torch.float32)
+    mixed = under_test(NoMixture(8), specs.TORCH_LAYER_NORM, torch.bfloat16, torch.float32)
     assert agreement.difference_with_wide_parameters(mixed) is None
 
 
 def test_output_dtype():
-    mixed = trial(MultiplyThenCast(), specs.LLAMA, torch.bfloat16, torch.float32)
+    mixed = under_test(MultiplyThenCast(), specs.LLAMA, torch.bfloat16, torch.float32)
     seen = agreement.output_dtype(mixed)
     assert seen.expected == "float32 for bfloat16 input and float32 parameters"
     assert seen.found == "bfloat16"
-    assert agreement.output_dtype(trial(MultiplyThenCast(), specs.LLAMA, torch.bfloat16)) is None
+    assert agreement.output_dtype(under_test(MultiplyThenCast(), specs.LLAMA, torch.bfloat16)) is None

@@ -19,7 +19,7 @@ def of(norm, spec=specs.TORCH_LAYER_NORM, shape=None, weight=None, bias=None, ca
     return Subject(norm, spec, shape, weight, bias, call, device, torch.float32)
 
 
-def trial(norm, spec, dtype=torch.float32, shape=None, parameter_dtype=None):
+def under_test(norm, spec, dtype=torch.float32, shape=None, parameter_dtype=None):
     return of(norm, spec, shape).in_dtype(spec, dtype, parameter_dtype)
 
 
@@ -72,7 +72,7 @@ def test_all_parameters_get_values_also_those_that_the_spec_does_not_have():
 
 
 def test_a_copy_keeps_its_mode():
-    assert not trial(nn.LayerNorm(N).eval(), specs.TORCH_LAYER_NORM).module.training
+    assert not under_test(nn.LayerNorm(N).eval(), specs.TORCH_LAYER_NORM).module.training
     adapted = of(nn.LayerNorm(N).eval(), weight="weight", bias="bias", call=lambda norm, x: norm(x))
     assert not any(
         module.training for module in adapted.in_dtype(specs.TORCH_LAYER_NORM, torch.float32).module.modules()
@@ -83,18 +83,18 @@ def test_a_copy_keeps_its_mode():
 def test_what_is_refused():
     x = torch.ones(2, N)
     with pytest.raises(RefusedError, match=r"RuntimeError: mat1 and mat2"):
-        trial(nn.Linear(3, 3), specs.OLMO, shape=N).y(x)
+        under_test(nn.Linear(3, 3), specs.OLMO, shape=N).y(x)
     with pytest.raises(RefusedError, match="a tuple; call="):
-        trial(nn.LSTM(N, N), specs.OLMO, shape=N).y(x)
+        under_test(nn.LSTM(N, N), specs.OLMO, shape=N).y(x)
     with pytest.raises(RefusedError, match=r"shape \(2, 3\)"):
-        trial(nn.Linear(N, 3), specs.OLMO, shape=N).y(x)
+        under_test(nn.Linear(N, 3), specs.OLMO, shape=N).y(x)
 
 
 def test_gradients_by_name():
     ones = torch.ones(1, 2)
-    assert set(trial(nn.Linear(2, 2, bias=False), specs.OLMO, shape=2).all_gradients(ones, ones)) == {"", "weight"}
+    assert set(under_test(nn.Linear(2, 2, bias=False), specs.OLMO, shape=2).all_gradients(ones, ones)) == {"", "weight"}
     with pytest.raises(RefusedError, match="NotImplementedError"):
-        trial(nn.Module(), specs.OLMO, shape=2).all_gradients(ones, ones)
+        under_test(nn.Module(), specs.OLMO, shape=2).all_gradients(ones, ones)
 
 
 def test_what_cannot_be_copied():
@@ -103,12 +103,12 @@ def test_what_cannot_be_copied():
     norm = nn.LayerNorm(N)
     norm.last = norm(torch.ones(1, N))
     with pytest.raises(ModelError, match="a LayerNorm cannot be copied"):
-        trial(norm, specs.TORCH_LAYER_NORM)
+        under_test(norm, specs.TORCH_LAYER_NORM)
 
 
 def test_frozen_parameters_are_tested_like_others():
     norm = nn.LayerNorm(N).requires_grad_(False)
-    assert trial(norm, specs.TORCH_LAYER_NORM).module.weight.requires_grad
+    assert under_test(norm, specs.TORCH_LAYER_NORM).module.weight.requires_grad
     assert not norm.weight.requires_grad
 
 
@@ -118,32 +118,32 @@ def test_without_parameters_a_shape_is_needed():
 
 
 def test_everything_has_its_dtype():
-    half = trial(nn.LayerNorm(8), specs.TORCH_LAYER_NORM, torch.float16)
+    half = under_test(nn.LayerNorm(8), specs.TORCH_LAYER_NORM, torch.float16)
     assert half.is_half
     assert half.normal(3).dtype == half.weight.dtype == half.module.weight.dtype == torch.float16
     assert half.words == "float16"
-    mixed = trial(nn.LayerNorm(8), specs.TORCH_LAYER_NORM, torch.bfloat16, parameter_dtype=torch.float32)
+    mixed = under_test(nn.LayerNorm(8), specs.TORCH_LAYER_NORM, torch.bfloat16, parameter_dtype=torch.float32)
     assert (mixed.normal(3).dtype, mixed.weight.dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(mixed.module.weight, mixed.weight)
 
 
 def test_the_same_numbers_every_time():
-    one, other = (trial(nn.LayerNorm(8), specs.TORCH_LAYER_NORM) for _ in range(2))
+    one, other = (under_test(nn.LayerNorm(8), specs.TORCH_LAYER_NORM) for _ in range(2))
     assert torch.equal(one.normal(2), other.normal(2))
     assert torch.equal(one.weight, other.weight)
 
 
 def test_expected_is_the_program_in_sixteen_bits_and_exact_in_thirty_two():
-    half = trial(nn.RMSNorm(8, eps=1e-6), specs.LLAMA, torch.bfloat16)
+    half = under_test(nn.RMSNorm(8, eps=1e-6), specs.LLAMA, torch.bfloat16)
     x = half.normal(4)
     assert torch.equal(half.expected(x).value, half.program(x).double())
     assert torch.equal(half.expected(x).size, half.truth(x).size)
-    full = trial(nn.RMSNorm(8, eps=1e-6), specs.LLAMA)
+    full = under_test(nn.RMSNorm(8, eps=1e-6), specs.LLAMA)
     assert torch.equal(full.expected(x).value, full.truth(x).value)
 
 
 def test_the_input_stays_and_gradients_come_back():
-    full = trial(nn.ReLU(inplace=True), specs.OLMO, shape=(2, 4))
+    full = under_test(nn.ReLU(inplace=True), specs.OLMO, shape=(2, 4))
     x = -full.normal(2).abs()
     assert bool((full.y(x) == 0).all())
     assert bool((x < 0).all())
@@ -163,11 +163,11 @@ def test_the_input_stays_and_gradients_come_back():
     ],
 )
 def test_which_rows_feel_eps(spec, felt):
-    assert math.isclose(trial(nn.RMSNorm(16), spec, shape=(2, 16)).felt(), felt)
+    assert math.isclose(under_test(nn.RMSNorm(16), spec, shape=(2, 16)).felt(), felt)
 
 
 def test_samples_are_bounded_by_rows_and_by_elements():
-    narrow = trial(nn.LayerNorm(16), specs.TORCH_LAYER_NORM)
+    narrow = under_test(nn.LayerNorm(16), specs.TORCH_LAYER_NORM)
     assert narrow.row_length == 16
     assert narrow.samples(300, 1 << 20) == 100
     assert narrow.samples(1 << 16, 480) == 10

@@ -33,87 +33,84 @@ _RATIOS = (1e2, 1e3, 1e4)
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """Where the output is not the formula's.
-
-    Attributes:
-        at: "large" rows, that do not feel eps; else small rows only: in their "length" alone, as another eps has it,
-            or in other ways as well ("small").
-        found: The worst sample, in words.
-        confirm: How to see it.
-    """
+    """Where the output is not the formula's."""
 
     at: Literal["large", "length", "small"]
+    """"large" rows, that do not feel eps; else small rows only: in their "length" alone, as another eps has it, or in
+    other ways as well ("small")."""
     found: str
+    """The worst sample, in words."""
     confirm: str
+    """How to see it."""
 
 
-def limit(trial: NormUnderTest) -> float:
+def limit(norm: NormUnderTest) -> float:
     """How many units an output may err by in this dtype."""
-    return NARROW_LIMIT if trial.stays_narrow else HALF_LIMIT if trial.is_half else LIMIT
+    return NARROW_LIMIT if norm.stays_narrow else HALF_LIMIT if norm.is_half else LIMIT
 
 
-def misfit(trial: NormUnderTest) -> Misfit | None:
+def misfit(norm: NormUnderTest) -> Misfit | None:
     """Compare outputs with the formula: for large rows, two of them spiky, and from 1 down to where eps is felt."""
     # Eps is felt by none of the first four. The squares of the others stay below the largest float16.
-    far = torch.tensor([10.0, 30.0, 100.0, 100.0]) * (1.0 if trial.is_half else 1000.0)
-    if trial.stays_narrow:
+    far = torch.tensor([10.0, 30.0, 100.0, 100.0]) * (1.0 if norm.is_half else 1000.0)
+    if norm.stays_narrow:
         # Squares stay below the largest float16 there too.
         far *= 0.1
     # What stays in 16 bits rounds squares of small rows away, each code in its own way.
-    near = torch.empty(0) if trial.stays_narrow else torch.logspace(-10, 0, 11)
-    if len(near) and trial.felt() > 0:
-        near = torch.cat([near, trial.felt() * torch.logspace(-2, 1, 7)])
+    near = torch.empty(0) if norm.stays_narrow else torch.logspace(-10, 0, 11)
+    if len(near) and norm.felt() > 0:
+        near = torch.cat([near, norm.felt() * torch.logspace(-2, 1, 7)])
     # Smaller rows are zero in float16.
-    near = near[near > 64 * torch.finfo(trial.dtype).smallest_normal * torch.finfo(trial.dtype).eps]
+    near = near[near > 64 * torch.finfo(norm.dtype).smallest_normal * torch.finfo(norm.dtype).eps]
     scales = torch.cat([far, near])
-    x = torch.randn(len(scales), *trial.shape[1:], generator=trial.generator)
+    x = torch.randn(len(scales), *norm.shape[1:], generator=norm.generator)
     x[1] += 0.5
     x[2] -= 0.5
     # The largest outputs that there are: sqrt(n) times the largest gain.
-    spikes, largest = range(len(far) - 2, len(far)), _largest_gain(trial)
-    rest = 1.0 if trial.stays_narrow else 0.01
+    spikes, largest = range(len(far) - 2, len(far)), _largest_gain(norm)
+    rest = 1.0 if norm.stays_narrow else 0.01
     for row, sign in zip(spikes, (1, -1), strict=True):
         x[row] *= rest
         x[row].view(-1)[largest] = sign * 3.0
-    x = trial.cast(x * scales.reshape(-1, *(1,) * (x.dim() - 1)))
-    expected, y = trial.expected(x), trial.y(x)
+    x = norm.cast(x * scales.reshape(-1, *(1,) * (x.dim() - 1)))
+    expected, y = norm.expected(x), norm.y(x)
     # An output of another dtype is named as such, not as badly rounded.
-    units = expected.units(y.to(trial.dtype) if trial.is_half else y).flatten(1).amax(1)
-    if float(units.max()) <= limit(trial):
+    units = expected.units(y.to(norm.dtype) if norm.is_half else y).flatten(1).amax(1)
+    if float(units.max()) <= limit(norm):
         return None
-    missed = (units > limit(trial)).nonzero().flatten().tolist()
+    missed = (units > limit(norm)).nonzero().flatten().tolist()
     if set(missed) <= set(spikes):
         worst = int(units[spikes[0] :][: len(spikes)].argmax()) + spikes[0]
         pair = _apart(float(y[worst].flatten()[largest]), float(expected.value[worst].flatten()[largest]))
-        given = f"{rest * scales[worst]:.2g} * torch.randn{(1, *trial.shape[1:])}"
+        given = f"{rest * scales[worst]:.2g} * torch.randn{(1, *norm.shape[1:])}"
         given += f" with {x[worst].flatten()[largest]:g} as element {largest}"
         found = f"an output of {pair} where a row is long in one entry: it saturates"
     else:
         worst = int(units.argmax())
         pair = _apart(*(float(part[worst].double().square().mean().sqrt()) for part in (y, expected.value)))
-        given = f"{scales[worst]:.2g} * torch.randn{(1, *trial.shape[1:])}"
+        given = f"{scales[worst]:.2g} * torch.randn{(1, *norm.shape[1:])}"
         found = f"outputs of root mean square {pair} for x = {given}"
     return Misfit(
-        at="large" if missed[0] < len(far) else "length" if _is_along(trial, x[worst : worst + 1]) else "small",
+        at="large" if missed[0] < len(far) else "length" if _is_along(norm, x[worst : worst + 1]) else "small",
         found=found,
         confirm=f"compare norm(x) with normkit.normalize(x, spec, ...) for x = {given}",
     )
 
 
-def _largest_gain(trial: NormUnderTest) -> int:
+def _largest_gain(norm: NormUnderTest) -> int:
     """Where in a sample, flattened, the largest gain acts."""
-    if trial.weight is None:
+    if norm.weight is None:
         return 0
-    weight = trial.weight.double().abs()
-    if trial.spec.rows.are_channels:
-        weight = weight.reshape(-1, *(1,) * (len(trial.shape) - 2))
-    return int(weight.expand(trial.shape[1:]).flatten().argmax())
+    weight = norm.weight.double().abs()
+    if norm.spec.rows.are_channels:
+        weight = weight.reshape(-1, *(1,) * (len(norm.shape) - 2))
+    return int(weight.expand(norm.shape[1:]).flatten().argmax())
 
 
-def _is_along(trial: NormUnderTest, x: Tensor) -> bool:
+def _is_along(norm: NormUnderTest, x: Tensor) -> bool:
     """Outputs are those of the formula but for their length."""
-    odd = (trial.y(x).double() - trial.y(-x).double()).flatten()
-    expected = (trial.expected(x).value - trial.expected(-x).value).flatten()
+    odd = (norm.y(x).double() - norm.y(-x).double()).flatten()
+    expected = (norm.expected(x).value - norm.expected(-x).value).flatten()
     return float(torch.cosine_similarity(odd, expected, dim=0)) > _ALONG
 
 
@@ -123,24 +120,24 @@ def _apart(found: float, right: float) -> str:
     return f"{found:.{digits}g} in place of {right:.{digits}g}"
 
 
-def degree(trial: NormUnderTest) -> float:
+def degree(norm: NormUnderTest) -> float:
     """The power of the input that ordinary outputs grow as, the bias apart: nearly 0 for a norm."""
-    x = 4 * trial.normal(4)
+    x = 4 * norm.normal(4)
     # Larger ones could vanish beside the bias.
-    odd = [trial.y(scale * x).double() - trial.y(-scale * x).double() for scale in (1, 4)]
+    odd = [norm.y(scale * x).double() - norm.y(-scale * x).double() for scale in (1, 4)]
     near, far = (float(part.square().mean().sqrt()) for part in odd)
     return math.log2(far / near) / 2 if near > 0 and far > 0 and math.isfinite(near + far) else 0.0
 
 
-def cancelling_variance(trial: NormUnderTest) -> Violation | None:
+def cancelling_variance(norm: NormUnderTest) -> Violation | None:
     """Under a mean of R deviations the error is that of a rounded mean (R epsilons), not of a rounded square (R**2)."""
-    if trial.is_half or not trial.spec.centring.statistics:
+    if norm.is_half or not norm.spec.centring.statistics:
         return None
-    noise = torch.randn(len(_RATIOS), *trial.shape[1:], generator=trial.generator)
+    noise = torch.randn(len(_RATIOS), *norm.shape[1:], generator=norm.generator)
     ratios = torch.tensor(_RATIOS).reshape(-1, *(1,) * (noise.dim() - 1))
-    x = trial.cast(noise + ratios)
+    x = norm.cast(noise + ratios)
     # The size of what is added has the mean in it: so many roundings of the mean are allowed, not of its square.
-    units = trial.truth(x).units(trial.y(x)).flatten(1).amax(1)
+    units = norm.truth(x).units(norm.y(x)).flatten(1).amax(1)
     bad = (units > LIMIT).nonzero().flatten().tolist()
     if not bad:
         return None
@@ -151,16 +148,16 @@ def cancelling_variance(trial: NormUnderTest) -> Violation | None:
         found=f"an error {units[first]:.2g} times the rounding of a mean of {_RATIOS[first]:g} deviations, "
         "as E[x^2] - E[x]^2 makes it",
         confirm="compare norm(x) with norm(x - mean) for "
-        f"x = torch.randn{(1, *trial.shape[1:])} + {_RATIOS[first]:g} and its mean",
+        f"x = torch.randn{(1, *norm.shape[1:])} + {_RATIOS[first]:g} and its mean",
     )
 
 
-def large_rows(trial: NormUnderTest) -> Violation | None:
+def large_rows(norm: NormUnderTest) -> Violation | None:
     """Rows whose squares overflow float16 are not infinite, NaN, or as if they were zero."""
-    if trial.dtype != torch.float16 or trial.stays_narrow:
+    if norm.dtype != torch.float16 or norm.stays_narrow:
         return None
-    x = trial.cast(_LARGE * trial.normal(4).sign() * (1 + torch.rand(4, *trial.shape[1:], generator=trial.generator)))
-    plus, minus = trial.y(x), trial.y(-x)
+    x = norm.cast(_LARGE * norm.normal(4).sign() * (1 + torch.rand(4, *norm.shape[1:], generator=norm.generator)))
+    plus, minus = norm.y(x), norm.y(-x)
     wrong = "as for a zero row" if bool((plus == minus).double().mean() > 0.5) else ""
     if not bool(plus.isfinite().all()):
         wrong = "not finite"
@@ -170,32 +167,32 @@ def large_rows(trial: NormUnderTest) -> Violation | None:
         check="statistics dtype",
         expected="mean and scale in float32",
         found=f"outputs {wrong} for rows of magnitude {_LARGE:g}, whose squares overflow in float16",
-        confirm=f"norm.half()({_LARGE:g} * torch.randn{(1, *trial.shape[1:])}.half())",
+        confirm=f"norm.half()({_LARGE:g} * torch.randn{(1, *norm.shape[1:])}.half())",
     )
 
 
-def match_rate(trial: NormUnderTest) -> float:
+def match_rate(norm: NormUnderTest) -> float:
     """Share of the outputs of ordinary rows that are the program's, bit for bit; in a float32 output to 16 units."""
-    x = trial.normal(max(1, trial.samples(_ELEMENTS, _ELEMENTS)), mean=0.25)
-    y, program = trial.y(x), trial.program(x)
+    x = norm.normal(max(1, norm.samples(_ELEMENTS, _ELEMENTS)), mean=0.25)
+    y, program = norm.y(x), norm.program(x)
     if y.dtype != program.dtype:
         # That is named as such; here it counts as rounded once more.
-        y, program = y.to(trial.dtype), program.to(trial.dtype)
+        y, program = y.to(norm.dtype), program.to(norm.dtype)
     if y.dtype in (torch.float32, torch.float64):
         difference = (y.double() - program.double()).abs()
-        size = trial.truth(x).size
+        size = norm.truth(x).size
         return float((difference <= LIMIT * torch.finfo(torch.float32).eps * size).double().mean())
     return float((y.double() == program.double()).double().mean())
 
 
-def output_dtype(trial: NormUnderTest) -> Violation | None:
+def output_dtype(norm: NormUnderTest) -> Violation | None:
     """The output has the dtype that the spec says."""
-    expected = reference.output_dtype(trial.dtype, trial.spec, *trial.parameters_of(trial.spec))
-    found = trial.y(trial.normal(1)).dtype
+    expected = reference.output_dtype(norm.dtype, norm.spec, *norm.parameters_of(norm.spec))
+    found = norm.y(norm.normal(1)).dtype
     if found == expected:
         return None
-    parameters = {dtype_name(part.dtype) for part in (trial.weight, trial.bias) if part is not None}
-    given = f"{trial.words} input and {' and '.join(parameters) or 'no'} parameters"
+    parameters = {dtype_name(part.dtype) for part in (norm.weight, norm.bias) if part is not None}
+    given = f"{norm.words} input and {' and '.join(parameters) or 'no'} parameters"
     return Violation(
         check="output dtype",
         expected=f"{dtype_name(expected)} for {given}",
@@ -204,24 +201,24 @@ def output_dtype(trial: NormUnderTest) -> Violation | None:
     )
 
 
-def difference_in_bits(trial: NormUnderTest) -> str | None:
+def difference_in_bits(norm: NormUnderTest) -> str | None:
     """In words how 16-bit outputs miss the program's; None where they do not."""
-    if (seen := misfit(trial)) is not None and not _matches(trial):
-        return f"{match_rate(trial):.1%} of the outputs so, and {seen.found}"
+    if (seen := misfit(norm)) is not None and not _matches(norm):
+        return f"{match_rate(norm):.1%} of the outputs so, and {seen.found}"
     if seen is not None:
         return seen.found
-    return None if trial.stays_narrow or _matches(trial) else f"{match_rate(trial):.1%} of the outputs so"
+    return None if norm.stays_narrow or _matches(norm) else f"{match_rate(norm):.1%} of the outputs so"
 
 
-def difference_with_wide_parameters(trial: NormUnderTest) -> str | None:
+def difference_with_wide_parameters(norm: NormUnderTest) -> str | None:
     """Likewise for 16-bit inputs and float32 parameters; None also where the norm does not take them."""
     try:
-        if trial.stays_narrow or _matches(trial):
+        if norm.stays_narrow or _matches(norm):
             return None
-        return f"{match_rate(trial):.1%} of the outputs so with float32 parameters"
+        return f"{match_rate(norm):.1%} of the outputs so with float32 parameters"
     except RefusedError:
         return None
 
 
-def _matches(trial: NormUnderTest) -> bool:
-    return match_rate(trial) >= MATCHED
+def _matches(norm: NormUnderTest) -> bool:
+    return match_rate(norm) >= MATCHED

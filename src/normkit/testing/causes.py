@@ -21,7 +21,7 @@ _NO_NORM = 0.1
 """A norm's outputs do not grow with its input, but for eps and rounding; a wrong power makes this 1 or more."""
 
 
-def of_formula(subject: Subject, trial: NormUnderTest, seen: Misfit) -> tuple[tuple[Violation, ...], NormSpec | None]:
+def of_formula(subject: Subject, norm: NormUnderTest, seen: Misfit) -> tuple[tuple[Violation, ...], NormSpec | None]:
     """What is wrong with a formula, and the spec that it is instead, if there is one.
 
     The norm is identified; where the spec that was found gives its outputs, each convention that differs is named.
@@ -29,36 +29,36 @@ def of_formula(subject: Subject, trial: NormUnderTest, seen: Misfit) -> tuple[tu
     passport = subject.passport()
     if passport is not None and passport.spec is not None:
         # The casts stay the expected ones: they are compared on their own.
-        named = _with(trial.spec, passport, _FORMULA)
-        for found in (_in_the_words_of(trial.spec, named, trial.row_length), named):
-            differing = [reading for reading in _FORMULA if _differs(trial.spec, found, reading)]
-            if differing and _explains(subject, passport, found, trial):
-                return tuple(_named(reading, trial.spec, found, seen.confirm) for reading in differing), found
-    if _is_rescaled(trial):
-        eps = _eps_in_words(trial.spec)
+        named = _with(norm.spec, passport, _FORMULA)
+        for found in (_in_the_words_of(norm.spec, named, norm.row_length), named):
+            differing = [reading for reading in _FORMULA if _differs(norm.spec, found, reading)]
+            if differing and _explains(subject, passport, found, norm):
+                return tuple(_named(reading, norm.spec, found, seen.confirm) for reading in differing), found
+    if _is_rescaled(norm):
+        eps = _eps_in_words(norm.spec)
         found_words = f"{eps}, after the row is divided by its largest magnitude"
         return (Violation(check="eps", expected=eps, found=found_words, confirm=seen.confirm),), None
-    return (_unnamed(trial, seen, passport),), None
+    return (_unnamed(norm, seen, passport),), None
 
 
-def of_rounding(subject: Subject, trial: NormUnderTest, seen: str) -> tuple[tuple[Violation, ...], NormSpec | None]:
+def of_rounding(subject: Subject, norm: NormUnderTest, seen: str) -> tuple[tuple[Violation, ...], NormSpec | None]:
     """What is wrong in 16 bits, and the spec that the norm is there instead, if there is one.
 
     Tried are the casts that it is identified by, its formula (where float32 was not tested), and an eps that is
     another one in 16 bits: a machine epsilon, or none.
     """
-    confirm = f"compare norm(x) with normkit.normalize(x, spec, ...) bit for bit in {trial.words}"
-    parameter_dtype = next((part.dtype for part in (trial.weight, trial.bias) if part is not None), None)
-    for found in _candidates(subject.passport(), trial.spec):
-        differing = [reading for reading in CONVENTIONS if _differs(trial.spec, found, reading)]
-        if differing and _rounds_so(subject.in_dtype(found, trial.dtype, parameter_dtype)):
-            return tuple(_named(reading, trial.spec, found, confirm, trial.words) for reading in differing), found
-    misfit = agreement.misfit(trial)
-    check, expected = "casts", f"{casts_in_words(trial.spec)}, bit for bit but for near-ties"
+    confirm = f"compare norm(x) with normkit.normalize(x, spec, ...) bit for bit in {norm.words}"
+    parameter_dtype = next((part.dtype for part in (norm.weight, norm.bias) if part is not None), None)
+    for found in _candidates(subject.passport(), norm.spec):
+        differing = [reading for reading in CONVENTIONS if _differs(norm.spec, found, reading)]
+        if differing and _rounds_so(subject.in_dtype(found, norm.dtype, parameter_dtype)):
+            return tuple(_named(reading, norm.spec, found, confirm, norm.words) for reading in differing), found
+    misfit = agreement.misfit(norm)
+    check, expected = "casts", f"{casts_in_words(norm.spec)}, bit for bit but for near-ties"
     if misfit is not None and misfit.at == "small":
-        check, expected = "formula", str(trial.spec)
-    unnamed = Violation(check=check, expected=expected, found=f"{seen} ({trial.words})", confirm=confirm)
-    return (unnamed,), trial.spec if misfit is None else None
+        check, expected = "formula", str(norm.spec)
+    unnamed = Violation(check=check, expected=expected, found=f"{seen} ({norm.words})", confirm=confirm)
+    return (unnamed,), norm.spec if misfit is None else None
 
 
 def _candidates(passport: Passport | None, spec: NormSpec) -> Iterator[NormSpec]:
@@ -69,11 +69,11 @@ def _candidates(passport: Passport | None, spec: NormSpec) -> Iterator[NormSpec]
         yield spec.replace(eps=eps)
 
 
-def _rounds_so(trial: NormUnderTest) -> bool:
+def _rounds_so(norm: NormUnderTest) -> bool:
     try:
-        if trial.weight is not None and trial.weight.dtype != trial.dtype:
-            return agreement.difference_with_wide_parameters(trial) is None
-        return agreement.difference_in_bits(trial) is None
+        if norm.weight is not None and norm.weight.dtype != norm.dtype:
+            return agreement.difference_with_wide_parameters(norm) is None
+        return agreement.difference_in_bits(norm) is None
     except RefusedError:
         return False
 
@@ -117,10 +117,10 @@ def _divisor(spec: NormSpec, n: int) -> int:
     return 1 if spec.reduction == "sum" else n - spec.correction
 
 
-def _explains(subject: Subject, passport: Passport, found: NormSpec, trial: NormUnderTest) -> bool:
+def _explains(subject: Subject, passport: Passport, found: NormSpec, norm: NormUnderTest) -> bool:
     subject.weight_name = subject.weight_name or passport.weight_name
     subject.bias_name = subject.bias_name or passport.bias_name
-    return agreement.misfit(subject.in_dtype(found, trial.dtype)) is None
+    return agreement.misfit(subject.in_dtype(found, norm.dtype)) is None
 
 
 def _differs(spec: NormSpec, found: NormSpec, reading: str) -> bool:
@@ -181,22 +181,22 @@ def _eps_in_words(spec: NormSpec) -> str:
     return f"{eps:g} {where[spec.eps_placement]}" if eps else "none"
 
 
-def _is_rescaled(trial: NormUnderTest) -> bool:
+def _is_rescaled(norm: NormUnderTest) -> bool:
     """The outputs are those for rows divided by their largest magnitude: eps acts in other units."""
-    x = trial.normal(4) * max(trial.felt(), 1e-6)
-    rows = reference.to_rows(x, trial.spec)
-    scaled = reference.from_rows(rows / rows.abs().amax(-1, keepdim=True), x, trial.spec)
-    return float(trial.expected(scaled).units(trial.y(x)).max()) <= agreement.limit(trial)
+    x = norm.normal(4) * max(norm.felt(), 1e-6)
+    rows = reference.to_rows(x, norm.spec)
+    scaled = reference.from_rows(rows / rows.abs().amax(-1, keepdim=True), x, norm.spec)
+    return float(norm.expected(scaled).units(norm.y(x)).max()) <= agreement.limit(norm)
 
 
-def _unnamed(trial: NormUnderTest, seen: Misfit, passport: Passport | None) -> Violation:
+def _unnamed(norm: NormUnderTest, seen: Misfit, passport: Passport | None) -> Violation:
     """A misfit that no convention explains, with what there is to say."""
     if seen.at == "length":
-        expected, check = _eps_in_words(trial.spec), "eps"
+        expected, check = _eps_in_words(norm.spec), "eps"
     else:
-        expected, check = str(trial.spec), "formula"
+        expected, check = str(norm.spec), "formula"
     found = seen.found
-    if abs(power := agreement.degree(trial)) > _NO_NORM:
+    if abs(power := agreement.degree(norm)) > _NO_NORM:
         found = f"outputs that grow as the input to the power {power:.2f}"
     elif passport is not None and passport.spec is None and passport.evidence:
         found += f" ({passport.evidence[0]})"

@@ -20,12 +20,12 @@ _CONSTANTS = (0.0, 1.0, -3.3, 100.0)
 _NEARLY = tuple(1.1 + 0.7 * step for step in range(16))
 
 
-def input_kept(trial: NormUnderTest) -> Violation | None:
+def input_kept(norm: NormUnderTest) -> Violation | None:
     """The input holds the same numbers after a call."""
-    x = trial.normal(2)
-    given = x.to(trial.device, copy=True)
+    x = norm.normal(2)
+    given = x.to(norm.device, copy=True)
     with torch.no_grad():
-        trial.overwriting(given)
+        norm.overwriting(given)
     if torch.equal(given.cpu(), x):
         return None
     return Violation(
@@ -36,20 +36,20 @@ def input_kept(trial: NormUnderTest) -> Violation | None:
     )
 
 
-def repeated_calls(trial: NormUnderTest) -> Violation | None:
+def repeated_calls(norm: NormUnderTest) -> Violation | None:
     """The same input gives the same again, bit for bit, and an earlier output is not written over."""
-    x = trial.normal(8)
-    given = x.to(trial.device)
+    x = norm.normal(8)
+    given = x.to(norm.device)
     with torch.no_grad():
-        first = trial.overwriting(given)
+        first = norm.overwriting(given)
         before = first.cpu().clone()
-        trial.overwriting(-given)
+        norm.overwriting(-given)
         kept = torch.equal(first.cpu().nan_to_num(), before.nan_to_num())
         # The same memory each time: code may add up in another order where a tensor begins elsewhere.
-        again = [trial.overwriting(given).cpu().clone() for _ in range(_REPEATS)]
+        again = [norm.overwriting(given).cpu().clone() for _ in range(_REPEATS)]
     if kept and all(torch.equal(y.nan_to_num(), before.nan_to_num()) for y in again):
         return None
-    others = "other last bits" if all(_same(trial, y, before, x) for y in again) else "other numbers"
+    others = "other last bits" if all(_same(norm, y, before, x) for y in again) else "other numbers"
     return Violation(
         check="repeated calls",
         expected="the same numbers each time, bit for bit, in a tensor of their own",
@@ -58,19 +58,19 @@ def repeated_calls(trial: NormUnderTest) -> Violation | None:
     )
 
 
-def layout(trial: NormUnderTest) -> Violation | None:
+def layout(norm: NormUnderTest) -> Violation | None:
     """Views of any layout give what contiguous tensors do, to rounding, as inputs and as gradients of the output."""
-    x = trial.normal(4)
-    for name, view in _views(x, trial.device).items():
+    x = norm.normal(4)
+    for name, view in _views(x, norm.device).items():
         values = view.cpu().clone(memory_format=torch.contiguous_format)
         # A copy would be contiguous again: views are handed over as they are.
         try:
             with torch.no_grad():
-                y = trial.overwriting(view).cpu()
+                y = norm.overwriting(view).cpu()
         except RefusedError as error:
             wrong = f"it refuses {name} inputs ({error})"
         else:
-            wrong = "" if _same(trial, y, trial.y(values), values) else f"other numbers for {name} inputs"
+            wrong = "" if _same(norm, y, norm.y(values), values) else f"other numbers for {name} inputs"
         if wrong:
             return Violation(
                 check="layout",
@@ -81,16 +81,16 @@ def layout(trial: NormUnderTest) -> Violation | None:
     return None
 
 
-def layout_of_gradients(trial: NormUnderTest) -> Violation | None:
+def layout_of_gradients(norm: NormUnderTest) -> Violation | None:
     """Likewise the gradients of the input and of the parameters."""
-    x, dy = trial.normal(4), trial.normal(4)
-    inputs, outputs = _views(x, trial.device), _views(dy, trial.device)
-    cases = [(f"{name} inputs", view, dy.to(trial.device)) for name, view in inputs.items()]
-    cases += [(f"{name} gradients of the output", x.to(trial.device), view) for name, view in outputs.items()]
+    x, dy = norm.normal(4), norm.normal(4)
+    inputs, outputs = _views(x, norm.device), _views(dy, norm.device)
+    cases = [(f"{name} inputs", view, dy.to(norm.device)) for name, view in inputs.items()]
+    cases += [(f"{name} gradients of the output", x.to(norm.device), view) for name, view in outputs.items()]
     for name, x_view, dy_view in cases:
         try:
-            found = trial.all_gradients(x_view, dy_view)
-            rights = trial.all_gradients(x_view.contiguous(), dy_view.contiguous())
+            found = norm.all_gradients(x_view, dy_view)
+            rights = norm.all_gradients(x_view.contiguous(), dy_view.contiguous())
         except RefusedError:
             # That there are no gradients is said elsewhere.
             return None
@@ -119,35 +119,35 @@ def _views(x: Tensor, device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def batch_position(trial: NormUnderTest) -> Violation | None:
+def batch_position(norm: NormUnderTest) -> Violation | None:
     """A sample gives the same alone, first and last in a batch, to rounding."""
-    x = trial.normal(7)
-    large = x.repeat(max(1, trial.samples(_ROWS, _ELEMENTS) // 7), *(1,) * (x.dim() - 1))
+    x = norm.normal(7)
+    large = x.repeat(max(1, norm.samples(_ROWS, _ELEMENTS) // 7), *(1,) * (x.dim() - 1))
     for batch in (x, large):
-        y = trial.y(batch)
+        y = norm.y(batch)
         for place in (0, len(batch) - 1):
             one = slice(place, place + 1)
-            if not _same(trial, trial.y(batch[one]), y[one], batch[one]):
+            if not _same(norm, norm.y(batch[one]), y[one], batch[one]):
                 return _misplaced(f"sample {place} of a batch of {len(batch):,} differs from itself alone")
-    if trial.free_axes > 1:
-        y, first = trial.y(x), x[:1, :1]
-        if not _same(trial, trial.y(first), y[:1, :1], first):
+    if norm.free_axes > 1:
+        y, first = norm.y(x), x[:1, :1]
+        if not _same(norm, norm.y(first), y[:1, :1], first):
             return _misplaced(f"position 0 of sample 0 differs from itself alone, as {tuple(first.shape)}")
     return None
 
 
-def modes(trial: NormUnderTest) -> Violation | None:
+def modes(norm: NormUnderTest) -> Violation | None:
     """Training mode and eval mode give the same, to rounding."""
-    here, there = ("training", "eval") if trial.module.training else ("eval", "training")
-    x = trial.normal(4)
+    here, there = ("training", "eval") if norm.module.training else ("eval", "training")
+    x = norm.normal(4)
     try:
-        other = replace(trial, specimen=trial.specimen.in_mode(training=not trial.module.training))
+        other = replace(norm, specimen=norm.specimen.in_mode(training=not norm.module.training))
         y = other.y(x)
-        if _same(trial, y, trial.y(x), x):
+        if _same(norm, y, norm.y(x), x):
             return None
         found = f"another output in {there} mode"
         changed = torch.cat([x[:-1], 2 * x[-1:] + 1])
-        if not _same(trial, other.y(changed)[:-1], y[:-1], x[:-1]):
+        if not _same(norm, other.y(changed)[:-1], y[:-1], x[:-1]):
             found += ": samples are coupled there"
     except NotImplementedError:  # what was exported has one mode
         return None
@@ -170,16 +170,16 @@ def _misplaced(found: str) -> Violation:
     )
 
 
-def row_isolation(trial: NormUnderTest) -> Violation | None:
+def row_isolation(norm: NormUnderTest) -> Violation | None:
     """A NaN reaches no other row, neither in the output nor in the gradient of the input."""
-    x = trial.normal(4)
+    x = norm.normal(4)
     x[(1, *(0,) * (x.dim() - 1))] = float("nan")
-    numbers = truth.row_numbers(x, trial.spec)
+    numbers = truth.row_numbers(x, norm.spec)
     others = numbers != numbers[(1, *(0,) * (x.dim() - 1))]
-    leaked = "the output" if not bool(trial.y(x)[others].isfinite().all()) else ""
+    leaked = "the output" if not bool(norm.y(x)[others].isfinite().all()) else ""
     if not leaked:
         try:
-            dx = trial.gradients(x, torch.ones_like(x))[0]
+            dx = norm.gradients(x, torch.ones_like(x))[0]
         except RefusedError:
             # That there are no gradients is said elsewhere.
             return None
@@ -194,11 +194,11 @@ def row_isolation(trial: NormUnderTest) -> Violation | None:
     )
 
 
-def hidden_nan(trial: NormUnderTest) -> Violation | None:
+def hidden_nan(norm: NormUnderTest) -> Violation | None:
     """A NaN shows in all of its row, as the formula has it."""
-    x = trial.normal(4)
+    x = norm.normal(4)
     x[(1, *(0,) * (x.dim() - 1))] = float("nan")
-    if bool(trial.y(x)[trial.program(x).isnan()].isnan().all()):
+    if bool(norm.y(x)[norm.program(x).isnan()].isnan().all()):
         return None
     return Violation(
         check="row isolation",
@@ -208,38 +208,38 @@ def hidden_nan(trial: NormUnderTest) -> Violation | None:
     )
 
 
-def constant_rows(trial: NormUnderTest, found: NormSpec) -> Violation | None:
+def constant_rows(norm: NormUnderTest, found: NormSpec) -> Violation | None:
     """Zero, constant and nearly constant rows give finite outputs wherever the spec does, and finite gradients.
 
     Args:
-        trial: Holds the norm against the spec that it should be.
+        norm: The norm, compared with the spec that it should be.
         found: The spec that it was found to be: a gradient that overflows there too is no other fault.
     """
     values = torch.tensor([*_CONSTANTS, *_NEARLY])
     names = [f"{value:.1f}" for value in _CONSTANTS] + [f"{value:.1f}, give or take an ulp" for value in _NEARLY]
-    x = values.reshape(-1, *(1,) * (len(trial.shape) - 1)).repeat(1, *trial.shape[1:])
+    x = values.reshape(-1, *(1,) * (len(norm.shape) - 1)).repeat(1, *norm.shape[1:])
     # A variance of rounded squares can come out negative where a row is constant but for an ulp.
-    noise = torch.randn(len(_NEARLY), *trial.shape[1:], generator=trial.generator)
-    x[len(_CONSTANTS) :] *= 1 + torch.finfo(trial.dtype).eps * noise
-    x = trial.cast(x)
-    dy = trial.normal(len(x))
-    what, wrong = "outputs", _not_finite(trial.program(x), trial.y(x), names)
+    noise = torch.randn(len(_NEARLY), *norm.shape[1:], generator=norm.generator)
+    x[len(_CONSTANTS) :] *= 1 + torch.finfo(norm.dtype).eps * noise
+    x = norm.cast(x)
+    dy = norm.normal(len(x))
+    what, wrong = "outputs", _not_finite(norm.program(x), norm.y(x), names)
     # In float16 1/s^3 is beyond the largest number where the spec itself stays there.
-    if not wrong and not trial.stays_narrow:
-        rights = [truth.gradients(x, dy, spec, *trial.parameters_of(spec))[0].value for spec in {trial.spec, found}]
+    if not wrong and not norm.stays_narrow:
+        rights = [truth.gradients(x, dy, spec, *norm.parameters_of(spec))[0].value for spec in {norm.spec, found}]
         try:
-            dx = trial.gradients(x, dy)[0]
+            dx = norm.gradients(x, dy)[0]
         except RefusedError:
             # That there are no gradients is said elsewhere.
             return None
         what, wrong = "gradients", [] if dx is None else _not_finite(torch.stack(rights).sum(0), dx, names)
     if not wrong:
         return None
-    row = f"torch.full({(1, *trial.shape[1:])}, {wrong[0].split(',')[0]}, dtype=torch.{trial.words})"
+    row = f"torch.full({(1, *norm.shape[1:])}, {wrong[0].split(',')[0]}, dtype=torch.{norm.words})"
     return Violation(
         check="constant rows",
         expected="finite outputs and gradients for constant rows",
-        found=f"{what} that are NaN or infinite for a row of {wrong[0]} ({trial.words})",
+        found=f"{what} that are NaN or infinite for a row of {wrong[0]} ({norm.words})",
         confirm=f"look at norm(x) and, after .sum().backward(), at x.grad for x = {row}",
     )
 
@@ -255,10 +255,10 @@ def _not_finite(right: Tensor, found: Tensor, names: list[str]) -> list[str]:
     ]
 
 
-def _same(trial: NormUnderTest, y: Tensor, other: Tensor, x: Tensor) -> bool:
+def _same(norm: NormUnderTest, y: Tensor, other: Tensor, x: Tensor) -> bool:
     """Two outputs for the same input differ by no more than both may be off, and have NaN in the same places."""
-    size = truth.output(x, trial.spec, *trial.parameters_of(trial.spec)).size
+    size = truth.output(x, norm.spec, *norm.parameters_of(norm.spec)).size
     # What a wrong formula makes larger rounds more.
     size = size.clamp_min(float(y.double().nan_to_num(0.0, 0.0, 0.0).abs().max()))
     equal_nan = torch.where(y.isnan() & other.isnan(), 0.0, y.double() - other.double())
-    return bool((Truth(torch.zeros_like(size), size).units(equal_nan.to(y.dtype)) <= agreement.limit(trial)).all())
+    return bool((Truth(torch.zeros_like(size), size).units(equal_nan.to(y.dtype)) <= agreement.limit(norm)).all())

@@ -170,22 +170,22 @@ def _test(
     Returns:
         The spec that it is found to be, or None.
     """
-    trial = subject.in_dtype(asked, dtype)
-    kept = conduct.input_kept(trial)
+    norm = subject.in_dtype(asked, dtype)
+    kept = conduct.input_kept(norm)
     report.add(kept)
     if kept is None:
         # Of a copy that was not called before.
         if (unsteady := conduct.repeated_calls(subject.in_dtype(asked, dtype))) is not None:
             report.add(unsteady)
             return None
-        report.add(conduct.layout(trial))
-    trial = subject.in_dtype(known or asked, dtype)
-    report.add(agreement.output_dtype(trial), _mixed_output_dtype(subject, trial.spec, dtype))
-    coupled = sharing.rows(trial) or conduct.batch_position(trial)
+        report.add(conduct.layout(norm))
+    norm = subject.in_dtype(known or asked, dtype)
+    report.add(agreement.output_dtype(norm), _mixed_output_dtype(subject, norm.spec, dtype))
+    coupled = sharing.rows(norm) or conduct.batch_position(norm)
     report.add(coupled)
     if coupled is not None:
         return None
-    report.add(conduct.modes(trial), conduct.row_isolation(trial))
+    report.add(conduct.modes(norm), conduct.row_isolation(norm))
     if known is None:
         return None
     here = _agreed(subject, known, dtype, report)
@@ -193,50 +193,50 @@ def _test(
         report.add(conduct.hidden_nan(subject.in_dtype(here, dtype)))
         # A NaN in the output is named even where another fault makes it: it is what is met first.
         report.add(conduct.constant_rows(subject.in_dtype(asked, dtype), here))
-        trial = subject.in_dtype(here, dtype)
-        cancelling = agreement.cancelling_variance(trial)
+        norm = subject.in_dtype(here, dtype)
+        cancelling = agreement.cancelling_variance(norm)
         report.add(cancelling)
         # Autograd refuses what was written over: that is no second fault.
         if kept is None:
             report.add(
-                derivatives.input_gradient(trial, has_variance=cancelling is None), conduct.layout_of_gradients(trial)
+                derivatives.input_gradient(norm, has_variance=cancelling is None), conduct.layout_of_gradients(norm)
             )
         if kept is None and not report.leaves_out("input gradient", "gain gradient", "bias gradient"):
-            report.add(*derivatives.over_many_rows(trial))
+            report.add(*derivatives.over_many_rows(norm))
     # What is only so in 16 bits says nothing of the next dtype.
-    return known if trial.is_half else here
+    return known if norm.is_half else here
 
 
 def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Report) -> NormSpec | None:
     """Hold the output against the spec; the spec that it is found to be in this dtype, or None."""
-    trial = subject.in_dtype(known, dtype)
-    if not trial.is_half:
-        seen = agreement.misfit(trial) or _misfit_of_longer_rows(trial)
+    norm = subject.in_dtype(known, dtype)
+    if not norm.is_half:
+        seen = agreement.misfit(norm) or _misfit_of_longer_rows(norm)
         if seen is None:
             return known
-        named, found = causes.of_formula(subject, trial, seen)
+        named, found = causes.of_formula(subject, norm, seen)
         report.add(*named)
         return found
-    if (large := agreement.large_rows(trial)) is not None:
+    if (large := agreement.large_rows(norm)) is not None:
         report.add(large)
-        trial = subject.in_dtype(known.replace(statistics_dtype="input"), dtype)
-    if (difference := agreement.difference_in_bits(trial)) is not None:
-        named, found = causes.of_rounding(subject, trial, difference)
+        norm = subject.in_dtype(known.replace(statistics_dtype="input"), dtype)
+    if (difference := agreement.difference_in_bits(norm)) is not None:
+        named, found = causes.of_rounding(subject, norm, difference)
         report.add(*named)
         return found
-    if trial.weight is not None or trial.bias is not None:
-        mixed = subject.in_dtype(trial.spec, dtype, torch.float32)
+    if norm.weight is not None or norm.bias is not None:
+        mixed = subject.in_dtype(norm.spec, dtype, torch.float32)
         if (difference := agreement.difference_with_wide_parameters(mixed)) is not None:
             report.add(*causes.of_rounding(subject, mixed, difference)[0])
-    return trial.spec
+    return norm.spec
 
 
-def _misfit_of_longer_rows(trial: NormUnderTest) -> Misfit | None:
+def _misfit_of_longer_rows(norm: NormUnderTest) -> Misfit | None:
     """Likewise on rows four times as long, which hold outputs twice as large, where no parameter sets a length."""
-    if trial.weight is not None or trial.bias is not None or trial.spec.rows.num_trailing != 1:
+    if norm.weight is not None or norm.bias is not None or norm.spec.rows.num_trailing != 1:
         return None
     try:
-        return agreement.misfit(replace(trial, shape=(*trial.shape[:-1], 4 * trial.shape[-1])))
+        return agreement.misfit(replace(norm, shape=(*norm.shape[:-1], 4 * norm.shape[-1])))
     except RefusedError:
         return None
 

@@ -31,70 +31,70 @@ _SMALL = 2.0**-6
 """Output gradients of this size keep the sum of 65,536 of them below the largest float16."""
 
 
-def input_gradient(trial: NormUnderTest, *, has_variance: bool = True) -> Violation | None:
+def input_gradient(norm: NormUnderTest, *, has_variance: bool = True) -> Violation | None:
     """dx is that of the formula, also of a norm that is used twice before it is differentiated.
 
     For ordinary rows and, in float32, for rows that feel eps and for one with a large mean.
 
     Args:
-        trial: Holds the norm against the spec that it was found to be.
+        norm: The norm, compared with the spec that it was found to be.
         has_variance: Its variance is right under a large mean.
     """
-    x = torch.randn(8, *trial.shape[1:], generator=trial.generator)
+    x = torch.randn(8, *norm.shape[1:], generator=norm.generator)
     x[1::2] += 0.5
-    if not trial.is_half:
+    if not norm.is_half:
         x[2] += _LARGE_MEAN if has_variance else 0.0
-        x[4:] *= max(trial.felt(), 1e-6)
-    x = trial.cast(x)
-    dy = trial.normal(8)
+        x[4:] *= max(norm.felt(), 1e-6)
+    x = norm.cast(x)
+    dy = norm.normal(8)
     try:
-        dx = trial.gradients(x, dy, uses=2)[0]
+        dx = norm.gradients(x, dy, uses=2)[0]
     except RefusedError as error:
         return _violation("input gradient", f"none ({error})", "norm(x).sum().backward()")
     if dx is None:
         return _violation("input gradient", "none: the output does not depend on x for autograd", _CONFIRM)
-    right = truth.gradients(x, dy, trial.spec, *trial.parameters_of(trial.spec))[0]
-    return _wrong_dx(trial, right, dx, trial.words)
+    right = truth.gradients(x, dy, norm.spec, *norm.parameters_of(norm.spec))[0]
+    return _wrong_dx(norm, right, dx, norm.words)
 
 
-def _wrong_dx(trial: NormUnderTest, right: Truth, dx: Tensor, where: str) -> Violation | None:
-    limit = _NARROW_LIMIT if trial.stays_narrow else _HALF_LIMIT if trial.is_half else _WIDE_LIMIT
+def _wrong_dx(norm: NormUnderTest, right: Truth, dx: Tensor, where: str) -> Violation | None:
+    limit = _NARROW_LIMIT if norm.stays_narrow else _HALF_LIMIT if norm.is_half else _WIDE_LIMIT
     if float(right.units(dx).max()) <= limit:
         return None
     relative = float((dx.double() - right.value).norm() / right.value.norm())
     return _violation("input gradient", f"a relative error of {relative:.2g} in {where}", _CONFIRM)
 
 
-def over_many_rows(trial: NormUnderTest) -> tuple[Violation, ...]:
+def over_many_rows(norm: NormUnderTest) -> tuple[Violation, ...]:
     """The gradients over as many rows as time allows: gain and bias are added up in a type that holds the sum."""
-    block = trial.samples(_ROWS, _BLOCK)
-    copies = max(1, trial.samples(_ROWS, _ELEMENTS) // block)
-    x = trial.normal(block, mean=0.25)
+    block = norm.samples(_ROWS, _BLOCK)
+    copies = max(1, norm.samples(_ROWS, _ELEMENTS) // block)
+    x = norm.normal(block, mean=0.25)
     # A mean of its own and a share of x: both sums grow with every row, as those of a mean loss do.
-    dy = trial.cast(_SMALL * (0.5 + x.float() + torch.randn(x.shape, generator=trial.generator)))
-    dx, dweight, dbias = truth.gradients(x, dy, trial.spec, *trial.parameters_of(trial.spec))
+    dy = norm.cast(_SMALL * (0.5 + x.float() + torch.randn(x.shape, generator=norm.generator)))
+    dx, dweight, dbias = truth.gradients(x, dy, norm.spec, *norm.parameters_of(norm.spec))
     repeats = (copies, *(1,) * (x.dim() - 1))
     try:
-        by_x, by_weight, by_bias = trial.gradients(x.repeat(repeats), dy.repeat(repeats))
+        by_x, by_weight, by_bias = norm.gradients(x.repeat(repeats), dy.repeat(repeats))
     except RefusedError:
         # That there are no gradients at all is said by the input's.
         return ()
-    rows = x.numel() * copies // trial.row_length
-    where = f"{trial.words} over {rows:,} rows"
+    rows = x.numel() * copies // norm.row_length
+    where = f"{norm.words} over {rows:,} rows"
     parts = () if by_x is None else torch.split(by_x, block)
-    found = [seen for part in parts if (seen := _wrong_dx(trial, dx, part, where)) is not None][:1]
+    found = [seen for part in parts if (seen := _wrong_dx(norm, dx, part, where)) is not None][:1]
     for name, right, given in (("gain gradient", dweight, by_weight), ("bias gradient", dbias, by_bias)):
-        if right is not None and (wrong := _wrong(right, given, copies, _limit(trial, rows))):
-            words = f"{wrong} over {rows:,} rows in {trial.words}"
+        if right is not None and (wrong := _wrong(right, given, copies, _limit(norm, rows))):
+            words = f"{wrong} over {rows:,} rows in {norm.words}"
             confirm = f"norm(x).sum().backward() for {rows:,} rows, and compare with the sums in float64"
             found.append(_violation(name, words, confirm))
     return tuple(found)
 
 
-def _limit(trial: NormUnderTest, rows: int) -> float:
+def _limit(norm: NormUnderTest, rows: int) -> float:
     """How many units a sum over rows may err by."""
-    if trial.is_half:
-        is_rounded = trial.stays_narrow or trial.spec.gain.is_before
+    if norm.is_half:
+        is_rounded = norm.stays_narrow or norm.spec.gain.is_before
         return _NARROW_SUM_LIMIT if is_rounded else _SUM_LIMIT
     # Terms added one after another in float32 leave about the root of their number in roundings.
     return _WIDE_LIMIT + 4 * math.sqrt(rows)

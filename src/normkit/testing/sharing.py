@@ -16,23 +16,23 @@ _ENOUGH = 0.8
 """Share of a row that must move: an output that is nearly zero may stay where it is by chance."""
 
 
-def rows(trial: NormUnderTest) -> Violation | None:
+def rows(norm: NormUnderTest) -> Violation | None:
     """The statistics are those of the spec's rows, and of nothing else."""
-    x = trial.normal(trial.shape[0])
+    x = norm.normal(norm.shape[0])
     # In the middle along each axis, so that movement before it and behind it is seen.
     index = tuple(size // 2 for size in x.shape)
-    if not bool(trial.y(x).isfinite().all()):
+    if not bool(norm.y(x).isfinite().all()):
         return Violation(
             check="formula",
-            expected=str(trial.spec),
+            expected=str(norm.spec),
             found="outputs that are NaN or infinite for ordinary rows",
             confirm=f"norm(torch.randn{tuple(x.shape)})",
         )
-    numbers = truth.row_numbers(x, trial.spec)
+    numbers = truth.row_numbers(x, norm.spec)
     own = numbers == numbers[index]
-    tolerance = 0.05 if trial.is_half else 1e-4
+    tolerance = 0.05 if norm.is_half else 1e-4
     moved = moved_outputs(
-        lambda given: trial.y(given).double(),
+        lambda given: norm.y(given).double(),
         x,
         index,
         8 * math.sqrt(int(own.sum())),
@@ -41,7 +41,7 @@ def rows(trial: NormUnderTest) -> Violation | None:
     )
     leaked, reached = moved & ~own, moved & own
     # In 16 bits a small change can drown in the rounding of a bias.
-    enough = 0.0 if trial.is_half else _ENOUGH
+    enough = 0.0 if norm.is_half else _ENOUGH
     if not bool(leaked.any()) and int(reached.sum()) >= enough * int(own.sum()):
         return None
     return Violation(
