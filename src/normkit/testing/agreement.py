@@ -33,15 +33,15 @@ _RATIOS = (1e2, 1e3, 1e4)
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """Where the output is not the formula's."""
+    """The rows on which the output is not that of the formula."""
 
     at: Literal["large", "length", "small"]
-    """"large" rows, that do not feel eps; else small rows only: in their "length" alone, as another eps has it, or in
-    other ways as well ("small")."""
+    """Either "large" rows, which are too long to feel eps; or only small rows, which differ in their "length" alone, as
+    under another eps, or in other ways as well ("small")."""
     found: str
     """The worst sample, in words."""
     confirm: str
-    """How to see it."""
+    """A call that shows it."""
 
 
 def limit(norm: NormUnderTest) -> float:
