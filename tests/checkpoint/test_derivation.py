@@ -14,8 +14,8 @@ from folded_checkpoints import flip, tensors
 from normkit.checkpoint.arithmetic import CHUNK
 from normkit.checkpoint.derivation import derive, header_faults
 from normkit.checkpoint.folding import write_shards
-from normkit.checkpoint.layout import lay_out
 from normkit.checkpoint.plan import Constant, FoldPlan, Gain, Product, Quotient, Reference, Sum, TensorEdit, VectorEdit
+from normkit.checkpoint.shard import lay_out
 from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.staging import Staging
 from normkit.checkpoint.workers import Workers

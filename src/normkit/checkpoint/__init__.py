@@ -11,7 +11,7 @@
 
     arithmetic.py applying.py               one rounding per number; a plan carried out
     memory.py                               `normkit.fold`: on a model
-    folding.py shard.py layout.py staging.py workers.py    `fold`: on a folder, streamed, resumable
+    folding.py shard.py staging.py workers.py    `fold`: on a folder, streamed, resumable
 
     certificate.py                          what was done to each tensor
     verifying.py derivation.py verification.py    `verify`, from the files alone

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from normkit.checkpoint.applying import MadeVector, Outcome, contents, vectors
 from normkit.checkpoint.header import read_header
-from normkit.checkpoint.layout import FileLayout, output_info
 from normkit.checkpoint.model_folder import read_exactly
 from normkit.checkpoint.plan import Edit, FoldPlan, Relation
+from normkit.checkpoint.shard import FileLayout, output_info
 from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.workers import Workers
 from normkit.errors import ModelError

@@ -19,12 +19,11 @@ from normkit.checkpoint.applying import MadeVector, vectors
 from normkit.checkpoint.arithmetic import CHUNK, one_thread_an_operation
 from normkit.checkpoint.build_model import reload_of
 from normkit.checkpoint.certificate import Certificate, Written, certify
-from normkit.checkpoint.layout import FileLayout, index, lay_out, output_info
 from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_files
 from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
 from normkit.checkpoint.plan import FoldPlan, VectorEdit
 from normkit.checkpoint.planning import plan_checkpoint, require_change
-from normkit.checkpoint.shard import PIECE, Shard
+from normkit.checkpoint.shard import PIECE, FileLayout, Shard, index, lay_out, output_info
 from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.staging import Staging
 from normkit.checkpoint.workers import Progress, Workers

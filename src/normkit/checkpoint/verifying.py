@@ -16,7 +16,6 @@ from normkit.checkpoint.arithmetic import one_thread_an_operation
 from normkit.checkpoint.build_model import Reload, reload_check
 from normkit.checkpoint.certificate import Certificate, Written, certify, plain, read_certificate
 from normkit.checkpoint.derivation import Derived, derive, header_faults
-from normkit.checkpoint.layout import FileLayout, index, lay_out
 from normkit.checkpoint.model_folder import (
     CERTIFICATE,
     CONFIG,
@@ -29,6 +28,7 @@ from normkit.checkpoint.model_folder import (
 from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
 from normkit.checkpoint.plan import FoldPlan
 from normkit.checkpoint.planning import plan_checkpoint
+from normkit.checkpoint.shard import FileLayout, index, lay_out
 from normkit.checkpoint.verification import RELATIONS, Checked, Verification, difference, judged
 from normkit.checkpoint.workers import Progress, Workers
 from normkit.errors import InputError, ModelError

@@ -1,1 +1,1 @@
-"""What is known of model families, as data: one TOML file a family, and the graph that it makes of a checkpoint."""
+"""Model families as data: one TOML file per family, and the graph of a checkpoint that follows from it."""

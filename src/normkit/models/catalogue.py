@@ -1,4 +1,4 @@
-"""The families that are declared, each by its model type."""
+"""The declared families, by model type."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def family(name: str) -> Family:
     """The family of a model type.
 
     Raises:
-        ModelError: If no file declares it; the message names those that are. A name says nothing of what reads and
-            writes: no nearest one is suggested.
+        ModelError: If no file declares it; the message lists the declared ones. It suggests none of them, because a
+            similar name says nothing about readers and writers.
     """
     if name not in names():
         raise ModelError(

@@ -1,4 +1,4 @@
-"""What a configuration says, with the values that transformers takes for missing keys."""
+"""The settings of a configuration, with the values that transformers uses for missing keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Settings:
     """A configuration as its family reads it.
 
     Args:
-        family: Whose keys and defaults count.
+        family: Declares the keys and defaults.
         config: A config.json.
     """
 
@@ -23,7 +23,7 @@ class Settings:
         self.architecture = str(config["architectures"][0])
 
     def require_described(self) -> None:
-        """Refuse what the family's file does not describe.
+        """Check that the family's file describes this checkpoint.
 
         Raises:
             ModelError: If the class is another, or a setting is not as the file requires.
@@ -42,7 +42,7 @@ class Settings:
                 )
 
     def value(self, key: str) -> Any:
-        """What is set, or what a missing key means."""
+        """The value of a key, or its default."""
         found: Any = self._config
         for name in key.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
@@ -58,14 +58,14 @@ class Settings:
         return all(_matches(self.value(key), wanted) for key, wanted in condition.items())
 
     def flag(self, value: bool | str) -> bool:
-        """A truth, or that of a key."""
+        """The value itself, or the truth of the key that it names."""
         return bool(self.value(value)) if isinstance(value, str) else value
 
     def eps(self, value: str | float) -> float | None:
         """A norm's own eps, or the family's.
 
         Raises:
-            ModelError: If what is set is no number.
+            ModelError: If the value is not a number.
         """
         if isinstance(value, float | int):
             return float(value)
@@ -76,10 +76,10 @@ class Settings:
         return None if found is None else float(found)
 
     def number(self, key: str, *, otherwise: int | None = None) -> int:
-        """A whole number that is set.
+        """A key that holds a whole number.
 
         Raises:
-            ModelError: If it is not, and there is nothing else to take.
+            ModelError: If it does not, and there is no `otherwise`.
         """
         found = self.value(key) if key else None
         if found is None and otherwise is not None:
@@ -95,7 +95,7 @@ class Settings:
         return self.number(found)
 
     def counts(self) -> dict[str, int]:
-        """How often each does that is set."""
+        """How often each placeholder repeats whose key is set."""
         words = self._family.repeat
         return {word: self.count(word) for word in words if any(self.value(key) is not None for key in words[word])}
 

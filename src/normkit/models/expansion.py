@@ -1,4 +1,4 @@
-"""From a family, a configuration and the tensors of a checkpoint to its graph: nothing guessed, nothing left over."""
+"""From a family, a configuration and the tensors of a checkpoint to its graph. Nothing is guessed or left over."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 from normkit.errors import ModelError
 from normkit.models import graph
 from normkit.models.conditions import Settings
+from normkit.models.consistency import check_places, check_widths
 from normkit.models.family import Family, LinearEntry, NormEntry, Part, TableEntry, Tie
-from normkit.models.places import check_places
-from normkit.models.widths import check_widths
 
 Shapes = Mapping[str, tuple[int, ...]]
 _PLACEHOLDER = re.compile(r"\{(\w+)([+-]\d+)?\}")
@@ -23,13 +22,13 @@ def expand(family: Family, config: Mapping[str, Any], shapes: Shapes) -> graph.G
     """The graph of a checkpoint.
 
     Args:
-        family: What is declared of it.
+        family: The family's file.
         config: Its config.json.
         shapes: Name of each of its tensors -> shape.
 
     Raises:
-        ModelError: If the class or a setting is not described, a declared tensor is missing, one is there that is not
-            declared, or sizes contradict each other; the message names it.
+        ModelError: If the class or a setting is not described, a declared tensor is missing, a tensor is not declared,
+            or sizes contradict each other; the message names it.
     """
     return _Expansion(family, Settings(family, config), shapes).graph()
 
@@ -77,11 +76,11 @@ class _Expansion:
         return bool(prefix) and not any(name in self._shapes for name in bodies)
 
     def _parts(self) -> Iterator[tuple[Part, dict[str, int]]]:
-        """Every part that the checkpoint has, with the indices of its placeholders; those at one place side by side."""
+        """Every part of the checkpoint with the indices of its placeholders; parts at one place alternate."""
         for at, neighbours in itertools.groupby(self._family.parts, key=lambda part: part.at):
             parts = [part for part in neighbours if self._applies(part)]
             words = list(dict.fromkeys(match[1] for match in _PLACEHOLDER.finditer(at))) if parts else []
-            # Each repetition has a tensor: what config.json claims beyond them ends at the first that is missing.
+            # Each repetition has a tensor, so a larger count in config.json ends at the first that is missing.
             counts = (min(self._settings.count(word), len(self._shapes) + 1) for word in words)
             for numbers in itertools.product(*map(range, counts)):
                 indices = dict(zip(words, numbers, strict=True))
@@ -90,7 +89,7 @@ class _Expansion:
                         yield part, indices
 
     def _has(self, part: Part, indices: dict[str, int]) -> bool:
-        """Whether the tensors that decide about a part speak for it."""
+        """Whether the tensors that decide about a part say that it is there."""
         given, lacking = (
             self._named(_filled(name, self._settings.counts() | indices)) for name in (part.given, part.lacking)
         )
@@ -99,7 +98,7 @@ class _Expansion:
         return not part.either or self._is_chosen(part, indices)
 
     def _is_chosen(self, part: Part, indices: dict[str, int]) -> bool:
-        """Whether of the alternatives this one is in the checkpoint.
+        """Whether this one of the alternatives is in the checkpoint.
 
         Raises:
             ModelError: If none is, or several are.
@@ -115,7 +114,7 @@ class _Expansion:
         )
 
     def _is_there(self, part: Part, indices: dict[str, int]) -> bool:
-        """Whether any tensor of a part is there; a placeholder that is not fixed may be its first."""
+        """Whether any tensor of a part is there, with the first index for placeholders without one."""
         return any(name in self._shapes for name in self._tensors(part, self._fixed(part, indices)))
 
     def _fixed(self, part: Part, indices: dict[str, int]) -> dict[str, int]:
@@ -158,7 +157,7 @@ class _Expansion:
         self._tables.append(graph.Table(name=name, axis=axis, writes=writes, aliases=aliases))
 
     def _module(self, path: str) -> str:
-        """A path as the class has it: that without a head returns points, and its paths lack the prefix."""
+        """A path as the class has it: a class without a head returns points, and its paths lack the prefix."""
         returns = self._family.classes[self._settings.architecture]
         return path.removeprefix(self._family.prefix) if returns else path
 
@@ -266,15 +265,15 @@ class _Expansion:
         return self._named(_joined(at, key))
 
     def _either(self, name: str, older: str) -> str:
-        """The name of a tensor, or the one that transformers reads as that where only it is there."""
+        """The name of a tensor, or, if only that is there, an older name that transformers reads as the same."""
         return older if name not in self._shapes and older in self._shapes else name
 
     def _named(self, name: str) -> str:
-        """A name as this checkpoint has it."""
+        """A name as it is in this checkpoint."""
         return name.removeprefix(self._family.prefix) if self._bare else name
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor that must be there."""
+        """The shape of a tensor; ModelError if it is missing."""
         if name not in self._shapes:
             raise ModelError(
                 f"expected the tensor {name}, as models/{self._family.model_type}.toml declares it, and the checkpoint "

@@ -1,15 +1,15 @@
 """A model family as its TOML file declares it: which tensors read what, and write where.
 
     model_type = "llama"                 # as in config.json
-    prefix = "model."                    # what a checkpoint of a class without a head leaves out
-    source = "..."                       # the code that this was read from
+    prefix = "model."                    # missing in the names of a checkpoint of a class without a head
+    source = "..."                       # the code that the file was read from
 
-    [classes]                            # class -> points whose value it returns: nothing may be moved out of them
+    [classes]                            # class -> points and spaces that it returns: nothing may be moved out of them
     LlamaForCausalLM = []
     LlamaModel = ["model.norm"]
 
-    [config]                             # keys of config.json, and what transformers takes for missing ones
-    [requires]                           # what they must be for this file to hold
+    [config]                             # keys of config.json, and the values of missing ones
+    [requires]                           # their values in all checkpoints that this file describes
     [repeat]                             # placeholder in names -> the key that counts it
     [tie]                                # a head that may share its table
 
@@ -18,10 +18,11 @@
     [part.norm]                          # reads a space or a point, gives a point
     [part.linear]                        # reads a point or a space, writes to a space
     [part.table]                         # writes to a space
-    [part.attention]                     # what is known of the weights that rows are mixed with
+    [part.attention]                     # how an attention mixes rows
 
-A space is a sum: the residual stream, or the input of one norm. A point is what one norm gives. Names may hold
-`{layer}`, `{layer+1}` and `{layer-1}`; where nothing repeats, `{layer}` is the number of layers.
+A space is a sum: the residual stream, or the input of one norm. A point is the output of one norm. Names may contain
+`{layer}`, `{layer+1}` and `{layer-1}`; outside a repetition `{layer}` is the number of layers. A part or an entry
+may be limited to classes (`only`) and to settings of config.json (`when`). Keys of a section are paths below `at`.
 """
 
 from __future__ import annotations
@@ -36,144 +37,117 @@ from typing import Any, Literal, TypeVar
 from normkit.errors import ModelError
 
 Condition = Mapping[str, Any]
-"""Key of config.json -> the value it must have, or a list of them; true and false ask for its truth only."""
+"""Key of config.json -> the value that it must have, or a list of them; true and false test for truth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormEntry:
-    """A norm.
-
-    Attributes:
-        kind: "layer" subtracts the mean, "rms" does not.
-        reads: Space whose rows it normalizes; "" where it is of no matter, as for a norm of query heads.
-        gives: Point that readers name; "" is the norm's own path.
-        writes: Spaces that its output is added to.
-        opaque: What else takes its output, in words: then nothing can leave it.
-        offset: Added to the stored gain.
-        weight: Whether there is a gain, or the key that says so.
-        bias: Whether there is a bias, or the key that says so.
-        eps: Key that holds it, or a number; "" is the family's.
-        when: Only where this holds.
-    """
+    """A norm."""
 
     kind: Literal["layer", "rms"]
+    """A "layer" norm subtracts the mean, an "rms" norm does not."""
     reads: str = ""
+    """Space whose rows it normalizes; "" where that does not matter, as for a norm of query heads."""
     gives: str = ""
+    """Point that readers name; "" for the norm's own path."""
     writes: tuple[str, ...] = ()
+    """Spaces that its output is added to."""
     opaque: str = ""
+    """What else takes its output, in words; then neither gain nor bias can leave the norm."""
     offset: float = 0.0
+    """Added to the stored gain."""
     weight: bool | str = True
+    """Whether there is a gain, or the key that says whether."""
     bias: bool | str = False
+    """Whether there is a bias, or the key that says whether."""
     eps: str | float = ""
+    """Key of config.json, or a number; "" for the family's key."""
     when: Condition = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearEntry:
-    """A linear map, whatever module computes it.
-
-    Attributes:
-        reads: Point or space; "" is anything else, as the mixed values of an attention.
-        writes: Space; "" is anything else.
-        through: What stands between the map and the sum that it writes to, where that is not linear.
-        axes: Axes of the weight that face its input and its output.
-        weight: Appended to the path for the name of its weight.
-        bias: Whether there is a bias, or the key that says so.
-        bias_name: Appended to the path for the name of its bias.
-        aliases: Other paths, in full, under which a checkpoint may hold it.
-        is_head: It makes the scores of the vocabulary or of classes.
-        only: Classes that have it; () is all.
-        when: Only where this holds.
-    """
+    """A linear map, whatever module computes it."""
 
     reads: str = ""
+    """Point or space; "" for anything else, such as the mixed values of an attention."""
     writes: str = ""
+    """Space; "" for anything else."""
     through: str = ""
+    """A nonlinear step between the map and the sum that it writes to, in words."""
     axes: tuple[int, int] = (1, 0)
+    """Axes of the weight that face its input and its output."""
     weight: str = ".weight"
+    """The path plus this is the name of its weight."""
     bias: bool | str = False
+    """Whether there is a bias, or the key that says whether."""
     bias_name: str = ".bias"
+    """The path plus this is the name of its bias."""
     aliases: tuple[str, ...] = ()
+    """Other paths, in full, under which a checkpoint may hold it."""
     is_head: bool = False
+    """It computes the scores of the vocabulary or of classes."""
     only: tuple[str, ...] = ()
     when: Condition = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
-    """A tensor whose rows are added to a space: embeddings, positions, a class token. Named in full.
-
-    Attributes:
-        writes: Space, or "" where it is something else that is only carried over.
-        axis: Axis of the features.
-        aliases: Other names under which a checkpoint may hold the same table.
-        only: Classes that have it; () is all.
-        when: Only where this holds.
-    """
+    """A tensor whose rows are added to a space: embeddings, positions, a class token. Named in full."""
 
     writes: str = ""
+    """Space; "" for a tensor that is only copied."""
     axis: int = -1
+    """Axis of the features."""
     aliases: tuple[str, ...] = ()
+    """Other names under which a checkpoint may hold the same table."""
     only: tuple[str, ...] = ()
     when: Condition = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionEntry:
-    """What decides whether a bias may pass through an attention.
-
-    Attributes:
-        value: Linear map of the values, or the fused one.
-        output: Linear map behind the heads.
-        key: Linear map of the keys, if it is one of its own.
-        layout: Where values lie in the rows of `value`: "own", "last" of a fused one, "last of each group".
-        heads: Key that counts query heads; "" is the family's.
-        kv_heads: Key that counts heads of keys and values, or their number; "" is the family's.
-        rotary: Queries and keys are rotated by their positions.
-        sinks: A tensor of sinks: with it the weights of a row do not sum to one.
-        softcap: Key of a cap on the scores.
-        clip: Key of a bound at which queries, keys and values are cut off.
-        when: Only where this holds.
-    """
+    """What decides whether a bias may pass through an attention."""
 
     value: str
+    """Linear map of the values, or the fused one."""
     output: str
+    """Linear map behind the heads."""
     key: str = ""
+    """Linear map of the keys, if they have their own."""
     layout: Literal["own", "last", "last of each group"] = "own"
+    """Where values lie in the rows of `value`: "own", "last" of a fused one, "last of each group"."""
     heads: str = ""
+    """Key that counts query heads; "" for the family's."""
     kv_heads: str | int = ""
+    """Key that counts heads of keys and values, or their number; "" for the family's key."""
     rotary: bool = True
+    """Queries and keys are rotated by their positions."""
     sinks: str = ""
+    """Name of a tensor of sinks, with which the weights of a row do not sum to one."""
     softcap: str = ""
+    """Key of a cap on the scores."""
     clip: str = ""
+    """Key of a bound to which queries, keys and values are clipped."""
     when: Condition = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Entries whose names begin alike.
-
-    Attributes:
-        at: The beginning, without the last dot; "" for full names.
-        in_memory: The beginning of the modules' paths, where it is another than that of the tensors' names on disk.
-        first: Index that the repetition starts from.
-        either: Of the parts that share this word exactly one is in the checkpoint at each index, told by its tensors.
-        given: Only where the checkpoint has this tensor.
-        lacking: Only where the checkpoint lacks this tensor.
-        only: Classes that have it; () is all.
-        when: Only where this holds.
-        norm: Path below `at` -> entry.
-        linear: Path below `at` -> entry.
-        table: Name below `at` -> entry.
-        attention: Path below `at` -> entry.
-    """
+    """Entries whose names have the same beginning."""
 
     at: str = ""
+    """The beginning, without the last dot; "" for full names."""
     in_memory: str = ""
+    """The beginning of the modules' paths, if it differs from that of the tensors' names on disk."""
     first: int = 0
+    """Index that the repetition starts from."""
     either: str = ""
+    """Exactly one of the parts with the same word is in the checkpoint at each index; its tensors show which."""
     given: str = ""
+    """The part applies only if the checkpoint has this tensor."""
     lacking: str = ""
+    """The part applies only if the checkpoint lacks this tensor."""
     only: tuple[str, ...] = ()
     when: Condition = field(default_factory=dict)
     norm: Mapping[str, NormEntry] = field(default_factory=dict)
@@ -184,102 +158,83 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys:
-    """Keys of config.json, and what transformers takes where one is missing.
-
-    Attributes:
-        width: Of the residual stream.
-        eps: Of the norms.
-        heads: Number of query heads.
-        kv_heads: Number of heads of keys and values; "" is `heads`.
-        head_dim: Width of a head; "" or missing is width / heads.
-        dropout: Rates that matter in training only.
-        default: Key -> what a missing one means; "=key" is the value of another key.
-    """
+    """Keys of config.json, and the values that transformers uses for missing ones."""
 
     width: str
+    """Width of the residual stream."""
     eps: str = ""
+    """The eps of the norms."""
     heads: str = ""
+    """Number of query heads."""
     kv_heads: str = ""
+    """Number of heads of keys and values; "" for `heads`."""
     head_dim: str = ""
+    """Width of a head; width / heads if "" or missing."""
     dropout: tuple[str, ...] = ()
+    """Rates of dropout, which matter in training only."""
     default: Mapping[str, Any] = field(default_factory=dict)
+    """Key -> what a missing one means; "=key" is the value of another key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tie:
-    """A head that may share the table of the embeddings.
-
-    Attributes:
-        head: Path of the linear map.
-        table: Name of the table.
-        key: Of config.json that says whether they are one.
-        unless: Where this holds they are two, whatever the key says.
-        fixed: Why they cannot be parted, where they cannot; then a checkpoint without the head's table shares it.
-        bias: Name of a tensor that is the bias of the head while they are one, and of no matter afterwards.
-        ignored_by: Runtimes that take the table for the head whatever the checkpoint holds, or refuse one with both.
-    """
+    """A head that may share the table of the embeddings."""
 
     head: str
+    """Path of the linear map."""
     table: str
+    """Name of the table."""
     key: str = "tie_word_embeddings"
+    """Key of config.json that says whether head and table are one tensor."""
     unless: Condition = field(default_factory=dict)
+    """If this holds they are two tensors, whatever the key says."""
     fixed: str = ""
+    """Why they cannot be separated, or ""; if set, a checkpoint without the head's table shares it."""
     bias: str = ""
+    """Name of a tensor that is the bias of the head while it shares the table, and unused otherwise."""
     ignored_by: tuple[str, ...] = ()
+    """Runtimes that use the table as the head whatever the checkpoint holds, or refuse a checkpoint with both."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Becomes:
-    """The stock family that this one is, once its norms are RMSNorms without a bias.
-
-    Attributes:
-        model_type: Of that family.
-        classes: Class -> class of that family.
-        config: Keys to set; a value of "=key" is taken from another key.
-        drop: Keys that go.
-        when: Only where this holds.
-        otherwise: What to say where it does not.
-    """
+    """The stock family that this one becomes when its norms are RMSNorms without a bias."""
 
     model_type: str
     classes: Mapping[str, str]
+    """Class -> class of that family."""
     config: Mapping[str, Any] = field(default_factory=dict)
+    """Keys to set; a value of "=key" is taken from another key."""
     drop: tuple[str, ...] = ()
+    """Keys to remove."""
     when: Condition = field(default_factory=dict)
     otherwise: str = ""
+    """The reason to give if `when` does not hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """All that a TOML file says.
-
-    Attributes:
-        model_type: As in config.json.
-        source: The code that it was read from.
-        classes: Class -> points and spaces that it returns.
-        config: Keys of config.json.
-        parts: In the order of the file.
-        repeat: Placeholder -> the key that counts it, or the keys to try in turn.
-        prefix: What a checkpoint of a class without a head leaves out of all names.
-        requires: What must hold for the file to describe a checkpoint.
-        tie: Head and table that may be one.
-        becomes: A stock family that an RMSNorm version is.
-        buffers: Patterns of names that older checkpoints hold and no model reads.
-        remarks: What a user of the folded model must know.
-    """
+    """The content of a TOML file."""
 
     model_type: str
     source: str
+    """The code that the file was read from."""
     classes: Mapping[str, tuple[str, ...]]
+    """Class -> points and spaces that it returns."""
     config: ConfigKeys
     parts: tuple[Part, ...]
     repeat: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Placeholder -> the key that counts it, or the keys to try in turn."""
     prefix: str = ""
+    """Missing in all names of a checkpoint of a class without a head."""
     requires: Condition = field(default_factory=dict)
+    """The settings of all checkpoints that the file describes."""
     tie: Tie | None = None
     becomes: Becomes | None = None
     buffers: tuple[str, ...] = ()
+    """Patterns of names in older checkpoints that no model reads."""
     remarks: tuple[str, ...] = ()
+    """What a user of the folded model must know."""
 
 
 _ENTRIES: Mapping[str, type] = MappingProxyType(
@@ -292,11 +247,11 @@ def parse(text: str, name: str) -> Family:
     """The family that a TOML text declares.
 
     Args:
-        text: The file's.
-        name: Of the file, for messages.
+        text: The content of the file.
+        name: Name of the file, for messages.
 
     Raises:
-        ModelError: If it is no TOML, or a key is unknown or missing.
+        ModelError: If it is not TOML, or a key is unknown or missing.
     """
     try:
         values = tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""The graph of one checkpoint: every norm with its readers, every space with its writers, by the names in its files."""
+"""The graph of one checkpoint: each norm with its readers, each space with its writers, by the names in its files."""
 
 from __future__ import annotations
 
@@ -10,102 +10,78 @@ from normkit.models.family import Family
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """A norm of the checkpoint.
-
-    Attributes:
-        name: Path of its module, as the checkpoint names it.
-        module: Path of its module in memory.
-        kind: "layer" or "rms".
-        weight: Name of the gain, or None.
-        bias: Name of the bias, or None.
-        offset: Added to the stored gain.
-        eps: In the units of its input squared.
-        reads: Space, or "".
-        gives: Point.
-        writes: Spaces that its output is added to.
-        opaque: What else takes its output, in words, or "".
-    """
+    """A norm of the checkpoint; the fields are those of a `NormEntry`, for this norm."""
 
     name: str
+    """Path of its module, as the checkpoint names it."""
     module: str
+    """Path of its module in memory."""
     kind: Literal["layer", "rms"]
     weight: str | None
+    """Name of the gain, or None."""
     bias: str | None
+    """Name of the bias, or None."""
     offset: float
+    """Added to the stored gain."""
     eps: float | None
+    """In the units of its input squared."""
     reads: str
+    """Space, or ""."""
     gives: str
+    """Point."""
     writes: tuple[str, ...]
+    """Spaces that its output is added to."""
     opaque: str
+    """What else takes its output, in words, or ""."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A linear map of the checkpoint.
-
-    Attributes:
-        name: Path of its module.
-        weight: Name of its weight.
-        bias: Name of its bias, or None.
-        in_axis: Axis of the weight that faces its input.
-        out_axis: Axis of the weight that faces its output.
-        reads: Point or space, or "".
-        writes: Space, or "".
-        through: What stands between it and the sum, where that is not linear.
-        is_head: It makes the scores.
-        tied_to: Name of the table that it shares, or None.
-        parted_bias: Name that its bias has once it shares no table, where that is another.
-    """
+    """A linear map of the checkpoint."""
 
     name: str
+    """Path of its module."""
     weight: str
+    """Name of its weight."""
     bias: str | None
+    """Name of its bias, or None."""
     in_axis: int
+    """Axis of the weight that faces its input."""
     out_axis: int
+    """Axis of the weight that faces its output."""
     reads: str
+    """Point or space, or ""."""
     writes: str
+    """Space, or ""."""
     through: str
+    """A nonlinear step between it and the sum, in words, or ""."""
     is_head: bool
     tied_to: str | None = None
+    """Name of the table that it shares, or None."""
     parted_bias: str | None = None
+    """Name of its bias when it no longer shares a table, if that differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A tensor whose rows are added to a space.
-
-    Attributes:
-        name: Of the tensor.
-        axis: Of the features, not negative.
-        writes: Space, or "".
-        aliases: Other names in the checkpoint that hold the same.
-    """
+    """A tensor whose rows are added to a space."""
 
     name: str
+    """Name of the tensor."""
     axis: int
+    """Axis of the features, not negative."""
     writes: str
+    """Space, or ""."""
     aliases: tuple[str, ...]
+    """Other names in the checkpoint with the same values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What decides whether a bias may pass through an attention.
-
-    Attributes:
-        name: Path of its module.
-        value: Linear map of the values, or the fused one.
-        output: Linear map behind the heads.
-        key: Linear map of the keys, if it is one of its own.
-        layout: Where values lie in the rows of `value`.
-        heads: Query heads.
-        kv_heads: Heads of keys and values.
-        rotary: Queries and keys are rotated by their positions.
-        sinks: Name of the tensor of sinks, or None.
-        softcap: Whether scores are capped.
-        clip: Key of a bound at which queries, keys and values are cut off, or None.
-    """
+    """An attention; the fields are those of an `AttentionEntry`, for this one."""
 
     name: str
+    """Path of its module."""
     value: Linear
     output: Linear
     key: Linear | None
@@ -114,35 +90,34 @@ class Attention:
     kv_heads: int
     rotary: bool
     sinks: str | None
+    """Name of the tensor of sinks, or None."""
     softcap: bool
+    """Whether scores are capped."""
     clip: str | None
+    """Key of a bound to which queries, keys and values are clipped, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """All that matters of one checkpoint.
-
-    Attributes:
-        family: Its family.
-        architecture: Class that its config names.
-        width: Of the residual stream.
-        norms: In the order of the model.
-        linears: In the order of the file.
-        tables: In the order of the file.
-        attentions: In the order of the model.
-        returned: Points and spaces that the class returns.
-        is_tied: The head has no table of its own.
-    """
+    """The norms, linear maps, tables and attentions of one checkpoint."""
 
     family: Family
     architecture: str
+    """Class that its config names."""
     width: int
+    """Width of the residual stream."""
     norms: tuple[Norm, ...]
+    """In the order of the model."""
     linears: tuple[Linear, ...]
+    """In the order of the file."""
     tables: tuple[Table, ...]
+    """In the order of the file."""
     attentions: tuple[Attention, ...]
+    """In the order of the model."""
     returned: frozenset[str]
+    """Points and spaces that the class returns."""
     is_tied: bool
+    """The head has no table of its own."""
 
     def readers(self, place: str) -> tuple[Linear, ...]:
         """The linear maps that read a point or a space."""
@@ -167,7 +142,7 @@ class Graph:
 
     @property
     def spaces(self) -> tuple[str, ...]:
-        """Every space that is read, in the order in which norms and linear maps do."""
+        """Every space that is written and read, in the order in which norms and linear maps read them."""
         written = {linear.writes for linear in self.linears} | {table.writes for table in self.tables}
         written |= {space for norm in self.norms for space in norm.writes}
         written.discard("")

@@ -1,4 +1,4 @@
-"""What may be changed without changing what a model computes: derived from its graph, with the reason where it may not.
+"""Which changes of a model keep what it computes, derived from its graph; with the reason for each that does not.
 
 Each function returns None where the change is exact, else one sentence. The conditions: docs/explanation/folding.md.
 """
@@ -9,12 +9,12 @@ from normkit.models.graph import Attention, Graph, Linear, Norm, Table
 
 
 def against_folding(graph: Graph, norm: Norm, *, untie: bool = False) -> str | None:
-    """Why the gain or bias of a norm cannot leave it: something else than linear maps takes its output.
+    """Why the gain or bias of a norm cannot leave it: something other than linear maps takes its output.
 
     Args:
         graph: Of the checkpoint.
         norm: One of its norms.
-        untie: Whether a tied head is given a table of its own.
+        untie: Whether a tied head gets a table of its own.
     """
     if norm.opaque:
         return f"its output goes to {norm.opaque}"
@@ -34,13 +34,13 @@ def against_folding(graph: Graph, norm: Norm, *, untie: bool = False) -> str | N
 
 
 def against_untying(graph: Graph) -> str | None:
-    """Why head and table cannot be parted."""
+    """Why a head and its table cannot be separated."""
     tie = graph.family.tie
     return tie.fixed if graph.is_tied and tie is not None and tie.fixed else None
 
 
 def against_centring(graph: Graph, space: str) -> str | None:
-    """Why what is written to a space cannot be centred: something there sees the mean."""
+    """Why the writers of a space cannot be centred: something that reads the space sees the mean."""
     if space in graph.returned:
         return f"{graph.architecture} returns the {space}"
     for norm in graph.norms_of(space):
@@ -52,7 +52,7 @@ def against_centring(graph: Graph, space: str) -> str | None:
 
 
 def against_centring_writer(graph: Graph, writer: Linear | Table, *, untie: bool = False) -> str | None:
-    """Why one writer of a space that may be centred cannot be."""
+    """Why one writer cannot be centred although its space can."""
     if isinstance(writer, Linear):
         if writer.through:
             return (
@@ -68,7 +68,7 @@ def against_centring_writer(graph: Graph, writer: Linear | Table, *, untie: bool
 
 
 def against_rms(graph: Graph, norm: Norm, *, untie: bool = False) -> str | None:
-    """Why a LayerNorm cannot be an RMSNorm: something with a mean is added to what it reads."""
+    """Why a LayerNorm cannot become an RMSNorm: what it reads may have a mean."""
     if norm.kind == "rms":
         return "it is one"
     if not norm.reads:
@@ -95,9 +95,9 @@ def against_value_fold(attention: Attention) -> str | None:
 
 
 def ignores_key_bias(graph: Graph, reader: Linear) -> bool:
-    """Whether a bias of these keys would shift all scores of a query alike, which softmax does not see.
+    """Whether a bias of these keys would shift all scores of a query equally, which softmax does not see.
 
-    Not where positions rotate the keys, a cap bends the scores, a bound cuts keys off, or a sink stands beside them.
+    Not if positions rotate the keys, the scores are capped, keys are clipped, or there is a sink.
     """
     users = [attention for attention in graph.attentions if attention.key == reader]
     return bool(users) and not any(user.rotary or user.softcap or user.sinks or user.clip for user in users)

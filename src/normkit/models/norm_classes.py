@@ -1,4 +1,4 @@
-"""What the norm classes of transformers and torch are declared to compute, whatever their code does at the moment."""
+"""What the norm classes of transformers and torch should compute, as declared here and whatever their code does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FILE = "norm_classes.toml"
 
 @cache
 def declared() -> Mapping[str, NormSpec]:
-    """Class, as in "llama.LlamaRMSNorm", to the preset that it is; eps, gain and bias are those of a module."""
+    """Class, such as "llama.LlamaRMSNorm" -> the preset that it computes; eps, gain and bias are those of a module."""
     presets = tomllib.loads((files("normkit.models") / FILE).read_text(encoding="utf-8"))
     return MappingProxyType({name: getattr(specs, preset) for preset, names in presets.items() for name in names})
 
 
 def key_of(module: str, name: str) -> str:
-    """How a class of a Python module is called there, as in "llama.LlamaRMSNorm" or "torch.LayerNorm"."""
+    """The name of a class there, from its Python module and name: "llama.LlamaRMSNorm" or "torch.LayerNorm"."""
     parts = module.split(".")
     return f"{parts[2] if parts[:2] == ['transformers', 'models'] and len(parts) > 2 else parts[0]}.{name}"
