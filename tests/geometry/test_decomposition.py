@@ -343,7 +343,7 @@ def test_the_dtype_is_kept(dtype):
 
 
 def test_what_has_no_rows_is_refused():
-    with pytest.raises(SpecError, match=r"reference\.to_rows"):
+    with pytest.raises(SpecError, match=r"spec\.rows\.split"):
         decompose(torch.zeros(2, 4), NormSpec(groups=2))
     with pytest.raises(DtypeError, match="floating"):
         decompose(torch.arange(4), NormSpec())

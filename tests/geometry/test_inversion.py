@@ -289,7 +289,7 @@ def test_the_scale_defect_is_that_of_the_shrink_factor():
 
 @pytest.mark.parametrize("function", [fiber, idempotence, lambda x, spec: scale_shift_defects(x, spec, 2.0, 1.0)])
 def test_what_does_not_fit_is_refused(function):
-    with pytest.raises(SpecError, match=r"reference\.to_rows"):
+    with pytest.raises(SpecError, match=r"spec\.rows\.split"):
         function(torch.zeros(2, 4), NormSpec(groups=2))
     with pytest.raises(DtypeError, match="floating"):
         function(torch.arange(4), NormSpec())

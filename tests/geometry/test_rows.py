@@ -19,7 +19,7 @@ def test_a_row_is_the_last_axis_in_one_group(name):
     if spec.axes == (-1,) and spec.groups == 1:
         require_row(spec)
     else:
-        with pytest.raises(SpecError, match=r"reference\.to_rows"):
+        with pytest.raises(SpecError, match=r"spec\.rows\.split"):
             require_row(spec)
 
 

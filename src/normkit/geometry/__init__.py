@@ -3,15 +3,15 @@
 rows.py               which norms have a geometry of single rows, and how long a normalized row is
 scaling.py            the second and third map: onto the sphere, with eps; gain and bias
 centring.py           the first map: onto a hyperplane; angles
-decomposition.py      all intermediates of a norm, and what holds after each
-inversion.py          what can be had back of an input; scale, shift, norm after norm
+decomposition.py      the rows after each map of a norm, and the laws that hold there
+inversion.py          the inputs behind an output; scale, shift, norm after norm
 paths.py              distances and great circles on a sphere
 hyperplane.py sphere.py axes.py ellipsoid.py image.py    the sets that rows land on
 differential.py spectrum.py conditioning.py              Jacobians in closed form, and their numbers
 batches.py invariance.py                                 what an output depends on; the table of Ba et al.
 step_sizes.py invariant_groups.py tangent_optimizer.py   weights whose scale a model ignores
 scores.py selection.py                                   attention logits, and the keys that can win
-contribution.py features.py gauge.py                     models: parts of a stream, outliers, what is left to fold
+contribution.py features.py gauge.py                     models: parts of a stream, outliers, how far weights are folded
 """
 
 from normkit.geometry.axes import downdate_eigenvalues, downdate_eigenvectors

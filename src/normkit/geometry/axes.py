@@ -63,12 +63,12 @@ def downdate_eigenvalues(gain: Tensor, places: Tensor | None = None) -> Tensor:
 def downdate_eigenvectors(gain: Tensor) -> Tensor:
     """Eigenvectors of diag(g**2) - g g^T / n, in the order of `downdate_eigenvalues`.
 
-    v_i = g_i / (g_i**2 - t), normalized, for a root t that is no g_i**2; so v is proportional to 1/g for t = 0. Of m
-    equal |g_i| come m - 1 eigenvectors that live on these entries alone: each takes one entry against the sum of those
-    before it. Zero gains are such entries, of which the eigenvalue 0 has one vector more, their sum.
+    v_i = g_i / (g_i**2 - t), normalized, for a root t that is no g_i**2; so v is proportional to 1/g for t = 0. m
+    equal |g_i| give m - 1 eigenvectors that are zero elsewhere: each weighs one of these entries against the sum of
+    those before it. Zero gains are such entries, and their sum is one more eigenvector of the eigenvalue 0.
 
     The differences g_i**2 - t are taken from the distances in which the roots are found, not from the rounded
-    eigenvalues: so the vectors are orthogonal to rounding, however close the gains.
+    eigenvalues: so the vectors are orthogonal up to rounding, however close the gains.
 
     Args:
         gain: g, as it acts, shape (n,).
@@ -109,27 +109,24 @@ def downdate_eigenvectors(gain: Tensor) -> Tensor:
 
 
 class _Table(NamedTuple):
-    """The roots between neighbours of the sorted |g|, in float64.
-
-    Attributes:
-        unit: A power of two near the largest |g|, which is taken out of everything else.
-        order: Indices that sort |g|, shape (n,).
-        sizes: |g| / unit, ascending, shape (n,).
-        ties: The intervals i, between sizes i and i + 1, that have no length.
-        free: The other intervals.
-        poles: The index of the size nearest to the root of each interval, shape (n - 1,).
-        offsets: That root less that size squared, shape (n - 1,).
-        values: The eigenvalues over unit**2, ascending, shape (n,); those not asked for are not solved.
-    """
+    """The roots between neighbours of the sorted |g|, in float64."""
 
     unit: float
+    """A power of two near the largest |g|, which is taken out of everything else."""
     order: Tensor
+    """Indices that sort |g|, shape (n,)."""
     sizes: Tensor
+    """|g| / unit, ascending, shape (n,)."""
     ties: Tensor
+    """The intervals i, between sizes i and i + 1, that have no length."""
     free: Tensor
+    """The other intervals."""
     poles: Tensor
+    """The index of the size nearest to the root of each interval, shape (n - 1,)."""
     offsets: Tensor
+    """That root less that size squared, shape (n - 1,)."""
     values: Tensor
+    """The eigenvalues over unit**2, ascending, shape (n,); those not asked for are not solved."""
 
 
 def _solve(gain: Tensor, places: Tensor | None = None) -> _Table:

@@ -151,7 +151,7 @@ def batch_size_dependence(norm: Norm, x: Tensor, sizes: Sequence[int]) -> Tensor
 
 @torch.no_grad()
 def train_eval_difference(module: nn.Module, x: Tensor, batches: Sequence[Tensor] = ()) -> Tensor:
-    """How far the same input's output lies apart in training and in evaluation mode.
+    """The difference between the outputs of one input in training and in evaluation mode.
 
     max |module.train()(x) - module.eval()(x)|, for the module as it is or after it has seen `batches` in training mode
     (no optimiser: only running statistics move). Whatever else the two modes do differently, dropout for one,

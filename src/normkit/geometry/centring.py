@@ -56,8 +56,7 @@ def project_out(x: Tensor, normal: Tensor) -> Tensor:
 
     Args:
         x: Rows of shape (..., n).
-        normal: Of shape (n,), or (..., n) for a hyperplane each; of any length. 0 is the normal of nothing: x comes
-            back unchanged.
+        normal: Shape (n,), or (..., n) for one hyperplane per row; of any length. If it is 0, x comes back unchanged.
 
     Returns:
         Tensor of the broadcast shape, in x's dtype.
@@ -94,7 +93,7 @@ def centring_matrix(n: int, *, dtype: torch.dtype = torch.float64, device: torch
     Args:
         n: Features of a row, at least 1.
         dtype: A floating dtype.
-        device: Where to make it.
+        device: The device of the matrix.
 
     Returns:
         Tensor of shape (n, n).
@@ -181,8 +180,8 @@ def angle_between(x: Tensor, y: Tensor) -> Tensor:
         y: Rows that broadcast against them.
 
     Returns:
-        Tensor of shape (...), in radians from 0 to pi. NaN where a row is 0. Parallel rows lie at a kink (0 or pi):
-        their gradient is taken as 0.
+        Tensor of shape (...), in radians from 0 to pi. NaN where a row is 0. For parallel rows (0 or pi) the
+        angle has a kink: the gradient is taken as 0.
 
     Raises:
         DtypeError: If x or y is not of a floating dtype.

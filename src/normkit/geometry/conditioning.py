@@ -17,12 +17,6 @@ from normkit.spec import NormSpec
 class Preconditioning:
     """Condition numbers of a linear layer's Gauss-Newton matrix, fed x and fed norm(x); scalar tensors.
 
-    Attributes:
-        raw: Condition number with the rows as they are.
-        normalized: Condition number with the normalized rows.
-        raw_rank: Number of directions that the rows span; the condition number is over these.
-        normalized_rank: Likewise for the normalized rows: n - 1 at most after LayerNorm with no bias.
-
     Example:
         >>> from normkit import specs
         >>> from normkit.geometry import preconditioning
@@ -33,9 +27,13 @@ class Preconditioning:
     """
 
     raw: Tensor
+    """Condition number with the rows as they are."""
     normalized: Tensor
+    """Condition number with the normalized rows."""
     raw_rank: Tensor
+    """Number of directions that the rows span; the condition number is over these."""
     normalized_rank: Tensor
+    """Likewise for the normalized rows: n - 1 at most after LayerNorm with no bias."""
 
     @property
     def ratio(self) -> Tensor:
@@ -52,7 +50,7 @@ def gauss_newton_condition(features: Tensor) -> tuple[Tensor, Tensor]:
     count as zero, as in `torch.linalg.matrix_rank`: along them the loss is flat and nothing is learnt.
 
     Args:
-        features: What the layer is fed, of shape (..., N, n): N samples of n features.
+        features: The input of the layer, of shape (..., N, n): N samples of n features.
 
     Returns:
         The condition number in the dtype of the features, and the rank in int64, both of shape (...). NaN and rank 0
@@ -90,14 +88,14 @@ def preconditioning(
     """How a norm changes the conditioning of the linear layer behind it, on given rows.
 
     `gauss_newton_condition` of the rows of x and of the rows of norm(x). A norm makes rows equally long. That helps
-    where a few long rows would otherwise decide alone. LayerNorm also removes what all rows share along 1, and RMSNorm
-    does not; neither removes another common offset. Where rows are alike in length little changes, and where rare
-    directions make up for it by long rows the norm hurts: k rows e_1 and one row sqrt(k) e_2 have condition number 1
+    if a few long rows would otherwise decide alone. LayerNorm also removes the offset that all rows share along 1, and
+    RMSNorm does not; neither removes another common offset. If all rows are about equally long, little changes. If the
+    rows along a rare direction are long, the norm hurts: k rows e_1 and one row sqrt(k) e_2 have condition number 1
     before RMSNorm and k after it.
 
-    After LayerNorm the number is over one direction less. Where x is small along 1 that alone lowers it:
+    After LayerNorm the rows span one direction less. If x is small along 1, that alone lowers the number:
     `gauss_newton_condition(centre(x))` tells that part of the ratio from the rest. With gain g, a bias fills the
-    direction again: along 1 / g all rows have the same (b . 1/g) / |1/g|, and where that is tiny the number is huge.
+    direction again: along 1 / g all rows have the same (b . 1/g) / |1/g|, and if that is tiny, the number is huge.
 
     Args:
         x: Rows of shape (..., n), all taken together.

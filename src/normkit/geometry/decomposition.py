@@ -1,4 +1,4 @@
-"""A norm taken apart: every intermediate of its maps, and what holds after each."""
+"""A norm taken apart: the rows after each of its maps, and the laws that hold there."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Step:
     energy_along_ones: Tensor
     """Share of |value|**2 along the all-ones direction; NaN for a zero row."""
     invariants: tuple[Invariant, ...]
-    """What holds after this map."""
+    """The laws that hold after this map."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,14 +125,14 @@ def divisor(x: Tensor, spec: NormSpec) -> Tensor:
 
 
 def raw_invariants(x: Tensor) -> tuple[Invariant, ...]:
-    """Pythagoras: the energy along the all-ones direction and the energy across it are all there is."""
+    """Pythagoras: |x|**2 is the energy along the all-ones direction plus the energy across it."""
     along, size = x.mean(-1) * math.sqrt(x.shape[-1]), length(x)
     defect = over(torch.hypot(along, length(centre(x))) - size, size)
     return (Invariant(statement="|x|^2 = n mean^2 + n variance", defect=defect),)
 
 
 def centred_invariants(y: Tensor, u: Tensor) -> tuple[Invariant, ...]:
-    """What holds for y = centre(u); variances are compared by their roots, in units of rms(u)."""
+    """The laws of y = centre(u); variances are compared by their roots, in units of rms(u)."""
     n, size = y.shape[-1], length(u)
     spread = length(centre(y))
     return (
@@ -154,9 +154,10 @@ def scaled_invariants(y: Tensor, u: Tensor, target: Tensor, spec: NormSpec) -> t
 def affine_invariants(
     y: Tensor, z: Tensor, target: Tensor, gain: Tensor | None, bias: Tensor | None, spec: NormSpec
 ) -> tuple[Invariant, ...]:
-    """What holds for y = gain * z + bias: pulled back through both, y lies where z lay.
+    """The laws of y = gain * z + bias: (y - bias) / gain obeys those of z.
 
-    An entry whose gain is 0 says nothing of z; there z itself is put in. Rounding grows where the bias dwarfs gain * z.
+    An entry with gain 0 says nothing about z; the entry of z itself is put there. Rounding errors are larger where the
+    bias is much larger than gain * z.
     """
     name = "y" if bias is None else "y - b"
     if gain is not None:

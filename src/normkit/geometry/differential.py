@@ -48,7 +48,7 @@ def row_derivative(rows: Tensor, spec: NormSpec) -> RowDerivative:
     sqrt(v) < eps and else 0 (clamp). At v = 0 the root alone has a kink: with eps outside t is 0 there.
 
     Args:
-        rows: Rows of shape (..., n), as `reference.to_rows` gives them; their last axis is one row whatever the spec's.
+        rows: Rows of shape (..., n), as `spec.rows.split` gives them; their last axis is one row whatever the spec's.
         spec: The conventions; axes, groups and the gain are left aside.
 
     Raises:
@@ -99,7 +99,7 @@ def jacobian(x: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Tensor:
 
     Returns:
         Tensor of shape (..., n, n) in x's dtype. With groups, or axes other than (-1,): one block for each row that
-        shares statistics, of shape (..., groups, m, m), the leading sizes those of `reference.to_rows`.
+        shares statistics, of shape (..., groups, m, m), the leading sizes those of `spec.rows.split(x)`.
 
     Raises:
         DtypeError: If x is not of a floating dtype.
@@ -197,7 +197,7 @@ def tangent_projection(v: Tensor, x: Tensor, *, is_centred: bool = True) -> Tens
     """The part of v tangent to the sphere through the normalized x.
 
     C v - c (c . C v) / |c|^2 with c = centre(x), C v = centre(v); v - x (x . v) / |x|^2 if not `is_centred` (RMSNorm).
-    An orthogonal projection of rank n - 2 (n - 1). Where c = 0 there is no radial direction and only the mean is
+    An orthogonal projection of rank n - 2 (n - 1). If c = 0 there is no radial direction, and only the mean is
     removed.
 
     Args:

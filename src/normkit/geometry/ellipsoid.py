@@ -22,20 +22,14 @@ _LARGE = 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Ellipsoid:
-    """{g * z + b : |z| = radius}, and sum(z) = 0 if centred: where a norm at eps = 0 puts its rows.
+    """{g * z + b : |z| = radius}, and sum(z) = 0 if centred: all outputs of a norm at eps = 0.
 
     Without a zero gain it is a surface: of dimension n - 1, with the features for axes, if not centred; else of
-    dimension n - 2, in the hyperplane with normal 1/g through b. k zero gains pin k coordinates to the bias. What is
-    left is still a surface for a centred ellipsoid with k = 1; else (k >= 2, or k >= 1 if not centred) the sphere is
-    flattened, and its image is the ellipsoid with its inside, of dimension n - k: `is_filled`.
+    dimension n - 2, in the hyperplane with normal 1/g through b. k zero gains pin k coordinates to the bias. A
+    centred ellipsoid with k = 1 is still a surface; else (k >= 2, or k >= 1 if not centred) the sphere is flattened,
+    and its image is the ellipsoid with its inside, of dimension n - k: `is_filled`.
 
     For n = 1 a centred one has no point (dimension -1: `project` and `sample` give NaN); for n = 2 it has two points.
-
-    Attributes:
-        gain: g, as it acts, shape (n,).
-        bias: b, shape (n,), or None for 0.
-        is_centred: Whether the rows z are centred (LayerNorm) or not (RMSNorm).
-        radius: Length of z; sqrt(n) unless given.
 
     Raises:
         DtypeError: If gain or bias is not of a floating dtype.
@@ -52,10 +46,14 @@ class Ellipsoid:
     """
 
     gain: Tensor
+    """g, as it acts, shape (n,)."""
     bias: Tensor | None = None
+    """b, shape (n,), or None for 0."""
     _: KW_ONLY
     is_centred: bool
+    """Whether the rows z are centred (LayerNorm) or not (RMSNorm)."""
     radius: float | None = None
+    """Length of z; sqrt(n) unless given."""
 
     def __post_init__(self) -> None:
         """Fill in the radius; refuse what is no gain or no bias of one row."""
@@ -148,7 +146,7 @@ class Ellipsoid:
         return torch.eye(self.ambient, dtype=gain.dtype, device=gain.device)[:, order]
 
     def depth(self, y: Tensor) -> Tensor:
-        """How deep a vector lies: 1 at the centre, 0 on the surface, negative outside.
+        """How far a vector is below the surface: 1 at the centre, 0 on the surface, negative outside.
 
         1 - |z| / radius for z = (y - b) / g. Before that, y is brought to the flat that the ellipsoid spans, by the
         shortest way; if centred, the z of zero gains are all equal and make the sum 0: the shortest z that goes to y.
@@ -168,16 +166,16 @@ class Ellipsoid:
         sum_i (a_i c_i / (a_i**2 + t))**2 = 1. That is solved for the distance of t from its pole -min(a)**2, by
         bisection of its exponent and Newton's method; two more steps make the result differentiable, twice.
 
-        Where y lies so far inside, across from the shortest axis, that there are two nearest points or more (for an
-        ellipse: on its long axis, within (a**2 - b**2) / a of the centre), the one on the positive side of the first
-        shortest axis comes back; its derivative is then that of keeping to this side.
+        A y far inside can have two nearest points or more (for an ellipse: on its long axis, within (a**2 - b**2) / a
+        of the centre). The one on the positive side of the first shortest axis is returned; the derivative is that of
+        staying on this side.
 
         Args:
             y: Of shape (..., n).
             filled: Whether to count the inside to the set; as `is_filled` says, unless given.
 
         Returns:
-            Tensor of y's shape and dtype, in O(n**2) operations a row, with the axes found once.
+            Tensor of y's shape and dtype, in O(n**2) operations per row; the axes are found once.
 
         Source:
             Eberly 2013, "Distance from a point to an ellipse, an ellipsoid, or a hyperellipsoid"; More and Sorensen
@@ -254,7 +252,7 @@ class Ellipsoid:
         return self.radius
 
     def _safe_gain(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the gain is 0, and the gain with 1 there."""
+        """A mask of the zero gains, and the gain with 1 in their place."""
         is_zero = self.gain == 0
         return is_zero, torch.where(is_zero, 1.0, self.gain).to(y.dtype)
 

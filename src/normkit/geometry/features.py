@@ -22,20 +22,17 @@ _RESOLUTION = 2**-7
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rogue:
-    """How much each dimension adds to the mean cosine of two rows.
-
-    Attributes:
-        mean_cosine: Mean over pairs of different rows of their cosine, a 0-d tensor: 0 for directions without a
-            preference, near 1 for a narrow cone.
-        contribution: What dimension i adds to it, (n,); these sum to `mean_cosine`.
-        standardised_mean_cosine: The same after standardising each dimension over the rows: near 0.
-        standardised_contribution: What dimension i adds to that, (n,).
-    """
+    """How much each dimension adds to the mean cosine of two rows."""
 
     mean_cosine: Tensor
+    """Mean over pairs of different rows of their cosine, a 0-d tensor: 0 for directions without a preference, near 1
+    for a narrow cone."""
     contribution: Tensor
+    """The part that each dimension adds to it, (n,); they sum to `mean_cosine`."""
     standardised_mean_cosine: Tensor
+    """The same after standardising each dimension over the rows: near 0."""
     standardised_contribution: Tensor
+    """The part that each dimension adds to that, (n,)."""
 
     @property
     def share(self) -> Tensor:
@@ -123,7 +120,7 @@ def recurring_indices(
     """The indices that three tensors of one size or more name, and a quarter of these or more.
 
     Args:
-        indices: What each tensor names, by the tensor's name: such as its `outlier_indices`.
+        indices: The indices of each tensor, such as its `outlier_indices`, by the tensor's name.
         sizes: How many entries each has; tensors of different sizes have no index in common.
 
     Returns:

@@ -1,7 +1,7 @@
 """How far weights are from a form that a model could be brought into without changing what it computes.
 
-A LayerNorm does not see the mean of a row, so what writes to the residual stream may be centred; it leaves none, so
-what reads from it may be centred too; and its gain may be folded into the readers, leaving ones.
+A LayerNorm ignores the mean of a row, so the matrices that write to the residual stream may be centred. Its output has
+mean 0, so the matrices that read it may be centred too. Its gain may be folded into these readers, which leaves ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from normkit.geometry.scaling import length, over, unit
 
 
 def centred_defect(writer: Tensor) -> Tensor:
-    """The share of a writing matrix's energy that goes along the all-ones direction.
+    """The share of a writing matrix's energy along the all-ones direction.
 
     |1^T W|**2 / (n |W|**2) in Frobenius norms, n = out: the share of |W x|**2 along 1 for x without a preferred
     direction. 0 for a centred writer, 1 for one that writes constants only; a random one is near 1 / n.
@@ -43,10 +43,10 @@ def centred_defect(writer: Tensor) -> Tensor:
 
 
 def reader_defect(reader: Tensor) -> Tensor:
-    """The share of a reading matrix's energy that looks along the all-ones direction.
+    """The share of a reading matrix's energy along the all-ones direction.
 
-    |W 1|**2 / (n |W|**2) in Frobenius norms, n = in: what a centred norm never answers to. 0 for a centred reader; a
-    random one is near 1 / n. Behind a norm with a gain g it is W * g that reads the centred row.
+    |W 1|**2 / (n |W|**2) in Frobenius norms, n = in: the output of a centred norm has no part along 1. 0 for a centred
+    reader; a random one is near 1 / n. After a norm with a gain g, W * g reads the centred row.
 
     Args:
         reader: W of shape (..., out, in), as `torch.nn.Linear` holds it.

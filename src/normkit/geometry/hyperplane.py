@@ -1,4 +1,4 @@
-"""A hyperplane by its normal: what centring projects onto, and what holds LayerNorm's ellipsoid."""
+"""A hyperplane by its normal: centring projects onto one, and LayerNorm's ellipsoid lies in one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,8 @@ from normkit.geometry.scaling import length
 class Hyperplane:
     """{y : normal . (y - point) = 0}, of dimension n - 1.
 
-    LayerNorm centres onto the one with normal 1 through 0, and puts out vectors of the one with normal 1/gain through
+    LayerNorm centres onto the one with normal 1 through 0, and its outputs lie in the one with normal 1/gain through
     the bias.
-
-    Attributes:
-        normal: Shape (n,), of any length but 0.
-        point: One of its points, shape (n,); None for 0.
 
     Raises:
         DtypeError: If normal or point is not of a floating dtype.
@@ -41,7 +37,9 @@ class Hyperplane:
     """
 
     normal: Tensor
+    """Shape (n,), of any length but 0."""
     point: Tensor | None = None
+    """One of its points, shape (n,); None for 0."""
 
     def __post_init__(self) -> None:
         """Refuse what is no normal and no point of one space."""

@@ -1,4 +1,4 @@
-"""The image of a norm: every vector it can put out, with the truth about eps."""
+"""The image of a norm: all its outputs, eps included."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Image:
     - eps = 0: the `surface` itself, of dimension n - 2 (LayerNorm) or n - 1 (RMSNorm); constant (zero) rows have no
       output. Where zero gains fill it, it has its inside and its edge.
     - eps > 0, inside or outside the root: the open inside of the surface, of one dimension more, as every normalized
-      row is shorter than the radius; the surface is approached by long rows. Constant rows go to the centre.
+      row is shorter than the radius; the surface is approached by long rows. Constant rows map to the centre.
     - eps > 0 as a clamp: the inside, by rows below eps, and the surface, by all others.
 
     k zero gains: the inside has dimension min(n - 1, n - k) (LayerNorm) or n - k (RMSNorm); the image at eps = 0 is a
@@ -52,10 +52,11 @@ class Image:
         return self.eps > 0 and PLACEMENTS[self.eps_placement].shortens_every_row
 
     def depth(self, y: Tensor) -> Tensor:
-        """How deep an output lies below the surface: 1 - |z| / radius for the shortest normalized z that goes to y.
+        """How far an output is below the surface: 1 - |z| / radius for the shortest normalized z that maps to y.
 
-        0 on the surface, 1 at the centre, negative outside: `Ellipsoid.depth`. Where no gain is 0, it is what eps took
-        from the row's length: 1 - s_0 / s for the row's scale with eps and s_0 without, about eps / (2 variance).
+        0 on the surface, 1 at the centre, negative outside: `Ellipsoid.depth`. If no gain is 0, it is the share of the
+        row's length that eps takes: 1 - s_0 / s with the row's scale s and its scale s_0 without eps, about
+        eps / (2 variance).
 
         Args:
             y: Of shape (..., n).

@@ -1,4 +1,4 @@
-"""What a linear layer followed by a norm does not notice: the table of Ba et al. 2016, measured."""
+"""The invariances of a linear layer followed by a norm: the table of Ba et al. 2016, measured."""
 
 from __future__ import annotations
 
@@ -25,51 +25,40 @@ _Layer = Callable[[Tensor, Tensor, float], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One norm under one transformation.
-
-    Attributes:
-        norm: "batch", "weight", "layer" or "rms".
-        error: Largest |change| of the output over the largest |output|.
-        is_invariant: The error is within what rounding explains (`InvarianceTable.tolerance`).
-    """
+    """One norm under one transformation."""
 
     norm: str
+    """"batch", "weight", "layer" or "rms"."""
     error: float
+    """Largest |change| of the output over the largest |output|."""
     is_invariant: bool
+    """The error is within what rounding explains (`InvarianceTable.tolerance`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InvarianceRow:
-    """One transformation and what each norm makes of it.
-
-    Attributes:
-        transformation: Its name, as in the paper.
-        what: Its formula. W holds a weight vector w_i a row, x is one case of the data, v a fixed vector.
-        cells: One a norm, in the order of the table's `norms`.
-    """
+    """One transformation and what each norm makes of it."""
 
     transformation: str
+    """Its name, as in the paper."""
     what: str
+    """Its formula. W holds one weight vector w_i per row, x is one case of the data, v a fixed vector."""
     cells: tuple[Cell, ...]
+    """One per norm, in the order of the table's `norms`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InvarianceTable:
-    """Which norm ignores which change of weights and data; print it, or take `to_json`.
-
-    Attributes:
-        norms: The columns.
-        rows: The transformations.
-        eps: What every norm added under its root.
-        scale: The factor c of the re-scalings.
-        tolerance: The largest error that counts as rounding.
-    """
+    """Which norm ignores which change of weights and data; print it, or take `to_json`."""
 
     norms: tuple[str, ...]
     rows: tuple[InvarianceRow, ...]
     eps: float
+    """The eps of every norm, inside the root."""
     scale: float
+    """The factor c of the re-scalings."""
     tolerance: float
+    """The largest error that counts as rounding."""
 
     def cell(self, transformation: str, norm: str) -> Cell:
         """The cell of one transformation and one norm, by their names.
@@ -129,7 +118,7 @@ def invariances(
         n: Features of the data, at least 2.
         outputs: Weight vectors, at least 3: fewer outputs normalize to signs.
         batch: Cases, at least 3, for the same reason.
-        seed: Of the draws.
+        seed: Seed of the random draws.
         eps: In units of the squared summed input (weight norm: of |w|^2).
         scale: The factor c, or None for a random positive one.
 

@@ -30,21 +30,17 @@ _SEED = 0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InvariantGroup:
-    """Parameters whose common scale the output does not depend on.
-
-    Attributes:
-        paths: Names of the parameters: one, or those of one module that must be scaled together.
-        parameters: The parameters themselves.
-        kind: "matrix" if all of them share one scale; "rows" if each slice along the first axis has its own.
-        error: Largest relative change of the output at the factors tried; what eps leaves of the invariance.
-        control: Relative change of the output when the parameters turn: a random addend of their own length.
-    """
+    """Parameters whose common scale the output does not depend on."""
 
     paths: tuple[str, ...]
+    """Names of the parameters: one, or those of one module that must be scaled together."""
     parameters: tuple[nn.Parameter, ...] = field(repr=False)
     kind: Kind
+    """"matrix" if all of them share one scale; "rows" if each slice along the first axis has its own."""
     error: float
+    """Largest relative change of the output at the factors tried; what eps leaves of the invariance."""
     control: float
+    """Relative change of the output when the parameters turn: a random addend of their own length."""
 
 
 def scale_invariant_groups(
@@ -57,8 +53,8 @@ def scale_invariant_groups(
     """Find the parameters that may be scaled without changing the output.
 
     Each parameter w is tried alone: every slice along its first axis times a factor of its own ("rows"), then
-    the whole of it ("matrix"). What is left over of one module, such as a weight and its bias in front of
-    a LayerNorm, is tried together ("matrix"). Changes are in units of the control, the change when w turns by
+    the whole of it ("matrix"). The parameters of one module that are left over, such as a weight and its bias in
+    front of a LayerNorm, are tried together ("matrix"). Changes are in units of the control, the change when w turns by
     45 degrees or so. With D(c) the largest change between the output at c w and at (factor c) w, w is in if
 
     - D(1) <= 0.1: at its own size it is invariant, or nearly;
@@ -67,7 +63,7 @@ def scale_invariant_groups(
     - D(4) <= D(1) / 3, unless D(1) <= 1024 * tolerance: it falls at once, as eps does and softmax does not.
 
     Powers of two scale floating-point numbers without rounding, so that the tolerance need not cover any; with
-    other factors and norms in float32 1e-5 is right. A parameter costs about 8 calls of `run`, at most 15.
+    other factors and norms in float32 1e-5 is right. Each parameter costs about 8 calls of `run`, at most 15.
 
     What stays open: an unscaled addend below 1024 * tolerance, a thousandth, passes; an eps outside the
     root above that share of the scale hides the invariance, as does one of some hundredths of the row's
@@ -81,8 +77,8 @@ def scale_invariant_groups(
             torch's random state are left bit for bit as they were, also if `run` raises.
         run: Calls the model on a small input and returns its output: a tensor, or tuples, lists and mappings of
             them; every floating-point tensor among them counts. float64 where the model allows it.
-        factors: What parameters are scaled by.
-        tolerance: Of the change far from zero, in units of the control.
+        factors: The factors that parameters are scaled by.
+        tolerance: The largest change at c = 1024, in units of the control.
 
     Returns:
         The groups, in the order of the model's parameters.

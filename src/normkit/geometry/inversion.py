@@ -1,4 +1,4 @@
-"""What a norm forgets: the inputs behind an output, and how far it is from repeating, rescaling and shifting freely."""
+"""The inputs behind an output of a norm; how far a norm is from idempotence and from ignoring scale and shift."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def fiber(y: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor 
     at eps = 1e-12 three; from a 16-bit y the length is lost in practice as well.
 
     Args:
-        y: Rows that a norm returned, of shape (..., n). Of a row off the image this is not a preimage: where the norm
-            centres, sum(p) is taken to be 0, which `image_of(...).contains` judges.
+        y: Rows that a norm returned, of shape (..., n). A row that is not in the image has no preimage, and the result
+            is none: if the norm centres, sum(p) = 0 is assumed. `image_of(...).contains` tests it.
         spec: The norm; it centres above and below the bar or at neither.
         weight: Gain as stored. A zero in it loses an entry of p: one is found again from sum(p) = 0 where the norm
             centres, otherwise the whole row comes back as NaN. Unused where it stands before normalizing.
@@ -88,7 +88,7 @@ def fiber(y: Tensor, spec: NormSpec, weight: Tensor | None = None, bias: Tensor 
     if not spec.placement.shortens_every_row:
         is_scaled = is_scaled | (1.0 - share <= _ROUNDING * torch.finfo(y.dtype).eps)
     is_inside = (share < 1.0) & ~is_scaled
-    # Where only the direction is asked for, 1 keeps the other branch and its gradient finite.
+    # If only the direction is known, 1 keeps the other branch and its gradient finite.
     room = torch.where(is_scaled, 1.0, torch.where(is_inside, 1.0 - share, torch.nan))
     scale = spec.placement.scale_below(room, eps) / spec.divisor.factor(n)
     factor = torch.where(is_scaled, n**0.5 / (share * radius), scale)

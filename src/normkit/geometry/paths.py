@@ -70,7 +70,7 @@ def chordal_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def exponential(x: Tensor, v: Tensor) -> Tensor:
-    """Where one ends who leaves x along v and follows the great circle for the length |v|.
+    """The end of the arc of length |v| that starts at x along v and follows the great circle.
 
     x cos(a) + v sin(a) / a with a = |v| / |x|. Both factors are power series in a**2, and are computed so for small
     a: value and all derivatives are right at v = 0.
@@ -173,7 +173,7 @@ def _parts(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     along = (y * (x / radius)).sum(-1, keepdim=True)
     shorter = torch.where(along < 0, y + x, y - x)
     across = project_out(shorter, x)
-    # Of parallel rows only rounding is left, in no direction to rely on; its derivative is kept.
+    # The difference of parallel rows is rounding, whose direction means nothing; its derivative is kept.
     rounding = _ROUNDINGS * torch.finfo(across.dtype).eps * length(shorter)
     is_parallel = (length(across) < rounding).unsqueeze(-1)
     across = across - torch.where(is_parallel, across, 0.0).detach()

@@ -18,7 +18,7 @@ def require_row(spec: NormSpec) -> None:
     if not rows.are_last:
         raise SpecError(
             f"the geometry looks at one row along the last axis, got axes {rows.axes!r} and {rows.groups} groups; "
-            "bring the row last with normkit.reference.to_rows"
+            "bring the row last with spec.rows.split"
         )
 
 

@@ -21,12 +21,12 @@ def logit_bound(query: Tensor, key: Tensor, scale: float | None = None) -> Tenso
 
     |scale| * max_t |q_t| * max_s |k_s| >= |scale * q_t . k_s| for all t and s, by Cauchy and Schwarz, with equality
     where the longest query and the longest key are parallel. After a norm |x| is at most sqrt(n) before gain and bias,
-    so the bound stands in the weights alone: |scale| * n * |W_Q| * |W_K| in 2-norms, whatever the input.
+    so the bound depends on the weights alone: |scale| * n * |W_Q| * |W_K| in 2-norms, whatever the input.
 
     Args:
         query: Shape (..., T, d).
         key: Shape (..., S, d).
-        scale: What products are multiplied by; None for 1 / sqrt(d).
+        scale: The factor of the products; None for 1 / sqrt(d).
 
     Returns:
         Tensor of the broadcast leading shape (...), in the query's dtype. Without queries or keys it is 0.
@@ -108,7 +108,7 @@ def entropy_over_scale(
         spec: The norm in front of both projections, or None.
         weight: Its stored gain, or None.
         bias: Its bias, or None.
-        scaled: What is multiplied: the "input" or the "weights".
+        scaled: Whether c multiplies the "input" or the "weights".
 
     Returns:
         Tensor of shape (len(scales), T), in nats and x's dtype.

@@ -16,7 +16,8 @@ from normkit.errors import InputError, ShapeError
 from normkit.geometry.rows import require_floating
 from normkit.geometry.scaling import unit
 
-# What counts as above 0, in machine epsilons: a float64 margin or spread, and a distance of keys in their own dtype.
+# The limits above which a number counts as positive, in machine epsilons: a margin or spread in float64, and a distance
+# of keys in their own dtype.
 _UNITS, _REPEAT = 16, 4
 
 
@@ -25,11 +26,11 @@ def selecting_query(keys: Tensor, index: int) -> Tensor | None:
 
     It has q . k_i >= q . k_j + 1 for every j != i, with equality for the next best. The closed candidates q = k_i,
     q = k_i - mean(k) and q = S^-1 (k_i - mean(k)), S the keys' covariance, are tried first; where none holds, a linear
-    program decides. A key that stands at two positions is preferred at neither. An invertible affine map of all keys
+    program decides. A key that occurs at two positions is preferred at neither. An invertible affine map of all keys
     changes no answer: rows of a norm may be taken before or after gain and bias.
 
     Args:
-        keys: Shape (T, d), one key a row; they are looked at in float64.
+        keys: Shape (T, d), one key per row; they are looked at in float64.
         index: i, from 0 to T - 1.
 
     Returns:
@@ -75,7 +76,7 @@ def selectable(keys: Tensor, indices: Tensor | None = None) -> Tensor:
     for `vmap` or autograd.
 
     Args:
-        keys: Shape (T, d), one key a row; they are looked at in float64.
+        keys: Shape (T, d), one key per row; they are looked at in float64.
         indices: The keys to judge, whole numbers of shape (m,), each among all T; None for all.
 
     Returns:
@@ -112,9 +113,9 @@ def uniform_query(key_weight: Tensor, gain: Tensor | None = None) -> Tensor | No
     """The query that attends equally to all outputs of a centred norm, if there is one.
 
     Outputs y = g * z + b with sum(z) = 0 have keys W y, and q . W y = sum(z * g * W^T q) + q . W b is the same for all
-    of them where g * W^T q is constant: where W^T q is parallel to 1 / g. With the gain folded into W that asks whether
-    1 is in the row space of W. Where entries of g are 0, a W^T q that is 0 everywhere else will do as well. A q with
-    W^T q = 0, which sees nothing of any key, is not counted. The bias adds the same number to all products. For a norm
+    of them if g * W^T q is constant, that is, if W^T q is parallel to 1 / g. With the gain folded into W this asks
+    whether 1 is in the row space of W. If entries of g are 0, a W^T q that is 0 everywhere else will do as well. A q
+    with W^T q = 0, which ignores all keys, is not counted. The bias adds the same number to all products. For a norm
     that does not centre, such as RMSNorm, there is no such query unless a gain is 0.
 
     Args:
@@ -165,7 +166,7 @@ def uniform_query(key_weight: Tensor, gain: Tensor | None = None) -> Tensor | No
 def _coordinates(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The keys in their `unit`; about their mean; with covariance 1 / T, and the map from a query there to one here."""
     if keys.dim() != 2 or not keys.numel():
-        raise ShapeError(f"keys of shape (T, d) are needed, one a row, got shape {tuple(keys.shape)}")
+        raise ShapeError(f"keys of shape (T, d) are needed, one per row, got shape {tuple(keys.shape)}")
     points = require_floating(keys).detach().to("cpu", torch.float64)
     if not bool(points.isfinite().all()):
         raise InputError("finite keys are needed, got NaN or infinities; leave these positions out")
@@ -178,7 +179,7 @@ def _coordinates(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _repeated(points: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which keys stand at more than one position, up to the rounding of their dtype."""
+    """Which keys occur at more than one position, up to the rounding of their dtype."""
     # Through products, near keys would be as far apart as their rounding.
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
     limit = _REPEAT * torch.finfo(dtype).eps * points.norm(dim=1)
@@ -219,8 +220,8 @@ def _unit_margin(query: Tensor, points: Tensor, index: int) -> Tensor:
 def _program(points: Tensor, index: int) -> Tensor | None:
     """A p with p . (u_i - u_j) > 0 for every j != i; None where there is none.
 
-    A linear program finds it. Where its solver gives up, or what it finds does not hold, the point of the convex hull
-    of the differences that is nearest to 0 decides: it is such a p, unless it is 0.
+    A linear program finds it. If its solver gives up, or its result fails the check, the point of the convex hull of
+    the differences that is nearest to 0 decides: it is such a p, unless it is 0.
     """
     linprog, nnls = _solvers()
     others = torch.cat([points[:index], points[index + 1 :]])

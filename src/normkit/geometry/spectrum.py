@@ -114,7 +114,7 @@ def jacobian_norm(x: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Te
     """The largest stretch |J v| / |v| of each row's Jacobian: its spectral norm, exactly.
 
     max of k / s (n >= 3) and the block of `jacobian_spectrum`, in O(n), without a gain; 1 / s for LayerNorm.
-    With a gain, the largest singular value of the dense `jacobian`, O(n**3) a row.
+    With a gain, the largest singular value of the dense `jacobian`, O(n**3) per row.
 
     Args:
         x: Rows of shape (..., n).

@@ -20,10 +20,6 @@ class Sphere:
 
     For n = 1 it is two points.
 
-    Attributes:
-        n: Features of a row, at least 1.
-        radius: sqrt(n) unless given.
-
     Raises:
         ShapeError: If n is below 1.
 
@@ -37,7 +33,9 @@ class Sphere:
     """
 
     n: int
+    """Features of a row, at least 1."""
     radius: float | None = None
+    """sqrt(n) unless given."""
 
     def __post_init__(self) -> None:
         """Fill in the radius."""
@@ -88,10 +86,6 @@ class CentredSphere:
     with normal 1. For n = 1 it has no point (dimension -1: `project` and `sample` give NaN, `contains` False), for
     n = 2 it has two.
 
-    Attributes:
-        n: Features of a row, at least 1.
-        radius: sqrt(n) unless given.
-
     Raises:
         ShapeError: If n is below 1.
 
@@ -105,7 +99,9 @@ class CentredSphere:
     """
 
     n: int
+    """Features of a row, at least 1."""
     radius: float | None = None
+    """sqrt(n) unless given."""
 
     def __post_init__(self) -> None:
         """Fill in the radius."""

@@ -33,7 +33,7 @@ def effective_learning_rate(
 
     Args:
         weight: The weight w, of any shape with at least one axis.
-        learning_rate: Of the optimiser; a tensor must broadcast with the result.
+        learning_rate: The optimiser's; a tensor must broadcast with the result.
         optimizer: "sgd", or "adam" for updates that do not depend on the gradient's length.
         dims: The axes that form one group: None for the whole tensor, -1 for each row of a matrix
             (before a BatchNorm), (1, 2, 3) for each filter of a convolution.

@@ -26,23 +26,19 @@ class TangentOptimizer(Optimizer):
         w = (w0 + u) * |w0| / |w0 + u|                   retracted to the sphere
 
     computed in float32 or wider. The lengths of a group with 16-bit parameters are kept in float32 from step to step,
-    as those of what was rounded would drift; weights that something else wrote in between, such as a checkpoint, have
-    theirs measured anew. A weight that the optimiser did not move keeps its bits; a zero one has no
+    because the lengths of rounded weights would drift; lengths are measured anew where something else wrote weights in
+    between, such as a checkpoint. A weight that the optimiser did not move keeps its bits; a zero weight has no
     direction, and takes the optimiser's step as it is. Weight decay of a group is purely radial, so that AdamW's does
     nothing; L2 decay inside the gradient still enters Adam's moments. The optimiser's own state is untouched: a
-    momentum is not carried along to the new tangent space.
+    momentum is not transported to the new tangent space.
 
     It is a torch Optimizer whose param_groups, state and defaults are the wrapped one's, so that schedulers and
     checkpoints work as without it; a checkpoint of either loads into the other. Hooks on state dicts belong on
-    `optimizer`. LBFGS is not for it: it judges its own steps by the loss, before they are projected.
+    `optimizer`. LBFGS does not work with it: LBFGS judges its steps by the loss, before they are projected.
 
     Args:
         optimizer: Any torch optimiser that makes one update a step.
         groups: From `scale_invariant_groups`; all their parameters must be the optimiser's.
-
-    Attributes:
-        optimizer: The wrapped optimiser.
-        groups: The groups.
 
     Raises:
         InputError: If a parameter of a group is not the optimiser's, or is in two groups.
@@ -65,9 +61,10 @@ class TangentOptimizer(Optimizer):
     """
 
     optimizer: Optimizer
+    """The wrapped optimiser."""
     groups: tuple[InvariantGroup, ...]
-    # Of each 16-bit group by its place: the lengths of its spheres, and those that rounding left.
     _kept: dict[int, tuple[Tensor, Tensor]]
+    """By the index of each 16-bit group: the lengths of its spheres, and the lengths after rounding."""
 
     def __init__(self, optimizer: Optimizer, groups: Iterable[InvariantGroup]) -> None:
         # Optimizer.__init__ would build groups and state of its own; __setstate__ prepares the step's hooks only.
@@ -83,11 +80,11 @@ class TangentOptimizer(Optimizer):
                 known.remove(parameter)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle needs."""
+        """The state that a copy or a pickle needs."""
         return {"optimizer": self.optimizer, "groups": self.groups, "_kept": self._kept}
 
     def __getattr__(self, name: str) -> Any:
-        """What an Optimizer holds and this one does not: the wrapped one's, also after that loads a checkpoint."""
+        """param_groups, state and defaults are always the wrapped optimiser's, also after it loads a checkpoint."""
         if name in _SHARED and "optimizer" in self.__dict__:
             return getattr(self.optimizer, name)
         raise AttributeError(f"TangentOptimizer has no attribute {name!r}")
@@ -153,7 +150,7 @@ def _lengths(rows: Tensor) -> Tensor:
 
 
 def _as_rows(group: InvariantGroup, tensors: Sequence[Tensor]) -> Tensor:
-    """Of shape (rows, entries of a row), one row for each sphere of a group, in float32 or wider."""
+    """The tensors as a matrix with one row for each sphere of a group, in float32 or wider."""
     rows = len(tensors[0]) if group.kind == "rows" else 1
     flat = torch.cat([tensor.reshape(rows, -1) for tensor in tensors], dim=1)
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
