@@ -1,10 +1,6 @@
-"""The numbers contract in one place: what is measured, the float64 truth, and the unit it is measured in.
+"""The numbers contract in one place: inputs, what normkit makes of them, and how many units it may err by.
 
-The unit u of an element is the machine epsilon of its dtype times the root sum of squares of the terms that are added
-to form it. Where a term is itself a sum (the mean of the deviations, the means inside dx), that sum's own terms belong
-to it: a row of n standard deviations leaves 1 / sqrt(n) of one in its mean. A sum of many terms of one sign is larger
-than their root sum of squares, and even its correctly rounded value errs in proportion to itself: so where |element|
-is the larger of the two, it takes the place of the root.
+`normkit.units` has the float64 truth and the unit.
 """
 
 from __future__ import annotations
@@ -18,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import normkit
 from helpers import PRESETS
-from normkit import NormSpec, reference
+from normkit import NormSpec, reference, units
+from normkit.units import Exact, spacing
 
 HALF = (torch.bfloat16, torch.float16)
 # Fraction of a 16-bit output that must be the correctly rounded value of the spec's own cast program.
@@ -42,7 +39,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What comes out; None where there is no parameter. Also used for the terms of each."""
+    """Output and gradients, None where there is no parameter; or the sizes of their terms."""
 
     y: Tensor
     x: Tensor
@@ -114,84 +111,22 @@ def added(spec: NormSpec, case: Case, residual: Tensor, d_new: Tensor) -> list[T
     return [y.detach(), new.detach(), *(None if tensor is None else next(gradients) for tensor in given)]
 
 
-def _wide(spec: NormSpec, case: Case) -> Case:
-    gain = None
-    if case.weight is not None:
-        gain = reference.effective_weight(case.weight, spec, torch.float64).double()
-    return Case(case.x.double(), case.dy.double(), gain, None if case.bias is None else case.bias.double())
-
-
-def truth(spec: NormSpec, case: Case) -> Outcome:
-    """Output and gradients in float64, every cast taken as the identity."""
-    exact, (x, dy, weight, bias) = reference.unrounded(spec, case.x), _wide(spec, case)
-    return Outcome(reference.forward(x, exact, weight, bias), *reference.backward(dy, x, exact, weight, bias))
-
-
-def terms(spec: NormSpec, case: Case, of: Outcome) -> Outcome:
-    """The larger of each element of `of`, the truth, and the root sum of squares of what is added to form it."""
-    exact, (x, dy, weight, bias) = reference.unrounded(spec, case.x), _wide(spec, case)
-    n = x.shape[-1]
-    multiplier = math.sqrt(n) if spec.multiplier == "sqrt_n" else 1.0
-    scale = reference.statistics(x.unsqueeze(-2), exact, exact.eps).scale.squeeze(-2)
-    bare = exact.replace(has_weight=False, has_bias=False, multiplier="one", weight_placement="after")
-    row = reference.forward(x, bare)
-    gain = torch.ones((), dtype=torch.float64) if weight is None else weight
-    own = row.square().mean(-1, keepdim=True) / n if spec.centre_numerator else torch.zeros_like(scale)
-    y = (multiplier * gain).square() * (row.square() + own)
-    h = dy * gain * multiplier
-    direct = h / scale
-    centre = direct.mean(-1, keepdim=True) if spec.centre_numerator else torch.zeros_like(scale)
-    through_scale = direct - centre - of.x
-    divisor = 1 if spec.reduction == "sum" else n - spec.correction
-    in_centre = direct.square().mean(-1, keepdim=True) / n if spec.centre_numerator else torch.zeros_like(scale)
-    # How much more than the root under it the scale moves with the row: not at all where a clamp holds it.
-    ratio = {"inside": 1.0, "outside": scale / (scale - exact.eps), "clamp": (scale > exact.eps).double()}
-    slope = row * ratio[spec.eps_placement] / divisor
-    in_scale = slope.square() * (direct * row).square().sum(-1, keepdim=True)
-    dx = direct.square() + centre.square() + through_scale.square() + in_centre + in_scale
-    dweight = ((dy * multiplier).square() * (row.square() + own)).flatten(0, -2).sum(0)
-    dbias = dy.square().flatten(0, -2).sum(0)
-    squares = Outcome(
-        y if bias is None else y + bias.square(),
-        dx,
-        None if weight is None else dweight,
-        None if bias is None else dbias,
+def truth(spec: NormSpec, case: Case) -> tuple[Outcome, Outcome]:
+    """Output and gradients in float64, every cast taken as the identity; and the sizes of their terms."""
+    found = (
+        units.output(case.x, spec, case.weight, case.bias),
+        *units.gradients(case.x, case.dy, spec, case.weight, case.bias),
     )
-    return Outcome(
-        *(
-            None if true is None else torch.maximum(square.sqrt(), true.abs())
-            for square, true in zip(squares, of, strict=True)
-        )
-    )
+    values, sizes = zip(*((None, None) if each is None else each for each in found), strict=True)
+    return Outcome(*values), Outcome(*sizes)
 
 
-def row_terms(true: Tensor, spec: NormSpec) -> Tensor:
-    """The terms of a normalized row without gain and bias, by the same rule: no element is larger than they are."""
-    own = true.square().mean(-1, keepdim=True) / true.shape[-1] if spec.centre_numerator else 0.0
-    return (true.square() + own).sqrt()
-
-
-def below_normal(dtype: torch.dtype) -> float:
-    """The spacing of the subnormal numbers of a dtype: no error can be asked to be smaller."""
-    information = torch.finfo(dtype)
-    return information.smallest_normal * information.eps
-
-
-def assert_within(actual: Tensor, expected: Tensor, size: Tensor, units: float, what: str = "") -> None:
-    """Assert |actual - expected| <= units * eps * size, eps that of actual's dtype; NaN and infinities in place."""
+def assert_within(actual: Tensor, expected: Tensor, size: Tensor, allowed: float, what: str = "") -> None:
+    """Assert that every element that is a number of the dtype is within so many units; NaN in the same places."""
     assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
-    dtype, actual = actual.dtype, actual.double()
-    finite = expected.abs() <= torch.finfo(dtype).max
     assert torch.equal(actual.isnan(), expected.isnan()), f"{what}: NaN in other places"
-    size = size.expand_as(expected)
-    # To pick the finite ones takes longer than all the rest, and they are nearly always all.
-    if not finite.all():
-        actual, expected, size = actual[finite], expected[finite], size[finite]
-    assert actual.isfinite().all(), f"{what}: not finite where a finite number was expected"
-    unit = torch.finfo(dtype).eps * size + below_normal(dtype)
-    error = (actual - expected).abs() / unit
-    if error.numel():
-        assert error.max() <= units, f"{what}: {error.max():.3g} u where {units} u are allowed"
+    error = Exact(expected.double(), size.expand_as(expected)).largest(actual)
+    assert error <= allowed, f"{what}: {error:.3g} u where {allowed} u are allowed"
 
 
 def assert_alone(spec: NormSpec, case: Case, odd: float | str) -> None:
@@ -215,13 +150,8 @@ def assert_alone(spec: NormSpec, case: Case, odd: float | str) -> None:
 
 def roundings(spec: NormSpec, case: Case) -> set[torch.dtype]:
     """The 16-bit dtypes that an output is rounded to on its way."""
-    x, weight = case.x.dtype, None if case.weight is None else case.weight.dtype
-    casts = {reference.output_dtype(x, spec, case.weight, case.bias)}
-    if spec.cast in ("early", "none"):
-        casts.add(x)
-    if spec.cast == "weight" and weight is not None:
-        casts.add(weight)
-    return casts & set(HALF)
+    output = reference.output_dtype(case.x.dtype, spec, case.weight, case.bias)
+    return units.roundings(spec, case.x.dtype, None if case.weight is None else case.weight.dtype, output)
 
 
 def assert_rounded(actual: Tensor, program: Tensor, spec: NormSpec, casts: set[torch.dtype], size: Tensor) -> None:
@@ -236,21 +166,20 @@ def assert_rounded(actual: Tensor, program: Tensor, spec: NormSpec, casts: set[t
     assert others <= 1 or fraction >= min(ROUNDED[dtype] for dtype in casts), f"only {fraction:.6f} correctly rounded"
     error, value = (actual.double() - program.double()).abs(), program.double().abs()
     step = max(torch.finfo(dtype).eps for dtype in casts) * (value if spec.cast == "late" else 2 * size)
-    bound = step + 4 * torch.finfo(torch.float32).eps * size + max(map(below_normal, casts))
+    bound = step + 4 * torch.finfo(torch.float32).eps * size + max(map(spacing, casts))
     assert (error <= bound).all(), f"off by {(error / bound).max():.3g} of what one ulp is"
 
 
 def assert_forward(spec, case):
     """The contract for any dtype: rounded once a cast where a cast is to 16 bits, else four units."""
-    true = truth(spec, case)
-    size, casts = terms(spec, case, true).y, roundings(spec, case)
+    (true, size), casts = truth(spec, case), roundings(spec, case)
     y = normkit.normalize(case.x, spec, case.weight, case.bias)
     program = reference.forward(case.x, spec, case.weight, case.bias)
     if casts:
-        assert_rounded(y, program, spec, casts, size)
+        assert_rounded(y, program, spec, casts, size.y)
     else:
         assert y.dtype == program.dtype
-        assert_within(y, true.y, size, UNITS[y.dtype], "y")
+        assert_within(y, true.y, size.y, UNITS[y.dtype], "y")
     return y, true.y
 
 
@@ -259,7 +188,7 @@ def assert_input_gradient(actual, expected, size):
     if actual.dtype not in HALF:
         assert_within(actual, expected, size, UNITS[actual.dtype], "dx")
         return
-    step = 0.5 * torch.finfo(actual.dtype).eps * expected.abs() + below_normal(actual.dtype)
+    step = 0.5 * torch.finfo(actual.dtype).eps * expected.abs() + spacing(actual.dtype)
     bound = step + 4 * torch.finfo(torch.float32).eps * size
     error = (actual.double() - expected).abs()
     assert (error <= bound).all(), f"dx: {(error / bound).max():.3g} of what rounding once leaves"
@@ -267,8 +196,7 @@ def assert_input_gradient(actual, expected, size):
 
 def assert_gradients(spec, case):
     """Everything that comes back, each within the units of its dtype."""
-    ours, true = outcome(spec, case), truth(spec, case)
-    size = terms(spec, case, true)
+    ours, (true, size) = outcome(spec, case), truth(spec, case)
     assert_input_gradient(ours.x, true.x, size.x)
     for what in ("weight", "bias"):
         if getattr(ours, what) is not None:

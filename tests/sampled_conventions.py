@@ -15,13 +15,12 @@ from contract import (
     UNITS,
     assert_rounded,
     assert_within,
-    below_normal,
     outcome,
     roundings,
-    terms,
     truth,
 )
 from normkit import NormSpec, reference
+from normkit.units import spacing
 
 # The axes of the conventions that the kernels know.
 CENTRES = [True, False]
@@ -93,11 +92,10 @@ def assert_output(spec, case, y, true, size):
 
 def assert_conventions(spec, case):
     """Output and gradients within the contract."""
-    true = truth(spec, case)
-    size, ours = terms(spec, case, true), outcome(spec, case)
+    (true, size), ours = truth(spec, case), outcome(spec, case)
     assert_output(spec, case, ours.y, true.y, size.y)
     if case.x.dtype in HALF:
-        once = 0.5 * torch.finfo(case.x.dtype).eps * true.x.abs() + below_normal(case.x.dtype)
+        once = 0.5 * torch.finfo(case.x.dtype).eps * true.x.abs() + spacing(case.x.dtype)
         bound = once + 4 * torch.finfo(torch.float32).eps * size.x
         error = (ours.x.double() - true.x).abs()
         assert (error <= bound).all(), f"dx: {(error / bound).max():.3g} of what rounding once leaves"

@@ -20,7 +20,7 @@ from helpers import ROOT, SOURCE
 # A module imports from its own package and from what stands before it here; nothing else.
 ROWS = [
     ["errors", "text", "files", "conventions", "spec", "specs"],
-    ["reference", "kernels"],
+    ["reference", "units", "kernels"],
     ["ops", "geometry"],
     ["arguments", "functional"],
     ["layers"],
@@ -107,6 +107,7 @@ EXTRA_TESTS = {
     "test_injection.py": "tests/injection.py, and what docs/explanation/faults.md states",
     "watching/test_bad_input.py": "models, optimizers and calls that a watch has not foreseen",
     "watching/test_compile.py": "torch.compile",
+    "inspection/test_own_formula.py": "normkit.inspection.sampling: outputs against their own formula",
     "inspection/rules/test_families.py": "all rules together, on untrained models of many families",
 }
 

@@ -32,7 +32,8 @@ def test_right_answers(op, dtype, name, monkeypatch):
     given, found = answer(case, name)
     errors = checking.errors(case, given, {"it": found})["it"]
     assert len(errors) == len(case.answers)
-    assert 0 < max(errors) < checking.bound(case)
+    assert 0 < max(error.relative for error in errors) < torch.finfo(DTYPES[dtype]).eps
+    assert 0 < max(error.excess for error in errors) < 1
 
 
 @pytest.mark.parametrize("op", ["layer_norm", "add_layer_norm"])
@@ -42,8 +43,18 @@ def test_an_error_in_any_output_is_seen(op):
     for position in range(len(found)):
         wrong = tuple(t * 1.01 if p == position else t for p, t in enumerate(found))
         errors = checking.errors(case, given, {"it": wrong})["it"]
-        assert errors.index(max(errors)) == position
-        assert max(errors) == pytest.approx(0.01, rel=1e-3)
+        assert [error.excess > 1 for error in errors] == [p == position for p in range(len(found))]
+        assert errors[position].relative == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_wrong_element_of_many_is_seen(dtype):
+    case = Case("rms_norm", (4096, 512), dtype, "forward")
+    given, (y,) = answer(case)
+    y[1234, 5] += 0.1
+    [error] = checking.errors(case, given, {"it": (y,)})["it"]
+    assert error.excess > 1
+    assert error.relative < 5e-3
 
 
 @pytest.mark.parametrize("rows", [512, 4096])
@@ -55,14 +66,15 @@ def test_a_bias_gradient_summed_in_16_bits_is_wrong(rows):
     for row in given.gradients[0]:
         total += row
     errors = checking.errors(case, given, {"right": found, "wrong": (*found[:-1], total)})
-    assert max(errors["right"]) < checking.bound(case) < errors["wrong"][-1]
+    assert max(error.excess for error in errors["right"]) < 1 < errors["wrong"][-1].excess
+    assert errors["wrong"][-1].relative > 0.01
 
 
 def test_nan_is_the_largest_error():
     case = Case("rms_norm", (4, 8), "float32", "forward")
     given, (y,) = answer(case)
     y[2, 3] = math.nan
-    assert checking.errors(case, given, {"it": (y,)}) == {"it": (math.inf,)}
+    assert checking.errors(case, given, {"it": (y,)}) == {"it": ((math.inf, math.inf),)}
 
 
 def test_of_a_large_case_some_rows_are_checked_and_all_are_summed(monkeypatch):
@@ -75,12 +87,12 @@ def test_of_a_large_case_some_rows_are_checked_and_all_are_summed(monkeypatch):
     assert {0, 49} <= set(rows.tolist())
     assert torch.equal(rows, checking.checked_rows(case))
     sampled = (*(sheet[rows] for sheet in found[: case.sheets]), *found[case.sheets :])
-    assert max(checking.errors(case, given, {"it": sampled})["it"]) < checking.bound(case)
+    assert max(error.excess for error in checking.errors(case, given, {"it": sampled})["it"]) < 1
     # A sum over the rows that are checked would be wrong, and a row that is wrong is seen where it is checked.
     wrong = [sheet.clone() for sheet in sampled]
     wrong[2][-1] += 1
     found_errors = checking.errors(case, given, {"it": tuple(wrong)})["it"]
-    assert found_errors.index(max(found_errors)) == 2
+    assert [error.excess > 1 for error in found_errors] == [False, False, True, *[False] * (len(found) - 3)]
 
 
 def test_up_to_some_size_all_rows_are_checked():

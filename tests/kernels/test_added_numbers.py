@@ -14,13 +14,12 @@ from contract import (
     added,
     assert_rounded,
     assert_within,
-    below_normal,
     draw,
     roundings,
-    terms,
     truth,
 )
 from normkit import reference, specs
+from normkit.units import spacing
 
 SPECS = {
     "layer_norm": specs.TORCH_LAYER_NORM,
@@ -52,12 +51,11 @@ def test_the_sum_and_its_norm(name, pair):
     assert torch.equal(new, (case.x.to(wide) + residual.to(wide)).to(residual.dtype))
     assert torch.equal(new, stream)
     normed = case._replace(x=new)
-    true = truth(spec, normed)
-    size, casts = terms(spec, normed, true).y, roundings(spec, case)
+    (true, size), casts = truth(spec, normed), roundings(spec, case)
     if casts:
-        assert_rounded(y, expected, spec, casts, size)
+        assert_rounded(y, expected, spec, casts, size.y)
     else:
-        assert_within(y, true.y, size, UNITS[y.dtype], "y")
+        assert_within(y, true.y, size.y, UNITS[y.dtype], "y")
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -68,14 +66,13 @@ def test_gradients_of_the_sum_and_its_norm(name, pair):
     case, residual, d_new = drawn(spec, pair, 100, 256)
     _, new, dx, d_residual, dweight, dbias = added(spec, case, residual, d_new)
     normed = Case(new, case.dy, case.weight, case.bias)
-    true = truth(spec, normed)
-    size = terms(spec, normed, true)
+    true, size = truth(spec, normed)
     total, room = true.x + d_new.double(), (size.x.square() + d_new.double().square()).sqrt()
     coarse = max(torch.finfo(case.x.dtype).eps, torch.finfo(residual.dtype).eps)
     for gradient, dtype in ((dx, case.x.dtype), (d_residual, residual.dtype)):
         assert gradient.dtype == dtype
         # 0.501: a gradient that leaves in 16 bits may pass float32 on its way.
-        bound = 0.501 * coarse * total.abs() + 4 * torch.finfo(torch.float32).eps * room + below_normal(dtype)
+        bound = 0.501 * coarse * total.abs() + 4 * torch.finfo(torch.float32).eps * room + spacing(dtype)
         error = (gradient.double() - total).abs()
         assert (error <= bound).all(), f"{gradient.dtype}: {(error / bound).max():.3g} of what rounding once leaves"
     assert_within(dweight, true.weight, size.weight, GAIN_UNITS[case.weight.dtype], "dweight")

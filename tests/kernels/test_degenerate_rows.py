@@ -19,12 +19,10 @@ from contract import (
     draw,
     has_closed_casts,
     outcome,
-    row_terms,
-    terms,
     truth,
 )
 from helpers import exact
-from normkit import reference, specs
+from normkit import reference, specs, units
 
 FULL = {"layer_norm": specs.TORCH_LAYER_NORM, "rms_norm": specs.OLMO2}
 BARE = {"layer_norm": specs.OLMO, "rms_norm": specs.NANOCHAT}
@@ -38,10 +36,9 @@ def truth_scale(x, spec):
 
 def assert_outcome(spec, case):
     """Everything within the units of its dtype: float32 and float64 alone."""
-    ours, true = outcome(spec, case), truth(spec, case)
-    size, units = terms(spec, case, true), UNITS[case.x.dtype]
-    assert_within(ours.y, true.y, size.y, units, "y")
-    assert_within(ours.x, true.x, size.x, units, "dx")
+    ours, (true, size) = outcome(spec, case), truth(spec, case)
+    assert_within(ours.y, true.y, size.y, UNITS[case.x.dtype], "y")
+    assert_within(ours.x, true.x, size.x, UNITS[case.x.dtype], "dx")
     for what in ("weight", "bias"):
         if getattr(ours, what) is not None:
             dtype = getattr(case, what).dtype
@@ -168,7 +165,7 @@ def test_one_feature(dtype, shape):
     assert torch.equal(ours.x, torch.zeros_like(case.x))
     assert torch.equal(ours.weight, torch.zeros_like(case.weight))
     case = draw(specs.OLMO2, *shape, dtype=DTYPES[dtype])
-    true = truth(specs.OLMO2, case)
+    true, _ = truth(specs.OLMO2, case)
     assert_within(outcome(specs.OLMO2, case).y, true.y, true.y.abs(), 4, "y")
     bessel = specs.OLMO.replace(correction=1)
     assert normkit.normalize(case.x, bessel).isnan().all()
@@ -182,11 +179,10 @@ def test_long_rows(name, dtype, sizes):
     """A float32 sum of so many terms, added one by one, would be off by a thousand units."""
     spec = FULL[name]
     case = draw(spec, *sizes, dtype=DTYPES[dtype], mean=2.0)
-    ours, true = outcome(spec, case), truth(spec, case)
-    size = terms(spec, case, true)
-    units = 4 if dtype == "fp32" else 1
-    assert_within(ours.y, true.y, size.y, units, "y")
-    assert_within(ours.x, true.x, size.x, units, "dx")
+    ours, (true, size) = outcome(spec, case), truth(spec, case)
+    allowed = 4 if dtype == "fp32" else 1
+    assert_within(ours.y, true.y, size.y, allowed, "y")
+    assert_within(ours.x, true.x, size.x, allowed, "dx")
     for what in ("weight", "bias"):
         if getattr(case, what) is not None:
             ours_of, true_of, size_of = (getattr(of, what) for of in (ours, true, size))
@@ -216,8 +212,7 @@ def test_nan_in_a_parameter_stays_in_its_column(name, dtype, n):
 @pytest.mark.parametrize("name", BARE)
 def test_a_million_features_on_a_large_mean(name):
     x = torch.randn(1, 1_000_003) + 1e5
-    true = reference.forward(x.double(), BARE[name])
-    assert_within(normkit.normalize(x, BARE[name]), true, row_terms(true, BARE[name]), 4, "y")
+    assert_within(normkit.normalize(x, BARE[name]), *units.output(x, BARE[name]), 4, "y")
     # The truth leans on a float64 mean of a million numbers: here it is summed without any rounding.
     assert abs(math.fsum(x[0].tolist()) / x.shape[1] - x.double().mean().item()) <= 1e-9
 
@@ -228,7 +223,7 @@ def test_rows_of_every_size_beside_each_other():
     for spec in BARE.values():
         spec = spec.replace(eps=0.0)
         true = exact(x, spec)
-        assert_within(normkit.normalize(x, spec), true, row_terms(true, spec), 4, "y")
+        assert_within(normkit.normalize(x, spec), true, units.output(x, spec).size, 4, "y")
 
 
 def test_the_presets_that_a_gradient_contract_holds_for_are_not_few():

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from contract import DTYPES, GAIN_UNITS, UNITS, Case, assert_within, draw, outcome, terms, truth
+from contract import DTYPES, GAIN_UNITS, UNITS, Case, assert_within, draw, outcome, truth
 from helpers import diagonal
 from normkit import specs
 
@@ -121,8 +121,7 @@ def test_one_to_nine_rows_of_every_length(name, dtype):
             assert_same_bits(ours.y, y[:count], f"y, {count} of 9 rows, n = {n}")
             assert_same_bits(ours.x, dx[:count], f"dx, {count} of 9 rows, n = {n}")
         if spec.cast == "late":
-            true = truth(spec, case)
-            size = terms(spec, case, true)
+            true, size = truth(spec, case)
             assert_within(ours.y, true.y, size.y, UNITS.get(ours.y.dtype, 1), f"y of {n}")
             assert_within(ours.x, true.x, size.x, UNITS.get(ours.x.dtype, 1), f"dx of {n}")
             for what in ("weight", "bias"):
@@ -152,8 +151,7 @@ def test_gradients_of_rows_of_every_size_beside_each_other(name):
     size = torch.logspace(-38, 18, 57, dtype=torch.float64)[torch.randperm(57)].unsqueeze(1).float()
     case = draw(spec, 57, 48)
     case = Case(case.x * size, case.dy * size.clamp(1e-20, 1e10), case.weight, case.bias)
-    ours, true = outcome(spec, case), truth(spec, case)
-    of = terms(spec, case, true)
+    ours, (true, of) = outcome(spec, case), truth(spec, case)
     assert_within(ours.x, true.x, of.x, UNITS[torch.float32], "dx")
     assert_within(ours.weight, true.weight, of.weight, GAIN_UNITS[torch.float32], "dweight")
     if ours.bias is not None:

@@ -16,13 +16,12 @@ from contract import (
     UNITS,
     assert_rounded,
     assert_within,
-    below_normal,
     draw,
     outcome,
-    terms,
     truth,
 )
 from normkit import reference, specs
+from normkit.units import spacing
 
 FULL = {"layer_norm": specs.TORCH_LAYER_NORM, "rms_norm": specs.OLMO2}
 BARE = {"layer_norm": specs.OLMO, "rms_norm": specs.NANOCHAT}
@@ -45,7 +44,7 @@ def assert_forward(spec, case, fraction):
     program = reference.forward(case.x, spec, case.weight, case.bias)
     assert_many_subnormal(program, fraction)
     y = normkit.normalize(case.x, spec, case.weight, case.bias)
-    size = terms(spec, case, truth(spec, case)).y
+    size = truth(spec, case)[1].y
     if y.dtype in HALF:
         assert_rounded(y, program, spec, {y.dtype}, size)
     else:
@@ -89,15 +88,14 @@ def test_gradients_of_a_small_upstream_gradient(name, dtype, factor):
     case = draw(spec, 4, 768, dtype=dtype)
     dy = (torch.randn(4, 768, dtype=torch.float64) * torch.finfo(dtype).smallest_normal * factor / 4).to(dtype)
     case = case._replace(dy=dy)
-    ours, true = outcome(spec, case), truth(spec, case)
-    size = terms(spec, case, true)
+    ours, (true, size) = outcome(spec, case), truth(spec, case)
     assert_many_subnormal(ours.x, 0.2)
     assert_many_subnormal(ours.weight, 0.2)
     if dtype == torch.float32:
         assert_within(ours.x, true.x, size.x, UNITS[dtype], "dx")
     else:
         # Rounded once; on the way it may pass float32 numbers, also subnormal: a step is 2^16 of theirs.
-        once = 0.5 * torch.maximum(torch.finfo(dtype).eps * true.x.abs(), torch.tensor(below_normal(dtype)))
+        once = 0.5 * torch.maximum(torch.finfo(dtype).eps * true.x.abs(), torch.tensor(spacing(dtype)))
         bound = 1.001 * once + 4 * torch.finfo(torch.float32).eps * size.x
         error = (ours.x.double() - true.x).abs()
         assert (error <= bound).all(), f"dx: {(error / bound).max():.3g} of what rounding once leaves"

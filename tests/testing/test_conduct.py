@@ -216,3 +216,15 @@ def test_a_spec_that_stays_in_sixteen_bits_may_overflow_there():
     norm = EntirelyInTheDtype(eps=1e-5)
     spec = specs.OLMO2.replace(eps=1e-5, statistics_dtype="input", cast="none", round_rstd=True, output_dtype="promote")
     assert violations(norm, spec) == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "rows"),
+    [
+        (specs.OLMO, (2, 3, 4), [[[0] * 4, [1] * 4, [2] * 4], [[3] * 4, [4] * 4, [5] * 4]]),
+        (specs.CONVNEXT, (1, 2, 3), [[[0, 1, 2], [0, 1, 2]]]),
+        (specs.POOLFORMER.replace(groups=2), (1, 4, 1), [[[0], [0], [1], [1]]]),
+    ],
+)
+def test_the_row_of_every_element(spec, shape, rows):
+    assert spec.rows.numbers(torch.zeros(shape)).tolist() == rows

@@ -91,6 +91,11 @@ class Case:
         return outputs + (inputs + parameters if self.is_differentiated else ())
 
     @property
+    def outputs(self) -> int:
+        """How many of the answers are outputs; they come first."""
+        return 1 + self.adds
+
+    @property
     def sheets(self) -> int:
         """How many of the answers have the shape of x; they come first."""
         return (1 + self.adds) * (1 + self.is_differentiated)

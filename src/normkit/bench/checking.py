@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from normkit import reference
+from normkit import units
 from normkit.bench.cases import DTYPES, Arguments, Case
+from normkit.units import Exact
 
 # Rows are taken a few at a time, as float64 and its graph need several times the memory of what is checked; more of
 # them on a GPU, where each operation costs its launch.
@@ -33,17 +36,17 @@ def checked_rows(case: Case) -> Tensor:
     return is_checked.nonzero().flatten()
 
 
-def bound(case: Case) -> float:
-    """The relative error up to which an answer counts as right.
+class Error(NamedTuple):
+    """The error of one answer of a peer."""
 
-    One machine epsilon of the dtype (some four times what correct rounding leaves, so that other orders of casts
-    pass), and of float32 for every root of the terms in the longest sum.
-    """
-    return torch.finfo(DTYPES[case.dtype]).eps + torch.finfo(torch.float32).eps * math.sqrt(max(case.shape))
+    relative: float
+    """||answer - exact|| / ||exact||."""
+    excess: float
+    """The largest error of an element in units of `normkit.units`, over what plain code may err by."""
 
 
-def errors(case: Case, given: Arguments, answers: dict[str, tuple[Tensor, ...]]) -> dict[str, tuple[float, ...]]:
-    """The relative errors of each peer, ||answer - truth|| / ||truth||, one each of `case.answers`.
+def errors(case: Case, given: Arguments, answers: dict[str, tuple[Tensor, ...]]) -> dict[str, tuple[Error, ...]]:
+    """The errors of each peer, one each of `case.answers`; infinite for NaN.
 
     Args:
         case: What was asked.
@@ -52,38 +55,57 @@ def errors(case: Case, given: Arguments, answers: dict[str, tuple[Tensor, ...]])
     """
     device = given.x.device
     rows = max(1, _ELEMENTS[device.type] // case.shape[1])
-    weight, bias = (None if p is None else p.detach().double() for p in (given.weight, given.bias))
-    gains = [torch.zeros_like(p) for p in (weight, bias) if p is not None] if case.is_differentiated else []
-    squares = {name: torch.zeros(len(found), dtype=torch.float64, device=device) for name, found in answers.items()}
-    sizes = torch.zeros(len(case.answers), dtype=torch.float64, device=device)
+    dtype, names = DTYPES[case.dtype], case.answers
+    # By peer and answer: the squares of the differences, and the largest excess. The squares of the exact answers.
+    squares = {name: torch.zeros(len(names), dtype=torch.float64, device=device) for name in answers}
+    excesses = {name: torch.zeros(len(names), dtype=torch.float64, device=device) for name in answers}
+    sizes = torch.zeros(len(names), dtype=torch.float64, device=device)
 
-    def compare(position: int, truth: Tensor, part: slice) -> None:
-        sizes[position] += truth.square().sum()
+    def compare(position: int, exact: Exact, part: slice) -> None:
+        of: Literal["y", "dx", "sum"] = "sum" if position >= case.sheets else "y" if position < case.outputs else "dx"
+        limit = units.plain_limit(of, dtype, case.shape[0])
+        sizes[position] += exact.value.square().sum()
         for name, found in answers.items():
-            difference = found[position][part].detach().double() - truth
-            squares[name][position] += difference.square().sum()
+            answer = found[position][part]
+            squares[name][position] += (answer.detach().double() - exact.value).square().sum()
+            excess = exact.units(answer).max() / limit
+            excesses[name][position] = torch.maximum(excesses[name][position], excess)
 
     checked = checked_rows(case)
+    is_left = torch.ones(case.shape[0], dtype=torch.bool).index_fill(0, checked, False)
+    sums: list[Exact] = []
     start = 0
     for part in torch.split(checked.to(device), rows):
-        truth = _truth(case, given, part, weight, bias)
-        for position, value in enumerate(truth[: case.sheets]):
-            compare(position, value, slice(start, start + len(part)))
-        for total, value in zip(gains, truth[case.sheets :], strict=True):
-            total += value
+        exact = _exact(case, given, part)
+        for position, each in enumerate(exact[: case.sheets]):
+            compare(position, each, slice(start, start + len(part)))
+        sums = _added(sums, exact[case.sheets :])
         start += len(part)
-    if gains:
-        is_left = torch.ones(case.shape[0], dtype=torch.bool).index_fill(0, checked, False)
+    if sums:
         for part in torch.split(is_left.nonzero().flatten().to(device), rows):
-            for total, value in zip(gains, _truth(case, given, part, weight, bias)[case.sheets :], strict=True):
-                total += value
-    for position, total in enumerate(gains, case.sheets):
+            sums = _added(sums, _exact(case, given, part)[case.sheets :])
+    for position, total in enumerate(sums, case.sheets):
         compare(position, total, slice(None))
-    scale = sizes.tolist()
     return {
-        name: tuple(_relative(square, size) for square, size in zip(found.tolist(), scale, strict=True))
-        for name, found in squares.items()
+        name: tuple(
+            Error(_relative(square, size), excess)
+            for square, size, excess in zip(
+                squares[name].tolist(), sizes.tolist(), excesses[name].tolist(), strict=True
+            )
+        )
+        for name in answers
     }
+
+
+def _added(sums: list[Exact], parts: Sequence[Exact]) -> list[Exact]:
+    """Sums over the rows so far, with those over further rows."""
+    if not sums:
+        return list(parts)
+    added = []
+    for total, part in zip(sums, parts, strict=True):
+        value = total.value + part.value
+        added.append(Exact(value, torch.maximum(torch.hypot(total.size, part.size), value.abs())))
+    return added
 
 
 def _relative(square: float, size: float) -> float:
@@ -92,26 +114,23 @@ def _relative(square: float, size: float) -> float:
     return math.inf if math.isnan(ratio) else ratio
 
 
-def _truth(
-    case: Case, given: Arguments, part: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor, ...]:
+def _exact(case: Case, given: Arguments, part: Tensor) -> tuple[Exact, ...]:
     """Outputs of some rows, then the gradients of x, residual, weight and bias."""
-    inputs = [value.detach()[part].double() for value in (given.x, given.residual) if value is not None]
+    x, weight, bias = given.x.detach()[part], given.weight, given.bias
     if case.adds:
         # The stream is rounded to its dtype before it is normalized, and this is what a gradient passes through.
-        rounded = (given.x.detach()[part].float() + _residual(given)[part].float()).to(given.x.dtype).double()
-    else:
-        rounded = inputs[0]
-    with torch.enable_grad():
-        leaves = [rounded.requires_grad_(), *(p.detach().requires_grad_() for p in (weight, bias) if p is not None)]
-        y = reference.forward(rounded, case.spec, leaves[1], leaves[2] if bias is not None else None)
-    outputs = (y.detach(), rounded.detach()) if case.adds else (y.detach(),)
-    if not case.is_differentiated:
-        return outputs
-    dx, *gains = torch.autograd.grad(y, leaves, given.gradients[0][part].double())
+        x = (x.float() + _residual(given)[part].float()).to(x.dtype)
+    outputs = [units.output(x, case.spec, weight, bias, plain=True)]
     if case.adds:
-        dx = dx + given.gradients[1][part].double()
-    return (*outputs, *([dx] * len(inputs)), *gains)
+        outputs.append(Exact(x.double(), x.double().abs()))
+    if not case.is_differentiated:
+        return tuple(outputs)
+    dx, *gains = units.gradients(x, given.gradients[0][part], case.spec, weight, bias, plain=True)
+    if case.adds:
+        added = given.gradients[1][part].double()
+        dx = Exact(dx.value + added, torch.hypot(dx.size, added))
+    inputs = 1 + (given.residual is not None)
+    return (*outputs, *([dx] * inputs), *(gain for gain in gains if gain is not None))
 
 
 def _residual(given: Arguments) -> Tensor:

@@ -12,7 +12,7 @@ from torch._functorch import config
 from torch.autograd.graph import get_gradient_edge
 
 from normkit.bench.cases import Arguments, Case, arguments
-from normkit.bench.checking import bound, checked_rows, errors
+from normkit.bench.checking import checked_rows, errors
 from normkit.bench.devices import CPU, Device
 from normkit.bench.peers import AbsentError, Call, Peer, reason
 from normkit.bench.results import Benchmark, Cell, Machine, Measurement
@@ -122,14 +122,15 @@ def measure_case(case: Case, device: Device, seconds: float, peers: Sequence[Pee
     fresh = {peer.name for peer in peers if case.direction == "forward-out" and not peer.has_out}
 
     def measurement(name: str) -> Measurement:
-        error, worst = max(zip(found[name], case.answers, strict=True))
+        pairs = zip(found[name], case.answers, strict=True)
+        error, worst = max(pairs, key=lambda pair: (pair[0].excess > 1.0, pair[0].relative))
         return Measurement(
             peer=name,
             seconds=taken[name].seconds,
             spread=taken[name].spread,
-            error=error,
+            error=error.relative,
             worst=worst,
-            is_wrong=error > bound(case),
+            is_wrong=error.excess > 1.0,
             is_fresh=name in fresh,
             saved_bytes=kept[name],
             bytes_per_second=case.moved_bytes / taken[name].seconds,

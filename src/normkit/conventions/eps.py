@@ -206,6 +206,12 @@ PLACEMENTS: Mapping[str, Placement] = MappingProxyType({each.name: each for each
 """By name, in the order of their codes."""
 
 
+EPS: Mapping[str, float] = MappingProxyType(
+    {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+)
+"""Machine epsilon by the name of a dtype: twice the largest relative error of one rounding."""
+
+
 def eps_in(dtype: torch.dtype | str, eps: float | None) -> float:
     """eps as a number for an input of this dtype, also where it is None."""
     return machine_epsilon(is_float64=str(dtype).endswith("float64")) if eps is None else eps
@@ -213,7 +219,7 @@ def eps_in(dtype: torch.dtype | str, eps: float | None) -> float:
 
 def machine_epsilon(*, is_float64: bool) -> float:
     """What eps=None stands for: the machine epsilon of torch's arithmetic, float32 also for 16-bit input."""
-    return 2.0**-52 if is_float64 else 2.0**-23
+    return EPS["float64" if is_float64 else "float32"]
 
 
 def _plus(eps: float | None) -> str:

@@ -73,6 +73,14 @@ class Rows:
             return rows.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
         return rows.reshape(x.shape)
 
+    def numbers(self, x: Tensor) -> Tensor:
+        """For every element of x the number of the row that it belongs to."""
+        import torch
+
+        rows = self.split(x)
+        numbers = torch.arange(rows[..., 0].numel()).reshape(*rows.shape[:-1], 1)
+        return self.joined(numbers.expand(rows.shape), x)
+
     def aligned(self, parameter: Tensor, x: Tensor) -> Tensor:
         """Gain or bias in the shape that broadcasts against x."""
         return parameter.reshape(-1, *(1,) * (x.dim() - 2)) if self.are_channels else parameter

@@ -14,14 +14,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normkit.conventions.eps import eps_in
+from normkit import reference, units
+from normkit.conventions.eps import EPS, eps_in
 from normkit.conversion.replacement import Formula, swap
 from normkit.conversion.result import Check
-from normkit.conversion.truth import Truth, units
 from normkit.identification.specimen import Specimen
 from normkit.identification.state import undisturbed
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
+from normkit.units import Exact
 
 _ELEMENTS = 2**17
 _MANY_ELEMENTS = 8 * _ELEMENTS
@@ -182,13 +183,17 @@ class _Comparison:
         if actual.dtype != expected.dtype:
             return replace(check, problem=f"its output is {expected.dtype}, the formula's {actual.dtype}")
         check = replace(check, equal=float((actual == expected).double().mean()))
-        truth = Truth(self.formula.spec, self.x, self.weight, self.bias)
-        casts = _casts(self.formula.spec, self.setting, actual.dtype)
-        check = (
-            _half(check, actual, expected, truth, self.formula.spec, casts)
-            if casts
-            else _wide(check, actual, expected, truth)
-        )
+        spec = self.formula.spec
+        exact = units.output(self.x, spec, self.weight, self.bias)
+        weight_dtype = self.setting.parameters if spec.has_weight else None
+        casts = units.roundings(spec, self.setting.input, weight_dtype, actual.dtype)
+        # The original may compute in float32, and its sums may be plain ones.
+        row_length = reference.to_rows(self.x, spec).shape[-1]
+        allowed = max(_ORIGINAL_UNITS, math.sqrt(row_length)) * EPS["float32"]
+        if casts:
+            check = _half(check, actual, expected, exact.size, allowed, spec, casts)
+        else:
+            check = _wide(check, actual, expected, exact, allowed)
         return check if check.problem is not None else self._with_gradients(check)
 
     def _with_gradients(self, check: Check) -> Check:
@@ -202,20 +207,22 @@ class _Comparison:
             return replace(check, problem="it has no gradient")
         dy = self._normal(*x.shape).to(x.device, outputs[0].dtype)
         ours, theirs = (_gradients(y, wanted, dy) for y in outputs)
-        true = Truth(self.formula.spec, x.detach(), self.weight, self.bias).gradients(dy)
+        gradients = units.gradients(x, dy, self.formula.spec, self.weight, self.bias)
+        exact = dict(zip(("input", "weight", "bias"), gradients, strict=True))
         found = []
         labels = ["input", *(label for label, name in zip(("weight", "bias"), self.formula[1:3], strict=True) if name)]
         for label, mine, other in zip(labels, ours, theirs, strict=True):
             if other is None:
                 return replace(check, problem=f"its gradient does not reach its {label}")
+            right = exact[label]
             assert mine is not None  # a formula uses all that it names
-            value, size = true[label]
-            value, size = value.reshape(mine.shape), size.reshape(mine.shape)
-            found.append((label, units(mine, value, size), units(other, value, size)))
+            assert right is not None
+            right = Exact(right.value.reshape(mine.shape), right.size.reshape(mine.shape))
+            found.append((label, right.largest(mine), right.largest(other)))
         check = replace(check, gradients=tuple(found))
         for label, error, others in found:
             is_plain = self.setting == (torch.float32, torch.float32, False)
-            if is_plain and others * torch.finfo(torch.float32).eps > _FOLLOWS:
+            if is_plain and others * EPS["float32"] > _FOLLOWS:
                 return replace(check, problem=f"its gradient of the {label} is not that of its formula")
             floor = (_GRADIENT_UNITS if label == "input" else _PARAMETER_UNITS)[wanted[labels.index(label)].dtype]
             if error > max(others, floor):
@@ -230,18 +237,14 @@ def _gradients(y: Tensor, wanted: list[Tensor], dy: Tensor) -> tuple[Tensor | No
     return torch.autograd.grad(y, wanted, dy, allow_unused=True)
 
 
-def _casts(spec: NormSpec, setting: Setting, output: torch.dtype) -> set[torch.dtype]:
-    """The 16-bit dtypes that an output is rounded to on its way."""
-    casts = {output}
-    if spec.cast in ("early", "input", "none") or spec.round_rstd or spec.statistics_dtype == "input":
-        casts.add(setting.input)
-    if spec.cast == "weight" and spec.has_weight:
-        casts.add(setting.parameters)
-    return casts & set(_HALF)
-
-
 def _half(
-    check: Check, actual: Tensor, expected: Tensor, truth: Truth, spec: NormSpec, casts: set[torch.dtype]
+    check: Check,
+    actual: Tensor,
+    expected: Tensor,
+    size: Tensor,
+    allowed: float,
+    spec: NormSpec,
+    casts: set[torch.dtype],
 ) -> Check:
     """Whether 16-bit outputs are the original's, but for a few near-ties that fall to the other side.
 
@@ -252,28 +255,19 @@ def _half(
         return replace(
             check, problem=f"{100 * check.equal:.4f} % of the outputs are equal, {100 * wanted:g} % are wanted"
         )
-    coarse = max((torch.finfo(dtype) for dtype in casts), key=lambda information: information.eps)
-    step = coarse.eps * (expected.double().abs() if spec.cast == "late" else 2 * truth.y_size)
-    wide = _allowed_original(truth) * torch.finfo(torch.float32).eps * truth.y_size
-    bound = step + wide + coarse.smallest_normal * coarse.eps
-    worst = float(((actual.double() - expected.double()).abs() / bound).nan_to_num(nan=math.inf).max())
+    step = units.unit(expected.double().abs() if spec.cast == "late" else 2 * size, units.coarsest(casts))
+    error = (actual.double() - expected.double()).abs() / (step + allowed * size)
+    worst = float(error.nan_to_num(nan=math.inf).max())
     return check if worst <= 1.0 else replace(check, problem=f"an output is off by {worst:.3g} times its roundings")
 
 
-def _allowed_original(truth: Truth) -> float:
-    return max(_ORIGINAL_UNITS, math.sqrt(truth.row_length))
-
-
-def _wide(check: Check, actual: Tensor, expected: Tensor, truth: Truth) -> Check:
+def _wide(check: Check, actual: Tensor, expected: Tensor, exact: Exact, allowed: float) -> Check:
     """Whether wide outputs are the formula's, and the original's are too."""
-    ours, theirs = (units(y, truth.y, truth.y_size) for y in (actual, expected))
+    ours, theirs = exact.largest(actual), exact.largest(expected)
     check = replace(check, units=ours, original_units=theirs)
-    relative = torch.finfo(torch.float32).eps / torch.finfo(expected.dtype).eps
-    if theirs > _allowed_original(truth) * relative:
+    if theirs * torch.finfo(expected.dtype).eps > allowed:
         return replace(check, problem=f"it is {theirs:.3g} u from its formula")
-    allowed = _UNITS[actual.dtype]
-    return (
-        check
-        if ours <= allowed
-        else replace(check, problem=f"it would be off by {ours:.3g} u, {allowed:g} u are allowed")
-    )
+    most = _UNITS[actual.dtype]
+    if ours > most:
+        return replace(check, problem=f"it would be off by {ours:.3g} u, {most:g} u are allowed")
+    return check

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from normkit.conventions.casts import Cast, OutputDtype, StatisticsDtype
+from normkit.conventions.eps import EPS
 from normkit.identification import half_precision_calls
 from normkit.identification.affine import Affine
 from normkit.identification.arithmetic import DEFINITION
@@ -23,7 +24,7 @@ _MATCHED = 0.999
 _FLIPS = 0.0005
 """Rates this near are of programs that do the same here: float32 in place of float64 flips a few in ten thousand."""
 
-_MACHINE_EPS = 2.0**-23
+_MACHINE_EPS = EPS["float32"]
 NO_PARAMETER = "gain or bias is no parameter that can be set"
 _SIMPLEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
     ("late", "float32"),

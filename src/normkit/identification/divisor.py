@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from normkit.conventions.divisor import Multiplier, Reduction
-from normkit.conventions.eps import EpsPlacement
+from normkit.conventions.eps import EPS, EpsPlacement, machine_epsilon
 from normkit.errors import NormkitError
 from normkit.identification.eps_response import RollOff
 from normkit.identification.passport import Reading
@@ -27,11 +27,8 @@ _COARSE = 1e-4
 """An eps measured no better than this is told by being near a round number."""
 _TOO_COARSE = 0.02
 """From here on, a round number near by says nothing."""
-_SINGLE_EPS, _DOUBLE_EPS = 2.0**-23, 2.0**-52
 _BY_ROUNDNESS = 0.95
 """Confidence in a number that was rounded to the roundest one near by."""
-_MACHINE = (2.0**-7, 2.0**-10, _SINGLE_EPS, _DOUBLE_EPS)
-"""Machine epsilons of bfloat16, float16, float32 and float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +192,7 @@ def settle_machine_eps(choice: Choice, n: int, dtype: torch.dtype, felt_in: Call
         felt_in: The response of the same norm in another dtype.
     """
     wide = dtype == torch.float64
-    own, other = (_DOUBLE_EPS, _SINGLE_EPS) if wide else (_SINGLE_EPS, _DOUBLE_EPS)
+    own, other = machine_epsilon(is_float64=wide), machine_epsilon(is_float64=not wide)
     reading = choice.readings["eps"]
     if choice.eps != own or reading.undecidable is not None:
         return choice
@@ -208,7 +205,7 @@ def settle_machine_eps(choice: Choice, n: int, dtype: torch.dtype, felt_in: Call
     if there == own:
         return choice.reread(own, replace(reading, evidence=(*reading.evidence, f"{line} as well")))
     half = _eps_in(torch.bfloat16, choice, n, felt_in)
-    if there != other or half not in (None, _SINGLE_EPS):
+    if there != other or half not in (None, EPS["float32"]):
         reason = f"eps changes with the input's dtype as no spec does: {line}"
         reason += "" if half is None else f", in bfloat16 {half:g}"
         return choice.reread(own, Reading.open(reason, *reading.evidence))
@@ -233,7 +230,7 @@ def roundness(value: float, tolerance: float) -> tuple[int, float]:
     if value == 0:
         return 0, 0.0
     power = 10.0 ** math.floor(math.log10(value))
-    roundest = (*_MACHINE, *(float(f"{digit * power:.0e}") for digit in (1, 2, 5, 10)))
+    roundest = (*EPS.values(), *(float(f"{digit * power:.0e}") for digit in (1, 2, 5, 10)))
     nearest = min(roundest, key=lambda each: abs(each - value))
     if math.isclose(value, nearest, rel_tol=tolerance):
         return 0, nearest

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit import reference
+from normkit import units
 from normkit.errors import NormkitError
 from normkit.identification.sites import NormSite
 from normkit.identification.specimen import Specimen, UnrecognisedError
@@ -62,13 +62,9 @@ def _error(site: NormSite, weight: Tensor, dtype: torch.dtype) -> float:
     # A foreign module runs here: it may refuse the rows, or have no gradient.
     except (NormkitError, UnrecognisedError, RuntimeError):
         return math.nan
-    exact = site.spec.replace(eps=reference.machine_eps(x, site.spec))
-    bias = site.passport.bias
-    right = reference.backward(
-        dy.cpu().double(), x.double(), exact, weight.cpu().double(), None if bias is None else bias.cpu().double()
-    ).weight
-    assert right is not None
-    return float((gradient.cpu().double() - right).norm() / right.norm())
+    _, exact, _ = units.gradients(x, dy.cpu(), site.spec, weight.cpu())
+    assert exact is not None
+    return exact.relative(gradient)
 
 
 def _gradient(site: NormSite, weight: Tensor, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from normkit.conventions.eps import eps_in
 from normkit.identification.book import Entry, PassportBook
 from normkit.identification.passport import CONVENTIONS, Passport, value_of
 
@@ -15,7 +16,6 @@ MatchedBy = Literal["path", "order"]
 
 _SAME_EPS = 1e-6
 """eps is measured to about 1e-7; five digits are 1e-5 to 1e-4 apart."""
-_MACHINE_EPS = 2.0**-23
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def _is_alike(
     reading: str, given: Mapping[str, Any], expected: Mapping[str, Any], here: Passport, there: Passport
 ) -> bool:
     if reading == "eps":
-        eps, other = (_MACHINE_EPS if value["eps"] is None else value["eps"] for value in (given, expected))
+        eps, other = (eps_in("float32", value["eps"]) for value in (given, expected))
         if eps == other == 0:
             return True
         return given["eps_placement"] == expected["eps_placement"] and math.isclose(eps, other, rel_tol=_SAME_EPS)

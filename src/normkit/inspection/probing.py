@@ -28,8 +28,7 @@ from normkit.inspection.gauges import SiteGauge, SiteMeasurement, StreamGauge, s
 from normkit.inspection.moments import RowMoments
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.result import Attention, Peak, RowStatistics, SiteGeometry
-from normkit.inspection.sampling import RowPicker, RowSample
-from normkit.inspection.truth import RowTruth
+from normkit.inspection.sampling import RowFormula, RowPicker, RowSample
 from normkit.spec import NormSpec
 
 P = ParamSpec("P")
@@ -105,7 +104,7 @@ class Probe:
         return self._gauges.samples[site.path].result(site.gain)
 
     def error(self, site: NormSite) -> float:
-        """How far a norm's outputs are off its formula, as in `RowTruth.error`; NaN where that was not measured."""
+        """How far a norm's outputs are off its formula, as in `RowSample.error`; NaN where that was not measured."""
         return self._gauges.samples[site.path].error
 
     def block(self, block: BlockCall) -> tuple[RowStatistics, RowStatistics]:
@@ -138,7 +137,7 @@ class _Gauges(Listener):
 
     def __init__(self, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
         self.sites = {site.path: SiteGauge(site.spec, site.gain) for site in sites}
-        self.samples = {site.path: RowSample(site.spec, RowTruth.of(site.passport)) for site in sites}
+        self.samples = {site.path: RowSample(site.spec, RowFormula.of(site.passport)) for site in sites}
         self.blocks = {block.path: (StreamGauge(), StreamGauge()) for block in blocks}
         self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
         self._blocks = blocks

@@ -110,9 +110,8 @@ class Site:
     forward_calls: int = 1
     """Calls in one forward pass: more than one where the norm is shared."""
     error: float = math.nan
-    """Largest difference of a sampled output from its spec computed in float64, in units of the machine epsilon of the
-    coarsest dtype of input, gain and output, times the row's largest output and what a mean leaves of it; NaN where it
-    was not measured."""
+    """Largest difference of a sampled output from its spec computed in float64, in units of `normkit.units` for plain
+    code, in the coarsest dtype of input, gain and output; NaN where it was not measured."""
     gain_gradient_error: float = math.nan
     """Relative error of the gradient of its gain on random rows, against float64; NaN where it was not tried, as in
     float32."""

@@ -7,23 +7,27 @@ numbers a row are kept; the rows themselves live from a norm's call to its retur
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from normkit import reference
+from normkit import reference, units
 from normkit.conventions.gain import Gain
 from normkit.errors import InputError, ShapeError, SpecError
 from normkit.geometry.image import image_of
+from normkit.identification.passport import Passport
 from normkit.inspection.moments import token_rows
 from normkit.inspection.result import SiteGeometry
-from normkit.inspection.truth import AffineRows, RowTruth
 from normkit.spec import NormSpec
+from normkit.units import Exact
 
 _ROWS = 64
 _BATCHES = 16
 # Outputs are held against the formula in the first batches: a program that is off is off in each.
 _CHECKED = 4
+_CHECKED_ROWS = 16
 # A gain this much smaller than the largest is as good as 0: its feature is lost in the rounding of any float32 sum.
 _VANISHING = 2.0**-24
 
@@ -65,21 +69,87 @@ class RowPicker:
         return picked if picked.dtype == torch.float64 else picked.float()
 
 
+AffineRows = tuple[Tensor | None, Tensor | None]
+"""Gain and bias of some rows, of the rows' shape."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowFormula:
+    """The formula of a norm, with its effective gain and its bias: sampled outputs are compared with it in float64."""
+
+    spec: NormSpec
+    weight: Tensor | None
+    """Effective gain, in its module's shape."""
+    bias: Tensor | None
+    dtype: torch.dtype | None
+    """The dtype of the gain as it is stored; None without one."""
+
+    @classmethod
+    def of(cls, passport: Passport) -> RowFormula | None:
+        """The formula that a passport gives; None where it leaves a part of it open."""
+        spec, weight, bias, dtype = passport.spec, passport.weight, passport.bias, None
+        if spec is None or "eps" in passport.undecidable:
+            return None
+        if (weight is None, bias is None) != (not spec.has_weight, not spec.has_bias):
+            return None
+        if weight is not None:
+            dtype = weight.dtype
+            weight = reference.effective_weight(weight, spec, torch.promote_types(torch.float32, weight.dtype))
+        return cls(spec=spec, weight=weight, bias=bias, dtype=dtype)
+
+    def beside(self, x: Tensor, pick: Callable[[Tensor], Tensor | None]) -> AffineRows | None:
+        """Gain and bias of the rows that `pick` takes of a tensor of x's shape; None where they do not fit x."""
+        found: list[Tensor | None] = []
+        for part in (self.weight, self.bias):
+            try:
+                aligned = None if part is None else self.spec.rows.aligned(part, x).expand(x.shape)
+            except RuntimeError:
+                return None
+            found.append(None if aligned is None else pick(aligned))
+        return found[0], found[1]
+
+    def error(self, x: Tensor, y: Tensor, beside: AffineRows, dtypes: Iterable[torch.dtype]) -> float:
+        """The largest error of an output in units, as `normkit.units` counts plain code, over up to 16 of the rows.
+
+        Args:
+            x: Rows that entered, (rows, m), in float32 or wider.
+            y: Rows that left, likewise.
+            beside: Gain and bias of these rows.
+            dtypes: The dtypes of the norm's input and output. The coarsest of these and the gain's sets the unit.
+
+        Returns:
+            The error: infinite where an output is NaN and should not be, NaN where no row can tell.
+        """
+        step = max(1, math.ceil(len(x) / _CHECKED_ROWS))
+        exact = reference.unrounded(self.spec, x).replace(axes=(-1,), groups=1)
+        weight, bias = (None if part is None else part[::step] for part in beside)
+        right = units.output(x[::step], exact, weight, bias, plain=True)
+        dtype = units.coarsest([*dtypes, *([] if self.dtype is None else [self.dtype])])
+        # A normalized element may be rounded to a subnormal number, whose spacing the gain multiplies.
+        floor = 0.0 if weight is None else torch.finfo(dtype).smallest_normal * weight.double().abs()
+        # A number that is too large for the dtype has nothing to do with the formula.
+        is_telling = right.size.isfinite().all(-1) & (right.value.abs().amax(-1) <= torch.finfo(dtype).max)
+        if not bool(is_telling.any()):
+            return math.nan
+        found = Exact(right.value, right.size + floor).units(y[::step], dtype)
+        return float(found[is_telling].max())
+
+
 class RowSample:
     """The sampled rows of one norm.
 
     Args:
         spec: What the norm computes.
-        truth: What its rows are held against, or None.
+        formula: What its outputs are compared with, or None.
 
     Attributes:
-        error: The largest error of a row, as in `RowTruth.error`; NaN where none was held against its formula.
+        error: The largest error of an output, as in `RowFormula.error`; NaN where none was compared with its formula.
     """
 
-    def __init__(self, spec: NormSpec, truth: RowTruth | None = None) -> None:
+    def __init__(self, spec: NormSpec, formula: RowFormula | None = None) -> None:
         self.error = math.nan
         self._spec = spec
-        self._truth = truth
+        self._formula = formula
         self._entered: Tensor | None = None
         self._beside: AffineRows | None = None
         self._dtype = torch.float32
@@ -91,9 +161,9 @@ class RowSample:
         """Pick from what a call is given, before it can overwrite that."""
         self._entered = None if picker.batch % self._every else picker.rows(x, self._spec)
         self._beside = None
-        if self._truth is not None and self._entered is not None and picker.batch < _CHECKED:
+        if self._formula is not None and self._entered is not None and picker.batch < _CHECKED:
             self._dtype = x.dtype
-            self._beside = self._truth.beside(x, lambda values: picker.rows(values, self._spec))
+            self._beside = self._formula.beside(x, lambda values: picker.rows(values, self._spec))
 
     def leave(self, y: Tensor, picker: RowPicker) -> None:
         """Pick the same rows of what the call returned, and compare."""
@@ -103,8 +173,8 @@ class RowSample:
             return
         self._features = x.shape[-1]
         self._kept.setdefault(picker.batch, []).append(_compared(x, left, self._spec))
-        if self._truth is not None and self._beside is not None:
-            error = self._truth.error(x, left, self._beside, (self._dtype, y.dtype))
+        if self._formula is not None and self._beside is not None:
+            error = self._formula.error(x, left, self._beside, (self._dtype, y.dtype))
             # Written so that NaN, which stands for nothing yet, gives way.
             self.error = error if not self.error >= error and not math.isnan(error) else self.error
         if len(self._kept) > _BATCHES:

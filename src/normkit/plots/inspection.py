@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from normkit.conventions.eps import machine_epsilon
+from normkit.conventions.eps import eps_in
 from normkit.inspection.result import Inspection, Role, Site
 from normkit.plots import theme
 from normkit.plots.attention import attention_entropy, attention_logits
@@ -160,7 +160,7 @@ def mean_direction(inspection: Inspection, ax: Axes | None = None) -> Drawing:
 def eps_level(site: Site) -> float:
     """The rms of a row whose root, before eps is added, is as long as eps: there eps begins to count."""
     spec, features = site.spec, site.input.features
-    eps = machine_epsilon(is_float64=site.dtype == "float64") if spec.eps is None else max(spec.eps, 0.0)
+    eps = max(eps_in(site.dtype, spec.eps), 0.0)
     return spec.placement.length(eps) * math.sqrt(spec.divisor.count(features) / features)
 
 

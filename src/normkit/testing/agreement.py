@@ -9,17 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normkit import reference
+from normkit import reference, units
 from normkit.testing.norm_under_test import NormUnderTest, RefusedError
 from normkit.testing.violation import Violation
 from normkit.text import dtype_name
 
-LIMIT = 16.0
-"""Units of float32 that any order of a sum over a row stays below; the wrong divisor at n = 65,536 makes 64."""
-HALF_LIMIT = 4.0
-"""Units of a 16-bit dtype: every cast of a program rounds by half of one."""
+LIMIT = units.plain_limit("y", torch.float32)
 NARROW_LIMIT = 16.0
-"""Likewise where every step of the computation rounds to 16 bits."""
+"""Units of a 16-bit dtype where every step of the computation rounds to it."""
 MATCHED = 0.99
 """Share of 16-bit outputs bit for bit the program's. Float32 arithmetic flips 1e-4 of them in bfloat16 and 3e-4 in
 float16, where the truth is a near-tie; a wrong program moves 4 % and more."""
@@ -46,7 +43,7 @@ class Misfit:
 
 def limit(norm: NormUnderTest) -> float:
     """How many units an output may err by in this dtype."""
-    return NARROW_LIMIT if norm.stays_narrow else HALF_LIMIT if norm.is_half else LIMIT
+    return NARROW_LIMIT if norm.stays_narrow else units.plain_limit("y", norm.dtype)
 
 
 def misfit(norm: NormUnderTest) -> Misfit | None:
@@ -75,18 +72,18 @@ def misfit(norm: NormUnderTest) -> Misfit | None:
     x = norm.cast(x * scales.reshape(-1, *(1,) * (x.dim() - 1)))
     expected, y = norm.expected(x), norm.y(x)
     # An output of another dtype is named as such, not as badly rounded.
-    units = expected.units(y.to(norm.dtype) if norm.is_half else y).flatten(1).amax(1)
-    if float(units.max()) <= limit(norm):
+    errors = expected.units(y.to(norm.dtype) if norm.is_half else y).flatten(1).amax(1)
+    if float(errors.max()) <= limit(norm):
         return None
-    missed = (units > limit(norm)).nonzero().flatten().tolist()
+    missed = (errors > limit(norm)).nonzero().flatten().tolist()
     if set(missed) <= set(spikes):
-        worst = int(units[spikes[0] :][: len(spikes)].argmax()) + spikes[0]
+        worst = int(errors[spikes[0] :][: len(spikes)].argmax()) + spikes[0]
         pair = _apart(float(y[worst].flatten()[largest]), float(expected.value[worst].flatten()[largest]))
         given = f"{rest * scales[worst]:.2g} * torch.randn{(1, *norm.shape[1:])}"
         given += f" with {x[worst].flatten()[largest]:g} as element {largest}"
         found = f"an output of {pair} where a row is long in one entry: it saturates"
     else:
-        worst = int(units.argmax())
+        worst = int(errors.argmax())
         pair = _apart(*(float(part[worst].double().square().mean().sqrt()) for part in (y, expected.value)))
         given = f"{scales[worst]:.2g} * torch.randn{(1, *norm.shape[1:])}"
         found = f"outputs of root mean square {pair} for x = {given}"
@@ -137,15 +134,15 @@ def cancelling_variance(norm: NormUnderTest) -> Violation | None:
     ratios = torch.tensor(_RATIOS).reshape(-1, *(1,) * (noise.dim() - 1))
     x = norm.cast(noise + ratios)
     # The size of what is added has the mean in it: so many roundings of the mean are allowed, not of its square.
-    units = norm.truth(x).units(norm.y(x)).flatten(1).amax(1)
-    bad = (units > LIMIT).nonzero().flatten().tolist()
+    errors = norm.truth(x).units(norm.y(x)).flatten(1).amax(1)
+    bad = (errors > LIMIT).nonzero().flatten().tolist()
     if not bad:
         return None
     first = bad[0]
     return Violation(
         check="cancelling variance",
         expected="the deviations squared after the mean is subtracted: an error in proportion to mean / deviation",
-        found=f"an error {units[first]:.2g} times the rounding of a mean of {_RATIOS[first]:g} deviations, "
+        found=f"an error {errors[first]:.2g} times the rounding of a mean of {_RATIOS[first]:g} deviations, "
         "as E[x^2] - E[x]^2 makes it",
         confirm="compare norm(x) with norm(x - mean) for "
         f"x = torch.randn{(1, *norm.shape[1:])} + {_RATIOS[first]:g} and its mean",

@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from normkit import reference
 from normkit.spec import NormSpec
-from normkit.testing import agreement, truth
+from normkit.testing import agreement
 from normkit.testing.norm_under_test import NormUnderTest, RefusedError
-from normkit.testing.truth import Truth
 from normkit.testing.violation import Violation
+from normkit.units import Exact
 
 _REPEATS = 4
 _ROWS = 1 << 14
@@ -174,7 +175,7 @@ def row_isolation(norm: NormUnderTest) -> Violation | None:
     """A NaN reaches no other row, neither in the output nor in the gradient of the input."""
     x = norm.normal(4)
     x[(1, *(0,) * (x.dim() - 1))] = float("nan")
-    numbers = truth.row_numbers(x, norm.spec)
+    numbers = norm.spec.rows.numbers(x)
     others = numbers != numbers[(1, *(0,) * (x.dim() - 1))]
     leaked = "the output" if not bool(norm.y(x)[others].isfinite().all()) else ""
     if not leaked:
@@ -226,7 +227,7 @@ def constant_rows(norm: NormUnderTest, found: NormSpec) -> Violation | None:
     what, wrong = "outputs", _not_finite(norm.program(x), norm.y(x), names)
     # In float16 1/s^3 is beyond the largest number where the spec itself stays there.
     if not wrong and not norm.stays_narrow:
-        rights = [truth.gradients(x, dy, spec, *norm.parameters_of(spec))[0].value for spec in {norm.spec, found}]
+        rights = [reference.backward(dy, x, spec, *norm.parameters_of(spec)).x for spec in {norm.spec, found}]
         try:
             dx = norm.gradients(x, dy)[0]
         except RefusedError:
@@ -257,8 +258,8 @@ def _not_finite(right: Tensor, found: Tensor, names: list[str]) -> list[str]:
 
 def _same(norm: NormUnderTest, y: Tensor, other: Tensor, x: Tensor) -> bool:
     """Two outputs for the same input differ by no more than both may be off, and have NaN in the same places."""
-    size = truth.output(x, norm.spec, *norm.parameters_of(norm.spec)).size
+    size = norm.truth(x).size
     # What a wrong formula makes larger rounds more.
     size = size.clamp_min(float(y.double().nan_to_num(0.0, 0.0, 0.0).abs().max()))
     equal_nan = torch.where(y.isnan() & other.isnan(), 0.0, y.double() - other.double())
-    return bool((Truth(torch.zeros_like(size), size).units(equal_nan.to(y.dtype)) <= agreement.limit(norm)).all())
+    return Exact(torch.zeros_like(size), size).largest(equal_nan.to(y.dtype)) <= agreement.limit(norm)

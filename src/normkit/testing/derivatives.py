@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from normkit.testing import truth
+from normkit import units
 from normkit.testing.norm_under_test import NormUnderTest, RefusedError
-from normkit.testing.truth import Truth
 from normkit.testing.violation import Violation
+from normkit.units import Exact
 
 _ROWS = 1 << 16
 _ELEMENTS = 1 << 20
 _BLOCK = 1 << 17
 """The rows are so many elements over and over: the truth is that of one block, times their number."""
-_WIDE_LIMIT = 32.0
-"""Units of float32: backward is about twice as many roundings as forward."""
-_HALF_LIMIT = 8.0
-"""Units of a 16-bit dtype: the gradient passes through every cast of forward once more."""
 _NARROW_LIMIT = 64.0
-_SUM_LIMIT = 4.0
-"""Units of a 16-bit gain gradient whose products are rounded before they are added up in float32: well under two."""
+"""Units of a 16-bit dtype where every step of the computation rounds to it."""
 _NARROW_SUM_LIMIT = 16.0
-"""Likewise where the row itself is rounded before it is normalized: those errors do not average out."""
+"""The same of a gain gradient, and where the row is rounded before it is normalized: such errors do not average out."""
 _LARGE_MEAN = 100.0
 _CONFIRM = "compare x.grad with that of normkit.normalize(x.double(), spec, ...)"
 _SMALL = 2.0**-6
@@ -53,16 +46,15 @@ def input_gradient(norm: NormUnderTest, *, has_variance: bool = True) -> Violati
         return _violation("input gradient", f"none ({error})", "norm(x).sum().backward()")
     if dx is None:
         return _violation("input gradient", "none: the output does not depend on x for autograd", _CONFIRM)
-    right = truth.gradients(x, dy, norm.spec, *norm.parameters_of(norm.spec))[0]
+    right = units.gradients(x, dy, norm.spec, *norm.parameters_of(norm.spec), plain=True)[0]
     return _wrong_dx(norm, right, dx, norm.words)
 
 
-def _wrong_dx(norm: NormUnderTest, right: Truth, dx: Tensor, where: str) -> Violation | None:
-    limit = _NARROW_LIMIT if norm.stays_narrow else _HALF_LIMIT if norm.is_half else _WIDE_LIMIT
-    if float(right.units(dx).max()) <= limit:
+def _wrong_dx(norm: NormUnderTest, right: Exact, dx: Tensor, where: str) -> Violation | None:
+    limit = _NARROW_LIMIT if norm.stays_narrow else units.plain_limit("dx", norm.dtype)
+    if right.largest(dx) <= limit:
         return None
-    relative = float((dx.double() - right.value).norm() / right.value.norm())
-    return _violation("input gradient", f"a relative error of {relative:.2g} in {where}", _CONFIRM)
+    return _violation("input gradient", f"a relative error of {right.relative(dx):.2g} in {where}", _CONFIRM)
 
 
 def over_many_rows(norm: NormUnderTest) -> tuple[Violation, ...]:
@@ -72,7 +64,7 @@ def over_many_rows(norm: NormUnderTest) -> tuple[Violation, ...]:
     x = norm.normal(block, mean=0.25)
     # A mean of its own and a share of x: both sums grow with every row, as those of a mean loss do.
     dy = norm.cast(_SMALL * (0.5 + x.float() + torch.randn(x.shape, generator=norm.generator)))
-    dx, dweight, dbias = truth.gradients(x, dy, norm.spec, *norm.parameters_of(norm.spec))
+    dx, dweight, dbias = units.gradients(x, dy, norm.spec, *norm.parameters_of(norm.spec), plain=True)
     repeats = (copies, *(1,) * (x.dim() - 1))
     try:
         by_x, by_weight, by_bias = norm.gradients(x.repeat(repeats), dy.repeat(repeats))
@@ -93,25 +85,21 @@ def over_many_rows(norm: NormUnderTest) -> tuple[Violation, ...]:
 
 def _limit(norm: NormUnderTest, rows: int) -> float:
     """How many units a sum over rows may err by."""
-    if norm.is_half:
-        is_rounded = norm.stays_narrow or norm.spec.gain.is_before
-        return _NARROW_SUM_LIMIT if is_rounded else _SUM_LIMIT
-    # Terms added one after another in float32 leave about the root of their number in roundings.
-    return _WIDE_LIMIT + 4 * math.sqrt(rows)
+    is_rounded = norm.stays_narrow or (norm.is_half and norm.spec.gain.is_before)
+    return _NARROW_SUM_LIMIT if is_rounded else units.plain_limit("sum", norm.dtype, rows)
 
 
-def _wrong(block: Truth, given: Tensor | None, copies: int, limit: float) -> str:
+def _wrong(block: Exact, given: Tensor | None, copies: int, limit: float) -> str:
     """How a sum over `copies` blocks is wrong, in words; nothing if it is not."""
     if given is None:
         return "none: the output does not depend on it for autograd"
-    value = copies * block.value
-    # What one copy of a row rounds away every copy does: those errors add up as the terms do.
-    right = Truth(value, copies * block.size)
-    if float(right.units(given).max()) <= limit:
+    # Each copy of a row is rounded like the others: these errors add up as the terms do.
+    right = Exact(copies * block.value, copies * block.size)
+    if right.largest(given) <= limit:
         return ""
-    error = float((given.double() - value).norm() / value.norm())
     worst = int(right.units(given).argmax())
-    return f"a relative error of {error:.2g} ({given.flatten()[worst]:.4g} in place of {value.flatten()[worst]:.4g})"
+    values = f"{given.flatten()[worst]:.4g} in place of {right.value.flatten()[worst]:.4g}"
+    return f"a relative error of {right.relative(given):.2g} ({values})"
 
 
 def _violation(check: str, found: str, confirm: str) -> Violation:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit import reference
+from normkit import reference, units
 from normkit.conventions.eps import eps_in
 from normkit.errors import InputError, KindError, NormkitError, ShapeError
 from normkit.identification.adapters import Parameterised
@@ -18,9 +18,8 @@ from normkit.identification.behaviour import identify
 from normkit.identification.passport import Passport
 from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
-from normkit.testing import truth
-from normkit.testing.truth import Truth
 from normkit.text import dtype_name, first_line, typed_line
+from normkit.units import Exact
 
 HALF = (torch.bfloat16, torch.float16)
 _SEED = 0
@@ -263,18 +262,18 @@ class NormUnderTest:
         """Weight and bias as far as the spec has them."""
         return self.weight if spec.has_weight else None, self.bias if spec.has_bias else None
 
-    def truth(self, x: Tensor) -> Truth:
+    def truth(self, x: Tensor) -> Exact:
         """y by the spec's formula, nothing rounded."""
-        return truth.output(x, self.spec, *self.parameters_of(self.spec))
+        return units.output(x, self.spec, *self.parameters_of(self.spec), plain=True)
 
     def program(self, x: Tensor) -> Tensor:
         """y as the spec's casts round it."""
         return reference.forward(x, self.spec, *self.parameters_of(self.spec))
 
-    def expected(self, x: Tensor) -> Truth:
+    def expected(self, x: Tensor) -> Exact:
         """y as it should be in this dtype, with the size of its terms."""
         exact = self.truth(x)
-        return Truth(self.program(x).double(), exact.size) if self.is_half else exact
+        return Exact(self.program(x).double(), exact.size) if self.is_half else exact
 
     def samples(self, rows: int, elements: int) -> int:
         """How many samples hold about so many rows, and no more than so many elements."""

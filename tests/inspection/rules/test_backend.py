@@ -79,7 +79,7 @@ def test_a_kernel_that_is_wrong_for_the_models_rows(models, inspected, finding, 
     found = finding(inspected(models.plain(WrongForManyRows)), "E5")
     assert (found.severity, len(found.sites)) == ("error", 7)
     assert "units of float32 off y = weight * x" in found.evidence[0]
-    assert "1 % of the row's largest" in found.evidence[0]
+    assert "1 % of the size of its terms" in found.evidence[0]
 
 
 @pytest.mark.slow

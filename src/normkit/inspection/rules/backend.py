@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from normkit.conventions.eps import EPS
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.axes import over_time
@@ -17,7 +18,6 @@ from normkit.inspection.rules.scale import HALF, HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
 from normkit.text import counted, dtype_name, percent
 
-_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 # In units of the dtype's machine epsilon; 16 families stay below 1.5 in float32 and 0.5 in 16 bits.
 _OFF = {"float64": 1e3, "float32": 64.0, "float16": 4.0, "bfloat16": 4.0}
 _NARROW = 4.0
@@ -92,10 +92,10 @@ def _off_its_formula(facts: Facts) -> Outcome:
         overflows = bits is not None and bits < _NO_SUM
         if not site.error > limit or overflows or site.output.nonfinite or site.input.nonfinite:
             continue
-        share = site.error * _EPS[dtype]
+        share = site.error * EPS[dtype]
         line = (
             f"{site.path}: an output is {site.error:.3g} units of {dtype} off {site.spec}: "
-            f"{percent(share)} of the row's largest"
+            f"{percent(share)} of the size of its terms"
         )
         is_wrong = share > _WRONG or dtype not in HALF
         cases.append(Case(site.path, "error" if is_wrong else "warning", share, line))
@@ -169,7 +169,7 @@ def _coarsest(site: Site, facts: Facts) -> str:
     passport = facts.passports.get(site.path)
     weight = None if passport is None else passport.weight
     dtypes = [site.dtype, site.output_dtype, "" if weight is None else dtype_name(weight.dtype)]
-    return max((dtype for dtype in dtypes if dtype in _EPS), key=lambda dtype: _EPS[dtype], default="")
+    return max((dtype for dtype in dtypes if dtype in EPS), key=lambda dtype: EPS[dtype], default="")
 
 
 def _dtype_changes(facts: Facts) -> Outcome:
@@ -270,7 +270,7 @@ RULES = (
         threshold=(
             f"an output off its formula in float64 by more than {_OFF['float32']:g} machine epsilons of float32 "
             f"(error) or {_OFF['bfloat16']:g} of a 16-bit dtype, {_NARROW:g} times that with 16-bit statistics "
-            f"(warning), {percent(_WRONG)} of the row's largest output there (error); a norm that no spec describes "
+            f"(warning), {percent(_WRONG)} of the size of its terms there (error); a norm that no spec describes "
             "where the config's class or the intent file has one (error), or one whose output is multiplied by another "
             f"number than there, by {percent(VISIBLE)} (warning) or {percent(HARMFUL)} (error); a pre-hook of the user "
             "that changes what enters a norm (warning)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from normkit.conventions.eps import eps_in
+from normkit.conventions.eps import EPS, eps_in
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import is_open, undecided
@@ -23,8 +23,7 @@ from normkit.text import counted, percent
 
 # Half of float16's smallest number, 2**-24: what is not larger rounds to 0.
 _LOST = 2.0**-25
-_SINGLE = 2.0**-23
-_COARSE = (2.0**-7, 2.0**-10)
+_COARSE = (EPS["bfloat16"], EPS["float16"])
 _FELT = 0.01
 _EPS = ("eps",)
 
@@ -82,7 +81,7 @@ def _by_dtype(site: Site, facts: Facts) -> Case | None:
         return None
     by_dtype: dict[str, float] = {} if found is None else found.value
     now, intended = by_dtype.get(site.dtype, eps_in(site.dtype, site.spec.eps)), facts.intended(site)
-    wanted = _SINGLE if intended is None else eps_in(site.dtype, intended.eps)
+    wanted = EPS["float32"] if intended is None else eps_in(site.dtype, intended.eps)
     # The ratio is of what this dtype's eps does to what the wanted one does.
     seen, meant = site.spec.replace(eps=now), site.spec.replace(eps=wanted)
     ratios = ratios_at(site, meant, seen)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from normkit.conventions.eps import PLACEMENTS, eps_in
+from normkit.conventions.eps import EPS, PLACEMENTS, eps_in
 from normkit.inspection.result import Severity, Site
 from normkit.spec import NormSpec
 from normkit.text import percent
@@ -15,7 +15,7 @@ from normkit.text import percent
 VISIBLE, HARMFUL = 1e-3, 1e-2
 """Relative changes of an output's length that are worth a warning, and an error."""
 
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+ROUNDING = {name: eps / 2 for name, eps in EPS.items()}
 """The largest relative error of one rounding."""
 
 HALF = frozenset({"float16", "bfloat16"})

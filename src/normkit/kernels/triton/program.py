@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from normkit.conventions.eps import machine_epsilon
 from normkit.kernels import support
 from normkit.kernels.signatures import unpacked
 
 _HALF = (torch.float16, torch.bfloat16)
-_MACHINE_EPS = 2.0**-23
 
 
 class Program(NamedTuple):
@@ -99,7 +99,7 @@ def program(
         bias_dtype: dtype of the bias, or None.
     """
     of = unpacked(conventions)
-    eps = _MACHINE_EPS if of.machine_eps else eps
+    eps = machine_epsilon(is_float64=False) if of.machine_eps else eps
     in_parameter = bool(of.offset_in_parameter_dtype)
     rounds = _rounds(of.cast, input_dtype, weight_dtype, bias_dtype, has_wide_offset=bool(offset) and not in_parameter)
     return Program(

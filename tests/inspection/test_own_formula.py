@@ -10,8 +10,7 @@ import torch
 import normkit as nk
 from normkit import reference, specs
 from normkit.identification.passport import Passport, Reading
-from normkit.inspection.sampling import RowPicker, RowSample
-from normkit.inspection.truth import RowTruth
+from normkit.inspection.sampling import RowFormula, RowPicker, RowSample
 
 WIDTH = 64
 # A correctly rounded output is half a unit off at most; float32 arithmetic adds a few roundings.
@@ -26,7 +25,7 @@ def passport_of(spec, *shape, dtype=torch.float32):
 
 def error(passport, x, y, mask=None):
     """What a sample of one call says."""
-    sample, picker = RowSample(passport.spec, RowTruth.of(passport)), RowPicker(0, mask)
+    sample, picker = RowSample(passport.spec, RowFormula.of(passport)), RowPicker(0, mask)
     sample.enter(x, picker)
     sample.leave(y, picker)
     return sample.error
@@ -97,9 +96,9 @@ def test_what_is_open_is_not_held_against_anything():
     open_eps = Passport(
         verdict="norm", spec=specs.LLAMA, readings={"eps": Reading.open("it is")}, weight=passport.weight
     )
-    assert RowTruth.of(bare) is None
-    assert RowTruth.of(open_eps) is None
-    assert RowTruth.of(nk.identify(torch.nn.GELU(), 8)) is None
+    assert RowFormula.of(bare) is None
+    assert RowFormula.of(open_eps) is None
+    assert RowFormula.of(nk.identify(torch.nn.GELU(), 8)) is None
     x = torch.randn(4, 8)
     assert math.isnan(error(passport, x, x))
 
@@ -117,7 +116,7 @@ def test_only_the_tokens_that_count_are_held_against_it():
 def test_the_worst_batch_stays():
     passport, x = passport_of(specs.LLAMA), torch.randn(4, WIDTH)
     y = reference.forward(x, specs.LLAMA, passport.weight)
-    sample = RowSample(specs.LLAMA, RowTruth.of(passport))
+    sample = RowSample(specs.LLAMA, RowFormula.of(passport))
     for batch, factor in enumerate((1.0, 2.0, math.nan, 1.0)):
         picker = RowPicker(batch, None)
         sample.enter(x if factor == factor else x * math.nan, picker)
