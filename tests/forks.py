@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +171,19 @@ if __name__ == "__main__":
     # Else each fork would at its end look through all that it was given.
     gc.freeze()
     _become(_asked(line))
+
+
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Wait for a condition; fail if it does not hold in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

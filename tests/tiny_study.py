@@ -18,7 +18,7 @@ from normkit.study import catalogue
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.catalogue import Entry
 from normkit.study.chart import Bars, Chart
-from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired
 from normkit.study.training_run import Recipe
 

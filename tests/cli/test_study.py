@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from click.testing import Result
 
 import forks
 import tiny_study
-from forks import Fork
+from forks import Fork, until
 from normkit.errors import InputError
 from normkit.report import study as report
 from normkit.study import catalogue, running
@@ -198,13 +197,6 @@ main()
 def started(*arguments: object) -> Fork:
     """The command in a process of its own, which knows the tiny studies."""
     return Fork(PROGRAM, "study", *arguments)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.sampled(1)

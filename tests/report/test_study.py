@@ -5,8 +5,7 @@ from rich.console import Console
 
 from normkit.report.study import describe_study, summary, write, write_index
 from normkit.study.chart import Bars
-from normkit.study.definition import Arm, Claim, Condition, Study
-from normkit.study.result import StudyResult, decide
+from normkit.study.result import Arm, Claim, Condition, Study, StudyResult, decide
 
 
 def invented(*values, low=1.0, regime="", trouble=None, findings=(), **settings):

@@ -5,8 +5,8 @@ import pytest
 
 from normkit.errors import InputError
 from normkit.study import experiments
-from normkit.study.arm_run import ArmRun
 from normkit.study.catalogue import CATALOGUE, NAMES, load
+from normkit.study.workers import ArmRun
 
 
 @pytest.mark.parametrize("name", NAMES)

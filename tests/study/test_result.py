@@ -5,8 +5,7 @@ import pytest
 
 import tiny_study
 from normkit.files import json_text
-from normkit.study.definition import Claim, Condition
-from normkit.study.result import StudyResult, decide, judge
+from normkit.study.result import Claim, Condition, StudyResult, decide, judge
 
 
 def condition(low=-math.inf, high=math.inf, arm="a", **words):

@@ -3,7 +3,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 import tiny_study
-from forks import Fork
+from forks import Fork, is_running, until
 from normkit.errors import InputError
 from normkit.study import running
 from normkit.study.ranks import Ranks
@@ -191,20 +190,6 @@ def children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def in_training(folder: Path) -> set[str]:
     """Arms of which a run is kept that is not done."""
     return {path.parent.name for path in folder.glob("tiny/runs/*/run.safetensors")}
@@ -232,7 +217,7 @@ def killed(folder: Path, jobs: int, spared: set[str], delay: float) -> set[str] 
     process.kill()
     process.communicate()
     # What it had started ends with it.
-    until(lambda: not any(map(runs, beside)), 20.0)
+    until(lambda: not any(map(is_running, beside)), 20.0)
     return in_training(folder)
 
 

@@ -2,7 +2,7 @@ import pytest
 
 import tiny_study
 from normkit.errors import InputError
-from normkit.study.definition import Study
+from normkit.study.result import Study
 from normkit.study.settings import assignments, check_seeds, settings_of
 
 TYPES = {"seeds": 2, "whole": 3, "rate": 0.5, "word": "a", "yes": True, "widths": (1, 2), "rates": (0.1, 1)}

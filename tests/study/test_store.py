@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from normkit.errors import InputError
-from normkit.study.definition import Arm
+from normkit.study.result import Arm
 from normkit.study.store import Finished, Store, require_new
 
 ARMS = tuple(Arm(name=name) for name in ("a, b", "a/b", "1e-3", "1e+3", "é!", "..", "x" * 300))

@@ -11,7 +11,7 @@ from normkit.errors import InputError
 
 if TYPE_CHECKING:
     from normkit.study.arm_context import Settings
-    from normkit.study.definition import Study
+    from normkit.study.result import Study
     from normkit.study.settings import Budget
 
 

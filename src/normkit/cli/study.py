@@ -58,7 +58,7 @@ class _Done:
 
     def failure(self, error: Exception) -> str:
         """One line on why something failed; also records whether it is a bug of normkit."""
-        from normkit.study.arm_run import in_a_line
+        from normkit.study.workers import in_a_line
 
         if os.environ.get("NORMKIT_TRACEBACK"):
             traceback.print_exception(error)

@@ -104,7 +104,7 @@ def scale_invariant_groups(
         if parameter.is_floating_point() and parameter.dtype.itemsize < 4:
             raise DtypeError(f"{path} is in {parameter.dtype}, whose rounding hides eps; convert with model.float()")
     zeros = [each for each in model.parameters() if each.is_floating_point() and each.numel() and not each.any()]
-    with _replaced(zeros, _unit_responses(zeros)):
+    with replaced(zeros, _unit_responses(zeros)):
         trial = _Trial(model, run, tuple(factors), tolerance)
         found = [group for members in _by_module(model) for group in trial.groups(members)]
     return tuple(group for group in found if not set(group.parameters) <= set(zeros))
@@ -188,7 +188,7 @@ class _Trial:
         return change if math.isfinite(change) else math.inf
 
     def _call_with(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Tensor:
-        with _replaced(parameters, values):
+        with replaced(parameters, values):
             return self._call()
 
     def _call(self) -> Tensor:
@@ -227,8 +227,8 @@ def _unit_responses(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 
 
 @contextmanager
-def _replaced(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    # Other memory is put in and the old put back: no bit of a tensor moves, nor its version counter.
+def replaced(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Other values of tensors inside; their own memory, with its bits and version counters, afterwards."""
     originals = [tensor.data for tensor in tensors]
     try:
         for tensor, value in zip(tensors, values, strict=True):
@@ -246,7 +246,7 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
     held = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     buffers = [buffer for _, _, own in held for buffer in own.values() if buffer is not None]
     devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices), _replaced(buffers, [buffer.clone() for buffer in buffers]):
+    with torch.random.fork_rng(devices=devices), replaced(buffers, [buffer.clone() for buffer in buffers]):
         try:
             yield
         finally:

@@ -3,7 +3,7 @@
 A study is a file of `experiments`: arms, claims with numeric conditions fixed in advance, data, budget and charts.
 `running` measures its arms with each seed, `result` decides its claims.
 
-    definition.py result.py chart.py    a study; its verdicts; its charts as data
+    result.py chart.py                  a study and its verdicts; its charts as data
     catalogue.py settings.py            the studies by name; the settings of a budget
     statistics.py                       statistics over seeds, arms and losses
 
@@ -15,8 +15,8 @@ A study is a file of `experiments`: arms, claims with numeric conditions fixed i
     training_run.py loop.py             a training run, and the one training loop
     run_checkpoint.py ranks.py          a run that is continued; a run in several processes
 
-    arm_context.py arm_run.py           the context in which an arm is measured; one arm with one seed
-    workers.py running.py store.py      processes; a whole study; its folder
+    arm_context.py workers.py           the context in which an arm is measured; its runs and their processes
+    running.py store.py                 a whole study; its folder
     experiments/                        the studies
 
 Public names are resolved on first use, so that listing the studies does not load torch.

@@ -10,7 +10,7 @@ from normkit.errors import InputError
 from normkit.text import offer
 
 if TYPE_CHECKING:
-    from normkit.study.definition import Study
+    from normkit.study.result import Study
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ import torch
 from normkit.errors import InputError, LostRankError
 from normkit.study import corpus
 from normkit.study.arm_context import Settings
-from normkit.study.arm_run import ArmRun, Outcome
-from normkit.study.definition import Arm, Study
 from normkit.study.ranks import ALONE, Ranks
-from normkit.study.result import StudyResult, decide
+from normkit.study.result import Arm, Study, StudyResult, decide
 from normkit.study.settings import check_seeds
 from normkit.study.statistics import Paired
 from normkit.study.store import Finished, Store
-from normkit.study.workers import Crew
+from normkit.study.workers import ArmRun, Crew, Outcome
 from normkit.text import dtype_name, first_line
 
 Progress = Callable[[str, float, float], None]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from normkit.errors import InputError
 from normkit.study.arm_context import Setting, Settings
-from normkit.study.definition import Study
+from normkit.study.result import Study
 from normkit.text import offer
 
 Budget = Literal["quick", "full"]

@@ -23,7 +23,7 @@ from typing import Any
 
 from normkit.errors import InputError
 from normkit.files import json_text, lock, write_text
-from normkit.study.definition import Arm
+from normkit.study.result import Arm
 from normkit.study.statistics import Measurement
 
 SCHEMA_VERSION = 1

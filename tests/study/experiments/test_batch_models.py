@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from normkit.study.arm_context import ArmContext
-from normkit.study.definition import Arm
 from normkit.study.digits import digits
 from normkit.study.experiments import batch_models
 from normkit.study.experiments.batch_models import (
@@ -17,6 +16,7 @@ from normkit.study.experiments.batch_models import (
     with_statistics_of,
 )
 from normkit.study.model_parts import BatchNorm
+from normkit.study.result import Arm
 
 pytestmark = pytest.mark.slow
 

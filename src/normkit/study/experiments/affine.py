@@ -12,8 +12,8 @@ from normkit.layers import LayerNorm
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, arm_values
 from normkit.study.corpus import held_out_loss, text_of_the_library
-from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.model_parts import NormLayer
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, difference
 from normkit.study.text_training import train_on_text, transformer
 from normkit.study.training_run import Recipe

@@ -13,7 +13,7 @@ from normkit.geometry import attention_entropy
 from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.corpus import text_of_the_library
-from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, Statistic
 from normkit.study.text_training import text_batch, transformer
 from normkit.study.transformer import Transformer

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Bars, Chart, Curves, Line, Marks, arm_lines, line
-from normkit.study.definition import Arm, Study
 from normkit.study.experiments import batch_models
 from normkit.study.experiments.batch_claims import CLAIMS
+from normkit.study.result import Arm, Study
 from normkit.study.statistics import Measurement, Paired, block_means, filled, interval
 
 _DEPENDENCES = ("samples", "batch size", "future", "padding", "mode")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from normkit.study.definition import Claim, Condition
 from normkit.study.experiments.batch_models import VARIANCE_SIZES
+from normkit.study.result import Claim, Condition
 from normkit.study.statistics import Paired, Statistic, difference, steps_to
 
 _REACHED_LOSS = 0.5

@@ -20,9 +20,9 @@ from normkit.geometry import (
 )
 from normkit.study.arm_context import ArmContext
 from normkit.study.corpus import next_token_loss, text_of_the_library, windows
-from normkit.study.definition import Arm
 from normkit.study.digits import SIDE, Digits, digit_batches, digit_loss, digit_score, digits
 from normkit.study.model_parts import BatchNorm, NormLayer
+from normkit.study.result import Arm
 from normkit.study.small_nets import (
     MLP,
     Convolutional,

@@ -14,8 +14,8 @@ from normkit.geometry import centre
 from normkit.study.arm_context import ArmContext, Settings, integer
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
 from normkit.study.corpus import held_out_loss, text_of_the_library, windows
-from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.model_parts import HyperplaneNorm, NormLayer, random_hyperplanes
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, Statistic, difference, padded
 from normkit.study.text_training import train_on_text, transformer
 from normkit.study.training_run import Recipe

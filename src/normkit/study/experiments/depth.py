@@ -8,8 +8,8 @@ from typing import Any
 
 from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Chart, Curves, Line, arm_lines
-from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.propagation import Propagation, propagate
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, Statistic, difference, exponent, filled
 from normkit.study.text_training import random_ids, train_on_text, transformer
 from normkit.study.training_run import Recipe

@@ -12,7 +12,7 @@ from normkit.conventions.eps import PLACEMENTS, EpsPlacement
 from normkit.spec import NormSpec
 from normkit.study.arm_context import ArmContext, Settings, numbers
 from normkit.study.chart import Chart, Curves, Marks, arm_lines, line
-from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, Statistic
 from normkit.study.text_training import train_on_text, transformer
 from normkit.study.training_run import Recipe

@@ -12,9 +12,9 @@ from torch import Tensor
 from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Chart, Curves, Line, arm_lines
 from normkit.study.corpus import next_token_loss
-from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.markov_chain import MarkovChain
 from normkit.study.propagation import gradient_norm, last_token_gradient, mean_square
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, exponent
 from normkit.study.text_training import random_ids, transformer
 from normkit.study.training_run import Recipe

@@ -13,9 +13,9 @@ from normkit import reference, specs
 from normkit.spec import NormSpec
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.corpus import held_out_loss, next_token_loss, text_of_the_library
-from normkit.study.definition import Arm
 from normkit.study.experiments.gradient_measures import along_the_gradient, backward_errors, flat, turnings
 from normkit.study.model_parts import NormLayer
+from normkit.study.result import Arm
 from normkit.study.statistics import Measurement, padded
 from normkit.study.text_training import text_batch, train_on_text, transformer
 from normkit.study.training_run import Batch, Recipe

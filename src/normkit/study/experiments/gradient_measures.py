@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import geometry, reference
+from normkit.geometry.invariant_groups import replaced
 from normkit.spec import NormSpec
 from normkit.study.training_run import Batch, Loss
 
@@ -149,7 +149,7 @@ def along_the_gradient(model: nn.Module, batch: Batch, loss_of: Loss, shares: Se
             parameter.detach() - share * size / length * slope
             for parameter, slope in zip(parameters, gradient, strict=True)
         ]
-        with _replaced(parameters, moved):
+        with replaced(parameters, moved):
             there, slopes = loss_and_gradient()
         losses.append(there)
         changes.append(_norm([slope - old for slope, old in zip(slopes, gradient, strict=True)]))
@@ -164,19 +164,6 @@ def along_the_gradient(model: nn.Module, batch: Batch, loss_of: Loss, shares: Se
 
 def _norm(tensors: Sequence[Tensor]) -> float:
     return math.sqrt(sum(tensor.double().square().sum().item() for tensor in tensors))
-
-
-@contextmanager
-def _replaced(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> Iterator[None]:
-    """Other values of parameters inside; the old ones, in their old memory, afterwards."""
-    originals = [parameter.data for parameter in parameters]
-    try:
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.data = value
-        yield
-    finally:
-        for parameter, original in zip(parameters, originals, strict=True):
-            parameter.data = original
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +200,7 @@ def _turning(group: geometry.InvariantGroup, loss: Callable[[], Tensor]) -> Turn
     originals = [parameter.data for parameter in group.parameters]
     products, cosines, by_gradient, by_sign = [], [], [], []
     for factor in FACTORS:
-        with _replaced(group.parameters, [factor * original for original in originals]):
+        with replaced(group.parameters, [factor * original for original in originals]):
             weight, gradient = flat(group.parameters), flat(torch.autograd.grad(loss(), group.parameters))
             products.append((weight.norm() * gradient.norm()).item())
             cosines.append(abs(geometry.radial_cosine(weight, gradient).item()))

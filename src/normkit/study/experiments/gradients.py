@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from normkit.study.arm_context import Settings
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values, line
-from normkit.study.definition import Claim, Condition, Study
 from normkit.study.experiments.gradient_arms import TRAINED, arms, measure
 from normkit.study.experiments.gradient_measures import FACTORS
+from normkit.study.result import Claim, Condition, Study
 from normkit.study.statistics import Paired, Statistic, difference, slope, value_of
 
 _DOUBLE = "float64 rounds to about 1e-16; a few sums over a row and over a model come to some hundred times that"

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from normkit.study.arm_context import ArmContext, Settings, integer
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
 from normkit.study.corpus import next_token_loss
-from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.markov_chain import MarkovChain
 from normkit.study.propagation import propagate
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, Statistic, difference, exponent, value_of
 from normkit.study.text_training import random_ids, transformer
 from normkit.study.training_run import Recipe

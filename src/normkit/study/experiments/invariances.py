@@ -14,8 +14,8 @@ from normkit import geometry, specs
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Marks
 from normkit.study.corpus import text_of_the_library
-from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.model_parts import BatchNorm, NormLayer
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, filled, padded
 from normkit.study.text_training import text_batch, train_on_text, transformer
 from normkit.study.training_run import Recipe

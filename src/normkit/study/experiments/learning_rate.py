@@ -13,7 +13,7 @@ from normkit.files import finite
 from normkit.study.arm_context import ArmContext, Settings, numbers
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.corpus import next_token_loss, text_of_the_library, windows
-from normkit.study.definition import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, Statistic, filled, interval
 from normkit.study.text_training import train_on_text, transformer
 from normkit.study.training_run import Batch, Recipe

@@ -12,10 +12,10 @@ from torch import nn
 
 from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Chart, Curves, Line, line
-from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.digits import SIDE, digit_batches, digit_loss, digit_score, digits
 from normkit.study.experiments.shift import NoisyBatchNorm, observer
 from normkit.study.model_parts import BatchNorm, NormLayer
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.small_nets import MLP, MLPConfig
 from normkit.study.statistics import Measurement, Paired, Statistic, block_means, filled, padded, steps_to
 from normkit.study.training_run import Recipe

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from normkit.study.arm_context import ArmContext, Settings, integer
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
 from normkit.study.corpus import next_token_loss
-from normkit.study.definition import Arm, Claim, Condition, Study
 from normkit.study.markov_chain import MarkovChain
+from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, difference
 from normkit.study.text_training import transformer
 from normkit.study.training_run import Recipe
