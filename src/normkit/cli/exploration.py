@@ -82,7 +82,10 @@ def explore_norms(
         refuse_options_but(ctx, _WITHOUT_MODEL)
         with progress(shown=shown) as told:
             _animate(animation, told)
-        _print_clip(animation, as_json=as_json)
+        if as_json:
+            print_json({"schema_version": 1, "animation": str(animation)})
+        else:
+            results().print(f"animation: {animation}", soft_wrap=True)
         return
     from normkit.cli.reports import output_folder
 
@@ -94,6 +97,7 @@ def explore_norms(
     else:
         from normkit.checkpoint.loading import load_model
         from normkit.cli.texts import batches_for, read_text
+        from normkit.explorer.exploration import explore_models
 
         words = None if text is None else read_text(text, max_tokens)
         if shown:
@@ -104,7 +108,7 @@ def explore_norms(
         folder = output_folder(out, loaded.name, source=loaded.path)
         batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
         with progress(shown=shown) as told:
-            page = _of_model(loaded, batches, site, told)
+            page = explore_models([_gathered(loaded, batches, site, told)], title=f"The norms of {loaded.name}")
     path = page.write_html(folder / "explorer.html")
     for remark in () if quiet or as_json else page.notes:
         note(remark)
@@ -136,12 +140,6 @@ def _of_twins(told: Progress) -> Exploration:
 
     twins = [load_model(str(demo.directory(name))) for name in ("layernorm", "rmsnorm")]
     return explore_models([_gathered(twin, demo_batches(twin), None, told) for twin in twins], start_there=False)
-
-
-def _of_model(loaded: LoadedModel, batches: Batches, site: str | None, told: Progress) -> Exploration:
-    from normkit.explorer.exploration import explore_models
-
-    return explore_models([_gathered(loaded, batches, site, told)], title=f"The norms of {loaded.name}")
 
 
 def _gathered(loaded: LoadedModel, batches: Batches, site: str | None, told: Progress) -> Activations:
@@ -180,13 +178,6 @@ def _animate(path: Path, told: Progress) -> None:
     write_animation(
         path, scatter.points, scatter.groups, spec=specs.TORCH_LAYER_NORM, weight=gain, bias=bias, progress=told
     )
-
-
-def _print_clip(path: Path, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"schema_version": 1, "animation": str(path)})
-        return
-    results().print(f"animation: {path}", soft_wrap=True)
 
 
 def _print(path: Path, page: Exploration, *, as_json: bool) -> None:

@@ -43,8 +43,10 @@ def make_figures(out: Path, kind: Format, scheme: str, as_json: bool, quiet: boo
     Each figure is a file in DIR/figures, with its title and caption; DIR/figures/index.html shows them all. The same
     version of normkit writes the same bytes.
     """
+    from normkit import files
     from normkit.cli.reports import output_folder
     from normkit.plots import theme
+    from normkit.plots.gallery import page
 
     out = output_folder(out, "figures")
     with theme.style():
@@ -53,7 +55,8 @@ def make_figures(out: Path, kind: Format, scheme: str, as_json: bool, quiet: boo
         )
     with progress(shown=shows_progress(quiet=quiet or as_json)) as told:
         figures = list(_written(out, kind, schemes, told))
-    index = _write_index(out, figures)
+    drawings, names = zip(*figures, strict=True)
+    index = files.write_text(out / "index.html", page("The geometry of normalization", drawings, names))
     _print(out, index, figures, as_json=as_json)
 
 
@@ -90,14 +93,6 @@ def _twin(name: str, told: Progress) -> Twin:
     inspection = measure(loaded, demo_batches(loaded), progress=told)
     gains = {site.path: loaded.model.get_submodule(site.path).weight.detach() for site in inspection.sites}
     return Twin(inspection=inspection, gains=gains)
-
-
-def _write_index(out: Path, figures: list[tuple[Drawing, list[str]]]) -> Path:
-    from normkit import files
-    from normkit.plots.gallery import page
-
-    drawings, names = zip(*figures, strict=True)
-    return files.write_text(out / "index.html", page("The geometry of normalization", drawings, names))
 
 
 def _print(out: Path, index: Path, figures: list[tuple[Drawing, list[str]]], *, as_json: bool) -> None:

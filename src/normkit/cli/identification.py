@@ -91,7 +91,9 @@ def identify_norms(
         _show(None if no_report else out, as_json=as_json, shown=shown)
         return
     if against is None:
-        _refuse_run_options(ctx)
+        for parameter in given_parameters(ctx):
+            if parameter.name in _WITH_AGAINST:
+                raise click.UsageError(f"{parameter.opts[0]} needs --against: formulas alone need no text.", ctx)
     _refuse_passports(model)
     from normkit.checkpoint.loading import load_model
     from normkit.cli.reports import output_folder
@@ -148,12 +150,6 @@ def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:
     for book, folder in zip(books, folders, strict=True):
         _give_passports(book, folder, as_json=as_json)
         click.echo("", nl=not as_json)
-
-
-def _refuse_run_options(ctx: click.Context) -> None:
-    for parameter in given_parameters(ctx):
-        if parameter.name in _WITH_AGAINST:
-            raise click.UsageError(f"{parameter.opts[0]} needs --against: formulas alone need no text.", ctx)
 
 
 def _refuse_passports(model: str) -> None:

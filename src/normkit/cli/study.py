@@ -145,7 +145,8 @@ def run_studies(
     """
     out = out / "study"
     if listed or not (names or everything):
-        _refuse_all_but_list(ctx)
+        if any(parameter.name not in ("listed", "as_json", "quiet") for parameter in given_parameters(ctx)):
+            raise click.UsageError("--list stands alone." if listed else "give NAMEs, or --all.", ctx)
         _print_list(as_json=as_json)
         return
     if names and everything:
@@ -221,11 +222,6 @@ def _show(done: _Done, write: Callable[[], Path]) -> None:
         done.page = write()
     except Exception as error:
         done.unwritten = done.failure(error)
-
-
-def _refuse_all_but_list(ctx: click.Context) -> None:
-    if any(parameter.name not in ("listed", "as_json", "quiet") for parameter in given_parameters(ctx)):
-        raise click.UsageError("--list stands alone." if ctx.params["listed"] else "give NAMEs, or --all.", ctx)
 
 
 def _print_list(*, as_json: bool) -> None:

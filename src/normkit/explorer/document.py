@@ -30,7 +30,7 @@ def document(data: dict[str, Any]) -> str:
         title=data["title"],
         colours={"light": theme.LIGHT, "dark": theme.DARK},
         style=Markup((_PAGE / "style.css").read_text(encoding="utf-8")),
-        modules=_packed(modules()),
+        modules=base64.b64encode(gzip.compress(json.dumps(modules()).encode(), mtime=0)).decode(),
         data=script_json(data),
     )
 
@@ -38,8 +38,3 @@ def document(data: dict[str, Any]) -> str:
 def modules() -> dict[str, str]:
     """Name under which scripts import a module -> its source."""
     return {f"explorer/{path.name}": path.read_text(encoding="utf-8") for path in sorted(_PAGE.glob("*.js"))}
-
-
-def _packed(content: Any) -> str:
-    """Compressed JSON in base64; the same bytes for the same content."""
-    return base64.b64encode(gzip.compress(json.dumps(content).encode(), mtime=0)).decode()

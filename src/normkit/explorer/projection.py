@@ -110,6 +110,7 @@ def site_record(
     stretched = (g * centred) @ directions.T
     square = (directions * g.square()) @ directions.T
     upper = torch.triu_indices(3, 3)
+    floats = torch.cat([coordinates, rest, stretched], 1).to(torch.float32)
     return {
         "path": path,
         "formula": formula,
@@ -118,7 +119,7 @@ def site_record(
         "layer": layer,
         "explained": list(basis.explained),
         "count": len(rows),
-        "floats": _little_endian(torch.cat([coordinates, rest, stretched], 1)),
+        "floats": base64.b64encode(floats.numpy().astype("<f4").tobytes()).decode(),
         "token": list(tokens),
         "gain": (directions @ g).tolist(),
         "bias": (directions @ b).tolist(),
@@ -147,7 +148,3 @@ def _principal(centred: Tensor) -> list[Tensor]:
             direction = vectors[:, index] if tall else vectors[:, index] @ centred
             found.append(direction / torch.linalg.vector_norm(direction))
     return found
-
-
-def _little_endian(numbers: Tensor) -> str:
-    return base64.b64encode(numbers.to(torch.float32).numpy().astype("<f4").tobytes()).decode()

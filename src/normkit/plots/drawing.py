@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from normkit.plots import theme
 
 if TYPE_CHECKING:
@@ -36,3 +38,8 @@ class Drawing:
             kind: "svg", "png" or "pdf".
         """
         return theme.sheet(self.figure, kind, self.scheme, self.title, self.caption)
+
+
+def labelled(drawing: Drawing, label: str) -> Markup:
+    """The SVG element of a figure with its accessible name."""
+    return Markup(drawing.svg().replace("<svg", Markup('<svg role="img" aria-label="{}"').format(label), 1))

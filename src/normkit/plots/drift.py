@@ -55,7 +55,11 @@ def norm_drift(inspection: Inspection) -> Drawing:
         for ax in panels[len(measured) :]:
             ax.remove()
         shared_legend(panels[0])
-    told = [_told(quantity, _mover(quantity, series)) for quantity, series in measured.items()]
+    told = []
+    for quantity, series in measured.items():
+        mover, word = _mover(quantity, series), rounded_percent if quantity == "eps share" else significant
+        name, _, _ = _PANELS[quantity][0].partition(",")
+        told.append(f"{name} at {mover.path}, {word(mover.values[0])} to {word(mover.last)}")
     return Drawing(
         name="run-drift",
         figure=figure_of(panels[0]),
@@ -113,9 +117,3 @@ def _mover(quantity: Quantity, series: Sequence[Series]) -> Series:
         return abs(last - first)
 
     return max(series, key=way)
-
-
-def _told(quantity: Quantity, series: Series) -> str:
-    word = rounded_percent if quantity == "eps share" else significant
-    name, _, _ = _PANELS[quantity][0].partition(",")
-    return f"{name} at {series.path}, {word(series.values[0])} to {word(series.last)}"

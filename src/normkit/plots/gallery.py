@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from torch import Tensor
 
 from normkit import specs
@@ -17,7 +16,7 @@ from normkit.inspection.result import Inspection
 from normkit.plots.axes import normalized_together
 from normkit.plots.camera import helmert, upright
 from normkit.plots.clouds import centred_clusters
-from normkit.plots.drawing import Drawing
+from normkit.plots.drawing import Drawing, labelled
 from normkit.plots.ellipsoid import ellipsoid_depth, interlacing
 from normkit.plots.epsilons import two_epsilons
 from normkit.plots.inspection import input_scale, mean_direction
@@ -180,13 +179,7 @@ def page(title: str, drawings: Sequence[Drawing], files: Sequence[Sequence[str]]
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     figures = [
-        {"drawing": drawing, "svg": _named(drawing), "files": names}
+        {"drawing": drawing, "svg": labelled(drawing, f"{drawing.caption} {drawing.description}"), "files": names}
         for drawing, names in zip(drawings, files, strict=True)
     ]
     return environment.from_string(_TEMPLATE).render(title=title, figures=figures, light=LIGHT, dark=DARK) + "\n"
-
-
-def _named(drawing: Drawing) -> Markup:
-    """The figure's element, with caption and description as accessible name."""
-    words = f"{drawing.caption} {drawing.description}"
-    return Markup(drawing.svg().replace("<svg", Markup('<svg role="img" aria-label="{}"').format(words), 1))

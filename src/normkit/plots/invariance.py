@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normkit.geometry.invariance import Cell, InvarianceRow, InvarianceTable
+from normkit.geometry.invariance import InvarianceTable
 from normkit.plots import theme
 from normkit.plots.depth import figure_of
 from normkit.plots.drawing import Drawing
@@ -42,7 +42,7 @@ def invariance_marks(table: InvarianceTable, ax: Axes | None = None) -> Drawing:
                 ax.text(column - 0.05, place, significant(cell.error), va="center", fontsize=8.5, color=colour("muted"))
         _legend(ax, len(table.rows))
     unchanged = {
-        _NAMES.get(norm, norm): [row.transformation for row, cell in _column(table, place) if cell.is_invariant]
+        _NAMES.get(norm, norm): [row.transformation for row in table.rows if row.cells[place].is_invariant]
         for place, norm in enumerate(table.norms)
     }
     return Drawing(
@@ -75,7 +75,3 @@ def _legend(ax: Axes, rows: int) -> None:
         ax.text(place + 0.17, rows - 0.05, words, va="center", fontsize=9)
     words = "numbers: largest change over largest output"
     ax.text(-0.32, rows - 0.05, words, va="center", fontsize=9, color=colour("muted"))
-
-
-def _column(table: InvarianceTable, place: int) -> list[tuple[InvarianceRow, Cell]]:
-    return [(row, row.cells[place]) for row in table.rows]

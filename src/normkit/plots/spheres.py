@@ -65,7 +65,8 @@ def hyperplane_steps(
     with theme.style():
         scenes = [Scene(ax, _CAMERA) for ax in theme.panels(1, 3, 2.6, given=axes)]
         heading(scenes[0], "Centred", "four features with mean 0:\nthree dimensions are left")
-        _triad(scenes[0], 1.0)
+        for direction, name in zip(np.eye(3), ("h₁", "h₂", "h₃"), strict=True):
+            scenes[0].arrow(direction, name)
         scenes[0].points(centred, colours)
         heading(scenes[1], "Scaled", "every point at length √4 = 2:\na true sphere")
         scenes[1].ball(sphere)
@@ -162,12 +163,6 @@ def _outline(ball: Ball) -> Points:
 def _ones(scene: Scene) -> None:
     scene.arrow(np.array([0.0, 0.0, 2.4]), "", layer=BEHIND)
     scene.label(np.array([0.0, 0.0, 2.4]), "all-ones", shift=(6, -2), ha="left")
-
-
-def _triad(scene: Scene, length: float) -> None:
-    """The three axes of the Helmert basis."""
-    for direction, name in zip(length * np.eye(3), ("h₁", "h₂", "h₃"), strict=True):
-        scene.arrow(direction, name)
 
 
 def _draw_ellipsoid(scene: Scene, oval: Ball, points: Points, groups: Sequence[int]) -> None:

@@ -165,7 +165,8 @@ def _legend_of_all(axes: Sequence[Axes], labels: Sequence[str]) -> None:
     if len(labels) < 2:
         return
     drawn = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure, columns = figure_of(axes[0]), _legend_columns(labels)
+    figure = figure_of(axes[0])
+    columns = max(1, min(len(labels), int(_LEGEND_CHARACTERS / (max(map(len, labels)) + 7))))
     height = _LEGEND_ROW * math.ceil(len(labels) / columns) / figure.get_size_inches()[1]
     figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - height))
     legend = figure.legend(
@@ -181,11 +182,6 @@ def _legend_of_all(axes: Sequence[Axes], labels: Sequence[str]) -> None:
     )
     # The layout leaves the room above the panels free; one that it placed would move in a file with a title.
     legend.set_in_layout(False)
-
-
-def _legend_columns(labels: Sequence[str]) -> int:
-    """Number of names in one row of the legend."""
-    return max(1, min(len(labels), int(_LEGEND_CHARACTERS / (max(map(len, labels)) + 7))))
 
 
 def _draw_bars(chart: Bars) -> Axes:

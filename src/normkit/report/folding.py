@@ -138,18 +138,13 @@ def _alike(said: Iterable[tuple[str, str, str]]) -> tuple[Fact, ...]:
     """Operation, place and reason: similar ones merged into one line, with stars for their numbers."""
     alike: dict[tuple[str, str, str], list[tuple[str, str]]] = defaultdict(list)
     for operation, place, reason in said:
-        alike[operation, pattern(place), _pattern_in(reason)].append((place, reason))
+        alike[operation, pattern(place), _INDEX.sub(".*", reason)].append((place, reason))
     return tuple(
         Fact(label=f"{operation}: {place} ({len(found)})", value=reason)
         if len(found) > 1
         else Fact(label=f"{operation}: {found[0][0]}", value=found[0][1])
         for (operation, place, reason), found in alike.items()
     )
-
-
-def _pattern_in(sentence: str) -> str:
-    """A sentence with the numbers in its paths replaced by stars."""
-    return _INDEX.sub(".*", sentence)
 
 
 def _tensors(plan: FoldPlan, tensors: Mapping[str, TensorInfo]) -> tuple[Fact, ...]:

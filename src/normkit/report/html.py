@@ -12,7 +12,7 @@ from markupsafe import Markup
 from normkit.files import write_text
 from normkit.inspection.result import Inspection
 from normkit.plots import theme
-from normkit.plots.drawing import Drawing
+from normkit.plots.drawing import Drawing, labelled
 from normkit.plots.inspection import drawings
 from normkit.report import embedding
 from normkit.report.description import describe
@@ -29,18 +29,22 @@ _SECTIONS = {"run": "run", "attention": "attention", "ellipsoid": "geometry", ""
 
 def render(inspection: Inspection) -> str:
     """The page as text."""
-    figures = printable(drawings(inspection))
+    figures: dict[str, list[Drawing]] = {section: [] for section in _SECTIONS.values()}
+    for figure in printable(drawings(inspection)):
+        section = next(section for start, section in _SECTIONS.items() if figure.name.startswith(start))
+        figures[section].append(figure)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return (
         environment()
         .get_template("page.html")
         .render(
             report=describe(inspection),
-            figures={about: [figure for figure in figures if _about(figure) == about] for about in _SECTIONS.values()},
+            figures=figures,
             colours={"light": theme.LIGHT, "dark": theme.DARK},
             style=Markup(style_sheet()),
             script=Markup(script),
-            script_hash=_hash(script),
+            # The name of the script in the content security policy.
+            script_hash=f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
             document=embedding.packed_json(inspection.to_json()),
         )
     )
@@ -75,26 +79,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.globals.update(mathml=mathml, bars=bars, svg=_inline)
-    templates.filters["breakable"] = _breakable
+    templates.globals.update(mathml=mathml, bars=bars, svg=lambda drawing: labelled(drawing, drawing.description))
+    # A path may be broken after each dot.
+    templates.filters["breakable"] = lambda path: Markup(".<wbr>").join(path.split("."))
     return templates
-
-
-def _about(figure: Drawing) -> str:
-    return next(section for start, section in _SECTIONS.items() if figure.name.startswith(start))
-
-
-def _breakable(path: str) -> Markup:
-    """A path that may be broken after each dot."""
-    return Markup(".<wbr>").join(path.split("."))
-
-
-def _inline(drawing: Drawing) -> Markup:
-    """The figure's element with its description as accessible name."""
-    label = Markup('<svg role="img" aria-label="{}"').format(drawing.description)
-    return Markup(drawing.svg().replace("<svg", label, 1))
-
-
-def _hash(script: str) -> str:
-    """The name of a script in the content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
