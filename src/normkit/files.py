@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from normkit.errors import InputError
 from normkit.text import quoted
@@ -21,6 +21,15 @@ _DEEPEST = 100
 # transformers writes 10**30 for "no limit"; a float holds 308 digits.
 _LONGEST_INTEGER = 100
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_KINDS: Mapping[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+}
+Kind = TypeVar("Kind")
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -69,6 +78,35 @@ def parse_json(content: bytes, *, infinity: bool = False) -> Any:
         raise InputError(f"it is nested more than {_DEEPEST} levels deep") from None
     _check_nested(document)
     return document
+
+
+def field(document: Mapping[str, Any], name: str, kind: type[Kind], where: str = "") -> Kind:
+    """A value of a JSON object that somebody else may have edited; a number may be whole where `kind` is float.
+
+    Args:
+        document: The object.
+        name: Of the key.
+        kind: dict, list, str, int, float or bool.
+        where: The place of the object in its document, for the message.
+
+    Raises:
+        InputError: If the key is missing or its value is of another kind; the message does not name the file.
+
+    Example:
+        >>> field({"calls": 1}, "calls", int)
+        1
+        >>> field({"calls": True}, "calls", int, "h.0.ln_1")
+        Traceback (most recent call last):
+        normkit.errors.InputError: "calls" of h.0.ln_1 must be a whole number, got True
+    """
+    place = f'"{name}" of {where}' if where else f'"{name}"'
+    if name not in document:
+        raise InputError(f"{place} is missing")
+    value = document[name]
+    kinds: Any = (int, float) if kind is float else kind
+    if not isinstance(value, kinds) or isinstance(value, bool) != (kind is bool):
+        raise InputError(f"{place} must be {_KINDS[kind]}, got {quoted(value)}")
+    return cast(Kind, value)
 
 
 def _finite(text: str) -> float:

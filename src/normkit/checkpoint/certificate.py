@@ -30,17 +30,12 @@ from normkit.checkpoint.planning import DTYPES
 from normkit.checkpoint.source import vector
 from normkit.checkpoint.verification import LIMITS
 from normkit.errors import InputError, ModelError
-from normkit.files import json_text, parse_json
+from normkit.files import field, json_text, parse_json
 from normkit.text import quoted
 
 _SCHEMA_VERSION = 1
 # Bytes; the certificate of a mixture of a thousand experts has a quarter of that.
 _LARGEST = 2**26
-_KEYS: dict[str, dict[str, type]] = {
-    "asked": {"operations": list, "untie": bool, "dtype": str},
-    "source": {"architecture": str, "files": dict},
-    "result": {"architecture": str, "files": dict},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,24 +233,16 @@ def _certificate(document: Any) -> Certificate:
     found = document.get("schema_version")
     if type(found) is not int or found != _SCHEMA_VERSION:
         raise ModelError(f"expected schema_version {_SCHEMA_VERSION}, found {quoted(found)}")
-    for key, kinds in _KEYS.items():
-        part = document.get(key)
-        if not isinstance(part, dict):
-            raise ModelError(f"expected a table under {key!r}, found {quoted(part)}")
-        for inner, kind in kinds.items():
-            if type(part.get(inner)) is not kind:
-                raise ModelError(f"expected a {kind.__name__} under '{key}.{inner}', found {quoted(part.get(inner))}")
-    for key in ("plan", "tensors", "reload"):
-        if not isinstance(document.get(key), dict):
-            raise ModelError(f"expected a table under {key!r}, found {quoted(document.get(key))}")
-    asked, divisor = document["asked"], document.get("smallest_divisor")
-    if unknown := [name for name in asked["operations"] if name not in OPERATIONS]:
+    asked, source, result = (field(document, key, dict) for key in ("asked", "source", "result"))
+    operations, untie = field(asked, "operations", list, "asked"), field(asked, "untie", bool, "asked")
+    dtype, divisor = field(asked, "dtype", str, "asked"), document.get("smallest_divisor")
+    if unknown := [name for name in operations if name not in OPERATIONS]:
         raise ModelError(f"expected operations of {', '.join(OPERATIONS)}, found {quoted(unknown[0])}")
-    if asked["dtype"] not in DTYPES:
-        raise ModelError(f"expected a dtype of {', '.join(DTYPES)}, found {quoted(asked['dtype'])}")
+    if dtype not in DTYPES:
+        raise ModelError(f"expected a dtype of {', '.join(DTYPES)}, found {quoted(dtype)}")
     if not (divisor is None or isinstance(divisor, dict)):
         raise ModelError(f"expected a table or nothing under 'smallest_divisor', found {quoted(divisor)}")
-    for words in (document.get("normkit"), document["source"]["architecture"], document["result"]["architecture"]):
+    for words in (document.get("normkit"), source.get("architecture"), result.get("architecture")):
         if not isinstance(words, str) or not words.isprintable() or len(words) > LONGEST_NAME:
             raise ModelError(f"expected a version and two names of classes, found {quoted(words)}")
     limits = document.get("does_not_prove", [])
@@ -263,17 +250,17 @@ def _certificate(document: Any) -> Certificate:
         raise ModelError(f"expected sentences under 'does_not_prove', found {quoted(limits)}")
     return Certificate(
         normkit=document["normkit"],
-        operations=tuple(asked["operations"]),
-        untie=asked["untie"],
-        dtype=asked["dtype"],
-        architecture=document["source"]["architecture"],
-        becomes=document["result"]["architecture"],
-        source={name: _fingerprint(name, entry) for name, entry in document["source"]["files"].items()},
-        result={name: _fingerprint(name, entry) for name, entry in document["result"]["files"].items()},
-        plan=document["plan"],
-        tensors=document["tensors"],
+        operations=tuple(operations),
+        untie=untie,
+        dtype=dtype,
+        architecture=source["architecture"],
+        becomes=result["architecture"],
+        source={name: _fingerprint(name, entry) for name, entry in field(source, "files", dict, "source").items()},
+        result={name: _fingerprint(name, entry) for name, entry in field(result, "files", dict, "result").items()},
+        plan=field(document, "plan", dict),
+        tensors=field(document, "tensors", dict),
         smallest_divisor=divisor,
-        reload=document["reload"],
+        reload=field(document, "reload", dict),
         limits=tuple(limits),
     )
 

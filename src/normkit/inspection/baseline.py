@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from normkit import files
 from normkit.errors import InputError, SpecError
@@ -193,7 +193,7 @@ def read(path: Path) -> Baseline:
         )
     try:
         return _baseline(values, path.name)
-    except (_DamageError, SpecError) as error:
+    except (InputError, SpecError) as error:
         raise InputError(f"the intent file {path} is damaged: {error}; mend it, or have it written anew") from None
 
 
@@ -222,10 +222,6 @@ def _placement(block: Block, intent: Intent | None) -> Placement:
     return "pre" if block.placement == "residual-after-norm" and not by_design else block.placement
 
 
-class _DamageError(Exception):
-    """What is wrong with a file, in words."""
-
-
 def _plain(norm: DeclaredNorm) -> dict[str, Any]:
     shallow = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
     values = {name: None if part is None else dataclasses.asdict(part) for name, part in _parts(norm)}
@@ -237,14 +233,14 @@ def _parts(norm: DeclaredNorm) -> tuple[tuple[str, Values | None], ...]:
 
 
 def _baseline(values: Mapping[str, Any], source: str) -> Baseline:
-    placements, norms = _entry(values, "placements", dict), _entry(values, "norms", dict)
+    placements, norms = files.field(values, "placements", dict), files.field(values, "norms", dict)
     for path, placement in placements.items():
         _check_one_of(placement, get_args(Placement), f'"placements" of {path}')
-    final_norm, others = values.get("final_norm"), _entry(values, "others", list)
+    final_norm, others = values.get("final_norm"), files.field(values, "others", list)
     if not isinstance(final_norm, str | None):
-        raise _DamageError(f'"final_norm" must be a path or null, got {final_norm!r}')
+        raise InputError(f'"final_norm" must be a path or null, got {final_norm!r}')
     if not all(isinstance(path, str) for path in others):
-        raise _DamageError(f'"others" must be paths, got {others!r}')
+        raise InputError(f'"others" must be paths, got {others!r}')
     return Baseline(
         source=source,
         norms={path: _norm(path, norm) for path, norm in norms.items()},
@@ -256,24 +252,24 @@ def _baseline(values: Mapping[str, Any], source: str) -> Baseline:
 
 def _norm(path: str, values: Any) -> DeclaredNorm:
     if not isinstance(values, dict):
-        raise _DamageError(f"{path} must be an object, got {values!r}")
+        raise InputError(f"{path} must be an object, got {values!r}")
     kinds = {"spec": dict, "role": str, "features": int, "calls": int, "dtype": str, "output_dtype": str}
-    given = {name: _entry(values, name, kind, path) for name, kind in kinds.items()}
+    given: dict[str, Any] = {name: files.field(values, name, kind, path) for name, kind in kinds.items()}
     # Of files written before there was one it is 1.
     factor = values.get("factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or factor == 0 or not math.isfinite(factor):
-        raise _DamageError(f'"factor" of {path} must be a finite number other than 0, got {factor!r}')
+        raise InputError(f'"factor" of {path} must be a finite number other than 0, got {factor!r}')
     _check_one_of(given["role"], get_args(Role), f'"role" of {path}')
     for name in ("features", "calls"):
         if given[name] < 1:
-            raise _DamageError(f'"{name}" of {path} must be at least 1, got {given[name]}')
+            raise InputError(f'"{name}" of {path} must be at least 1, got {given[name]}')
     try:
         parts = {name: _values(path, name, values.get(name)) for name in ("gain", "bias")}
         return DeclaredNorm(
             **{**given, "spec": NormSpec.from_json(given["spec"]), "factor": float(factor), **parts},
         )
     except (SpecError, TypeError) as error:
-        raise _DamageError(f'"spec" of {path}: {error}') from None
+        raise InputError(f'"spec" of {path}: {error}') from None
 
 
 def _values(path: str, name: str, values: Any) -> Values | None:
@@ -281,26 +277,11 @@ def _values(path: str, name: str, values: Any) -> Values | None:
     if values is None:
         return None
     if not isinstance(values, dict):
-        raise _DamageError(f'"{name}" of {path} must be an object or null, got {values!r}')
-    fields = {field.name: field.type for field in dataclasses.fields(Values)}
-    for key, kind in fields.items():
-        value = values.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not (isinstance(value, str) if kind == "str" else is_number):
-            words = "a text" if kind == "str" else "a finite number"
-            raise _DamageError(f'"{key}" of the {name} of {path} must be {words}, got {value!r}')
-    return Values(**{key: values[key] for key in fields})
-
-
-def _entry(values: Mapping[str, Any], name: str, kind: type, path: str = "") -> Any:
-    value = values.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        where = f'"{name}" of {path}' if path else f'"{name}"'
-        words = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
-        raise _DamageError(f"{where} must be {words[kind]}, got {value!r}" if name in values else f"{where} is missing")
-    return value
+        raise InputError(f'"{name}" of {path} must be an object or null, got {values!r}')
+    where = f"the {name} of {path}"
+    return Values(**{key: files.field(values, key, kind, where) for key, kind in get_type_hints(Values).items()})
 
 
 def _check_one_of(value: object, allowed: tuple[str, ...], where: str) -> None:
     if value not in allowed:
-        raise _DamageError(f"{where} must be one of {', '.join(allowed)}, got {value!r}")
+        raise InputError(f"{where} must be one of {', '.join(allowed)}, got {value!r}")
