@@ -19,7 +19,7 @@ from normkit.report.wording import formula_name, printable, tail
         (specs.SCALE_NORM, "L2 norm, eps 1e-5 clamp"),
         (specs.POOLFORMER, "GroupNorm, eps 1e-5"),
         (specs.POCKET_TTS, "half-centred norm, eps 1e-5, n - 1"),
-        (specs.MUSE_SPARK_INPUT_SCALED, "RMSNorm, eps 1e-6, 1 + weight, weight first"),
+        (specs.MUSE_SPARK_INPUT_SCALED, "RMSNorm, eps 1e-6, 1 + weight, gain before normalizing"),
         (specs.TORCH_LAYER_NORM.replace(eps=0.0), "LayerNorm, no eps"),
         (specs.TORCH_LAYER_NORM.replace(eps=0.5), "LayerNorm, eps 0.5"),
         (specs.TORCH_LAYER_NORM.replace(groups=4), "GroupNorm, eps 1e-5, 4 groups"),

@@ -249,7 +249,7 @@ def test_the_error_reads_as_one_line_a_violation():
         assert_conforms(EpsAsClamp(), specs.OLMO2)
     head, *lines, last = str(raised.value).splitlines()
     assert head == "EpsAsClamp is not y = weight * x / sqrt(mean(x^2) + 1e-06)"
-    assert lines[0].startswith("  eps: expected 1e-06 inside the root; found 1e-06 as a lower clamp; to confirm: ")
+    assert lines[0].startswith("  eps: expected 1e-06 inside the root; found 1e-06 as a lower bound; to confirm: ")
     assert len(lines) == len(raised.value.violations) == 2
     assert last == "  (a check is left out by its name: skip=('eps', 'constant rows',))"
 

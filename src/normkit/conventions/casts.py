@@ -122,6 +122,36 @@ class Casts:
                 dtype = dtype if parameter is None else torch.promote_types(dtype, parameter.dtype)
         return dtype
 
+    def order(self, *, has_wide_weight: bool) -> tuple[str, bool, str]:
+        """What decides the bits: where gain and input have one dtype, all early casts are one."""
+        is_early = self.cast in ("weight", "input") and not has_wide_weight
+        return "early" if is_early else self.cast, self.round_rstd, self.statistics
+
+    @property
+    def statistics_words(self) -> str:
+        """The dtype in which mean and scale are computed."""
+        return "statistics in float32" if self.statistics == "float32" else "statistics in the input's dtype"
+
+    @property
+    def roundings(self) -> tuple[str, ...]:
+        """What is rounded after the statistics and before the output."""
+        return ("1/s rounded", CASTS[self.cast]) if self.round_rstd else (CASTS[self.cast],)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Statistics and roundings."""
+        return (self.statistics_words, *self.roundings)
+
+    @property
+    def words(self) -> str:
+        """Statistics and roundings as one text."""
+        return ", ".join(self.parts)
+
+    @property
+    def output_words(self) -> str:
+        """The output's dtype."""
+        return OUTPUTS[self.output]
+
     def notes(self) -> list[str]:
         """What is unusual, for the one line of a spec; the output comes last, after the notes of the gain."""
         notes = [_NOTES[self.cast]] if self.cast != "late" else []

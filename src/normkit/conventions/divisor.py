@@ -47,6 +47,11 @@ class Divisor:
         """Whether nothing is divided."""
         return self.reduction == "sum"
 
+    @property
+    def is_unit(self) -> bool:
+        """Whether a normalized row has length 1."""
+        return self.is_sum and not self.is_multiplied
+
     def rms(self, n: int) -> float:
         """Root mean square of a normalized row of n features, without eps and correction: 1, sqrt(n) or 1 / sqrt(n)."""
         return math.sqrt(n) ** (self.is_multiplied - self.is_sum)
@@ -74,8 +79,24 @@ class Divisor:
     @property
     def words(self) -> str:
         """Follows "the sum of squares is"."""
-        divided = "not divided (L2)" if self.reduction == "sum" else f"divided by n{' - 1' if self.correction else ''}"
-        return divided + (", the row multiplied by sqrt(n)" if self.multiplier == "sqrt_n" else "")
+        return ", ".join(self.parts)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What divides the sum of squares, and what multiplies the row."""
+        divided = "not divided (L2)" if self.is_sum else f"divided by n{' - 1' if self.correction else ''}"
+        return (divided, "the row multiplied by sqrt(n)") if self.is_multiplied else (divided,)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is unusual, for a short name."""
+        return ("n - 1",) if self.correction else ()
+
+    def root_in_words(self, *, is_centred: bool) -> str:
+        """What a row is divided by, apart from eps."""
+        if self.is_sum:
+            return "norm"
+        return "standard deviation" if is_centred else "root mean square"
 
     @property
     def radius_in_words(self) -> str:

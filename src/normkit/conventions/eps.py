@@ -50,6 +50,27 @@ class Placement(ABC):
         """The eps that does to a v `factor` times as large what `eps` does to this one."""
         return eps * (factor if self.power == 2 else math.sqrt(factor))
 
+    @property
+    def argument(self) -> str:
+        """As an argument of `NormSpec`."""
+        return f"eps_placement={self.name!r}"
+
+    def parts(self, eps: float | None) -> tuple[str, ...]:
+        """eps in words: its value and its place."""
+        if eps == 0:
+            return ("none",)
+        return ("the machine epsilon" if eps is None else f"{eps:.6g}", self.words)
+
+    def label(self, eps: float | None) -> str:
+        """eps as part of a short name; inside the root its place is left out."""
+        if eps is None:
+            return "machine eps"
+        if eps == 0:
+            return "no eps"
+        digits, _, power = f"{eps:g}".partition("e")
+        value = f"{digits}e{int(power)}" if power else digits
+        return f"eps {value}" + ("" if self.name == "inside" else f" {self.name}")
+
     @abstractmethod
     def scale(self, value: Tensor, eps: float | Tensor) -> Tensor:
         """s, given v where `power` is 2 and the root where it is 1."""

@@ -76,9 +76,37 @@ class Gain:
         return "u" if self.is_before else "x"
 
     @property
+    def words(self) -> str:
+        """What multiplies the row: weight + offset."""
+        return f"{self.offset:g} + weight" if self.offset else "weight"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What multiplies the row, and where, if that is not after normalizing."""
+        if not self.is_present:
+            return ("none",)
+        return (self.words, "before normalizing") if self.is_before else (self.words,)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is unusual, for a short name."""
+        offset = (self.words,) if self.offset else ()
+        return (*offset, "gain before normalizing") if self.is_before else offset
+
+    @property
+    def bias_words(self) -> str:
+        """What becomes of the bias."""
+        return "added" if self.has_bias else "none"
+
+    @property
+    def offset_words(self) -> str:
+        """Where the offset is added."""
+        return "added in float32" if self.offset_dtype == "float32" else "added in the weight's dtype"
+
+    @property
     def plain_factor(self) -> str:
         """The gain in plain text."""
-        return f"({self.offset:g} + weight)" if self.offset else "weight"
+        return f"({self.words})" if self.offset else self.words
 
     def plain(self, normalized: str) -> str:
         """The affine part in plain text."""

@@ -93,9 +93,12 @@ class Rows:
         elif self.axes != (-1,):
             plural = "axis" if len(self.axes) == 1 else "axes"
             notes.append(f"over {plural} {', '.join(map(str, self.axes))}")
-        if self.groups > 1:
-            notes.append(f"{self.groups} groups")
-        return notes
+        return [*notes, *self.labels]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is unusual, for a short name."""
+        return (f"{self.groups} groups",) if self.groups > 1 else ()
 
     @property
     def words(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.eps import eps_in
 from normkit.errors import IdentificationError
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
@@ -42,6 +44,30 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
     "output dtype": ("output_dtype",),
 }
 """The conventions of `NormSpec` that each reading decides."""
+
+
+def words_of(spec: NormSpec, reading: str) -> tuple[str, ...]:
+    """What a spec says of one key of `CONVENTIONS`, in words that can be compared one by one."""
+    gain, casts = spec.gain, spec.casts
+    return {
+        "rows": spec.rows.parts,
+        "centring": (spec.centring.words,),
+        "divisor": spec.divisor.parts,
+        "eps": spec.placement.parts(spec.eps),
+        "gain": gain.parts,
+        "bias": (gain.bias_words,),
+        "offset dtype": (gain.offset_words,),
+        "casts": casts.parts,
+        "output dtype": (casts.output_words,),
+    }[reading]
+
+
+def same_eps(spec: NormSpec, other: NormSpec, tolerance: float) -> bool:
+    """Whether eps is the same for float32 input, within a relative tolerance, and in the same place unless it is 0."""
+    eps, expected = (eps_in("float32", each.eps) for each in (spec, other))
+    is_placed_alike = spec.placement is other.placement or eps == expected == 0
+    return is_placed_alike and math.isclose(eps, expected, rel_tol=tolerance)
+
 
 _SCHEMA = 1
 _DOUBT = 0.9

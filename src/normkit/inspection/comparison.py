@@ -73,10 +73,10 @@ def compare(
         ModelError: If the reference cannot be run at all.
 
     Example:
-        >>> port = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8, eps=1e-6))
+        >>> port = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8, bias=False))
         >>> stock = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
         >>> compare(port, stock, {"input": torch.randn(2, 4)}).changed[0].changes[0].given
-        {'eps': 1e-06, 'eps_placement': 'inside'}
+        {'has_bias': False}
     """
     stream = (arguments(model, batch) for batch in batches_of(batches))
     first = next(stream, None)

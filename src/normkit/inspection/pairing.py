@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from normkit.conventions.eps import eps_in
 from normkit.identification.book import Entry, PassportBook
-from normkit.identification.passport import CONVENTIONS, Passport, value_of
+from normkit.identification.passport import CONVENTIONS, Passport, same_eps, value_of
+from normkit.spec import NormSpec
 
 MatchedBy = Literal["path", "order"]
 
@@ -77,7 +76,7 @@ def changes(entry: Entry, reference: Entry) -> tuple[Change, ...]:
         if reading in undecided(given, expected):
             continue
         values, others = value_of(given.spec, reading), value_of(expected.spec, reading)
-        if not _is_alike(reading, values, others, given, expected):
+        if values != others and not _is_alike(reading, given.spec, expected.spec):
             found.append(Change(reading=reading, given=values, expected=others))
     for reading, here in given.readings.items():
         there = expected.readings.get(reading)
@@ -110,20 +109,12 @@ def digests(entry: Entry) -> list[str | None]:
     return [(entry.passport.parameters[role] or {}).get("sha256") for role in ("weight", "bias")]
 
 
-def _is_alike(
-    reading: str, given: Mapping[str, Any], expected: Mapping[str, Any], here: Passport, there: Passport
-) -> bool:
+def _is_alike(reading: str, given: NormSpec, expected: NormSpec) -> bool:
+    """Whether two specs with other values for a reading are the same in it."""
     if reading == "eps":
-        eps, other = (eps_in("float32", value["eps"]) for value in (given, expected))
-        if eps == other == 0:
-            return True
-        return given["eps_placement"] == expected["eps_placement"] and math.isclose(eps, other, rel_tol=_SAME_EPS)
-    if reading == "offset dtype":
-        assert here.spec is not None
-        assert there.spec is not None
-        # Where one has no offset, the gain has said so.
-        return given == expected or not (here.spec.weight_offset and there.spec.weight_offset)
-    return given == expected
+        return same_eps(given, expected, _SAME_EPS)
+    # Where one has no offset, the gain has said so.
+    return reading == "offset dtype" and not (given.gain.offset and expected.gain.offset)
 
 
 def _likeness(entry: Entry, other: Entry) -> int:

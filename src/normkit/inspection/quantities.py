@@ -80,7 +80,7 @@ class Attenuation:
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
-    """The entries of one gain (as it acts, weight_offset added) or bias."""
+    """The entries of one gain (as it acts, its offset added) or bias."""
 
     size: int
     """Number of entries."""

@@ -25,7 +25,7 @@ _NOTHING = 2.0**-24
 def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> Walk:
     """Take one vector through a norm step by step, in float64.
 
-    raw x -> centred x - mean(x) (where the norm centres) -> scaled by multiplier / s -> times the gain, plus the
+    raw x -> centred x - mean(x) (where the norm centres) -> scaled by 1 / s, or sqrt(n) / s -> times the gain, plus the
     bias (where it has any). A gain that the spec puts before normalizing is applied first.
 
     Args:
@@ -169,9 +169,8 @@ def _raw_holds(step: Step) -> str:
 
 
 def _scaling(spec: NormSpec) -> str:
-    if spec.reduction == "sum":
-        return "divided by its norm" + (", times sqrt(n)" if spec.multiplier == "sqrt_n" else "")
-    return "divided by its standard deviation" if spec.centre_statistics else "divided by its root mean square"
+    words = f"divided by its {spec.divisor.root_in_words(is_centred=spec.centring.statistics)}"
+    return f"{words}, times sqrt(n)" if spec.divisor.is_multiplied else words
 
 
 def _scaled_holds(spec: NormSpec, inside: float) -> str:

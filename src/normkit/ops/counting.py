@@ -23,7 +23,7 @@ class Counted(NamedTuple):
     """Count deviations from the mean too, and the effect of eps."""
     is_centred: bool = False
     """The norm divides by the deviation, else by the root mean square."""
-    eps_placement: int = 0
+    placement: int = 0
     """0 inside, 1 outside, 2 as a clamp."""
     divisor: float = 0.0
     """The norm divides a sum of squares by it; at most 0 where it has none."""

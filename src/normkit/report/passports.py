@@ -124,7 +124,7 @@ def _facts(entry: Entry) -> tuple[Fact, ...]:
     facts = []
     if passport.spec is not None:
         for reading in CONVENTIONS:
-            if reading == "offset dtype" and not passport.spec.weight_offset:
+            if reading == "offset dtype" and not passport.spec.gain.offset:
                 continue
             values = value_of(passport.spec, reading)
             reason = passport.undecidable.get(reading)

@@ -31,19 +31,11 @@ def formula_name(spec: NormSpec) -> str:
     """A spec in a few words: the family, its eps, and what is unusual.
 
     Example:
-        >>> formula_name(NormSpec(eps=1e-12)), formula_name(NormSpec(eps_placement="outside", correction=1))
-        ('LayerNorm, eps 1e-12', 'LayerNorm, eps 1e-5 outside, n - 1')
+        >>> formula_name(NormSpec(eps=1e-12)), formula_name(NormSpec(eps=None, correction=1))
+        ('LayerNorm, eps 1e-12', 'LayerNorm, machine eps, n - 1')
     """
-    words = [f"{_family(spec)}, {_eps(spec)}"]
-    if spec.correction:
-        words.append("n - 1")
-    if spec.weight_offset:
-        words.append(f"{spec.weight_offset:g} + weight")
-    if spec.weight_placement == "before":
-        words.append("weight first")
-    if spec.groups > 1:
-        words.append(f"{spec.groups} groups")
-    return ", ".join(words)
+    unusual = (*spec.divisor.labels, *spec.gain.labels, *spec.rows.labels)
+    return ", ".join((_family(spec), spec.placement.label(spec.eps), *unusual))
 
 
 def tail(text: str, width: int) -> str:
@@ -108,20 +100,11 @@ def _visible(character: str) -> str:
 
 
 def _family(spec: NormSpec) -> str:
-    if spec.centre_numerator != spec.centre_statistics:
+    is_centred = spec.centring.numerator
+    if spec.centring.is_half:
         return "half-centred norm"
-    if spec.reduction == "sum" and spec.multiplier == "one":
-        return "centred L2 norm" if spec.centre_numerator else "L2 norm"
-    if spec.axes == "all_but_batch" or spec.groups > 1:
-        return "GroupNorm" if spec.centre_numerator else "group RMSNorm"
-    return "LayerNorm" if spec.centre_numerator else "RMSNorm"
-
-
-def _eps(spec: NormSpec) -> str:
-    if spec.eps is None:
-        return "machine eps"
-    if spec.eps == 0:
-        return "no eps"
-    digits, _, power = f"{spec.eps:g}".partition("e")
-    value = f"{digits}e{int(power)}" if power else digits
-    return f"eps {value}" + ("" if spec.eps_placement == "inside" else f" {spec.eps_placement}")
+    if spec.divisor.is_unit:
+        return "centred L2 norm" if is_centred else "L2 norm"
+    if spec.rows.are_samples or spec.rows.groups > 1:
+        return "GroupNorm" if is_centred else "group RMSNorm"
+    return "LayerNorm" if is_centred else "RMSNorm"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
 
 from normkit import reference
-from normkit.identification.passport import CONVENTIONS, Passport
+from normkit.conventions.eps import eps_in
+from normkit.identification.passport import CONVENTIONS, Passport, same_eps, words_of
 from normkit.spec import NormSpec
 from normkit.testing import agreement
 from normkit.testing.agreement import Misfit
@@ -35,7 +35,7 @@ def of_formula(subject: Subject, norm: NormUnderTest, seen: Misfit) -> tuple[tup
             if differing and _explains(subject, passport, found, norm):
                 return tuple(_named(reading, norm.spec, found, seen.confirm) for reading in differing), found
     if _is_rescaled(norm):
-        eps = _eps_in_words(norm.spec)
+        eps = _in_words("eps", norm.spec)
         found_words = f"{eps}, after the row is divided by its largest magnitude"
         return (Violation(check="eps", expected=eps, found=found_words, confirm=seen.confirm),), None
     return (_unnamed(norm, seen, passport),), None
@@ -54,7 +54,7 @@ def of_rounding(subject: Subject, norm: NormUnderTest, seen: str) -> tuple[tuple
         if differing and _rounds_so(subject.in_dtype(found, norm.dtype, parameter_dtype)):
             return tuple(_named(reading, norm.spec, found, confirm, norm.words) for reading in differing), found
     misfit = agreement.misfit(norm)
-    check, expected = "casts", f"{casts_in_words(norm.spec)}, bit for bit but for near-ties"
+    check, expected = "casts", f"{norm.spec.casts.words}, bit for bit but for near-ties"
     if misfit is not None and misfit.at == "small":
         check, expected = "formula", str(norm.spec)
     unnamed = Violation(check=check, expected=expected, found=f"{seen} ({norm.words})", confirm=confirm)
@@ -78,20 +78,6 @@ def _rounds_so(norm: NormUnderTest) -> bool:
         return False
 
 
-def casts_in_words(spec: NormSpec) -> str:
-    """Where a spec rounds to 16 bits."""
-    words = {
-        "early": "rounded before the gain",
-        "late": "rounded once, at the end",
-        "weight": "rounded to the weight's dtype before the gain",
-        "input": "rounded before the gain, gain and bias rounded too",
-        "none": "rounded at every step",
-    }[spec.cast]
-    if spec.round_rstd:
-        words += ", 1/s rounded as well"
-    return words if spec.statistics_dtype == "float32" else f"{words}, statistics in the input's dtype"
-
-
 def _with(spec: NormSpec, passport: Passport, readings: tuple[str, ...]) -> NormSpec:
     """The spec with what the passport knows of these readings."""
     assert passport.spec is not None
@@ -101,20 +87,10 @@ def _with(spec: NormSpec, passport: Passport, readings: tuple[str, ...]) -> Norm
 
 def _in_the_words_of(spec: NormSpec, found: NormSpec, n: int) -> NormSpec:
     """What was found with the divisor of the spec, and the eps that is the same one there."""
-    eps = reference.machine_eps(torch.empty(0), found)
-    ratio = _divisor(found, n) / _divisor(spec, n)
-    eps = eps * (ratio if found.eps_placement == "inside" else math.sqrt(ratio))
-    return found.replace(
-        correction=spec.correction,
-        reduction=spec.reduction,
-        multiplier=spec.multiplier,
-        # The digits that it is measured to.
-        eps=float(f"{eps:.6g}"),
-    )
-
-
-def _divisor(spec: NormSpec, n: int) -> int:
-    return 1 if spec.reduction == "sum" else n - spec.correction
+    ratio = found.divisor.count(n) / spec.divisor.count(n)
+    eps = found.placement.rescaled_square(eps_in("float32", found.eps), ratio)
+    # The digits that it is measured to.
+    return found.replace(**spec.divisor.conventions(), eps=float(f"{eps:.6g}"))
 
 
 def _explains(subject: Subject, passport: Passport, found: NormSpec, norm: NormUnderTest) -> bool:
@@ -125,17 +101,15 @@ def _explains(subject: Subject, passport: Passport, found: NormSpec, norm: NormU
 
 def _differs(spec: NormSpec, found: NormSpec, reading: str) -> bool:
     if reading == "eps":
-        one, other = (reference.machine_eps(torch.empty(0), each) for each in (spec, found))
-        same = math.isclose(one, other, rel_tol=1e-5)
-        return not same or (one != 0 and spec.eps_placement != found.eps_placement)
+        return not same_eps(spec, found, 1e-5)
     return any(getattr(spec, name) != getattr(found, name) for name in CONVENTIONS[reading])
 
 
 def _named(reading: str, spec: NormSpec, found: NormSpec, confirm: str, dtype: str = "") -> Violation:
     check = reading
-    if reading == "casts" and spec.statistics_dtype != found.statistics_dtype:
+    if reading == "casts" and spec.casts.statistics != found.casts.statistics:
         check = "statistics dtype"
-    if reading == "gain" and found.has_weight and spec.has_weight and spec.weight_offset != found.weight_offset:
+    if reading == "gain" and found.has_weight and spec.has_weight and spec.gain.offset != found.gain.offset:
         check = "offset"
     return Violation(
         check=check,
@@ -147,38 +121,16 @@ def _named(reading: str, spec: NormSpec, found: NormSpec, confirm: str, dtype: s
 
 def _in_words(check: str, spec: NormSpec) -> str:
     match check:
-        case "rows":
-            axes = "all axes but the first" if spec.axes == "all_but_batch" else f"axes {spec.axes}"
-            return f"{axes}, {spec.groups} groups" if spec.groups > 1 else axes
-        case "centring":
-            over = "the standard deviation" if spec.centre_statistics else "the root mean square"
-            return f"{'x - mean(x)' if spec.centre_numerator else 'x'} over {over}"
-        case "divisor":
-            return _divisor_in_words(spec)
-        case "eps":
-            return _eps_in_words(spec)
-        case "gain":
-            return f"a gain {spec.weight_placement} normalizing" if spec.has_weight else "no gain"
-        case "offset":
-            return f"a gain of {spec.weight_offset:g} + weight" if spec.weight_offset else "a gain of weight"
-        case "bias":
-            return "a bias" if spec.has_bias else "no bias"
-        case "offset dtype":
-            return f"the offset added in {'float32' if spec.offset_dtype == 'float32' else 'the dtype of the weight'}"
+        case "casts":
+            return ", ".join(spec.casts.roundings)
         case "statistics dtype":
-            return f"mean and scale in {'float32' if spec.statistics_dtype == 'float32' else 'the dtype of the input'}"
-    return casts_in_words(spec)
-
-
-def _divisor_in_words(spec: NormSpec) -> str:
-    words = "sum of squares" if spec.reduction == "sum" else f"sum of squares / {'(n - 1)' if spec.correction else 'n'}"
-    return words if spec.multiplier == "one" else f"{words}, the row times sqrt(n)"
-
-
-def _eps_in_words(spec: NormSpec) -> str:
-    eps = reference.machine_eps(torch.empty(0), spec)
-    where = {"inside": "inside the root", "outside": "outside the root", "clamp": "as a lower clamp"}
-    return f"{eps:g} {where[spec.eps_placement]}" if eps else "none"
+            return spec.casts.statistics_words
+        case "offset":
+            return spec.gain.words
+        case "eps":
+            return " ".join(spec.placement.parts(spec.eps))
+    subject = {"centring": "the mean ", "divisor": "the sum of squares ", "offset dtype": "the offset "}
+    return subject.get(check, "") + ", ".join(words_of(spec, check))
 
 
 def _is_rescaled(norm: NormUnderTest) -> bool:
@@ -192,7 +144,7 @@ def _is_rescaled(norm: NormUnderTest) -> bool:
 def _unnamed(norm: NormUnderTest, seen: Misfit, passport: Passport | None) -> Violation:
     """A misfit that no convention explains, with what there is to say."""
     if seen.at == "length":
-        expected, check = _eps_in_words(norm.spec), "eps"
+        expected, check = _in_words("eps", norm.spec), "eps"
     else:
         expected, check = str(norm.spec), "formula"
     found = seen.found

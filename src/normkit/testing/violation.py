@@ -13,7 +13,7 @@ CHECKS: dict[str, str] = {
     "formula": "what is wrong with the formula where none of the next six names it",
     "centring": "whether the mean is subtracted, and what divides: a standard deviation or a root mean square",
     "divisor": "the sum of squares over n, over n - 1, or as it is",
-    "eps": "its value, and whether it is inside the root, outside, or a lower clamp",
+    "eps": "its value, and whether it is inside the root, outside, or a lower bound",
     "gain": "whether there is one, and where it multiplies",
     "offset": "what is added to the stored gain",
     "bias": "whether there is one",

@@ -86,7 +86,7 @@ class RowCounter:
         return counting.Counted(
             enters_norm=True,
             is_centred=spec.centring.statistics,
-            eps_placement=spec.placement.code,
+            placement=spec.placement.code,
             divisor=float(spec.divisor.count(features)),
             unit=spec.placement.length(eps_in(x.dtype, spec.eps)),
             limit_99=spec.placement.ratio_at(0.99),

@@ -181,7 +181,7 @@ def test_unbiased_variance_by_intent_is_clean_and_its_absence_is_not(models, ins
     hit = UNBIASED.check(replace(facts, intent=replace(facts.intent, specs=unbiased)))
     assert "transformer.ln_f" not in hit.sites
     assert len(hit.sites) == len(facts.sites) - 1
-    assert "divides by n;" in hit.evidence[0]
+    assert "divided by n;" in hit.evidence[0]
 
 
 @pytest.mark.slow

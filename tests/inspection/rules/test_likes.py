@@ -58,8 +58,12 @@ def changed(models, **norms):
     ("norm", "rule", "words"),
     [
         (lambda n: nn.RMSNorm(n, eps=1.0), "A1", "eps is 1, the majority of the norms like it (3) says 0.01"),
-        (lambda n: nn.LayerNorm(n, eps=1e-2, bias=False), "A11", "the majority of the norms like it (3) says that it"),
-        (Summed, "A12", "it divides by the root of the sum of squares, the majority"),
+        (
+            lambda n: nn.LayerNorm(n, eps=1e-2, bias=False),
+            "A11",
+            "the norms like it (3) says not subtracted",
+        ),
+        (Summed, "A12", "the sum of squares is not divided (L2), the majority"),
         (GainTwice, "E5", "the gain acts as the square of weight: it is multiplied twice"),
         (Past, "C1", "changing the first position moves later outputs by"),
         (Twice, "E5", "the way it shortens small inputs fits no eps"),

@@ -163,12 +163,12 @@ class Half(Gain):
 @pytest.mark.parametrize(
     ("norm", "rule", "words"),
     [
-        (lambda n: nn.LayerNorm(n, eps=1e-6), "A11", "it subtracts the mean and divides by a standard deviation"),
-        (Std, "A11", "it keeps the mean and divides by a standard deviation"),
+        (lambda n: nn.LayerNorm(n, eps=1e-6), "A11", "the mean is subtracted, the config says not subtracted"),
+        (Std, "A11", "the mean is subtracted for the statistics only"),
         (
             Unscaled,
             "A12",
-            "it divides by the root of the sum of squares, the config says that it divides by",
+            "the sum of squares is not divided (L2), the config says divided by n:",
         ),
         (Unweighted, "B11", "no gain acts on its output"),
         (Half, "E5", "its statistics leave features out: 9 of 17 that were tried"),

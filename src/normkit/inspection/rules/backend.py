@@ -12,7 +12,7 @@ from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.axes import over_time
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.meant import compared, is_open, undecided
+from normkit.inspection.rules.meant import compared, fields_of, is_open, undecided
 from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, evidence_lines
 from normkit.inspection.rules.scale import HALF, HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
@@ -26,24 +26,10 @@ _NO_SUM = 1.0
 # What rules of the formula and of the axes name.
 _TOLD = {"degree", "rescaled eps", "coupled axes"}
 
-_FOLLOWED = {
-    "input": "its input's",
-    "promote": "the widest of input and parameters",
-    "weight": "the weight's",
-    "float32": "nothing and is float32",
-}
-_ORDERS = {
-    "early": "rounds the row before the gain",
-    "weight": "rounds the row before the gain, to the weight's dtype",
-    "input": "rounds the row before the gain, and gain and bias too",
-    "late": "rounds once, at the end",
-    "none": "rounds at every step",
-}
-
 
 def _cast_order(facts: Facts) -> Outcome:
     """Another order of rounding than that of the config's class, or of the baseline."""
-    found = compared(facts, ("cast", "round_rstd", "statistics_dtype"), _casts, "with another order of casts")
+    found = compared(facts, (*fields_of("E1"), *fields_of("E2")), _casts, "with another order of casts")
     if isinstance(found, Hit) and found.severity == "note":
         return dataclasses.replace(found, measured=f"{found.measured}, which shows in 16 bits only")
     return found
@@ -58,25 +44,11 @@ def _casts(site: Site, wanted: NormSpec, facts: Facts) -> Case | None:
     if wanted.statistics_dtype == "float32" != spec.statistics_dtype:
         return None
     is_mixed = passport.weight is not None and dtype_name(passport.weight.dtype) != site.dtype
-    if _order(spec, is_mixed) == _order(wanted, is_mixed):
+    if spec.casts.order(has_wide_weight=is_mixed) == wanted.casts.order(has_wide_weight=is_mixed):
         return None
     severity: Severity = "warning" if site.dtype in HALF else "note"
-    line = f"{site.path}: it {_in_words(spec)}; the one that is meant {_in_words(wanted)}"
+    line = f"{site.path}: {spec.casts.words}; {facts.source_at(site.path)} says {wanted.casts.words}"
     return Case(site.path, severity, 0.0, line)
-
-
-def _order(spec: NormSpec, is_mixed: bool) -> tuple[str, bool, str]:
-    """What decides the bits; the weight's dtype and the input's are one unless they differ here."""
-    cast = "early" if spec.cast in ("weight", "input") and not is_mixed else spec.cast
-    return cast, spec.round_rstd, spec.statistics_dtype
-
-
-def _in_words(spec: NormSpec) -> str:
-    words = _ORDERS[spec.cast] + (" and rounds 1 / s" if spec.round_rstd else "")
-    # A program without casts says so already.
-    return words + (
-        ", with statistics in the input's dtype" if spec.statistics_dtype == "input" and spec.cast != "none" else ""
-    )
 
 
 def _off_its_formula(facts: Facts) -> Outcome:
@@ -192,12 +164,12 @@ def _dtype_changes(facts: Facts) -> Outcome:
             line = f"{site.path}: {site.dtype} enters, {site.output_dtype} leaves, {meant} is expected"
             cases.append(Case(site.path, "note" if intended is None else "warning", 1.0, line))
         elif _follows_another(site, facts):
-            line = f"{site.path}: the dtype of its output follows {_FOLLOWED[site.spec.output_dtype]}, "
-            line += f"{facts.source_at(site.path)} says {_FOLLOWED[intended.output_dtype] if intended else ''}"
+            line = f"{site.path}: its output is {site.spec.casts.output_words}, {facts.source_at(site.path)} says "
+            line += intended.casts.output_words if intended else ""
             cases.append(Case(site.path, "note", 0.0, f"{line}: it shows where the two differ"))
     changes = any(case.effect for case in cases)
     where = "the dtype changes at" if changes else "the dtype would change, beside a gain of another dtype, at"
-    return hit(cases, f"{where} {counted(len(cases), 'norm')}") or undecided(facts, ("output_dtype",))
+    return hit(cases, f"{where} {counted(len(cases), 'norm')}") or undecided(facts, fields_of("E6"))
 
 
 def _meant_dtype(site: Site, intended: NormSpec, facts: Facts) -> str:
@@ -208,24 +180,18 @@ def _meant_dtype(site: Site, intended: NormSpec, facts: Facts) -> str:
         if passport is None
         else next((part for part in (passport.weight, passport.bias) if part is not None), None)
     )
-    if intended.output_dtype == site.spec.output_dtype:
+    if intended.casts.output == site.spec.casts.output:
         return site.output_dtype
-    if intended.output_dtype == "float32":
-        return "float64" if site.dtype == "float64" else "float32"
-    if intended.output_dtype == "input" or held is None:
-        return site.dtype
-    if intended.output_dtype == "weight":
-        return dtype_name(held.dtype)
-    return dtype_name(torch.promote_types(held.dtype, getattr(torch, site.dtype)))
+    return str(intended.casts.output_dtype(getattr(torch, site.dtype), held, None)).removeprefix("torch.")
 
 
 def _follows_another(site: Site, facts: Facts) -> bool:
     """The spec says so, of a norm with something whose dtype its output could follow."""
     intended = facts.intended(site)
-    if intended is None or is_open(site, facts, ("output_dtype",)):
+    if intended is None or is_open(site, facts, fields_of("E6")):
         return False
     has_parameters = site.spec.has_weight or site.spec.has_bias
-    return has_parameters and intended.output_dtype != site.spec.output_dtype
+    return has_parameters and intended.casts.output != site.spec.casts.output
 
 
 def _patched(facts: Facts) -> Outcome:

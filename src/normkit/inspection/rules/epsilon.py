@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from normkit.conventions.eps import EPS, eps_in
+from normkit.conventions.eps import EPS, PLACEMENTS, eps_in
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.meant import is_open, undecided
+from normkit.inspection.rules.meant import fields_of, is_open, undecided
 from normkit.inspection.rules.rule import Facts, Outcome, Rule, worst
 from normkit.inspection.rules.scale import (
     HARMFUL,
@@ -25,7 +25,7 @@ from normkit.text import counted, percent
 _LOST = 2.0**-25
 _COARSE = (EPS["bfloat16"], EPS["float16"])
 _FELT = 0.01
-_EPS = ("eps",)
+_EPS = fields_of("A1")
 
 
 def _clamp_or_none(facts: Facts) -> Outcome:
@@ -156,7 +156,7 @@ RULES = (
         ),
         remedy=(
             "add eps under the root: x * rsqrt(v + eps)",
-            "if the weights were trained this way, keep it and say so: nk.NormSpec(eps_placement='clamp')",
+            f"if the weights were trained this way, keep it and say so: nk.NormSpec({PLACEMENTS['clamp'].argument})",
         ),
         confirm="nk.identify(module, shape).readings['eps'], and its output for a row of zeros",
         check=_clamp_or_none,

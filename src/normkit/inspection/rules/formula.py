@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from normkit.conventions.eps import eps_in
+from normkit.conventions.eps import PLACEMENTS, eps_in
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.meant import is_open, undecided
+from normkit.inspection.rules.meant import fields_of, is_open, undecided
 from normkit.inspection.rules.rule import Facts, NotChecked, Outcome, Rule, worst
 from normkit.inspection.rules.scale import (
     HARMFUL,
@@ -25,7 +25,6 @@ from normkit.text import counted, percent
 # Two eps closer than this are one number seen through the rounding of float32, in which norms are identified.
 _SAME_EPS = 1e-3
 _SHORT_ROWS, _DOMINATED = 0.01, 0.5
-_DIVISOR = ("correction",)
 
 
 def _wrong_eps(facts: Facts) -> Outcome:
@@ -95,7 +94,7 @@ def _eps_elsewhere(facts: Facts) -> Outcome:
         placement = USUAL_PLACEMENT if intended is None else intended.placement
         # A lower bound in place of an eps that is added is another rule's.
         own = site.spec.placement
-        if own is placement or not own.shortens_every_row or eps == 0 or is_open(site, facts, ("eps_placement",)):
+        if own is placement or not own.shortens_every_row or eps == 0 or is_open(site, facts, fields_of("A2")):
             continue
         usual = site.spec.replace(**USUAL_PLACEMENT.conventions(site.spec.eps))
         if (ratios := ratios_at(site, usual if intended is None else as_divided(intended, site))) is None:
@@ -105,9 +104,9 @@ def _eps_elsewhere(facts: Facts) -> Outcome:
         line += f", {facts.source_at(site.path)} says {placement.words}" if placement is not USUAL_PLACEMENT else ""
         line += f"; {in_words(site, ratios)}"
         cases.append(Case(site.path, worst((severity_of(effect), "warning")), effect, line))
-    outside = all(site.spec.eps_placement == "outside" for site in facts.sites if site.path in {c.path for c in cases})
+    outside = all(site.spec.placement.name == "outside" for site in facts.sites if site.path in {c.path for c in cases})
     where = "eps outside the root" if outside else "eps at another place than meant"
-    return hit(cases, f"{where} at {counted(len(cases), 'norm')}") or undecided(facts, ("eps_placement",))
+    return hit(cases, f"{where} at {counted(len(cases), 'norm')}") or undecided(facts, fields_of("A2"))
 
 
 def _unbiased_variance(facts: Facts) -> Outcome:
@@ -115,16 +114,16 @@ def _unbiased_variance(facts: Facts) -> Outcome:
     cases = []
     for site in facts.sites:
         intended, n = facts.intended(site), site.input.features
-        wanted = 0 if intended is None else intended.correction
-        if site.spec.correction == wanted or site.spec.reduction == "sum" or n < 2 or is_open(site, facts, _DIVISOR):
+        own, meant = site.spec.divisor, 0 if intended is None else intended.divisor.correction
+        if own.correction == meant or own.is_sum or n < 2 or is_open(site, facts, fields_of("A4")):
             continue
         effect = math.sqrt(n / (n - 1)) - 1.0
-        divisor = "n - 1" if site.spec.correction else "n"
-        line = (
-            f"{site.path}: the variance divides by {divisor}; for n = {n} the output's length is {percent(effect)} off"
-        )
+        line = f"{site.path}: the sum of squares is {own.words}; "
+        line += f"for n = {n} the output's length is {percent(effect)} off"
         cases.append(Case(site.path, worst((severity_of(effect), "warning")), effect, line))
-    return hit(cases, f"another divisor of the variance at {counted(len(cases), 'norm')}") or undecided(facts, _DIVISOR)
+    return hit(cases, f"another divisor of the variance at {counted(len(cases), 'norm')}") or undecided(
+        facts, fields_of("A4")
+    )
 
 
 RULES = (
@@ -169,9 +168,9 @@ RULES = (
         ),
         remedy=(
             "move eps under the root: x * rsqrt(v + eps)",
-            "if the weights were trained this way, keep it and say so: nk.NormSpec(eps_placement='outside')",
+            f"if the weights were trained this way, keep it and say so: nk.NormSpec({PLACEMENTS['outside'].argument})",
         ),
-        confirm="nk.identify(module, shape).spec.eps_placement",
+        confirm=f"nk.identify(module, shape).spec.{fields_of('A2')[0]}",
         check=_eps_elsewhere,
         follows=("A11", "A12"),
     ),

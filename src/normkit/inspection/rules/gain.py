@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from normkit.conventions.gain import Gain
 from normkit.inspection.result import Severity, Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.meant import is_open, undecided
+from normkit.inspection.rules.meant import fields_of, is_open, undecided
 from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, evidence_lines
 from normkit.text import counted, dtype_name, percent
 
@@ -25,7 +26,7 @@ _NEAR_ONE = (0.5, 1.5)
 # 67 to 100 % have it below 1, with 1 added at most 2 %.
 _REACHING, _CROSSED, _CROSSING, _FEWEST = 0.1, 0.05, 0.3, 6
 # Beyond the rounding of float32: an offset that was added there changes no more.
-_OFFSET = ("offset_dtype",)
+_OFFSET = fields_of("B3")
 _ROUNDING, _SMALLEST = 2.0**-20, 1e-30
 
 
@@ -35,7 +36,7 @@ class _Gain:
 
     site: Site
     gain: Spectrum
-    intended: float
+    meant: Gain
     source: str
     initial: float
 
@@ -47,7 +48,7 @@ class _Gain:
     @property
     def excess(self) -> float:
         """What the code adds to the weight beyond the intended."""
-        return self.site.spec.gain.offset - self.intended
+        return self.site.spec.gain.offset - self.meant.offset
 
     @property
     def seen(self) -> str:
@@ -58,7 +59,7 @@ class _Gain:
 def _gains(facts: Facts) -> list[_Gain]:
     """The sites where the intended offset is known, and so is what the gain is made of."""
     return [
-        _Gain(site, site.gain, intended.gain.offset, facts.source_at(site.path), facts.initial_gain(site.path))
+        _Gain(site, site.gain, intended.gain, facts.source_at(site.path), facts.initial_gain(site.path))
         for site in facts.sites
         if site.gain is not None
         and (intended := facts.intended(site)) is not None
@@ -75,8 +76,8 @@ def _offset_missed(facts: Facts) -> Outcome:
     if missed:
         near_one = [gain for gain in missed if _NEAR_ONE[0] <= _median(gain.gain) <= _NEAR_ONE[1]]
         lines = [
-            f"{gain.site.path}: the gain is {_sum(gain.site.spec.gain.offset)}, {gain.source} says "
-            f"{_sum(gain.intended)}; {gain.seen}"
+            f"{gain.site.path}: the gain is {gain.site.spec.gain.words}, {gain.source} says "
+            f"{gain.meant.words}; {gain.seen}"
             for gain in missed
         ]
         measured = f"{counted(len(missed), 'norm')} without the offset that is meant"
@@ -85,7 +86,7 @@ def _offset_missed(facts: Facts) -> Outcome:
         return _hit(missed, "error", measured, lines)
     if not facts.is_intent_known:
         return NO_INTENT
-    plain = [gain for gain in gains if gain.intended == 0 and abs(gain.excess) < _GAP]
+    plain = [gain for gain in gains if gain.meant.offset == 0 and abs(gain.excess) < _GAP]
     scattered = [gain for gain in plain if _scatters_around_zero(gain)]
     if not scattered or len(scattered) < MOST_SITES * len(plain):
         below = [group for group in _offset_groups(gains) if _share(group, _is_below) >= _CROSSING]
@@ -103,15 +104,15 @@ def _offset_doubled(facts: Facts) -> Outcome:
     extra = [gain for gain in gains if gain.excess > _GAP and not gain.is_initial]
     if extra:
         lines = [
-            f"{gain.site.path}: the gain is {_sum(gain.site.spec.gain.offset)}, {gain.source} says "
-            f"{_sum(gain.intended)}; {gain.seen}"
+            f"{gain.site.path}: the gain is {gain.site.spec.gain.words}, {gain.source} says "
+            f"{gain.meant.words}; {gain.seen}"
             for gain in extra
         ]
         measured = f"{counted(len(extra), 'norm')} with a larger offset than is meant"
         return _hit(extra, "error", measured, lines)
     if not facts.is_intent_known:
         return NO_INTENT
-    offset = [gain for gain in gains if gain.intended == 1 and abs(gain.excess) < _GAP]
+    offset = [gain for gain in gains if gain.meant.offset == 1 and abs(gain.excess) < _GAP]
     doubled = [gain for gain in offset if _is_doubled(gain) and not gain.is_initial]
     if not doubled or len(doubled) < MOST_SITES * len(offset):
         above = [group for group in _offset_groups(gains) if 1.0 - _share(group, _is_above) <= _REACHING]
@@ -131,7 +132,7 @@ def _offset_doubled(facts: Facts) -> Outcome:
 def _offset_groups(gains: list[_Gain]) -> list[list[_Gain]]:
     """The trained gains of a 1 + weight family that is computed as such: those of queries and keys, and the others."""
     # Some families start at 2: what their training leaves was not looked at.
-    known = [gain for gain in gains if gain.intended == gain.initial == 1 and abs(gain.excess) < _GAP]
+    known = [gain for gain in gains if gain.meant.offset == gain.initial == 1 and abs(gain.excess) < _GAP]
     offset = [gain for gain in known if _varies(gain.gain)]
     groups = [[gain for gain in offset if (gain.site.role == "query-key") is wanted] for wanted in (True, False)]
     return [group for group in groups if len(group) >= _FEWEST]
@@ -174,11 +175,6 @@ def _shifted(groups: list[list[_Gain]], words: str, holds: Callable[[_Gain], boo
 def _hit(gains: list[_Gain], severity: Severity, measured: str, lines: list[str]) -> Hit:
     sites = tuple(gain.site.path for gain in gains)
     return Hit(severity=severity, sites=sites, measured=measured, evidence=evidence_lines(lines))
-
-
-def _sum(offset: float) -> str:
-    """What a gain is, in words."""
-    return f"{offset:g} + weight" if offset else "the weight"
 
 
 def _median(gain: Spectrum) -> float:
@@ -267,7 +263,7 @@ RULES = (
             "add 1 to the weight where the norm is computed, in float32",
             "or add 1 to the stored weights once, while converting, and nowhere else",
         ),
-        confirm="nk.identify(module, shape).spec.weight_offset; the mean of the stored weights",
+        confirm=f"nk.identify(module, shape).spec.{fields_of('B1')[0]}; the mean of the stored weights",
         check=_offset_missed,
     ),
     Rule(
@@ -289,7 +285,7 @@ RULES = (
             "subtract 1 from the stored weights, or use the family's plain form",
             "make the converter record that it has run, so that it cannot run twice",
         ),
-        confirm="nk.identify(module, shape).spec.weight_offset; the mean of the stored weights",
+        confirm=f"nk.identify(module, shape).spec.{fields_of('B1')[0]}; the mean of the stored weights",
         check=_offset_doubled,
     ),
     Rule(
@@ -306,7 +302,7 @@ RULES = (
             "0.4 % of every gain is lost, differently for each feature. Storing the gain less 1 was meant to keep them."
         ),
         remedy=("add the 1 in float32: 1.0 + weight.float()",),
-        confirm="nk.identify(module, shape).spec.offset_dtype",
+        confirm=f"nk.identify(module, shape).spec.{_OFFSET[0]}",
         check=_offset_in_16_bit,
     ),
 )

@@ -17,34 +17,37 @@ from normkit.inspection.rules.scale import HARMFUL, ROUNDING, severity_of
 from normkit.spec import NormSpec
 from normkit.text import counted, percent
 
+_RULES_OF: dict[str, tuple[str, ...]] = {
+    "rows": ("C1", "C1"),
+    "centring": ("A11", "A11"),
+    "divisor": ("A4", "A12", "A12"),
+    "eps": ("A1", "A2"),
+    "gain": ("B11", "B1", "B13"),
+    "bias": ("B12",),
+    "offset dtype": ("B3",),
+    "casts": ("E2", "E1", "E1"),
+    "output dtype": ("E6",),
+}
+"""The rules that compare the fields of `CONVENTIONS`, in the order in which they are there."""
+
 RULE_OF: Mapping[str, str] = MappingProxyType(
     {
-        "centre_numerator": "A11",
-        "centre_statistics": "A11",
-        "eps": "A1",
-        "eps_placement": "A2",
-        "correction": "A4",
-        "reduction": "A12",
-        "multiplier": "A12",
-        "axes": "C1",
-        "groups": "C1",
-        "has_weight": "B11",
-        "has_bias": "B12",
-        "weight_offset": "B1",
-        "offset_dtype": "B3",
-        "weight_placement": "B13",
-        "statistics_dtype": "E2",
-        "round_rstd": "E1",
-        "cast": "E1",
-        "output_dtype": "E6",
+        field: rule
+        for reading, fields in CONVENTIONS.items()
+        for field, rule in zip(fields, _RULES_OF[reading], strict=True)
     }
 )
-"""The rule that compares each field; those of weight_offset are B1 and B2, those of eps_placement A2 and A3."""
+"""The rule that compares each field. B2 compares the offset as B1 does, A3 the place of eps as A2 does."""
 
 _READING_OF = {field: reading for reading, fields in CONVENTIONS.items() for field in fields}
 
 Judge = Callable[[Site, NormSpec, Facts], Case | None]
 """What a difference at a site means, beside the spec that is meant there; None where it is none."""
+
+
+def fields_of(rule: str) -> tuple[str, ...]:
+    """The fields of `NormSpec` that a rule compares."""
+    return tuple(field for field, name in RULE_OF.items() if name == rule)
 
 
 def compared(facts: Facts, fields: tuple[str, ...], judge: Judge, words: str) -> Outcome:
@@ -106,7 +109,7 @@ def undecided(facts: Facts, fields: tuple[str, ...]) -> NotChecked | None:
 
 def _otherwise_centred(facts: Facts) -> Outcome:
     """A LayerNorm where an RMSNorm is meant, the reverse, and the two halves of each."""
-    return compared(facts, ("centre_numerator", "centre_statistics"), _centring, "centred otherwise than meant")
+    return compared(facts, fields_of("A11"), _centring, "centred otherwise than meant")
 
 
 def _centring(site: Site, meant: NormSpec, facts: Facts) -> Case:
@@ -114,21 +117,17 @@ def _centring(site: Site, meant: NormSpec, facts: Facts) -> Case:
     share = site.input.mean_energy
     effect = math.sqrt(share) if share > 0 else 0.0
     if effect <= ROUNDING.get(site.dtype, 0.0) and not math.isnan(share):
-        line = f"{site.path}: it {_centred(site.spec)}; what enters has no mean, so that both formulas agree"
+        line = f"{site.path}: the mean is {site.spec.centring.words}; what enters has none, so both formulas agree"
         return Case(site.path, "note", effect, line)
-    line = f"{site.path}: it {_centred(site.spec)}, {facts.source_at(site.path)} says that it {_centred(meant)}"
+    line = f"{site.path}: the mean is {site.spec.centring.words}, {facts.source_at(site.path)} says "
+    line += meant.centring.words
     line += f"; the mean is {percent(effect)} of the length of the rows that enter"
     return Case(site.path, worst((severity_of(effect), "warning")), effect, line)
 
 
-def _centred(spec: NormSpec) -> str:
-    divides = "a standard deviation" if spec.centre_statistics else "a root mean square"
-    return f"{'subtracts the mean' if spec.centre_numerator else 'keeps the mean'} and divides by {divides}"
-
-
 def _otherwise_long(facts: Facts) -> Outcome:
     """An L2 norm in place of a root mean square, or the reverse: sqrt(n) is missing or there twice."""
-    return compared(facts, ("reduction", "multiplier"), _length, "with rows of another length than meant")
+    return compared(facts, fields_of("A12"), _length, "with rows of another length than meant")
 
 
 def _length(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
@@ -137,21 +136,14 @@ def _length(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
     if mine == wanted:
         return None
     ratio = mine / wanted
-    line = f"{site.path}: it {_divides(site.spec)}, {facts.source_at(site.path)} says that it {_divides(meant)}: the "
-    line += f"output is {ratio:.3g} times as long (n = {n})"
+    line = f"{site.path}: the sum of squares is {site.spec.divisor.words}, {facts.source_at(site.path)} says "
+    line += f"{meant.divisor.words}: the output is {ratio:.3g} times as long (n = {n})"
     return Case(site.path, "error", abs(math.log(ratio)), line)
-
-
-def _divides(spec: NormSpec) -> str:
-    what = "variance" if spec.centre_statistics else "mean square"
-    of_sum = "sum of squared deviations" if spec.centre_statistics else "sum of squares"
-    words = f"divides by the root of the {of_sum if spec.reduction == 'sum' else what}"
-    return f"{words} and multiplies by sqrt(n)" if spec.multiplier == "sqrt_n" else words
 
 
 def _gain_presence(facts: Facts) -> Outcome:
     """A gain that is never applied, or one too many."""
-    return compared(facts, ("has_weight",), _gain, "with or without a gain, against what is meant")
+    return compared(facts, fields_of("B11"), _gain, "with or without a gain, against what is meant")
 
 
 def _gain(site: Site, meant: NormSpec, facts: Facts) -> Case:
@@ -161,7 +153,7 @@ def _gain(site: Site, meant: NormSpec, facts: Facts) -> Case:
 
 def _bias_presence(facts: Facts) -> Outcome:
     """A bias that was dropped, or one too many."""
-    return compared(facts, ("has_bias",), _bias, "with or without a bias, against what is meant")
+    return compared(facts, fields_of("B12"), _bias, "with or without a bias, against what is meant")
 
 
 def _bias(site: Site, meant: NormSpec, facts: Facts) -> Case:
@@ -182,7 +174,7 @@ def _presence(
 
 def _gain_placement(facts: Facts) -> Outcome:
     """A gain in front of the division, where one behind it is meant, or the reverse."""
-    return compared(facts, ("weight_placement",), _placement, "with the gain on the other side of the division")
+    return compared(facts, fields_of("B13"), _placement, "with the gain on the other side of the division")
 
 
 def _placement(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
@@ -190,8 +182,8 @@ def _placement(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
         return None
     # A gain of one number cancels in front of the division, and multiplies behind it.
     severity: Severity = "warning" if site.gain is not None and site.gain.at_initialisation else "error"
-    line = f"{site.path}: the gain multiplies {site.spec.weight_placement} the row is normalized, "
-    line += f"{facts.source_at(site.path)} says {meant.weight_placement}"
+    line = f"{site.path}: the gain multiplies {site.spec.gain.placement} the row is normalized, "
+    line += f"{facts.source_at(site.path)} says {meant.gain.placement}"
     return Case(site.path, severity, 1.0, line)
 
 
@@ -280,7 +272,7 @@ RULES = (
             "counts. Behind it, it multiplies what was normalized."
         ),
         remedy=("multiply by the gain where the checkpoint's own code does",),
-        confirm="nk.identify(module, shape).spec.weight_placement; double the weight and compare the outputs",
+        confirm=f"nk.identify(module, shape).spec.{fields_of('B13')[0]}; double the weight and compare the outputs",
         check=_gain_placement,
         follows=("B11",),
     ),
