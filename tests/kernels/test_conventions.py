@@ -57,7 +57,7 @@ def test_the_sample_holds_every_pair_of_conventions():
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_computes_a_preset(name, dtype):
+def test_the_implementation_of_each_preset(name, dtype):
     """The table above holds, and the public function does what it says, forward and backward."""
     spec, dtype = PRESETS[name], DTYPES[dtype]
     reason = NEVER.get(name) or (IN_16_BITS if name in NOT_IN_16_BITS and dtype in HALF else None)
@@ -74,7 +74,7 @@ def test_what_computes_a_preset(name, dtype):
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
-def test_what_computes_torchs_norms(name, pair):
+def test_the_implementation_of_torchs_norms(name, pair):
     """The kernels, whatever the dtypes, but for a float64 parameter of a narrower input."""
     dtype, parameter_dtype = (DTYPES[part] for part in pair)
     x, weight = torch.randn(3, 8, dtype=dtype, requires_grad=True), torch.ones(8, dtype=parameter_dtype)

@@ -145,7 +145,7 @@ print(reason or cpu.instructions(), wrong.item() < 1e-6)
 
 
 @pytest.mark.slow
-def test_off_computes_the_reference() -> None:
+def test_without_kernels_the_reference_computes() -> None:
     program = """
 import torch, normkit
 from normkit.kernels import cpu, signatures
@@ -253,7 +253,7 @@ ROW = torch.zeros(4, 4)
         (specs.TORCH_LAYER_NORM, ROW.int(), torch.ones(4), "torch.int32"),
     ],
 )
-def test_what_the_kernels_support(spec, x, weight, reason) -> None:
+def test_supported_norms(spec, x, weight, reason) -> None:
     assert cpu.supports(spec, x, weight, None) == reason
     # What is said of the gain holds for the bias.
     assert reason is None or "parameters" not in reason or cpu.supports(spec, x, None, weight) == reason

@@ -324,7 +324,7 @@ def test_the_short_way_is_that_of_plain_tensors(called, monkeypatch):
 
 
 @pytest.mark.parametrize("wide", [torch.float64, torch.float32])
-def test_what_the_short_way_refuses_is_computed_all_the_same(called, wide):
+def test_calls_that_the_short_way_refuses_are_computed_all_the_same(called, wide):
     # Parameters wider than the kernels' arithmetic, and those of another dtype than x.
     x, weight, bias = tensors(torch.bfloat16)
     given = weight.to(wide).requires_grad_(), bias.to(wide)

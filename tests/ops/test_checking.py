@@ -148,7 +148,7 @@ def test_both_ways_to_the_kernels_ask(monkeypatch, passes):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_an_operator_takes_is_turned_back_into_the_spec(name):
+def test_arguments_of_an_operator_are_turned_back_into_the_spec(name):
     found = plan(PRESETS[name])
     if found.unsupported is None:
         given = {"has_weight": PRESETS[name].has_weight, "has_bias": PRESETS[name].has_bias}

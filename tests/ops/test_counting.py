@@ -125,11 +125,11 @@ def test_threads_change_no_bit():
 def test_plain_torch_counts_alike(dtype: torch.dtype, enters_norm: bool):
     x = (torch.randn(3, 7, 64, dtype=torch.float64) * torch.logspace(-3, 3, 7)[:, None] + 0.3).to(dtype)
     x[1, 2], x[0, 3, 5] = 0, math.nan
-    tally = RowCounter(place=1, spec=LAYER, enters_norm=enters_norm)
+    counter = RowCounter(place=1, spec=LAYER, enters_norm=enters_norm)
     ours, plain = empty(), empty()
     assert counting.can_count(x, ours["rows"])
-    tally.add(ours, x, None)
-    tally._add_plainly(plain, x, x, None)
+    counter.add(ours, x, None)
+    counter._add_plainly(plain, x, x, None)
     # Plain torch counts in float32 what is not float64.
     assert_equal(ours, plain, 1e-5 if dtype != torch.float64 else 1e-12)
 
@@ -151,7 +151,7 @@ def test_one_element_that_is_not_finite_is_seen_wherever_it_is(dtype: torch.dtyp
             assert seen.isnan().tolist() == [[True, True], [False, False]]
 
 
-def test_what_the_kernels_cannot_count_is_left_to_torch(monkeypatch: pytest.MonkeyPatch):
+def test_rows_that_the_kernels_cannot_count_are_left_to_torch(monkeypatch: pytest.MonkeyPatch):
     table = empty()["rows"]
     monkeypatch.setattr(calls, "_kernels_missing", None)
     assert counting.can_count(torch.ones(2, 3), table)

@@ -70,7 +70,7 @@ def test_a_healthy_real_run():
     assert (found.pop(DATA), set(found.values())) == ("unknown", {"no"})
 
 
-def test_what_was_not_seen_is_unknown():
+def test_an_empty_run_leaves_every_answer_unknown():
     run = told(training(vocabulary=0), sites=())
     assert set(verdicts(run).values()) == {"unknown"}
 
@@ -260,7 +260,7 @@ def test_processes_come_before_all_else():
     assert [change.split("remedy of ")[1] for change in run.first_change] == ["E7", "A1", "F12"]
 
 
-def test_what_was_measured_stays():
+def test_answers_leave_the_measurements_as_they_were():
     run = healthy()
     filled = told(run)
     assert filled.series == run.series

@@ -172,7 +172,7 @@ def test_a_step_without_a_call_is_a_step():
 
 
 @pytest.mark.slow
-def test_what_fails_in_a_hook_is_a_remark(monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_in_a_hook_is_a_remark(monkeypatch: pytest.MonkeyPatch):
     def fails(*_: object) -> None:
         raise RuntimeError("no such kernel\nand more")
 
@@ -188,7 +188,7 @@ def test_what_fails_in_a_hook_is_a_remark(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-def test_what_fails_in_a_gradient_is_a_remark(monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_in_a_gradient_is_a_remark(monkeypatch: pytest.MonkeyPatch):
     def fails(*_: object) -> None:
         raise RuntimeError("no such kernel")
 

@@ -171,7 +171,7 @@ def test_inductor_counts_alike():
 @pytest.mark.parametrize(
     ("way", "kind"), [("whole", "not re-entrant"), ("blocks", "re-entrant"), ("blocks", "not re-entrant")]
 )
-def test_what_a_checkpoint_repeats_in_a_compiled_model_is_counted_once(way: str, kind: str):
+def test_repetitions_by_a_checkpoint_in_a_compiled_model_are_not_counted(way: str, kind: str):
     def build() -> nn.Module:
         # What stands before the forward of an attention notes that it runs: a compiler would not have that repeated.
         model = attentive() if way == "whole" else Small()
@@ -223,7 +223,7 @@ def test_blocks_compiled_too_early_are_told_of_in_one_line():
 
 
 @pytest.mark.slow
-def test_what_was_compiled_too_early_is_traced_again_where_a_forward_is_replaced():
+def test_a_model_compiled_too_early_is_traced_again_if_a_forward_is_replaced():
     """The watch stands before the forward of an attention, and a compiler looks whether that is the one it traced."""
     run, backend = Run(attentive), CompileCounterWithBackend("eager")
     call = torch.compile(run.model, backend=backend)

@@ -29,7 +29,7 @@ def test_a_failure_is_noted_once_a_place_and_tried_again():
     assert failures.run("b", lambda value: value, 3) == 3
 
 
-def test_what_fails_in_the_rehearsal_is_given_up():
+def test_a_place_that_fails_in_the_rehearsal_is_given_up():
     failures = Failures()
     failures.is_rehearsal = True
     failures.run("a", broken)

@@ -31,14 +31,14 @@ class Echo(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def gauged(model: nn.Module, *losses: Any) -> dict[str, float]:
+def recorded(model: nn.Module, *losses: Any) -> dict[str, float]:
     """`INPUTS` of what a step's losses are made of."""
-    gauge = InputRecorder(torch.device("cpu"), failures := Failures(), lambda: None)
-    gauge.install(model)
+    recorder = InputRecorder(torch.device("cpu"), failures := Failures(), lambda: None)
+    recorder.install(model)
     for loss in losses:
         loss().backward()
-    found = gauge.take()
-    gauge.remove()
+    found = recorder.take()
+    recorder.remove()
     assert not failures.by_place
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
@@ -58,7 +58,7 @@ def test_a_batch_of_tokens():
     model, x = Echo(), ids()
     mask = torch.ones_like(x)
     mask[0, 5:] = 0
-    found = gauged(model, lambda: model(ids=x, attention_mask=mask).sum())
+    found = recorded(model, lambda: model(ids=x, attention_mask=mask).sum())
     assert (found["calls"], found["ids"], found["tokens"], found["sampled"]) == (1, 1, 32, 36)
     assert found["distinct"] == len(x.unique())
     assert (found["low"], found["high"]) == (x.min(), x.max())
@@ -70,7 +70,7 @@ def test_a_batch_of_tokens():
 def test_how_labels_follow_from_the_input(by: int, name: str):
     torch.manual_seed(0)
     model, x = Echo(), ids(tokens=14)
-    found = gauged(model, lambda: entropy(model(x[:, 2:-2]), x[:, 2 + by : 12 + by]))
+    found = recorded(model, lambda: entropy(model(x[:, 2:-2]), x[:, 2 + by : 12 + by]))
     assert found["labels"] == 32
     whole = {"copied": "labels", "next": "nexts", "back": "backs", "then": "thens"}
     for kind, seen in whole.items():
@@ -86,7 +86,7 @@ def test_labels_that_the_model_shifts_itself_and_some_that_do_not_count():
     model, x = Echo(), ids()
     labels = x.clone()
     labels[1] = -100
-    found = gauged(model, lambda: model(x, labels=labels)["loss"])
+    found = recorded(model, lambda: model(x, labels=labels)["loss"])
     # Of 32 places of 36 the last ones, and those of the second row, have no label.
     assert found["next"] == found["nexts"] == found["labels"]
     assert 18 < found["labels"] <= 24
@@ -96,14 +96,14 @@ def test_a_sum_over_micro_batches_and_what_no_gradient_follows():
     torch.manual_seed(0)
     model, x = Echo(), ids()
     with torch.no_grad():
-        assert gauged(model)["calls"] == 0
+        assert recorded(model)["calls"] == 0
 
     def pair() -> Tensor:
         with torch.no_grad():
             model(ids(rows=99))
         return entropy(model(x[:2]), x[:2]) + entropy(model(x[2:]), x[2:])
 
-    found = gauged(model, pair)
+    found = recorded(model, pair)
     assert (found["calls"], found["tokens"], found["labels"]) == (2, 36, 36)
 
 
@@ -112,7 +112,7 @@ def test_the_digest_tells_batches_apart():
     model = Echo()
 
     def digest(x: Tensor) -> float:
-        return gauged(model, lambda: model(x).sum())["digest"]
+        return recorded(model, lambda: model(x).sum())["digest"]
 
     x = ids()
     assert digest(x) == digest(x.clone())
@@ -124,16 +124,16 @@ def test_the_digest_tells_batches_apart():
 def test_numbers_that_are_no_ids():
     model = nn.Linear(3, 2)
     x = torch.arange(24.0).reshape(8, 3)
-    found = gauged(model, lambda: model(x).sum())
+    found = recorded(model, lambda: model(x).sum())
     assert (found["ids"], found["tokens"], found["distinct"], found["low"], found["high"]) == (0, 8, 24, 0, 23)
     assert found["energy"] == pytest.approx(float(x.double().square().sum()))
     assert found["labels"] == 0
     x[3, 1] = math.nan
-    assert math.isnan(gauged(model, lambda: model(x).sum())["high"])
+    assert math.isnan(recorded(model, lambda: model(x).sum())["high"])
 
 
 def test_classes_have_labels_without_ids():
     torch.manual_seed(0)
     model, labels = nn.Linear(3, 5), torch.tensor([4, 1, 1, 4])
-    found = gauged(model, lambda: F.cross_entropy(model(torch.randn(4, 3)), labels))
+    found = recorded(model, lambda: F.cross_entropy(model(torch.randn(4, 3)), labels))
     assert (found["labels"], found["nexts"], found["lowest"], found["highest"]) == (4, 0, 1, 4)

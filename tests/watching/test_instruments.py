@@ -16,7 +16,7 @@ from small_training import Run, Transformer
 
 
 @pytest.mark.slow
-def test_off_the_sentinel_alone_looks():
+def test_only_the_sentinel_counts_in_unmeasured_steps():
     run = Run()
 
     def body(each: Run) -> None:

@@ -197,7 +197,7 @@ def test_a_training_that_raises_is_closed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_where_nan_began_is_said_at_its_step() -> None:
+def test_the_first_place_with_nan_is_told_in_its_step() -> None:
     network, said = Failing(), []
     network.gives = "NaN"
     callback = LightningWatch(every=2, say=said.append)
@@ -215,7 +215,7 @@ class WithoutForward(Task):
 
 
 @pytest.mark.slow
-def test_what_to_watch_is_named_where_it_cannot_be_known() -> None:
+def test_several_submodules_ask_for_the_one_to_watch() -> None:
     with pytest.raises(InputError, match=r"has no forward: name the submodule .* one of 'network', 'other'"):
         fitted(WithoutForward, LightningWatch())
     with pytest.raises(InputError, match="such as 'network', 'other'; got 'netwrk'"):

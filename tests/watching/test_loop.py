@@ -101,7 +101,7 @@ def test_gradients_that_are_not_cleared():
 
 
 @pytest.mark.parametrize(("maximize", "cosine"), [(True, 1.0), (False, -1.0)])
-def test_where_updates_go(maximize: bool, cosine: float):
+def test_the_direction_of_updates(maximize: bool, cosine: float):
     run = Run()
     run.optimizer = torch.optim.SGD(run.model.parameters(), lr=1e-3, maximize=maximize)
     training = run.go(steps=9).watch.inspection().training
@@ -109,7 +109,7 @@ def test_where_updates_go(maximize: bool, cosine: float):
 
 
 @pytest.mark.parametrize(("rate", "dtype", "rule"), [(0.0, torch.float32, "F25"), (1e-4, torch.bfloat16, "B8")])
-def test_what_does_not_move(rate: float, dtype: torch.dtype, rule: str):
+def test_updates_that_are_zero_or_rounded_away(rate: float, dtype: torch.dtype, rule: str):
     run = Run(lambda: Transformer().to(dtype), rate=rate)
     finding = next(each for each in run.go(steps=11, every=5).watch.inspection().findings if each.rule in ("F25", "B8"))
     assert finding.rule == rule

@@ -38,7 +38,7 @@ def test_a_process_that_does_not_report_keeps_remarks():
     assert (ours.remarks, said) == (["late"], [])
 
 
-def test_what_fails_is_remarked_and_goes_no_further():
+def test_a_failing_side_task_is_remarked_and_goes_no_further():
     ours, said = made()
 
     def fail(number: int) -> None:

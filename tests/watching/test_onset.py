@@ -55,7 +55,7 @@ def broken(**at):
         ({"a": 51, "loss": 51, "norm": 50}, "non-finite in the backward pass", 50, ""),
     ],
 )
-def test_what_is_not_finite_first(at, kind, step, path):
+def test_the_first_value_that_is_not_finite(at, kind, step, path):
     began = origin(training(*broken(**at)))
     assert (began.kind, began.step, began.path) == (kind, step, path)
 
@@ -86,7 +86,7 @@ def test_a_frozen_block_has_no_gradient_and_that_is_no_fault():
     assert origin(training(calm("loss"), series("activation gradient", [math.nan] * 60, "blocks.0"))) is None
 
 
-def test_what_rose_before_the_first_nan_is_its_cause():
+def test_a_rise_before_the_first_nan_is_its_cause():
     climbing = {f"at_{step}": 10.0 ** (step - 44) for step in range(45, 50)}
     run = training(*broken(a=50, loss=50), raised(calm("stream rms", "blocks.1"), **climbing))
     began = origin(run)
@@ -94,7 +94,7 @@ def test_what_rose_before_the_first_nan_is_its_cause():
     assert began.detail.endswith("the first value that is not finite came in step 50 at a")
 
 
-def test_what_rose_long_before_is_not():
+def test_a_rise_long_before_is_not():
     run = training(*broken(a=50), raised(calm("stream rms", "blocks.1"), at_17=50.0))
     assert origin(run).kind == "non-finite in the forward pass"
 
@@ -119,7 +119,7 @@ def test_the_update_that_moved_before_the_loss():
     assert began.detail.startswith("the update ratio rose from a usual 0.001 to 0.02 in step 48")
 
 
-def test_what_moved_in_the_step_of_the_spike_is_the_batch():
+def test_a_spike_of_everything_at_once_is_the_batch():
     run = training(
         raised(calm("loss"), at_50=5.0),
         raised(calm("logit bound", "attention"), at_50=50.0),

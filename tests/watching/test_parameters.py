@@ -85,12 +85,12 @@ def test_dtypes_and_gaps_keep_their_places():
     assert sums_of_squares([torch.full((2,), 1e100, dtype=torch.float64)], CPU).tolist() == pytest.approx([2e200])
 
 
-def test_without_tensors_there_is_nothing():
+def test_sums_of_no_tensors():
     assert sums_of_squares([], CPU).shape == (0,)
     assert sums_of_squares([None, None], CPU).tolist() == [-1.0, -1.0]
 
 
-def test_what_is_not_finite_stays_so():
+def test_values_that_are_not_finite_stay_so():
     assert not sums_of_squares([torch.tensor([1.0, float("nan")]), torch.tensor([float("-inf")])], CPU).isfinite().any()
 
 
@@ -110,7 +110,7 @@ def test_a_small_parameter_is_compared_whole():
         assert line == pytest.approx([squared(new.double() - old.double()), squared(old)], rel=1e-5)
 
 
-def test_what_no_optimizer_changed_is_told_apart():
+def test_changes_by_no_optimizer_are_told_apart():
     parameter, other = torch.ones(4), torch.full((9,), 2.0, dtype=torch.float64)
     sampler = UpdateSampler([parameter, other], CPU)
     sampler.begin()

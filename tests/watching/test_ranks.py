@@ -168,7 +168,7 @@ def test_processes_with_other_norms_are_watched_apart(runs: Runs) -> None:
 
 
 @pytest.mark.slow
-def test_what_breaks_in_another_process_is_found_in_the_first(runs: Runs) -> None:
+def test_a_break_in_another_process_is_found_in_the_first(runs: Runs) -> None:
     training = runs[0]["hole"].training
     assert (training.reason, training.reason_step) == ("non-finite values in the forward pass", 1)
     first = next(each for each in training.of("non-finite") if each.path == "blocks.1.between.inner" or 1 in each.steps)

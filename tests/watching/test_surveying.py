@@ -261,5 +261,5 @@ def frozen_before() -> nn.Module:
         *(with_a_bias, with_nan, frozen_before),
     ],
 )
-def test_where_no_weight_is_insensitive(build: Callable[[], nn.Module]):
+def test_models_without_an_insensitive_weight(build: Callable[[], nn.Module]):
     assert found(build()) == frozenset()

@@ -18,7 +18,7 @@ from normkit.watching.watcher import watch
 from small_training import Run
 
 
-def test_what_counted_nothing_is_not_known():
+def test_statistics_of_no_rows_are_not_known():
     tables = Tables([*row_tables(1), gradient_table(1)], torch.device("cpu"))
     reader = TableReader(step=0, tables=tables.unpacked(tables.packed()))
     rows = reader.rows(0, 8)

@@ -46,7 +46,7 @@ def test_a_packed_vector_is_a_copy_that_unpacks_to_the_tables():
         tables.part(vector, "no such table")
 
 
-def test_of_several_the_sums_are_added_and_the_largest_kept():
+def test_sums_of_several_vectors_are_added_and_the_largest_kept():
     vectors = []
     for value in (1.0, 2.0, -5.0):
         tables = made()

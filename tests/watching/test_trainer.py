@@ -237,7 +237,7 @@ def test_a_training_that_raises_is_closed_when_the_callback_is_gone(
     assert reasons == ["the training did not come to its end"]
 
 
-def test_where_nan_began_is_said_at_its_step(tmp_path: Path) -> None:
+def test_the_first_place_with_nan_is_told_in_its_step(tmp_path: Path) -> None:
     said: list[str] = []
     callback = WatchCallback(every=2, say=said.append)
     trained(tmp_path, callback, failing("NaN"))

@@ -151,7 +151,7 @@ def test_a_model_is_trained_the_same_with_a_watch(name: str):
 
 
 @pytest.mark.parametrize("kind", ["re-entrant", "not re-entrant"])
-def test_what_a_checkpoint_repeats_is_counted_once(kind: str):
+def test_repetitions_by_a_checkpoint_are_not_counted(kind: str):
     def build() -> nn.Module:
         model = Transformer()
         model.checkpointing = kind

@@ -1,7 +1,8 @@
-"""What can compute a spec fast; everything else computes `reference.py`.
+"""The fast kernels; `reference.py` computes everything that they do not support.
 
-support.py  which norms any of them computes
-cpu.py    the compiled library: found, loaded once, its instruction set chosen; which norms it can compute
-csrc/     its C++, built by setup.py: it only registers implementations of the operators that ops.py defines
-triton/   the same on a GPU
+signatures.py  the operators that they implement
+support.py     which norms any kernel computes
+cpu.py         the compiled library: found, loaded once, its instruction set chosen; which norms it can compute
+csrc/          its C++, built by setup.py: it registers implementations of the operators that ops/schemas.py defines
+triton/        the kernels of a GPU
 """

@@ -1,12 +1,12 @@
 """The compiled CPU kernels: found, loaded once, and which norms they can compute.
 
-setup.py builds csrc/ to one library next to this file. Loading it registers its implementations with torch. Nothing
-here is needed for a right answer: where the kernels are not built, switched off, or cannot compute a norm, the reason
-is one line and the reference computes.
+setup.py builds csrc/ to one library next to this file. Loading it registers its implementations with torch. Results do
+not depend on it: where the kernels are not built, are switched off, or cannot compute a norm, the reason is one line
+and the reference computes.
 
-The environment variable NORMKIT_CPU chooses the instruction set; it is read when the kernels are first wanted:
+The environment variable NORMKIT_CPU chooses the instruction set; it is read when the kernels are first used:
 
-    auto      the best that this CPU has (default)
+    auto      the best set of this CPU (default)
     avx512    AVX-512 (F, BW, VL, DQ)
     avx2      AVX2, FMA and F16C
     portable  what the compiler makes for every CPU
@@ -28,13 +28,13 @@ from normkit.errors import InputError
 from normkit.kernels import signatures, support
 from normkit.spec import NormSpec
 
-# In the order in which the library numbers them.
+# In the order of their numbers in the library.
 _NAMES = ("auto", "portable", "avx2", "avx512")
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _CLASSES = (Tensor, Parameter)
 
-# (from, to): what is normalized and what is written, and the reverse for gradients.
+# (from, to): the dtypes that are normalized and written, and the reverse for gradients.
 _PAIRS = frozenset(
     [(dtype, dtype) for dtype in _FLOATING]
     + [(torch.float32, half) for half in _HALF]
@@ -47,7 +47,7 @@ _reason: str | None = None
 
 
 def choice() -> str:
-    """What NORMKIT_CPU asks for.
+    """The value of NORMKIT_CPU.
 
     Raises:
         InputError: If it is none of the words above.
@@ -59,7 +59,7 @@ def choice() -> str:
 
 
 def library() -> Path | None:
-    """The built library; None where there is none."""
+    """The built library, or None."""
     folder = Path(__file__).parent
     return next((path for path in sorted(folder.glob("_cpu.*")) if path.suffix == ".so"), None)
 
@@ -68,7 +68,7 @@ def load() -> str | None:
     """Load the kernels, on the first call.
 
     Returns:
-        None if torch now has them; else why not, on one line.
+        None if torch now has the kernels; otherwise the reason, on one line.
 
     Raises:
         InputError: If NORMKIT_CPU is unknown.
@@ -88,7 +88,7 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     if path is None:
         return None, "not built; install a C++ compiler and torch, then reinstall normkit with --no-build-isolation"
     try:
-        # Its initializers register the implementations; torch, which they call, is in the process already.
+        # Its initializers register the implementations with torch, which is loaded already.
         loaded = ctypes.CDLL(str(path))
         if not _is_of_these_sources(loaded):
             return None, f"{path.name} was built from other sources than the Python files; reinstall normkit"
@@ -101,14 +101,14 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def _is_of_these_sources(loaded: ctypes.CDLL) -> bool:
-    """Whether the library implements the operators of signatures.py; one from before it said so does not."""
+    """Whether the library implements the operators of signatures.py; an old one that states no version does not."""
     if hasattr(loaded, "normkit_select_instructions") and not hasattr(loaded, "normkit_signatures_version"):
         return False
     return int(loaded.normkit_signatures_version()) == signatures.version()
 
 
 def _use(loaded: ctypes.CDLL, number: int) -> str | None:
-    """Have the library use an instruction set (-1: go on as it is); the one in use, None if this CPU lacks it."""
+    """Make the library use an instruction set (-1: no change); returns the one in use, None if this CPU lacks it."""
     function = loaded.normkit_select_instructions
     function.argtypes, function.restype = [ctypes.c_int32], ctypes.c_int32
     used = function(number)
@@ -125,7 +125,7 @@ def instructions() -> str:
 
 
 def select(name: str) -> None:
-    """Change the instruction set of the running kernels, whatever NORMKIT_CPU says: for tests and measurements.
+    """Change the instruction set of the loaded kernels, whatever NORMKIT_CPU says: for tests and measurements.
 
     Args:
         name: "auto", "avx512", "avx2" or "portable".
@@ -156,7 +156,7 @@ def supports(
         x: Input of shape (..., n), of any strides.
         weight: Gain, or None.
         bias: Bias, or None.
-        residual: What x is added to before the norm, or None.
+        residual: Added to x before the norm, or None.
     """
     return support.supports_spec(spec) or supports_tensors(spec, x, weight, bias, residual)
 
@@ -181,7 +181,7 @@ def supports_tensors(
 def _supports_dtypes(spec: NormSpec, x: Tensor, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
     if rows.dtype in _HALF and spec.statistics_dtype == "input":
         return "statistics in 16 bits"
-    # The kernels hold gain and bias in the width they compute in.
+    # The kernels hold gain and bias in the precision in which they compute.
     has_wide = any(tensor is not None and tensor.dtype is torch.float64 for tensor in (weight, bias))
     if has_wide and rows.dtype is not torch.float64:
         return "float64 parameters of a narrower input"

@@ -1,7 +1,7 @@
-"""What the Python files and the library must agree on: the operators, and conventions as one number.
+"""The contract of the Python files and the library: the operators, and conventions as one number.
 
 ops/schemas.py defines these operators with torch, csrc/operators.cpp and csrc/counting.cpp implement them. `version` is
-a number of all this; the library names the one it was written for.
+a checksum of the contract; the library states the one for which it was written.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Conventions(NamedTuple):
     round_rstd: int
     """1 if 1/s is rounded to the input's dtype."""
     offset_in_parameter_dtype: int
-    """1 if the gain's offset is added there."""
+    """1 if the gain's offset is added in the parameter's dtype."""
     machine_eps: int
     """1 if eps is the machine epsilon of the arithmetic, whatever the operator's eps."""
     output: int
-    """dtype of y: 0 the input's, 1 promoted with the parameters', 2 the weight's."""
+    """The dtype of y: 0 the input's, 1 promoted with the parameters', 2 the weight's."""
     axes: int
-    """How many trailing axes are a row."""
+    """How many trailing axes form a row."""
 
     def packed(self) -> int:
         """All of them in one number, the first in the lowest bits."""
@@ -44,11 +44,11 @@ class Conventions(NamedTuple):
 
 
 BITS = Conventions(1, 2, 2, 1, 2, 1, 1, 1, 2, 4)
-"""How many bits each has."""
+"""The number of bits of each."""
 
 
 def unpacked(number: int) -> Conventions:
-    """The conventions that `Conventions.packed` made a number of."""
+    """The inverse of `Conventions.packed`."""
     values = []
     for bits in BITS:
         values.append(number & ((1 << bits) - 1))
@@ -70,9 +70,9 @@ SIGNATURES = {
     " float unit, float limit_99, float limit_90, int place, Tensor(a!) sums, Tensor(b!) bins, Tensor(c!) peaks) -> ()",
     "mark_seen": "(Tensor x, int place, Tensor(a!) sentinel) -> ()",
 }
-"""The operators by name. `statistics` are one line a row, in the kernels' own terms; `addend` is added to dx before dx
-is rounded. Gradients have shape and dtype of what they belong to; one that is not needed is empty. The last two write
-to line `place` of the tables of a watch."""
+"""The operators by name. `statistics` have one line for each row, in the kernels' own format; `addend` is added to dx
+before dx is rounded. Gradients have the shape and dtype of their tensor; one that is not needed is empty. The last two
+operators write to line `place` of the tables of a watch."""
 
 
 def version() -> int:

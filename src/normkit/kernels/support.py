@@ -1,4 +1,4 @@
-"""Which norms any kernel computes, and in which dtype: what depends on conventions, sizes and dtypes alone."""
+"""Which norms any kernel computes, and in which dtype: conditions on conventions, sizes and dtypes alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_AXES = 2**signatures.BITS.axes - 1
 
 
 def supports_spec(spec: NormSpec) -> str | None:
-    """Why no kernel computes norms of these conventions; None if some do."""
+    """Why no kernel computes norms of these conventions; None if a kernel does."""
     if spec.rows.no_kernel is None and len(spec.axes) > _MOST_AXES:
         return f"rows of more than {_MOST_AXES} axes"
     reasons = (each.no_kernel for each in (spec.rows, spec.centring, spec.gain, spec.casts))
@@ -22,7 +22,7 @@ def supports_spec(spec: NormSpec) -> str | None:
 
 
 def supports_sizes(axes: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
-    """Why no kernel computes rows of the last `axes` axes of x with these parameters; None if some do."""
+    """Why no kernel computes rows of the last `axes` axes of x with these parameters; None if a kernel does."""
     size = math.prod(x.shape[-axes:])
     if size == 0:
         return "empty rows"
@@ -35,7 +35,7 @@ def supports_sizes(axes: int, x: Tensor, weight: Tensor | None, bias: Tensor | N
 
 
 def output_dtype(output: int, dtype: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None) -> torch.dtype:
-    """dtype of y for an input of `dtype`; `output` is that of `signatures.Conventions`."""
+    """The dtype of y for an input of `dtype`; `output` as in `signatures.Conventions`."""
     if output == 2 and weight is not None:
         return weight
     if output == 1:

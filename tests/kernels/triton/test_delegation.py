@@ -42,7 +42,7 @@ def native(monkeypatch):
 
 
 @pytest.mark.usefixtures("native")
-def test_what_is_delegated():
+def test_delegated_calls():
     for n in (32768, 65536):
         assert delegation.is_delegated(of(SPEC, n), large(n), weight(), None)
         assert delegation.is_delegated(of(SPEC, n), large(n), None, None)
@@ -67,7 +67,7 @@ def test_another_formula_is_not_delegated(spec):
 
 
 @pytest.mark.usefixtures("native")
-def test_what_torchs_kernel_would_not_take_or_not_be_quicker_at():
+def test_calls_that_torchs_kernel_does_not_take_or_speed_up():
     plain = of(SPEC, 65536)
     assert not delegation.is_delegated(plain, large(), weight(), weight())
     assert not delegation.is_delegated(
@@ -103,7 +103,7 @@ def test_whether_torch_has_its_kernel(monkeypatch, capability, operations, is_th
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_what_is_delegated_has_our_gradients(monkeypatch, dtype):
+def test_delegated_calls_have_our_gradients(monkeypatch, dtype):
     from normkit.kernels.triton import operators
 
     case = draw(SPEC, 5, 40, dtype=DTYPES[dtype])

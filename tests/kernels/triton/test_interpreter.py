@@ -63,7 +63,7 @@ def test_mended_conversions_are_torchs(source, target):
     ("source", "target"),
     [(torch.float32, torch.bfloat16), (torch.float64, torch.bfloat16), (torch.bfloat16, torch.float32)],
 )
-def test_what_is_mended_is_broken_without(source, target):
+def test_each_mended_fault_is_there_without_the_mend(source, target):
     """Else the mending can go: a float32 is cut off, a float64 becomes a whole number, a subnormal is lost."""
     x = numbers(source)
     assert not same(convert(x, target), x.to(target))

@@ -36,7 +36,7 @@ class Kernel:
         return lambda *arguments, **keywords: self.launched.append((grid, arguments, keywords))
 
 
-def test_what_is_compiled_is_launched_with_all_arguments_in_order():
+def test_a_compiled_launch_has_all_arguments_in_order():
     kernel = Kernel()
     # The order of the constants is another than the kernel's.
     launch = Launch(kernel, 5, (7, 3), {"BLOCK": 64, "N": 33}, 8)
@@ -51,7 +51,7 @@ def test_what_is_compiled_is_launched_with_all_arguments_in_order():
     assert kernel.launched == [((5, 1, 1), (*given, 7, 3, 33, 64), {}) for given in (first, second)]
 
 
-def test_what_is_captured_is_wrapped_for_the_compiler(monkeypatch):
+def test_a_captured_launch_is_wrapped_for_the_compiler(monkeypatch):
     kernel, wrapped = Kernel(), []
     monkeypatch.setattr(launching, "wrap_triton", lambda function: wrapped.append(function) or function)
     launching.capture(Launch(kernel, 5, (7, 3), {"BLOCK": 64, "N": 33}, 8), (torch.ones(2), None))

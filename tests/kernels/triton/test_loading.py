@@ -139,7 +139,7 @@ def test_which_tensors_they_compute(spec, tensors, reason):
 
 
 @pytest.mark.usefixtures("kernels")
-def test_what_they_do_not_compute_the_reference_does():
+def test_unsupported_calls_are_computed_by_the_reference():
     """Through the public functions: neither is a wrong number given nor an error raised."""
     for dtype, parameter_dtype in ((torch.float64, torch.float64), (torch.bfloat16, torch.float64)):
         x, weight = torch.randn(4, 9, dtype=dtype).requires_grad_(), torch.randn(9, dtype=parameter_dtype)

@@ -4,10 +4,10 @@
     dx = factor / s * (h - mean(h) - z * q * sum(h * z) / divisor) + addend,  q = s / root
     dgain = factor * sum over rows of dy * z,  dbias = sum over rows of dy
 
-A program takes a block of rows and leaves one line of sums, in float64 where a number or parameter is float32; for the
-others, of 16 bits, float32 has digits enough. `add_partial_sums` adds the lines in float64. Rows too long for registers
-are read twice: `sum_gradient_rows` leaves the two sums of each row, and with these `differentiate` takes them in
-pieces. h is taken in units of the row's power, as x is.
+A program takes a block of rows and writes one line of sums, in float64 where a number or parameter is float32; float32
+is precise enough for 16-bit tensors. `add_partial_sums` adds the lines in float64. Rows too long for registers are read
+twice: `sum_gradient_rows` writes the two sums of each row, and with these `differentiate` takes the rows in pieces.
+h is taken in units of the row's power, as x is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUMBERS = [
 def kept_statistics(
     statistics, row, is_row, rows, CENTRE: tl.constexpr, EPS_PLACEMENT: tl.constexpr, WIDE: tl.constexpr
 ):
-    """What forward kept of each row: 1 / s, power, the mean and its remainder, s / root, and what 1 / s lacks."""
+    """What forward kept for each row: 1 / s, power, mean and remainder, s / root, and the rounding error of 1 / s."""
     at = statistics + row
     inverse = tl.load(at, mask=is_row, other=0.0)
     at += rows
@@ -56,7 +56,7 @@ def kept_statistics(
 
 @triton.jit
 def normalized_rows(value, inverse, power, mean, remainder, CENTRE: tl.constexpr):
-    """z of a tile; where there is no element any number, as h is 0 there."""
+    """z of a tile; any number where there is no element, as h is 0 there."""
     value = value * power[:, None]
     if CENTRE:
         value = (value - mean[:, None]) - remainder[:, None]
@@ -65,7 +65,7 @@ def normalized_rows(value, inverse, power, mean, remainder, CENTRE: tl.constexpr
 
 @triton.jit
 def wide_rows(value, inverse, rest, power, mean, remainder, CENTRE: tl.constexpr):
-    """z of a tile in float64, from all that is known of its rows."""
+    """z of a tile in float64, from all statistics of its rows."""
     value = value.to(tl.float64) * power.to(tl.float64)[:, None]
     if CENTRE:
         value = value - (mean.to(tl.float64) + remainder.to(tl.float64))[:, None]
@@ -74,8 +74,8 @@ def wide_rows(value, inverse, rest, power, mean, remainder, CENTRE: tl.constexpr
 
 @triton.jit
 def store_sums(sums, block, blocks, line, total, column, is_column, N: tl.constexpr):
-    """One line of sums over a block's rows: of the gain's gradient (line 0) or the bias's (1)."""
-    # Halves: a sum of two numbers has one order, however a tile lies in registers.
+    """Write one line of sums over a block's rows: for the gain's gradient (line 0) or the bias's (1)."""
+    # By halves: a sum of two numbers has one order, wherever a tile is in registers.
     for _ in tl.static_range(6):
         if total.shape[0] > 1:
             total = tl.sum(tl.reshape(total, [2, total.shape[0] // 2, total.shape[1]]), 0)
@@ -107,7 +107,7 @@ def sum_gradient_rows(
     WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Of one long row a program: q * sum(h * z) / divisor and mean(h)."""
+    """One long row for each program: q * sum(h * z) / divisor and mean(h)."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     inverse, power, mean, remainder, ratio, _ = kept_statistics(
         statistics, row, row < rows, rows, CENTRE, EPS_PLACEMENT, WIDE
@@ -168,7 +168,7 @@ def differentiate(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`tiles` times BLOCK_ROWS rows a program: whole, or BLOCK_N columns of them if `row_sums` is given."""
+    """`tiles` times BLOCK_ROWS rows for each program: whole, or BLOCK_N of their columns if `row_sums` is given."""
     column = tl.arange(0, BLOCK_N)
     block = tl.program_id(0)
     if row_sums is not None:
@@ -221,7 +221,7 @@ def differentiate(
 
 @triton.jit
 def add_lines(sums, line, blocks, column, is_column, N: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """The sum of the lines that the blocks left, in float64."""
+    """The sum of the lines of all blocks, in float64."""
     total = tl.zeros([BLOCK_ROWS, column.shape[0]], tl.float64)
     for first in range(0, blocks, BLOCK_ROWS):
         block = first + tl.arange(0, BLOCK_ROWS)
@@ -242,7 +242,7 @@ def add_partial_sums(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The gradients of gain and bias: the blocks' sums added up, each rounded once to its parameter's dtype."""
+    """The gradients of gain and bias: the sums of all blocks, each rounded once to its parameter's dtype."""
     column = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = column < N
     if dweight is not None:

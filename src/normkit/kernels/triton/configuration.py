@@ -1,55 +1,55 @@
-"""How rows are cut into pieces for programs: frozen data, chosen by the shape and the sizes of the numbers alone.
+"""How rows are divided among programs: frozen data, chosen by the shape and the sizes of the numbers alone.
 
-The gradients of gain and bias are summed in an order that follows from this, so nothing here asks which GPU it is.
-Registers, spills and shared memory of these choices, and what others would take: docs/explanation/gpu-kernels.md.
+The gradients of gain and bias are summed in an order that follows from this, so nothing here depends on the GPU.
+Registers, spills and shared memory of these choices, and of others: docs/explanation/gpu-kernels.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Columns of a row that one program can hold in registers. Backward also holds a sum a column for gain and bias.
+# Columns of a row that one program can hold in registers. Backward also holds one sum per column for gain and bias.
 _MOST_FORWARD = 16384
 _MOST_BACKWARD = 8192
-# Rows this long are loaded while the row before is computed; of shorter ones several programs share a multiprocessor.
+# Rows of this length are loaded while the last one is computed; for shorter ones programs share a multiprocessor.
 _LEAST_AHEAD = 16384
-# Numbers of a row that a thread takes: with half as many, what each warp does once a row is a third of all
-# instructions; with twice as many, registers are short.
+# Numbers of a row for one thread: with half as many, the work of a warp once per row is a third of all instructions;
+# with twice as many, registers run short.
 _FORWARD_OF_THREAD = 32
 _BACKWARD_OF_THREAD = 16
-# The second reading of a long row finds it in the cache only if all rows in work fit there: from so many bytes on, a
-# multiprocessor takes one at a time.
+# The second reading of a long row finds it in the cache only if all current rows fit there: from so many bytes on, a
+# multiprocessor takes one row at a time.
 _MANY_BYTES = 512 * 1024
-# Shared memory that every GPU from compute capability 8.0 on has for one program, of which loads ahead take most.
+# Shared memory for one program on every GPU from compute capability 8.0 on; loads ahead take most of it.
 _MOST_BYTES_AHEAD = 96 * 1024
-# Bytes that a multiprocessor has to ask for ahead to keep its share of the memory's bandwidth.
+# Bytes that a multiprocessor must load ahead to use its share of the memory bandwidth.
 _BYTES_AHEAD = 48 * 1024
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """What one program takes."""
+    """The work of one program."""
 
     rows: int
-    """Rows at a time."""
+    """Rows of a tile."""
     columns: int
-    """Columns at a time, a power of two."""
+    """Columns of a tile, a power of two."""
     tiles: int
-    """How often so many rows, one after the other."""
+    """Tiles that the program takes, one after the other."""
     warps: int
     """Warps of 32 threads that share a tile."""
     stages: int
     """Tiles in flight: 1 loads each when its turn comes."""
     is_whole: bool
-    """A tile holds whole rows; else rows are taken in pieces of `columns`."""
+    """A tile holds whole rows; otherwise rows are taken in pieces of `columns`."""
 
     @property
     def rows_per_block(self) -> int:
-        """Rows of one program in all."""
+        """Rows of one program, all tiles together."""
         return self.rows * self.tiles
 
     def blocks(self, rows: int) -> int:
-        """Programs that all the rows take, of one piece of columns."""
+        """Programs needed for all rows, for one piece of columns."""
         return _quotient(rows, self.rows_per_block)
 
     def pieces(self, n: int) -> int:
@@ -58,13 +58,13 @@ class Tiling:
 
 
 def forward_tiling(rows: int, n: int, row_bytes: int) -> Tiling:
-    """For a forward pass over rows of n features; `row_bytes` is all that is read for one: inputs, gain and bias."""
+    """The tiling of a forward pass over rows of n features; `row_bytes` counts the inputs, gain and bias of one row."""
     rows, columns = rows or 1, _power_of_two(n)
     if columns > _MOST_FORWARD or (n >= _LEAST_AHEAD and row_bytes > _MOST_BYTES_AHEAD):
         size = 2 if row_bytes >= _MANY_BYTES else 1
         return Tiling(rows=1, columns=8192 * size, tiles=1, warps=16 * size, stages=1, is_whole=False)
     at_once = _rows_of_tile(columns, 2048)
-    # By n, not by columns: lanes beyond the row take instructions too, and few of them more each cost less.
+    # By n, not by columns: lanes beyond the row take instructions too, and more numbers for fewer lanes cost less.
     warps = _power_below(max(2, at_once * n // (32 * _FORWARD_OF_THREAD)))
     if n >= _LEAST_AHEAD:
         return Tiling(rows=1, columns=columns, tiles=_quotient(rows, 1024), warps=warps, stages=2, is_whole=True)
@@ -72,15 +72,14 @@ def forward_tiling(rows: int, n: int, row_bytes: int) -> Tiling:
 
 
 def backward_tiling(rows: int, n: int, row_bytes: int, sums: int, *, wide: bool) -> Tiling:
-    """For a backward pass; `sums` is how many gradients are summed over rows, `wide` if in float64.
+    """The tiling of a backward pass; `sums` is how many gradients are summed over rows, `wide` if in float64.
 
-    Rows are dealt to so many programs that they fill a GPU, and to no more than the lines of sums that they leave are
-    worth: one line for 32 rows.
+    There are enough programs to fill a GPU, but at most one for 32 rows, as each leaves a line of sums to be added.
     """
     rows, columns = rows or 1, _power_of_two(n)
-    # Wider numbers, which come with wider sums, leave room for half as many of each.
+    # Wider numbers come with wider sums, and leave room for half as many of each.
     of_thread = _BACKWARD_OF_THREAD if row_bytes <= 4 * n else _BACKWARD_OF_THREAD // 2
-    # One sum a column still fits twice the width, but for 14 registers of a thread; that beats a second reading.
+    # One sum per column fits twice the width, but for 14 registers of a thread; that beats a second reading.
     holds_twice = sums == 0 or (sums == 1 and not wide)
     if columns > _MOST_BACKWARD * (2 if holds_twice else 1):
         at_once, columns, is_whole = 2, 1024, False

@@ -1,8 +1,8 @@
 """Plain RMSNorms of long rows, which PyTorch's own kernel for Hopper and Blackwell reads once.
 
 That kernel (quack's, which torch vendors) spreads a row over several multiprocessors; ours reads such a row twice. It
-is there where `nvidia-cutlass-dsl` and `apache-tvm-ffi` are, and starts slowly, so it is left the large calls. Its
-answers are torch's: squares that leave float32's range are not looked at again.
+needs `nvidia-cutlass-dsl` and `apache-tvm-ffi` and starts slowly, so only large calls go to it. Its results are
+torch's: squares that leave float32's range are not computed again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def delegated(of: Program, x: Tensor, weight: Tensor | None) -> tuple[Tensor, No
     """y, no new residual, and the statistics as our own kernel keeps them."""
     gain = None if weight is None else weight.reshape(-1)
     y, inverse = torch.ops.aten._fused_rms_norm(x.reshape(-1, of.n), (of.n,), gain, of.eps)
-    # Power is 1, and of what 1 / s lacks nothing is known.
+    # The power is 1, and the rounding error of 1 / s is not known.
     statistics = torch.zeros((of.statistics_lines, inverse.numel()), dtype=torch.float32, device=x.device)
     statistics[0], statistics[1] = inverse.reshape(-1), 1.0
     return y.reshape(x.shape), None, statistics

@@ -1,10 +1,10 @@
-"""Forward: rows are measured and normalized while one program holds them, or, where they are too long, in pieces.
+"""Forward: rows are measured and normalized while one program holds them, or in pieces if they are too long.
 
     s = sqrt(v + eps), sqrt(v) + eps or max(sqrt(v), eps);  v = sum(d * d) / divisor,  d = x - mean or x
     y = factor * (x - mean) / s * gain + bias
 
-With a residual, x + residual is what is normalized, as rounded to the residual's dtype. `statistics` has one line a
-number and one column a row; `keep_statistics` says which, rows.py what they are.
+With a residual, x + residual is normalized, rounded to the residual's dtype. `statistics` has one line for each number
+that `keep_statistics` lists and one column for each row; rows.py says what the numbers are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from normkit.kernels.triton.rows import (
     sum_of_rows,
 )
 
-# What a kernel is compiled for follows from its constants and dtypes alone: else the order of its sums, and the bits,
-# would follow the strides and the number of rows.
+# A kernel is compiled for its constants and dtypes alone: otherwise the order of its sums, and so the bits, would
+# depend on the strides and the number of rows.
 NUMBERS = [
     "rows",
     "tiles",
@@ -50,7 +50,7 @@ def keep_statistics(
     EPS_PLACEMENT: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """What backward needs of each row, a line a number."""
+    """Write the numbers of each row that backward needs, one line for each number."""
     at = statistics + row
     tl.store(at, inverse, mask=is_row)
     at += rows
@@ -70,7 +70,7 @@ def keep_statistics(
 
 @triton.jit
 def read_and_add(x, residual, new_residual, x_at, residual_at, new_at, mask):
-    """What is normalized, in float32: x, or the sum with the residual as rounded to its dtype, which is kept."""
+    """The rows to normalize, in float32: x, or its sum with the residual, rounded to that dtype and stored."""
     value = tl.load(x + x_at, mask=mask, other=0.0).to(tl.float32)
     if residual is not None:
         value += tl.load(residual + residual_at, mask=mask, other=0.0).to(tl.float32)
@@ -119,7 +119,7 @@ def normalize_rows(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`tiles` times BLOCK_ROWS whole rows a program."""
+    """`tiles` times BLOCK_ROWS whole rows for each program."""
     column = tl.arange(0, BLOCK_N)
     line = column[None, :]
     is_column = column < N
@@ -229,7 +229,7 @@ def normalize_long_rows(
     WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One row a program, of any length: read once to be measured, and once more, from a cache, to be normalized."""
+    """One row of any length for each program: read once to be measured, and again, from a cache, to be normalized."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     column = tl.arange(0, BLOCK_N)
     x_start = row_offsets(row, inner, x_outer, x_stride, ALIGNED, NESTED)
@@ -260,7 +260,7 @@ def normalize_long_rows(
         )
     cast_dtype: tl.constexpr = weight.dtype.element_ty if CAST_TO_WEIGHT else x.dtype.element_ty
     y_start = row_offsets(row, inner, y_outer, y_stride, ALIGNED, NESTED)
-    # Backwards: the last pieces that were read are the likeliest to be in the cache still.
+    # Backwards: the pieces that were read last are the likeliest to be in the cache still.
     LAST: tl.constexpr = (N - 1) // BLOCK_N * BLOCK_N
     for done in range(0, N, BLOCK_N):
         at = (LAST - done) + column

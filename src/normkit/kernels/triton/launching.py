@@ -1,4 +1,4 @@
-"""Launches: what a kernel is called with, and how it is called: at once, or for a compiler to see."""
+"""Launches: the arguments of a kernel, and how it is called, eagerly or traced by a compiler."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ Run = Callable[[Tensors], None]
 
 
 class Launch(NamedTuple):
-    """A kernel and all it is called with but the tensors."""
+    """A kernel and all its arguments but the tensors."""
 
     kernel: Any
     """The Triton function."""
     programs: int
-    """How many run."""
     numbers: tuple[int, ...]
     """Its arguments after the tensors."""
     constants: dict[str, Any]
     """Its compile-time arguments, by name."""
     warps: int
-    """Warps a program."""
+    """Warps of each program."""
 
 
 def capture(launch: Launch, tensors: Tensors) -> None:
-    """Launch as an operation that torch.compile sees, and compiles with what is around it."""
+    """Launch as an operation that torch.compile traces, and compiles with its surroundings."""
     kernel = wrap_triton(launch.kernel)
     kernel[(launch.programs,)](*tensors, *launch.numbers, **launch.constants, num_warps=launch.warps)
 
@@ -36,17 +35,17 @@ def capture(launch: Launch, tensors: Tensors) -> None:
 def compile_launch(launch: Launch, tensors: Tensors) -> Run:
     """The launch for these tensors, and for others of their dtypes and alignment.
 
-    Triton's own way to a kernel asks for the type and the alignment of each argument at each call; this asks once.
+    Triton's own call checks the type and the alignment of each argument every time; this checks once.
     """
     grid, arguments = (launch.programs, 1, 1), (*tensors, *launch.numbers)
     if not hasattr(launch.kernel, "device_caches"):
         # Triton's interpreter, which compiles nothing.
         interpreted = launch.kernel[grid]
         return lambda given: interpreted(*given, *launch.numbers, **launch.constants)
-    # Said, as what Triton takes for granted is to change: products are fused with the sums that they enter.
+    # Explicit, as Triton's default will change: products are fused with the sums that they enter.
     options = {"num_warps": launch.warps, "enable_fp_fusion": True}
     compiled = launch.kernel.warmup(*arguments, **launch.constants, **options, grid=grid)
-    # The launcher takes compile-time arguments too, in their place, and passes over them.
+    # The launcher takes compile-time arguments too, in their place, and ignores them.
     tail = (*launch.numbers, *(launch.constants[name] for name in launch.kernel.arg_names[len(arguments) :]))
     run = compiled[grid]
     return lambda given: run(*given, *tail)

@@ -1,13 +1,13 @@
 """Whether the Triton kernels can be used, and for which tensors. Triton itself is imported with the first that can.
 
-Where they cannot, the reason is one line and the reference computes. The environment variable NORMKIT_CUDA is read when
-the kernels are first wanted:
+If they cannot, the reason is one line and the reference computes. The environment variable NORMKIT_CUDA is read when
+the kernels are first used:
 
     auto  `on` once a run of benchmarks/gpu.py on a GPU is recorded, until then `off` (default)
     on    the kernels, where there is Triton and a GPU of compute capability 8.0 or more
     off   no kernels: plain torch
 
-Where they are on, ops/checking.py holds a few rows of each kind of call against the reference before its first.
+Where they are on, ops/checking.py compares a few rows of each kind of call with the reference before its first use.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def supports_tensors(
         x: Input of shape (..., n), of any strides.
         weight: Gain, or None.
         bias: Bias, or None.
-        residual: What x is added to before the norm, or None.
+        residual: Added to x before the norm, or None.
     """
     for tensor in (x, weight, bias, residual):
         if tensor is None:

@@ -1,7 +1,7 @@
-"""The operators of `normkit.kernels.signatures` on a GPU, at once or for a compiler to see.
+"""The operators of `normkit.kernels.signatures` on a GPU, run eagerly or traced by a compiler.
 
-A call whose tensors have the shapes, strides and dtypes of one before finds its launches ready: with few rows, a kernel
-takes less time than Python to call it.
+A call whose tensors have the shapes, strides and dtypes of an earlier one finds its launches ready: with few rows, a
+kernel takes less time than Python takes to call it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from normkit.kernels.triton.program import Program
 
 
 class _Plan(NamedTuple):
-    """What a call comes to."""
+    """How a call is computed."""
 
     program: Program
     """Its arithmetic."""
     copies: tuple[bool, ...]
     """Which inputs are copied first."""
     rows: int
-    """How many there are."""
     launches: Any
-    """Forward's one, or backward's; None where torch's own kernel computes."""
+    """The launch of forward, or those of backward; None where torch's own kernel computes."""
     runs: dict[int, Run]
     """The same compiled, each when it first ran."""
 
@@ -46,87 +45,44 @@ _MOST_PLANS = 4096
 _plans: dict[Any, _Plan] = {}
 
 
-def normalize_rows(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    conventions: int,
-    eps: float,
-    offset: float,
-    *,
-    captures: bool = False,
-) -> Tensor:
-    """y alone."""
-    norm = Norm(conventions, eps, offset)
-    y: Tensor = _forward(x, None, weight, bias, norm, keeps=False, captures=captures)[0]
+def normalize_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, *norm: Any, captures: bool = False) -> Tensor:
+    """y alone; `norm` are the conventions, eps and offset, here and below."""
+    y: Tensor = _forward(x, None, weight, bias, Norm(*norm), keeps=False, captures=captures)[0]
     return y
 
 
 def normalize_rows_out(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    conventions: int,
-    eps: float,
-    offset: float,
-    out: Tensor,
-    *,
-    captures: bool = False,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *norm_and_out: Any, captures: bool = False
 ) -> None:
-    """y, written to `out`."""
-    norm = Norm(conventions, eps, offset)
-    _forward(x, None, weight, bias, norm, keeps=False, captures=captures, y=out)
+    """y, written to `out`, the last argument."""
+    *norm, out = norm_and_out
+    _forward(x, None, weight, bias, Norm(*norm), keeps=False, captures=captures, y=out)
 
 
 def normalize_forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    conventions: int,
-    eps: float,
-    offset: float,
-    *,
-    captures: bool = False,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *norm: Any, captures: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """y, and what backward needs of each row."""
-    norm = Norm(conventions, eps, offset)
-    y, _, statistics = _forward(x, None, weight, bias, norm, keeps=True, captures=captures)
+    """y, and the numbers of each row that backward needs."""
+    y, _, statistics = _forward(x, None, weight, bias, Norm(*norm), keeps=True, captures=captures)
     return y, statistics
 
 
 def add_normalize_forward(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    conventions: int,
-    eps: float,
-    offset: float,
-    *,
-    captures: bool = False,
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *norm: Any, captures: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the new residual, and what backward needs of each row."""
-    norm = Norm(conventions, eps, offset)
-    found: tuple[Tensor, Tensor, Tensor] = _forward(x, residual, weight, bias, norm, keeps=True, captures=captures)
+    """y, the new residual, and the numbers of each row that backward needs."""
+    found: tuple[Tensor, Tensor, Tensor] = _forward(
+        x, residual, weight, bias, Norm(*norm), keeps=True, captures=captures
+    )
     return found
 
 
 def add_normalize_rows_out(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    conventions: int,
-    eps: float,
-    offset: float,
-    out: Tensor,
-    new_residual: Tensor,
-    *,
-    captures: bool = False,
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, *norm_and_out: Any, captures: bool = False
 ) -> None:
-    """y and the new residual, written to the two tensors given."""
-    norm = Norm(conventions, eps, offset)
-    _forward(x, residual, weight, bias, norm, keeps=False, captures=captures, y=out, new_residual=new_residual)
+    """y and the new residual, written to the last two arguments."""
+    *norm, out, new_residual = norm_and_out
+    _forward(x, residual, weight, bias, Norm(*norm), keeps=False, captures=captures, y=out, new_residual=new_residual)
 
 
 def _forward(
@@ -141,7 +97,7 @@ def _forward(
     y: Tensor | None = None,
     new_residual: Tensor | None = None,
 ) -> Any:
-    """y, the new residual and the statistics; what is neither wanted nor given is None."""
+    """y, the new residual and the statistics; None for those neither needed nor given."""
     weight, bias = _in_place(weight, captures), _in_place(bias, captures)
     key = plan = None
     if not captures:
@@ -159,7 +115,7 @@ def _forward(
     if plan is None:
         found = _forward_plan(of, x, residual, weight, bias, y, new_residual, norm.axes, has_data=not captures)
         if found is None:
-            # The rows of out cannot be written where they are.
+            # The rows of the outputs cannot be written in place.
             fresh = _forward(x, residual, weight, bias, norm, keeps=keeps, captures=captures)
             return y.copy_(fresh[0]), None if new_residual is None else new_residual.copy_(fresh[1]), fresh[2]
         plan = _remember(key, found)
@@ -263,7 +219,7 @@ def _backward_plan(
 
 
 def _check(n: int, rows: tuple[Tensor, *Tensors], parameters: Tensors) -> None:
-    """Refuse what the kernels would read wrongly; they are also called without the checks of `loading`."""
+    """Refuse tensors that the kernels would read wrongly; they are also called without the checks of `loading`."""
     for tensor in (*rows, *parameters):
         if tensor is not None and tensor.dtype not in loading.FLOATING:
             raise DtypeError(f"the Triton kernels compute float32, bfloat16 and float16, got {tensor.dtype}")
@@ -280,7 +236,7 @@ def _check(n: int, rows: tuple[Tensor, *Tensors], parameters: Tensors) -> None:
 
 
 def _copied(plan: _Plan, inputs: Tensors) -> Any:
-    """The inputs, copies of those that the kernels cannot read where they are."""
+    """The inputs, with copies of those that the kernels cannot read in place."""
     if not any(plan.copies):
         return inputs
     copies = (*plan.copies, False)
@@ -307,7 +263,7 @@ def _start(plan: _Plan, place: int, launch: Launch, tensors: Tensors, captures: 
 
 
 def _remember(key: Any, plan: _Plan) -> _Plan:
-    """The plan, kept for the calls of this key; one that is captured has none."""
+    """Keep the plan for calls with this key, and return it; traced calls have no key."""
     if key is not None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
@@ -316,12 +272,12 @@ def _remember(key: Any, plan: _Plan) -> _Plan:
 
 
 def _kind(tensor: Tensor | None) -> Any:
-    """What a plan depends on: what was checked, and what is read where it is or copied."""
+    """The properties of a tensor on which a plan depends."""
     return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() & 15 == 0)
 
 
 def _in_place(parameter: Tensor | None, captures: bool) -> Tensor | None:
-    """A gain or bias in one piece that begins at a multiple of 16 bytes; a compiler sees to the second itself."""
+    """A gain or bias that is contiguous and begins at a multiple of 16 bytes, which a compiler ensures itself."""
     if parameter is None or (parameter.is_contiguous() and (captures or parameter.data_ptr() & 15 == 0)):
         return parameter
     return parameter.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""From the tensors of a call to launches: which rows, cut how, by which kernel."""
+"""From the tensors of a call to launches: where the rows are, how they are divided, which kernel computes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,70 @@ from normkit.kernels.signatures import unpacked
 from normkit.kernels.triton import backward, forward
 from normkit.kernels.triton.configuration import backward_tiling, forward_tiling
 from normkit.kernels.triton.launching import Launch
-from normkit.kernels.triton.layout import Layout, has_whole_rows, is_aligned, layout
 from normkit.kernels.triton.program import Program, program
 
 _COLUMNS_OF_SUMS = 64
 _LINES_OF_SUMS = 32
 
 
+class Layout(NamedTuple):
+    """Where the rows of tensors of one shape are in memory, with one stride or two, so that views are not copied.
+
+    x of shape (a, b, n), strides (s, t, 1)  ->  row i * b + j begins at i * s + j * t
+    """
+
+    rows: int
+    inner: int
+    """Row number i * inner + j has the indices i and j; 1 where one stride is enough."""
+    strides: tuple[tuple[int, int], ...]
+    """For each tensor the strides of i and of j, in elements; only the second is used where inner is 1."""
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether rows have two strides."""
+        return self.inner != 1
+
+
+def has_whole_rows(x: Tensor, axes: int) -> bool:
+    """Whether each row of x (its last `axes` axes) is contiguous."""
+    expected = 1
+    for size, stride in zip(reversed(x.shape[-axes:]), reversed(x.stride()[-axes:]), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def is_aligned(x: Tensor, axes: int, aligned: int) -> bool:
+    """Whether the strides keep rows of x at multiples of so many numbers."""
+    leading = zip(x.shape[: x.dim() - axes], x.stride(), strict=False)
+    return all(size == 1 or stride % aligned == 0 for size, stride in leading)
+
+
+def layout(tensors: Sequence[Tensor], axes: int) -> Layout | None:
+    """The layout of tensors of one shape that have whole rows; None if one needs more than two strides."""
+    sizes = tensors[0].shape[: tensors[0].dim() - axes]
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for axis, size in enumerate(sizes):
+        if size == 1:
+            continue
+        strides = tuple(tensor.stride(axis) for tensor in tensors)
+        if merged and all(outer == size * own for outer, own in zip(merged[-1][1], strides, strict=True)):
+            merged[-1] = merged[-1][0] * size, strides
+        else:
+            merged.append((size, strides))
+    rows = math.prod(sizes)
+    if len(merged) > 2:
+        return None
+    if len(merged) < 2:
+        single = merged[0][1] if merged else (0,) * len(tensors)
+        return Layout(rows, 1, tuple((0, stride) for stride in single))
+    (_, outer), (inner, own) = merged
+    return Layout(rows, inner, tuple(zip(outer, own, strict=True)))
+
+
 class Norm(NamedTuple):
-    """What an operator takes beside tensors: see `normkit.kernels.signatures`."""
+    """The arguments of an operator that are no tensors: see `normkit.kernels.signatures`."""
 
     conventions: int
     eps: float
@@ -29,7 +84,7 @@ class Norm(NamedTuple):
 
     @property
     def axes(self) -> int:
-        """How many trailing axes are a row."""
+        """How many trailing axes form a row."""
         return unpacked(self.conventions).axes
 
 
@@ -47,20 +102,11 @@ def program_of(norm: Norm, x: Tensor, rows: Tensor, weight: Tensor | None, bias:
 def lay_out(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], axes: int, aligned: int, *, has_data: bool
 ) -> tuple[tuple[bool, ...], Layout] | None:
-    """Which inputs have to be copied, as their rows cannot be read where they are, and where all rows then lie.
+    """Which inputs must be copied because their rows cannot be read in place, and where all rows are then.
 
     A kernel is compiled for rows that begin at multiples of `aligned` numbers, and of 16 bytes if aligned is not 1; for
-    others it would be another kernel, with other bits.
-
-    Args:
-        inputs: Read.
-        outputs: Written.
-        axes: How many trailing axes are a row.
-        aligned: As above.
-        has_data: The tensors lie somewhere; else a compiler looks at them, which aligns them itself.
-
-    Returns:
-        None if the rows of an output cannot be written where they are; never without outputs.
+    other rows it would be another kernel, with other bits. Without data, the tensors belong to a compiler that traces,
+    which aligns them itself. None if the rows of an output cannot be written in place; never without outputs.
     """
 
     def fits(x: Tensor) -> bool:
@@ -71,16 +117,15 @@ def lay_out(
         return None
     copies = tuple(not fits(x) for x in inputs)
     for tried in (copies, tuple(not x.is_contiguous() or copy for x, copy in zip(inputs, copies, strict=True))):
-        given = tuple(_like_copy(x) if copy else x for x, copy in zip(inputs, tried, strict=True))
+        # A copy is contiguous: a tensor of its shape without data stands for it.
+        given = tuple(
+            torch.empty(x.shape, dtype=x.dtype, device="meta") if copy else x
+            for x, copy in zip(inputs, tried, strict=True)
+        )
         found = layout((*given, *outputs), axes)
         if found is not None:
             return tried, found
     return None
-
-
-def _like_copy(x: Tensor) -> Tensor:
-    """A tensor with the strides of a copy, without data."""
-    return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def forward_launch(of: Program, laid: Layout, has_residual: bool, itemsizes: int) -> Launch:
@@ -88,9 +133,9 @@ def forward_launch(of: Program, laid: Layout, has_residual: bool, itemsizes: int
 
     Args:
         of: The program.
-        laid: Of x, of the residual if there is one, of y, and of the new residual.
-        has_residual: x is added to something first.
-        itemsizes: Bytes of one number each of all that is read.
+        laid: The layout of x, the residual if there is one, y, and the new residual.
+        has_residual: x is added to a residual first.
+        itemsizes: Bytes of one number of every tensor that is read, added up.
     """
     tiling = forward_tiling(laid.rows, of.n, of.n * itemsizes)
     strides = [_in_units(pair, of.aligned) for pair in laid.strides]
@@ -127,13 +172,13 @@ class Backward(NamedTuple):
     """The launches of a backward pass."""
 
     row_sums: Launch | None
-    """Row sums of the two sums of each row, where rows are taken in pieces and dx is wanted."""
+    """Computes the two sums of each row, where rows are taken in pieces and dx is needed."""
     differentiate: Launch
-    """Differentiate of dx, and of the sums of each block."""
+    """Computes dx, and the sums of each block."""
     add: Launch | None
-    """Add of these sums, where a gradient of gain or bias is wanted."""
+    """Adds these sums, where a gradient of gain or bias is needed."""
     blocks: int
-    """How many lines of sums there are."""
+    """Lines of sums."""
 
 
 def backward_launches(
@@ -143,10 +188,10 @@ def backward_launches(
 
     Args:
         of: The program.
-        laid: Of dy, of x, and of the addend if there is one.
-        itemsizes: Bytes of one number each of all these.
-        needs: Whether the gradients of x, gain and bias are wanted.
-        has_addend: Something is added to dx.
+        laid: The layout of dy, x, and the addend if there is one.
+        itemsizes: Bytes of one number of each of these, added up.
+        needs: Whether the gradients of x, gain and bias are needed.
+        has_addend: An addend is added to dx.
     """
     needs_x, needs_weight, needs_bias = needs
     tiling = backward_tiling(laid.rows, of.n, of.n * itemsizes, needs_weight + needs_bias, wide=of.wide)
@@ -187,15 +232,10 @@ def _in_units(strides: tuple[int, int], aligned: int) -> tuple[int, int]:
 
 
 def _add(of: Program, blocks: int) -> Launch:
-    constants = {
-        "N": of.n,
-        "MULTIPLIER": of.factor,
-        "BLOCK_ROWS": _LINES_OF_SUMS,
-        "BLOCK_N": _COLUMNS_OF_SUMS,
-    }
+    constants = {"N": of.n, "MULTIPLIER": of.factor, "BLOCK_ROWS": _LINES_OF_SUMS, "BLOCK_N": _COLUMNS_OF_SUMS}
     return Launch(backward.add_partial_sums, -(-of.n // _COLUMNS_OF_SUMS), (blocks,), constants, 4)
 
 
 def empty_statistics(of: Program, rows: int, x: Tensor) -> Tensor:
-    """Room for what forward keeps of each row."""
+    """An empty tensor for the numbers that forward keeps for each row."""
     return x.new_empty((of.statistics_lines, rows), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What a call compiles to: conventions, dtypes and width as the compile-time arguments of the kernels."""
+"""The program of a call: conventions, dtypes and width as the compile-time arguments of the kernels."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ class Program(NamedTuple):
     placement: int
     """0 inside, 1 outside, 2 as a clamp."""
     divisor: float
-    """Divisor of the sum of squares."""
+    """The sum of squares is divided by it."""
     factor: float
-    """Factor of the normalized row."""
+    """The normalized row is multiplied by it."""
     most_power: float
     """The largest power of two that a row may be scaled by without losing its eps."""
     offset: float
     """Added to the gain."""
     offset_in_parameter: bool
-    """The sum is rounded to the gain's dtype."""
+    """The gain with its offset is rounded to the gain's dtype."""
     round_rstd: bool
     """1 / s and its product with the row are rounded to the input's dtype."""
     rounds: int
     """After how many of the steps "normalized", "times gain" and "plus bias" there is a cast."""
     cast_to_weight: bool
-    """The cast is to the gain's dtype, else to the input's."""
+    """The cast is to the gain's dtype, otherwise to the input's."""
     output: torch.dtype
-    """dtype of y."""
+    """The dtype of y."""
     wide: bool
-    """Something is float32: sums are taken in float64."""
+    """Some tensor is float32, so sums are taken in float64."""
 
     @property
     def aligned(self) -> int:
@@ -61,17 +61,17 @@ class Program(NamedTuple):
 
     @property
     def statistics_lines(self) -> int:
-        """How many numbers forward keeps of each row: see forward.py."""
+        """How many numbers forward keeps for each row: see forward.py."""
         return statistics_lines(self.centre, self.placement, self.wide)
 
 
 def is_wide(*dtypes: torch.dtype | None) -> bool:
-    """Whether sums are float64: of what is normalized, its gain or its bias, something is float32."""
+    """Whether sums are float64: the rows, the gain or the bias are float32."""
     return torch.float32 in dtypes
 
 
 def statistics_lines(centre: bool, placement: int, wide: bool) -> int:
-    """How many numbers forward keeps of each row: `keep_statistics` in forward.py says which."""
+    """How many numbers forward keeps for each row: `keep_statistics` in forward.py says which."""
     return (4 if centre else 2) + (placement != 0) + wide
 
 
@@ -88,15 +88,8 @@ def program(
 ) -> Program:
     """The program of a call.
 
-    Args:
-        conventions: An operator's.
-        eps: An operator's.
-        offset: An operator's.
-        n: Features of a row.
-        input_dtype: What early casts round to.
-        row_dtype: dtype of what is normalized.
-        weight_dtype: dtype of the gain, or None.
-        bias_dtype: dtype of the bias, or None.
+    `conventions`, `eps` and `offset` are those of an operator. Early casts round to the input's dtype, which differs
+    from that of the rows where x is added to a residual.
     """
     of = unpacked(conventions)
     eps = machine_epsilon(is_float64=False) if of.machine_eps else eps
@@ -128,7 +121,7 @@ def _rounds(
     *,
     has_wide_offset: bool,
 ) -> int:
-    """After an early cast the affine part is promoted arithmetic: it stays in 16 bits while its operands do."""
+    """`Program.rounds`: after an early cast the affine part stays in 16 bits as long as its operands do."""
     if cast == 0 or (cast == 2 and weight_dtype is None):
         return 0
     dtype = weight_dtype if cast == 2 else input_dtype
@@ -140,7 +133,7 @@ def _rounds(
 
 
 def _most_power(eps: float, placement: int) -> float:
-    """A row that is smaller than this makes 1 is nothing beside its eps."""
+    """`Program.most_power`: a row that needs a larger power to come near 1 is negligible beside its eps."""
     if eps == 0:
         return 2.0**126
     exponent = math.floor(-math.log2(abs(eps)) / (2 if placement == 0 else 1))

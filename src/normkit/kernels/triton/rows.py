@@ -1,9 +1,9 @@
-"""Device functions that all kernels share: where rows lie, what is measured of one, how its numbers are rounded.
+"""Device functions that all kernels share: where rows are, how they are measured, how their numbers are rounded.
 
 A row is measured in units of `power`, a power of two that is 1 unless squares would leave float32's range; so a row of
-1e30 or 1e-40 takes the same steps as any other. The mean is two float32 numbers: where it dwarfs the deviations, what
-its own rounding leaves counts. Where a number or parameter is float32 ("WIDE"), sums are
-float64 and 1 / s is two numbers too: gradients of gain and bias are to be right to a float32 unit.
+1e30 or 1e-40 takes the same steps as any other. The mean is two float32 numbers: where it is far larger than the
+deviations, its own rounding error counts. Where a number or parameter is float32 ("WIDE"), sums are float64 and 1 / s
+is two numbers too: gradients of gain and bias must be right to a float32 unit.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Mean squares outside of these are not to be trusted: squares of smaller deviations are lost, sums of larger ones
-# overflow.
+# Mean squares outside of these are not trusted: squares of smaller deviations are lost, sums of larger ones overflow.
 LEAST_SQUARE = tl.constexpr(2.0**-90)
 MOST_SQUARE = tl.constexpr(2.0**100)
 
@@ -23,7 +22,7 @@ OUTSIDE = tl.constexpr(1)
 
 @triton.jit
 def row_offsets(row, inner, outer_stride, stride, ALIGNED: tl.constexpr, NESTED: tl.constexpr):
-    """Where rows begin, in elements: row = i * inner + j lies at i * outer_stride + j * stride, in units of ALIGNED."""
+    """Where rows begin, in elements: row = i * inner + j is at i * outer_stride + j * stride, in units of ALIGNED."""
     if NESTED:
         return ((row // inner) * outer_stride + (row % inner) * stride) * ALIGNED
     return row * stride * ALIGNED
@@ -38,7 +37,7 @@ def split(wide):
 
 @triton.jit
 def sum_of_rows(value, WIDE: tl.constexpr):
-    """Sums of the rows of a tile; WIDE in float64, by fours, whose own rounding is lost among so many."""
+    """Sums of the rows of a tile; WIDE in float64, by fours, whose own rounding is negligible among so many."""
     if WIDE and value.shape[1] >= 4:
         value = tl.sum(tl.reshape(value, [value.shape[0], value.shape[1] // 4, 4]), 2)
     return tl.sum(value.to(tl.float64) if WIDE else value, 1)
@@ -49,7 +48,7 @@ def moments(value, is_column, N: tl.constexpr, CENTRE: tl.constexpr, WIDE: tl.co
     """Mean in two parts, and the sum of squared deviations, of the rows of a tile."""
     if CENTRE:
         if WIDE:
-            # Not by fours: beside a large mean, what they lose is no longer lost among many.
+            # Not by fours: beside a large mean, their rounding is no longer negligible.
             mean, remainder = split(tl.sum(value.to(tl.float64), 1) * (1.0 / N))
             deviation = tl.where(is_column, (value - mean[:, None]) - remainder[:, None], 0.0)
         else:
@@ -66,7 +65,7 @@ def moments(value, is_column, N: tl.constexpr, CENTRE: tl.constexpr, WIDE: tl.co
 
 @triton.jit
 def is_untrusted(square, N: tl.constexpr):
-    """Whether a sum of squared deviations may have lost or overflowed what it is made of; NaN is not trusted."""
+    """Whether terms of a sum of squared deviations may have been lost or have overflowed; NaN is not trusted."""
     mean_square = square.to(tl.float32) / N
     return ((mean_square >= LEAST_SQUARE) & (mean_square <= MOST_SQUARE)) == 0
 
@@ -82,7 +81,7 @@ def power_for(largest, MOST_POWER: tl.constexpr):
 
 @triton.jit
 def root_of(square, more):
-    """The root of square + more, and what its rounding leaves; `more` is small beside square."""
+    """The root of square + more, and its rounding error; `more` is small beside square."""
     root = tl.sqrt_rn(square)
     rest = tl.fma(-root, root, square) + more
     return root, tl.where(root > 0.0, rest / (2.0 * root), 0.0)
@@ -92,9 +91,9 @@ def root_of(square, more):
 def inverse_scale(
     square, power, EPS: tl.constexpr, EPS_PLACEMENT: tl.constexpr, DIVISOR: tl.constexpr, WIDE: tl.constexpr
 ):
-    """1 / s, what its rounding leaves (0 unless WIDE), and how much more than the root under it s moves with the row.
+    """1 / s, its rounding error (0 unless WIDE), and s / root, which is 0 where a clamp holds s.
 
-    The last is s / root; 0 where a clamp holds s.
+    The last is how much more than the root s moves with the row.
     """
     if WIDE:
         scaled = power.to(tl.float64)
@@ -113,7 +112,7 @@ def inverse_scale(
         shift = EPS * power
         if EPS_PLACEMENT == OUTSIDE:
             scale = root + shift
-            # What this addition loses (Knuth's two-sum), for either may be the larger.
+            # The rounding error of this addition by Knuth's two-sum, as either may be the larger.
             kept = scale - root
             below += (root - (scale - kept)) + (shift - kept)
             ratio = tl.where(root == 0.0, 0.0, tl.div_rn(scale, tl.where(root == 0.0, 1.0, root)))
@@ -143,7 +142,7 @@ def measure(
     MOST_POWER: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """power, mean and its remainder, 1 / s and its rest, and s / root of the rows of a tile that holds them whole."""
+    """power, mean and remainder, 1 / s and its rest, and s / root of the rows of a tile that holds them whole."""
     mean, remainder, square = moments(value, is_column, N, CENTRE, WIDE)
     power = tl.zeros([value.shape[0]], tl.float32) + 1.0
     untrusted = is_untrusted(square, N) & is_row
@@ -177,7 +176,7 @@ def normalized(
     MULTIPLIER: tl.constexpr,
     ROUND_RSTD: tl.constexpr,
 ):
-    """factor * (x - m) / s of rows that are measured, each of which has one line of power, mean and the rest."""
+    """factor * (x - m) / s of measured rows, each with its power, mean and the other numbers."""
     if ROUND_RSTD:
         # Both factors and their product are numbers of the input's dtype, so in units of 1.
         if CENTRE:
@@ -203,7 +202,7 @@ def scaled_and_shifted(
     WEIGHT_OFFSET: tl.constexpr,
     OFFSET_IN_PARAMETER: tl.constexpr,
 ):
-    """row * gain + bias, rounded to the cast's dtype after as many of the three steps as the spec's program rounds."""
+    """row * gain + bias, rounded to the cast's dtype after the first ROUNDS of the three steps."""
     if ROUNDS >= 1:
         row = row.to(cast_dtype).to(tl.float32)
     if weight is not None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normkit.kernels.triton.layout import has_whole_rows, is_aligned, layout
+from normkit.kernels.triton.planning import has_whole_rows, is_aligned, layout
 
 
 @st.composite
