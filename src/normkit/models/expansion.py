@@ -37,7 +37,10 @@ class _Expansion:
     def __init__(self, family: Family, settings: Settings, shapes: Shapes) -> None:
         settings.require_described()
         self._family, self._settings, self._shapes = family, settings, shapes
-        self._bare = self._is_bare()
+        # Names lack the prefix in a checkpoint of the class without a head.
+        tables = [f"{part.at}.{name}".lstrip(".") for part in family.parts for name in part.table]
+        bodies = [name for name in tables if name.startswith(family.prefix) and "{" not in name]
+        self._is_bare = bool(family.prefix) and not any(name in shapes for name in bodies)
         self._declared: set[str] = set()
         self._norms: list[graph.Norm] = []
         self._linears: dict[str, graph.Linear] = {}
@@ -68,13 +71,6 @@ class _Expansion:
         check_widths(found, self._shapes)
         return found
 
-    def _is_bare(self) -> bool:
-        """Whether names lack the prefix, as in a checkpoint of the class without a head."""
-        prefix = self._family.prefix
-        tables = [f"{part.at}.{name}".lstrip(".") for part in self._family.parts for name in part.table]
-        bodies = [name for name in tables if name.startswith(prefix) and "{" not in name]
-        return bool(prefix) and not any(name in self._shapes for name in bodies)
-
     def _parts(self) -> Iterator[tuple[Part, dict[str, int]]]:
         """Every part of the checkpoint with the indices of its placeholders; parts at one place alternate."""
         for at, neighbours in itertools.groupby(self._family.parts, key=lambda part: part.at):
@@ -104,21 +100,20 @@ class _Expansion:
             ModelError: If none is, or several are.
         """
         rivals = [rival for rival in self._family.parts if rival.either == part.either and self._applies(rival)]
-        there = [rival for rival in rivals if self._is_there(rival, indices)]
+        # A placeholder without an index has the first.
+        tensors = [
+            list(self._tensors(rival, dict.fromkeys(self._family.repeat, rival.first) | indices)) for rival in rivals
+        ]
+        there = [
+            rival for rival, names in zip(rivals, tensors, strict=True) if not self._shapes.keys().isdisjoint(names)
+        ]
         if len(there) == 1:
             return there[0] is part
-        options = " or ".join(next(self._tensors(rival, self._fixed(rival, indices))) for rival in rivals)
+        options = " or ".join(names[0] for names in tensors)
         raise ModelError(
             f"expected {options} in the checkpoint of a {self._family.model_type} model, found "
             f"{'both' if there else 'neither'}; models/{self._family.model_type}.toml does not describe this model"
         )
-
-    def _is_there(self, part: Part, indices: dict[str, int]) -> bool:
-        """Whether any tensor of a part is there, with the first index for placeholders without one."""
-        return any(name in self._shapes for name in self._tensors(part, self._fixed(part, indices)))
-
-    def _fixed(self, part: Part, indices: dict[str, int]) -> dict[str, int]:
-        return dict.fromkeys(self._family.repeat, part.first) | indices
 
     def _tensors(self, part: Part, indices: dict[str, int]) -> Iterator[str]:
         at = _filled(part.at, indices)
@@ -138,7 +133,10 @@ class _Expansion:
         for key, norm in part.norm.items():
             if self._settings.holds(norm.when):
                 inside = _joined(_filled(part.in_memory, indices) or at, _filled(key, indices))
-                self._add_norm(self._below(at, _filled(key, indices)), self._module(inside), norm, at, indices)
+                if self._family.classes[self._settings.architecture]:
+                    # A class without a head returns points, and its paths lack the prefix.
+                    inside = inside.removeprefix(self._family.prefix)
+                self._add_norm(self._below(at, _filled(key, indices)), inside, norm, at, indices)
         for key, linear in part.linear.items():
             if self._applies(linear):
                 self._add_linear(self._below(at, _filled(key, indices)), linear, at, indices)
@@ -155,11 +153,6 @@ class _Expansion:
         axis = entry.axis % len(shape) if shape else 0
         writes = self._place(entry.writes, at, indices)
         self._tables.append(graph.Table(name=name, axis=axis, writes=writes, aliases=aliases))
-
-    def _module(self, path: str) -> str:
-        """A path as the class has it: a class without a head returns points, and its paths lack the prefix."""
-        returns = self._family.classes[self._settings.architecture]
-        return path.removeprefix(self._family.prefix) if returns else path
 
     def _add_norm(self, name: str, module: str, entry: NormEntry, at: str, indices: dict[str, int]) -> None:
         weight = self._either(f"{name}.weight", f"{name}.gamma") if self._settings.flag(entry.weight) else None
@@ -241,18 +234,15 @@ class _Expansion:
                     key=self._linears[self._place(entry.key, at, indices)] if entry.key else None,
                     layout=entry.layout,
                     heads=heads,
-                    kv_heads=self._number_of(kv_heads, heads),
+                    kv_heads=kv_heads
+                    if isinstance(kv_heads, int)
+                    else self._settings.number(kv_heads, otherwise=heads),
                     rotary=entry.rotary,
                     sinks=sinks if sinks in self._shapes else None,
                     softcap=bool(entry.softcap and self._settings.flag(entry.softcap)),
                     clip=entry.clip if entry.clip and self._settings.flag(entry.clip) else None,
                 )
             )
-
-    def _number_of(self, kv_heads: str | int, heads: int) -> int:
-        if isinstance(kv_heads, int):
-            return kv_heads
-        return self._settings.number(kv_heads, otherwise=heads) if kv_heads else heads
 
     def _place(self, reference: str, at: str, indices: dict[str, int]) -> str:
         """The name of a point, a space or a module that an entry refers to."""
@@ -270,7 +260,7 @@ class _Expansion:
 
     def _named(self, name: str) -> str:
         """A name as it is in this checkpoint."""
-        return name.removeprefix(self._family.prefix) if self._bare else name
+        return name.removeprefix(self._family.prefix) if self._is_bare else name
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor; ModelError if it is missing."""
