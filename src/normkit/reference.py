@@ -17,7 +17,8 @@ from torch import Tensor
 from normkit.conventions.eps import eps_in
 from normkit.spec import NormSpec
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.bfloat16, torch.float16)
+"""The 16-bit dtypes of norms."""
 
 
 class Statistics(NamedTuple):
@@ -79,7 +80,7 @@ def _root(deviation: Tensor, spec: NormSpec) -> Tensor:
 def _scale(rows: Tensor, deviation: Tensor, spec: NormSpec, eps: float | Tensor) -> Tensor:
     """s, the number each row is divided by."""
     takes_root = spec.placement.power == 1
-    if rows.dtype in _HALF and (spec.centre_statistics or takes_root):
+    if rows.dtype in HALF and (spec.centre_statistics or takes_root):
         # Code that stays in 16 bits calls `Tensor.var`, `std` or `norm`, which round once.
         _, wide = spec.centring.split(rows.float())
         value = (_root(wide, spec) if takes_root else spec.divisor.of_squares(wide.square())).to(rows.dtype)
@@ -148,7 +149,7 @@ def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype, dtype: torch.dtype)
     rows = spec.rows.split(x.to(wide).contiguous())
     numerator, deviation = spec.centring.split(rows)
     scale = _scale(rows, deviation, spec, machine_eps(x, spec))
-    if spec.round_rstd and dtype in _HALF:
+    if spec.round_rstd and dtype in HALF:
         normalized = (numerator.to(dtype) * scale.reciprocal().to(dtype)).to(wide)
     else:
         normalized = numerator / scale

@@ -20,6 +20,7 @@ from normkit.conversion.replacement import Formula, swap
 from normkit.conversion.result import Check
 from normkit.identification.specimen import Specimen
 from normkit.identification.state import undisturbed
+from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
 from normkit.units import Exact
@@ -30,7 +31,6 @@ _MANY_ELEMENTS = 8 * _ELEMENTS
 _LEAST_ROWS = 16
 _SEED = 0
 _SCALES = (1.0, 0.01, 30.0)
-_HALF = (torch.bfloat16, torch.float16)
 _EQUAL = {torch.bfloat16: 0.9999, torch.float16: 0.9995}
 """Share of the outputs that must be those of the original, bit for bit."""
 _UNITS = {torch.float32: 4.0, torch.float64: 16.0}
@@ -75,8 +75,8 @@ def settings(own: Set[torch.dtype], model: Set[torch.dtype]) -> tuple[Setting, .
     found = [Setting(torch.float32, torch.float32, autocast=False)]
     for dtype in sorted(own or model or {torch.float32}, key=str):
         if dtype == torch.float32:
-            found += [Setting(dtype, half, autocast=True) for half in _HALF]
-            found += [Setting(dtype, half, autocast=False) for half in _HALF if half in model]
+            found += [Setting(dtype, half, autocast=True) for half in HALF]
+            found += [Setting(dtype, half, autocast=False) for half in HALF if half in model]
         else:
             found.append(Setting(dtype, dtype, autocast=False))
             found += [Setting(dtype, torch.float32, autocast=False)] if torch.float32 in model else []

@@ -10,17 +10,16 @@ affine.py      which parameters gain and bias are
 structure.py   the three above in one: everything but eps, the divisor and the casts
 eps_response.py  small inputs: where eps enters
 divisor.py     n, n - 1 or none, and which eps was meant
-arithmetic.py  a program's outputs in each usual order of operations
 half_precision_calls.py  calls in 16 bits, and how many outputs a program gives bit for bit
 cast_program.py  where the norm rounds to 16 bits
 precision.py   how finely each dtype shows a formula
 conditioning.py  rows that are hard on a norm: large means, constants, zeros, one large element
 calling.py     how a norm can be called, and one clear line if it cannot
 side_effects.py  what a call does beside its result: to the input, to a state, in training mode
-fallback_verdicts.py  the verdict where no spec fits, by way of the next five
-maps.py        identity, affine, linear, softmax; elementwise.py: the other maps of each input alone
+fallback_verdicts.py  the verdict where no spec fits, by way of the next four
+maps.py        identity, affine, linear and elementwise maps, softmax
 batch.py       batch norms: over which axes, in which mode
-gating.py      norms of two inputs: gated, adaptive, of a sum; second_input.py: how that is measured
+gating.py      norms of two inputs: gated, adaptive, of a sum
 direction.py   norms that subtract another direction than all-ones
 passport.py    the result: conventions, evidence, confidence
 behaviour.py   `identify`: all of it, in order -> Passport

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from normkit.errors import DtypeError, IdentificationError, KindError, NormkitError, ShapeError
-from normkit.identification.second_input import second_that_works
+from normkit.identification.gating import second_that_works
 from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError
 from normkit.text import first_line
 

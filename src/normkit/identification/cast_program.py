@@ -12,10 +12,10 @@ from normkit.conventions.casts import Cast, OutputDtype, StatisticsDtype
 from normkit.conventions.eps import EPS
 from normkit.identification import half_precision_calls
 from normkit.identification.affine import Affine
-from normkit.identification.arithmetic import DEFINITION
-from normkit.identification.half_precision_calls import HALF, Rate, Run
+from normkit.identification.half_precision_calls import DEFINITION, Rate, Run
 from normkit.identification.passport import Reading, value_of
 from normkit.identification.specimen import Specimen
+from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from normkit.errors import NormkitError
 from normkit.identification import coupling
-from normkit.identification.half_precision_calls import HALF
 from normkit.identification.passport import Reading
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.identification.state import same
+from normkit.reference import HALF
 from normkit.text import dtype_name
 
 _SEED = 1

@@ -28,8 +28,6 @@ from normkit.text import offer
 _NORM_LIKE = {"degree", "scale"}
 """Readings of what would be a norm but for a fault."""
 
-_HALVES = ({torch.float16}, {torch.bfloat16})
-
 _TELLING = ("degree", "rescaled eps", "partial statistics")
 """Readings that say more than that no spec describes a norm."""
 
@@ -154,8 +152,10 @@ class _Search:
 
     def _examined(self, call: ModuleCall, module: nn.Module) -> Examination | None:
         found = self._finder.examined(module, call.path, call.input_shape)
+        if found is None or found.passport.spec is not None or call.input_dtype != torch.float32:
+            return found
         held = {parameter.dtype for parameter in module.parameters()}
-        if found is not None and found.passport.spec is None and call.input_dtype == torch.float32 and held in _HALVES:
+        if len(held) == 1 and held <= {*reference.HALF}:
             # It may round its input to the dtype of its parameters, and be a norm of the rounded input.
             rounding = self._finder.examined(module, call.path, call.input_shape, held.pop())
             return rounding if rounding is not None and rounding.passport.spec is not None else found

@@ -13,8 +13,8 @@ from normkit import units
 from normkit.errors import NormkitError
 from normkit.identification.sites import NormSite
 from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.reference import HALF
 
-_HALF = (torch.float16, torch.bfloat16)
 # Sums in 16 bits stand still after some hundred rows; real batches have many thousand.
 _ROWS = 4096
 _ELEMENTS = 1 << 20
@@ -40,7 +40,7 @@ def gain_gradient_errors(sites: Sequence[NormSite], dtypes: Mapping[str, str]) -
     errors = {}
     for site in sites:
         weight, dtype = site.passport.weight, getattr(torch, dtypes[site.path] or "float32")
-        if weight is None or not {weight.dtype, dtype} & {*_HALF}:
+        if weight is None or not {weight.dtype, dtype} & {*HALF}:
             errors[site.path] = math.nan
             continue
         # Two classes may share a name.

@@ -12,10 +12,9 @@ from torch import Tensor
 from normkit.conventions.eps import eps_in
 from normkit.inspection.moments import AttenuationAccumulator, RowAccumulator, RowMoments, row_moments, token_rows
 from normkit.inspection.result import Attenuation, Peak, RowStatistics
+from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class SiteGauge:
     def result(self) -> SiteMeasurement:
         """What was measured so far."""
         entering, leaving = self._input.result(), self._output.result()
-        in_half = self._dtype in _HALF and self._spec.statistics_dtype == "input"
+        in_half = self._dtype in HALF and self._spec.statistics_dtype == "input"
         return SiteMeasurement(
             input=entering,
             output=leaving,

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from normkit.conventions.gain import Gain
 from normkit.errors import InputError, KindError
+from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.testing import agreement, causes, conduct, derivatives, sharing
 from normkit.testing.agreement import Misfit
-from normkit.testing.norm_under_test import HALF, NormUnderTest, RefusedError, Subject
+from normkit.testing.norm_under_test import NormUnderTest, RefusedError, Subject
 from normkit.testing.violation import CHECKS, ConformanceError, Violation
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -21,7 +21,6 @@ from normkit.spec import NormSpec
 from normkit.text import dtype_name, first_line, typed_line
 from normkit.units import Exact
 
-HALF = (torch.bfloat16, torch.float16)
 _SEED = 0
 
 
@@ -192,7 +191,7 @@ class NormUnderTest:
     @property
     def is_half(self) -> bool:
         """Inputs have 16 bits."""
-        return self.dtype in HALF
+        return self.dtype in reference.HALF
 
     @property
     def stays_narrow(self) -> bool:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from normkit.identification.sites import NormSite
 from normkit.inspection import rules
 from normkit.inspection.blocks import block_of
@@ -18,6 +16,7 @@ from normkit.inspection.running_statistics import ungathered
 from normkit.inspection.spectrum import recurring_outliers
 from normkit.inspection.structure import Structure, measured_block, measured_site
 from normkit.inspection.training import Training
+from normkit.reference import HALF
 from normkit.text import dtype_name
 from normkit.watching.answers import answer
 from normkit.watching.layout import AttentionPlace, WatchLayout
@@ -27,8 +26,6 @@ from normkit.watching.startup import WatchedModel
 from normkit.watching.step_recorder import StepRecorder
 from normkit.watching.table_reader import TableReader
 from normkit.watching.time_series import RunHistory
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def inspection_of_run(
@@ -131,7 +128,7 @@ def _site(structure: Structure, reader: TableReader, index: int, site: NormSite,
     features = math.prod(site.shape)
     entering, leaving = reader.rows(2 * index, features), reader.rows(2 * index + 1, features)
     before, after = structure.dtypes(site)
-    in_half = before in _HALF and site.spec.statistics_dtype == "input"
+    in_half = before in HALF and site.spec.statistics_dtype == "input"
     line = reader.line(2 * index)
     measured = SiteMeasurement(
         input=entering,
