@@ -7,17 +7,17 @@ import math
 import torch
 from torch import Tensor
 
+from normkit.conventions.rows import CENTRINGS, Centring
 from normkit.errors import ShapeError
 from normkit.geometry.rows import require_floating
 from normkit.geometry.scaling import length
-from normkit.spec import NormSpec
 
 
 def centre(x: Tensor) -> Tensor:
     """Subtract each row's mean: project it onto the hyperplane through 0 whose normal is the all-ones vector 1.
 
-    x - mean(x) = x - (x . u) u with u = 1 / sqrt(n), which is `centring_matrix(n)` times x. The mean is taken twice:
-    the first is rounded in proportion to itself, and where it dwarfs the deviations, what it leaves counts.
+    x - mean(x) = x - (x . u) u with u = 1 / sqrt(n), which is `centring_matrix(n)` times x. The mean is taken twice,
+    because the first is rounded in proportion to itself; 16-bit rows are centred in float32 and rounded once.
 
     Args:
         x: Rows of shape (..., n), with sum(x) below the largest number.
@@ -37,14 +37,13 @@ def centre(x: Tensor) -> Tensor:
         Ba, Kiros and Hinton 2016, arXiv:1607.06450, eq. 3; as a projection: Brody, Alon and Yahav 2023,
         arXiv:2305.02582.
     """
-    once = require_floating(x) - x.mean(-1, keepdim=True)
-    return once - once.mean(-1, keepdim=True)
+    numerator, _ = split(require_floating(x), CENTRINGS[True, True])
+    return numerator
 
 
-def split(rows: Tensor, spec: NormSpec) -> tuple[Tensor, Tensor]:
-    """Rows as the numerator of a norm takes them and as its statistics do; 16-bit rows are rounded once."""
-    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    numerator, deviation = spec.centring.split(wide)
+def split(rows: Tensor, centring: Centring) -> tuple[Tensor, Tensor]:
+    """`Centring.split` in float32 or wider, rounded to the dtype of the rows."""
+    numerator, deviation = centring.split(rows.to(torch.promote_types(rows.dtype, torch.float32)))
     return numerator.to(rows.dtype), deviation.to(rows.dtype)
 
 

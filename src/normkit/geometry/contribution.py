@@ -89,7 +89,7 @@ def contributions(
         gain = spec.gain.effective(weight, dtype).to(dtype)
     before, after = spec.gain.sides(gain)
     inner = parts * before
-    numerator, deviation = split(inner, spec)
+    numerator, deviation = split(inner, spec.centring)
     numerator = numerator * (after * spec.divisor.factor(n))
     eps = reference.machine_eps(parts, spec)
     frozen = numerator / row_scale(inner.sum(0), spec, eps)

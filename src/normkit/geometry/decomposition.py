@@ -180,7 +180,7 @@ def pulled_back(y: Tensor, z: Tensor, gain: Tensor | None, bias: Tensor | None) 
 
 def _target(u: Tensor, spec: NormSpec) -> Tensor:
     """The ratio of length to radius that the scaled row must have: sqrt(v) / s, computed without `row_scale`."""
-    numerator, deviation = split(u, spec)
+    numerator, deviation = split(u, spec.centring)
     root = length(deviation) / math.sqrt(spec.divisor.count(u.shape[-1]))
     shrink = root / spec.placement.scale_of_root(root, reference.machine_eps(u, spec))
     if spec.centring.numerator and spec.centring.is_half:

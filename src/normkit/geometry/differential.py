@@ -64,7 +64,7 @@ def row_derivative(rows: Tensor, spec: NormSpec) -> RowDerivative:
     Source:
         Derived here.
     """
-    numerator, deviation = split(require_floating(rows), spec)
+    numerator, deviation = split(require_floating(rows), spec.centring)
     n, eps, placement = rows.shape[-1], reference.machine_eps(rows, spec), spec.placement
     scale = row_scale(rows, spec, eps)
     # The root by itself is the scale of the same norm without eps; an eps that is added to v needs no root.
@@ -116,7 +116,7 @@ def jacobian(x: Tensor, spec: NormSpec, weight: Tensor | None = None) -> Tensor:
         Derived here.
     """
     before, after, at = _linearise(x, spec, weight)
-    direct, _ = split(torch.eye(at.normalized.shape[-1], dtype=x.dtype, device=x.device), spec)
+    direct, _ = split(torch.eye(at.normalized.shape[-1], dtype=x.dtype, device=x.device), spec.centring)
     block = at.bulk[..., None] * (direct - at.normalized[..., :, None] * at.scale_gradient[..., None, :])
     left, right = (spec.rows.split(gain.expand(x.shape)) for gain in (after, before))
     block = left[..., :, None] * block * right[..., None, :]
@@ -152,7 +152,7 @@ def jvp(x: Tensor, v: Tensor, spec: NormSpec, weight: Tensor | None = None) -> T
         Derived here.
     """
     before, after, at = _linearise(x, spec, weight)
-    numerator, deviation = split(spec.rows.split(before * _like(v, x, "v")), spec)
+    numerator, deviation = split(spec.rows.split(before * _like(v, x, "v")), spec.centring)
     along = (at.scale_gradient * deviation).sum(-1, keepdim=True)
     return after * spec.rows.joined(at.bulk * (numerator - at.normalized * along), x)
 
@@ -188,7 +188,7 @@ def vjp(x: Tensor, u: Tensor, spec: NormSpec, weight: Tensor | None = None) -> T
         Derived here.
     """
     before, after, at = _linearise(x, spec, weight)
-    direct, _ = split(spec.rows.split(after * _like(u, x, "u")), spec)
+    direct, _ = split(spec.rows.split(after * _like(u, x, "u")), spec.centring)
     along = (at.normalized * direct).sum(-1, keepdim=True)
     return before * spec.rows.joined(at.bulk * (direct - at.scale_gradient * along), x)
 

@@ -185,7 +185,7 @@ def scale_shift_defects(x: Tensor, spec: NormSpec, scale: float, shift: float) -
 def _normalized(x: Tensor, spec: NormSpec) -> Tensor:
     """The norm of x in x's dtype, with unit gain and no bias."""
     require_row(spec)
-    numerator, _ = split(require_floating(x), spec)
+    numerator, _ = split(require_floating(x), spec.centring)
     return numerator / divisor(x, spec)
 
 
