@@ -25,7 +25,6 @@ LAYER = specs.TORCH_LAYER_NORM
         (LAYER.replace(centre_numerator=False), "centring of the numerator or of the statistics alone"),
         (LAYER.replace(centre_statistics=False), "centring of the numerator or of the statistics alone"),
         (specs.MUSE_SPARK_INPUT_SCALED, "a gain before the norm"),
-        (specs.OLMO2.replace(cast="input"), "a gain that is rounded to the input's dtype"),
         (specs.LLAMA.replace(output_dtype="float32"), "an output that is always float32"),
     ],
 )

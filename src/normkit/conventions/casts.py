@@ -43,7 +43,7 @@ _OUTPUT_NOTES = {
 }
 
 # The kernels' numbers. In a row that is kept in 16 bits, no cast is an early one.
-_CODES = {"late": 0, "early": 1, "weight": 2, "none": 1}
+_CODES = {"late": 0, "early": 1, "weight": 2, "input": 3, "none": 1}
 _OUTPUT_CODES = {"input": 0, "promote": 1, "weight": 2}
 
 
@@ -68,19 +68,17 @@ class Casts:
     @property
     def no_kernel(self) -> str | None:
         """Why no kernel rounds so; None if some do."""
-        if self.cast not in _CODES:
-            return "a gain that is rounded to the input's dtype"
         return None if self.output in _OUTPUT_CODES else "an output that is always float32"
 
     @property
     def codes(self) -> tuple[int, int]:
         """The kernels' numbers for the cast and for the output's dtype; 0 where no kernel does it."""
-        return _CODES.get(self.cast, 0), _OUTPUT_CODES.get(self.output, 0)
+        return _CODES[self.cast], _OUTPUT_CODES.get(self.output, 0)
 
     @classmethod
     def of_codes(cls, cast: int, output: int, *, round_rstd: bool) -> Casts:
         """The casts that kernels with these numbers follow."""
-        casts: tuple[Cast, ...] = ("late", "early", "weight")
+        casts: tuple[Cast, ...] = ("late", "early", "weight", "input")
         outputs: tuple[OutputDtype, ...] = ("input", "promote", "weight")
         return cls(round_rstd=round_rstd, cast=casts[cast], output=outputs[output])
 

@@ -22,7 +22,7 @@ class Conventions(NamedTuple):
     sqrt_n: int
     """1 if the row is multiplied by sqrt(n)."""
     cast: int
-    """0 late, 1 early, 2 to the weight's dtype."""
+    """0 late, 1 early, 2 to the weight's dtype, 3 early with gain and bias."""
     round_rstd: int
     """1 if 1/s is rounded to the input's dtype."""
     offset_in_parameter_dtype: int

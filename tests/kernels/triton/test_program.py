@@ -41,6 +41,9 @@ def of(spec, n=12, x=F32, weight=None, bias=None, row=None):
         (specs.T5, F32, BF16, None, 2),
         (specs.T5, BF16, F32, None, 0),
         (specs.T5.replace(has_weight=False), BF16, None, None, 0),
+        # Gain and bias are rounded to the input's dtype too.
+        (specs.LLAMA.replace(cast="input"), BF16, F32, None, 4),
+        (specs.LLAMA.replace(cast="input"), F32, BF16, None, 0),
     ],
 )
 def test_after_how_many_steps_a_row_is_rounded(spec, x, weight, bias, rounds):

@@ -23,7 +23,7 @@ struct Conventions {
     bool centre;
     int64_t eps_placement, divisor;  // inside, outside, clamp; n, n - 1, one
     bool sqrt_n;
-    int64_t cast;  // late, early, to the weight's dtype
+    int64_t cast;  // late, early, to the weight's dtype, early with gain and bias
     bool round_rstd, offset_in_parameter_dtype, machine_eps;
     int64_t output, axes;  // the input's dtype, promoted, the weight's
 
@@ -55,6 +55,11 @@ struct Conventions {
         if (round_rstd && is_half(input)) result.rstd_type = input;
         result.type = cast == 2 && gain ? *gain : input;
         if (cast == 0 || (cast == 2 && !gain) || !is_half(result.type)) return result;
+        result.rounds_parameters = cast == 3;
+        if (cast == 3) {
+            result.rounds = bias ? 3 : 2;
+            return result;
+        }
         result.rounds = 1;
         if (gain && (*gain != result.type || (offset != 0 && !offset_in_parameter_dtype))) return result;
         result.rounds = 2;

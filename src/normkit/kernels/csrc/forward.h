@@ -14,13 +14,6 @@ namespace {
 // The programs that have loops of their own. `any` is the whole of the spec, with roundings that are known at run time.
 enum class Program { scaled, shifted, early, any };
 
-template <class A>
-[[gnu::always_inline]] inline Lanes<A> rounded_to(Type type, const Lanes<A>& value) {
-    if (type == Type::bfloat16) return rounded<bfloat16>(value);
-    if (type == Type::float16) return rounded<float16>(value);
-    return value;
-}
-
 // What is the same for every element of a row, in the arithmetic type.
 template <class A>
 struct RowProgram {
@@ -167,7 +160,8 @@ void forward_rows(const Forward& task, int64_t begin, int64_t end, void (*add_ro
     const Norm norm = task.norm;
     const Program program = program_of<T, Out>(norm, task.casts, task.x_type);
     const int64_t width = statistics_width(task.x_type);
-    const Expanded<A> gain(norm.gain, norm.n), bias(norm.bias, norm.n);
+    const Type rounded_type = task.casts.rounds_parameters ? task.casts.type : Type::float32;
+    const Expanded<A> gain(norm.gain, norm.n, rounded_type), bias(norm.bias, norm.n, rounded_type);
     const Affine<A> affine{norm.n, gain.values(), bias.values()};
     for (int64_t first = begin; first < end; first += rows_at_once) {
         const int64_t last = first + rows_at_once < end ? first + rows_at_once : end;

@@ -41,6 +41,7 @@ struct Norm {
 struct Casts {
     Type type = Type::float32;
     int rounds = 0;
+    bool rounds_parameters = false;  // gain and bias are rounded to `type` first
     // 1 / s and what it multiplies are rounded to this dtype, if that is a 16-bit one.
     Type rstd_type = Type::float32;
 };

@@ -127,6 +127,8 @@ def _rounds(
     dtype = weight_dtype if cast == 2 else input_dtype
     if dtype not in _HALF:
         return 0
+    if cast == 3:
+        return 4
     if weight_dtype is not None and (weight_dtype != dtype or has_wide_offset):
         return 1
     return 3 if bias_dtype == dtype else 2

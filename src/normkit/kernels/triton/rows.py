@@ -202,15 +202,24 @@ def scaled_and_shifted(
     WEIGHT_OFFSET: tl.constexpr,
     OFFSET_IN_PARAMETER: tl.constexpr,
 ):
-    """row * gain + bias, rounded to the cast's dtype after the first ROUNDS of the three steps."""
+    """row * gain + bias, rounded to the cast's dtype after the first ROUNDS of the three steps.
+
+    ROUNDS = 4: after all three, and gain and bias are rounded first.
+    """
     if ROUNDS >= 1:
         row = row.to(cast_dtype).to(tl.float32)
     if weight is not None:
-        row = row * effective_gain(weight, column, is_column, WEIGHT_OFFSET, OFFSET_IN_PARAMETER)[None, :]
+        gain = effective_gain(weight, column, is_column, WEIGHT_OFFSET, OFFSET_IN_PARAMETER)
+        if ROUNDS == 4:
+            gain = gain.to(cast_dtype).to(tl.float32)
+        row = row * gain[None, :]
         if ROUNDS >= 2:
             row = row.to(cast_dtype).to(tl.float32)
     if bias is not None:
-        row = row + tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        shift = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
+        if ROUNDS == 4:
+            shift = shift.to(cast_dtype).to(tl.float32)
+        row = row + shift[None, :]
         if ROUNDS >= 3:
             row = row.to(cast_dtype).to(tl.float32)
     return row
