@@ -77,10 +77,6 @@ def test_rescaled_eps_does_the_same_to_longer_rows(placement):
     assert torch.allclose(scale(placement, 8 * ROOTS, placement.rescaled(EPS, 8.0)), 8 * scale(placement, ROOTS))
 
 
-def test_rescaled_square_does_the_same_to_larger_squares(placement):
-    assert placement.rescaled_square(EPS, 64.0) == placement.rescaled(EPS, 8.0)
-
-
 def test_texts_hold_eps(placement):
     texts = (placement.plain("v", "r", EPS), placement.latex("v", EPS), placement.mathml("v", EPS))
     assert all("0.25" in text for text in texts)

@@ -6,12 +6,17 @@ import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import normkit as nk
+from helpers import valid_specs
 from normkit import NormSpec, specs
 from normkit.errors import IdentificationError
-from normkit.identification.passport import CONVENTIONS, Passport, Reading
+from normkit.identification.passport import CONVENTIONS, Passport, Reading, same_eps, value_of, words_of
+
+EPS = st.sampled_from([None, 1e-5, 1e-6])
 
 
 def passport(**changes):
@@ -25,6 +30,20 @@ def passport(**changes):
 def test_every_convention_of_a_spec_has_one_reading():
     decided = [name for names in CONVENTIONS.values() for name in names]
     assert sorted(decided) == sorted(specs.LLAMA.to_json())
+
+
+@given(valid_specs(eps=EPS), valid_specs(eps=EPS))
+def test_two_specs_have_the_same_words_where_they_have_the_same_values(spec, other):
+    for reading in CONVENTIONS:
+        is_same = value_of(spec, reading) == value_of(other, reading)
+        assert (words_of(spec, reading) == words_of(other, reading)) == is_same
+
+
+def test_the_same_eps_is_in_the_same_place_unless_it_is_0():
+    assert same_eps(NormSpec(eps=0.0), NormSpec(eps=0.0, eps_placement="clamp"), 1e-3)
+    assert not same_eps(NormSpec(), NormSpec(eps_placement="outside"), 1e-3)
+    assert same_eps(NormSpec(eps=None), NormSpec(eps=1.1921e-7), 1e-3)
+    assert not same_eps(NormSpec(eps=1e-5), NormSpec(eps=1.1e-5), 1e-3)
 
 
 def test_what_is_open_is_said_and_costs_confidence():

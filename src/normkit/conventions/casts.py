@@ -120,6 +120,11 @@ class Casts:
                 dtype = dtype if parameter is None else torch.promote_types(dtype, parameter.dtype)
         return dtype
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the row is rounded once, at the end."""
+        return self.cast == "late"
+
     def order(self, *, has_wide_weight: bool) -> tuple[str, bool, str]:
         """What decides the bits: where gain and input have one dtype, all early casts are one."""
         is_early = self.cast in ("weight", "input") and not has_wide_weight

@@ -46,10 +46,6 @@ class Placement(ABC):
         """The eps that does to rows `factor` times as long what `eps` does to these."""
         return eps * factor * factor if self.power == 2 else eps * factor
 
-    def rescaled_square(self, eps: float, factor: float) -> float:
-        """The eps that does to a v `factor` times as large what `eps` does to this one."""
-        return eps * (factor if self.power == 2 else math.sqrt(factor))
-
     @property
     def argument(self) -> str:
         """As an argument of `NormSpec`."""

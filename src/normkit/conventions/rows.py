@@ -57,6 +57,10 @@ class Rows:
         """Why no kernel computes such rows; None if some do."""
         return "rows that are not the trailing axes" if self.are_channels or self.groups > 1 else None
 
+    def conventions(self) -> dict[str, Any]:
+        """As fields of `NormSpec`."""
+        return {"axes": self.axes, "groups": self.groups}
+
     def split(self, x: Tensor) -> Tensor:
         """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
         if self.axes == "all_but_batch":

@@ -255,7 +255,7 @@ def _half(
         return replace(
             check, problem=f"{100 * check.equal:.4f} % of the outputs are equal, {100 * wanted:g} % are wanted"
         )
-    step = units.unit(expected.double().abs() if spec.cast == "late" else 2 * size, units.coarsest(casts))
+    step = units.unit(expected.double().abs() if spec.casts.is_late else 2 * size, units.coarsest(casts))
     error = (actual.double() - expected.double()).abs() / (step + allowed * size)
     worst = float(error.nan_to_num(nan=math.inf).max())
     return check if worst <= 1.0 else replace(check, problem=f"an output is off by {worst:.3g} times its roundings")

@@ -201,7 +201,7 @@ def _declared(site: Site, intent: Intent | None) -> DeclaredNorm:
     spec, features, factor = site.spec, site.input.features, site.factor
     if intent is not None and (meant := intent.specs.get(site.path)) is not None:
         # The stock norm was identified on one row: only the model in action shows along which axes it works.
-        spec = meant.replace(axes=spec.axes, groups=spec.groups) if site.path in intent.stock else meant
+        spec = meant.replace(**spec.rows.conventions()) if site.path in intent.stock else meant
         features = intent.features.get(site.path, features)
         factor = factor if site.path in intent.stock else 1.0
     return DeclaredNorm(

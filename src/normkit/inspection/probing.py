@@ -210,7 +210,7 @@ class _Gauges(Listener):
         The stream that leaves a block enters the next one and its first norm: a tensor measured last is
         not measured again.
         """
-        return self._last_moments.of(x, (spec.axes, spec.groups), lambda: spec_moments(x, spec, self._mask))
+        return self._last_moments.of(x, spec.rows, lambda: spec_moments(x, spec, self._mask))
 
 
 class _Last(Generic[R]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -87,8 +88,8 @@ def _with(spec: NormSpec, passport: Passport, readings: tuple[str, ...]) -> Norm
 
 def _in_the_words_of(spec: NormSpec, found: NormSpec, n: int) -> NormSpec:
     """What was found with the divisor of the spec, and the eps that is the same one there."""
-    ratio = found.divisor.count(n) / spec.divisor.count(n)
-    eps = found.placement.rescaled_square(eps_in("float32", found.eps), ratio)
+    longer = math.sqrt(found.divisor.count(n) / spec.divisor.count(n))
+    eps = found.placement.rescaled(eps_in("float32", found.eps), longer)
     # The digits that it is measured to.
     return found.replace(**spec.divisor.conventions(), eps=float(f"{eps:.6g}"))
 

@@ -33,8 +33,8 @@ def as_divided(intended: NormSpec, site: Site) -> NormSpec:
 
     Beside a sum of squares an eps counts n times as much as beside their mean, outside the root sqrt(n) times.
     """
-    larger = float(site.input.features) ** (site.spec.divisor.is_sum - intended.divisor.is_sum)
-    eps = intended.placement.rescaled_square(eps_in(site.dtype, intended.eps), larger)
+    longer = math.sqrt(site.input.features) ** (site.spec.divisor.is_sum - intended.divisor.is_sum)
+    eps = intended.placement.rescaled(eps_in(site.dtype, intended.eps), longer)
     return site.spec.replace(**intended.placement.conventions(eps))
 
 
