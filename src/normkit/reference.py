@@ -9,6 +9,7 @@ and `torch.func` transforms hold.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -22,15 +23,12 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Statistics(NamedTuple):
-    """What a norm knows of each row; shapes end in (groups, 1).
-
-    Attributes:
-        mean: Mean of the row, also where the spec does not use it.
-        scale: s, the number the row is divided by, with eps and without the multiplier.
-    """
+    """The statistics of each row; shapes end in (groups, 1)."""
 
     mean: Tensor
+    """The mean of the row, also if the spec does not use it."""
     scale: Tensor
+    """s, the number the row is divided by, with eps and without the factor sqrt(n)."""
 
 
 def machine_eps(x: Tensor, spec: NormSpec) -> float:
@@ -45,8 +43,8 @@ def unrounded(spec: NormSpec, x: Tensor) -> NormSpec:
         statistics_dtype="float32",
         round_rstd=False,
         output_dtype="input",
-        weight_offset=0.0,
         eps=machine_eps(x, spec),
+        **dataclasses.replace(spec.gain, offset=0.0).conventions(),
     )
 
 
@@ -90,7 +88,7 @@ def _scale(rows: Tensor, deviation: Tensor, spec: NormSpec, eps: float | Tensor)
 
 
 def effective_weight(weight: Tensor, spec: NormSpec, dtype: torch.dtype) -> Tensor:
-    """weight + weight_offset, added where the spec adds it, in `dtype` (parameter dtype if that is where)."""
+    """weight + offset, added where the spec adds it, in `dtype` (parameter dtype if that is where)."""
     return spec.gain.effective(weight, dtype)
 
 
@@ -104,7 +102,7 @@ def forward(
 ) -> Tensor:
     """Normalize x as the spec says, rounding exactly where the spec rounds.
 
-    y = multiplier * (x - m) / s * (weight + weight_offset) + bias; see `NormSpec` for m and s.
+    y = f * (x - m) / s * g + bias with f = 1 or sqrt(n) and the effective gain g; see `NormSpec` for m and s.
 
     Args:
         x: Input of shape (..., n), or (N, C, ...) if the spec's axes are the channels.
@@ -144,7 +142,7 @@ def add_forward(
 
 
 def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """multiplier * (x - m) / s, in the wide dtype."""
+    """f * (x - m) / s, in the wide dtype."""
     # Contiguous, so that sums are taken in the same order whatever the strides of x.
     rows = spec.rows.split(x.to(wide).contiguous())
     numerator, deviation = spec.centring.split(rows)
@@ -203,9 +201,9 @@ def backward(
 ) -> Gradients:
     """The gradients of `forward` in closed form, every cast taken as the identity.
 
-    With h = multiplier * dy * (weight + weight_offset), c = x - m, d the deviation under the root:
+    With h = f * g * dy in the notation of `forward`, c = x - m, d the deviation under the root:
     dx = P(h / s) - d * (2 / (n - correction)) * k * sum(h * c) / s**2, where P subtracts the mean if
-    `centre_numerator` and k = ds/dv is 1 / (2 s) inside, 1 / (2 sqrt(v)) outside, and that or 0 for a
+    the numerator is centred, and k = ds/dv is 1 / (2 s) inside, 1 / (2 sqrt(v)) outside, and that or 0 for a
     clamp. dweight sums dy times the unrounded normalized row; dbias sums dy.
 
     Args:

@@ -136,3 +136,7 @@ class Gain:
     def notes(self) -> list[str]:
         """What is unusual and not in the formula, for the one line of a spec."""
         return ["offset added in the weight's dtype"] if self.is_added_narrow else []
+
+
+NO_GAIN = Gain(is_present=False, has_bias=False)
+"""Neither gain nor bias."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normkit.conventions.gain import NO_GAIN
 from normkit.errors import ShapeError
 from normkit.identification import coupling
 from normkit.identification.maps import FallbackVerdict, affine_map
@@ -79,11 +80,12 @@ def _conventions(
     if passport is None or passport.spec is None:
         return (f"statistics over axes {axes}; no formula of a norm explains them",), Reading(value=value)
     # Gain and bias are the channels', not the rows'.
-    spec = passport.spec.replace(has_weight=False, weight_offset=0.0, weight_placement="after", has_bias=False)
-    value["centred"] = spec.centre_numerator and spec.centre_statistics
-    for reading, fields in (("eps", ("eps", "eps_placement")), ("divisor", ("correction",))):
+    spec = passport.spec.replace(**NO_GAIN.conventions())
+    value["centred"] = spec.centring.is_full
+    conventions = {"eps": spec.placement.conventions(spec.eps), "divisor": {"correction": spec.divisor.correction}}
+    for reading, fields in conventions.items():
         if reading in passport.readings and reading not in passport.undecidable:
-            value |= {name: getattr(spec, name) for name in fields}
+            value |= fields
     return (f"over axes {axes}, as rows: {spec}",), Reading(value=value)
 
 

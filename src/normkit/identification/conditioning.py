@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normkit import reference
+from normkit.conventions.gain import NO_GAIN
 from normkit.identification.passport import Reading
 from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
@@ -28,7 +29,7 @@ def readings(
 ) -> dict[str, Reading]:
     """Reading "degenerate rows"; and "conditioning" where a mean is subtracted, in float32."""
     found = {"degenerate rows": _degenerate_rows(specimen, shape)}
-    if spec.centre_numerator and spec.centre_statistics and specimen.dtype == torch.float32:
+    if spec.centring.is_full and specimen.dtype == torch.float32:
         found["conditioning"] = _conditioning(specimen, spec, shape, generator)
     return found
 
@@ -44,7 +45,7 @@ def rescaled_eps(specimen: Specimen, spec: NormSpec, shape: Sequence[int], gener
         shape: Of an input.
         generator: Source of the rows.
     """
-    plain = spec.replace(eps=0.0, has_weight=False, has_bias=False, weight_offset=0.0, weight_placement="after")
+    plain = spec.replace(eps=0.0, **NO_GAIN.conventions())
     x = torch.randn(_ROWS, *shape[1:], generator=generator)
     rows = reference.to_rows(x.sign() * (1 + 0.1 * x.abs()), plain)
     rows[..., 0] *= torch.linspace(1, 1 + math.sqrt(rows.shape[-1]), _ROWS).reshape(-1, *(1,) * (rows.dim() - 2))

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from normkit import reference
 from normkit.conventions.eps import EpsPlacement
+from normkit.conventions.gain import NO_GAIN
+from normkit.conventions.rows import CENTRINGS
 from normkit.identification import half_precision_calls
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
@@ -123,9 +125,9 @@ def _responses(
 ) -> tuple[Tensor, Tensor]:
     """The lengths k of rows and the responses r(k), of shape (scales, rows)."""
     precision = precision_of(specimen.dtype)
-    plain = spec.replace(eps=0.0, has_weight=False, has_bias=False, weight_offset=0.0, weight_placement="after")
+    plain = spec.replace(eps=0.0, **NO_GAIN.conventions())
     samples = min(_MOST_SAMPLES, max(1, math.ceil(precision.rows / math.prod(shape[1:]))))
-    centred = plain.replace(centre_numerator=True, centre_statistics=True)
+    centred = plain.replace(**CENTRINGS[True, True].conventions())
     sample = reference.forward(torch.randn(samples, *shape[1:], generator=generator, dtype=torch.float64), centred)
     if samples > 1:
         # Rows of different lengths are rounded up as often as down.

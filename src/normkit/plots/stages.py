@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normkit.conventions.gain import Gain
+from normkit.conventions.gain import NO_GAIN
 from normkit.errors import InputError
 from normkit.geometry.decomposition import Step, decompose
 from normkit.geometry.image import image_of
@@ -94,7 +94,7 @@ def course_of(
     is_centred, radius = spec.centring.numerator, _in_words(spec.divisor.radius_in_words, spec)
     ring = f"{'a circle' if is_centred else 'the whole sphere'} of radius {radius}"
     oval = "an ellipse in a tilted plane" if is_centred else "an ellipsoid along the features"
-    plain = spec.replace(**Gain(is_present=False, has_bias=False).conventions())
+    plain = spec.replace(**NO_GAIN.conventions())
     found = [_stage("Raw", steps["raw"], "$x = (x_1, x_2, x_3)$", "three features a point", spec)]
     if is_centred:
         words = "a plane: nothing is left along all-ones"
