@@ -11,6 +11,7 @@ from typing import Any
 import mpmath
 import pytest
 import torch
+from click.testing import Result
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -181,3 +182,11 @@ def below(error: Tensor | float, bound: float) -> str:
     largest = float(torch.as_tensor(error).abs().max())
     assert largest < bound, f"{largest:.3g} is not below {bound:g}"
     return f"< {bound:.0e}".replace("e-0", "e-")
+
+
+def refused(result: Result) -> str:
+    """The one line on stderr of a command that ended with 2."""
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert result.stderr.startswith("normkit: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("normkit: ").strip()

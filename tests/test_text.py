@@ -13,6 +13,7 @@ from normkit.text import (
     degrees,
     dtype_name,
     first_line,
+    numbered,
     offer,
     percent,
     percent_spread,
@@ -47,6 +48,10 @@ def test_at_most_five_names_the_nearest_and_what_lists_them_all(name, known, lis
 def test_names_beyond_the_first_are_counted():
     assert shortened(["a", "b", "c"], 3) == "a, b, c"
     assert shortened(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+
+
+def test_several_steps_have_numbers():
+    assert [numbered(steps) for steps in ([], ["a"], ["a", "b"])] == ["", "a", "1. a\n2. b"]
 
 
 def test_long_texts_end_in_dots():

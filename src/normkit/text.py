@@ -67,6 +67,16 @@ def shortened(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {beyond} more" if beyond > 0 else "")
 
 
+def numbered(steps: Sequence[str]) -> str:
+    r"""Steps, one per line; with numbers if there are several.
+
+    Example:
+        >>> numbered(["stop"]), numbered(["stop", "look"])
+        ('stop', '1. stop\n2. look')
+    """
+    return "\n".join(f"{place}. {step}" for place, step in enumerate(steps, 1)) if len(steps) > 1 else "".join(steps)
+
+
 def clipped(text: str, length: int) -> str:
     """The text, or its beginning and three dots if it has more characters than `length`.
 

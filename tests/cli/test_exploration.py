@@ -13,6 +13,7 @@ from click.testing import Result
 from safetensors.torch import load_file, save_file
 from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
+from helpers import refused
 from normkit.cli.exploration import open_page
 from normkit.explorer import activations as gathering
 from normkit.explorer.clouds import BIAS, GAIN, cloud
@@ -30,14 +31,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(webbrowser, "open", lambda address: addresses.append(address) or True)
     monkeypatch.setenv("DISPLAY", ":0")
     return addresses
-
-
-def refused(result: Result) -> str:
-    """The one line on stderr of a run that ended with 2."""
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert result.stderr.startswith("normkit: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("normkit: ").strip()
 
 
 def embedded(path: str | Path) -> dict:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import Result
 
+from helpers import refused
 from normkit.cli import figures
 from normkit.plots import gallery
 from normkit.plots.epsilons import two_epsilons
@@ -33,13 +34,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(folder: str | Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-
-
-def refused(result: Result) -> str:
-    """The one line on stderr of a run that ended with 2."""
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("normkit: ").strip()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from forks import Fork
+from helpers import refused
 from normkit import demo
 from normkit.identification.book import PassportBook
 
@@ -33,15 +34,6 @@ def port(gpt2: Path, tmp_path: Path) -> Path:
 def configure(folder: Path, **changes: object) -> None:
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **changes}))
-
-
-def refused(result: Result) -> str:
-    """The one line on stderr of a run that ended with 2."""
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("normkit: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("normkit: ").strip()
 
 
 def widest(result: Result) -> int:

@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from forks import Fork
+from helpers import refused
 from normkit.cli import inspection
 
 # Each runs the command on a whole model.
@@ -40,15 +41,6 @@ def change(folder: Path, name: str, index: int, value: float) -> None:
     weights = load_file(folder / "model.safetensors")
     weights[name][index] = value
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-
-
-def refused(result: Result) -> str:
-    """The one line on stderr of a run that ended with 2."""
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("normkit: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("normkit: ").strip()
 
 
 def test_results_and_where_the_report_lies(gpt2: Path, run: Run) -> None:

@@ -16,6 +16,7 @@ from click.testing import Result
 import forks
 import tiny_study
 from forks import Fork, until
+from helpers import refused
 from normkit.errors import InputError
 from normkit.report import study as report
 from normkit.study import catalogue, running
@@ -30,13 +31,6 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_digest_of_text", lambda: "text")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0})
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-def refused(result: Result) -> str:
-    """The one line on stderr of a run that ended with 2."""
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("normkit: ").strip()
 
 
 @pytest.mark.parametrize("arguments", [(), ("--list",)])

@@ -11,6 +11,7 @@ import torch
 from click.testing import Result
 
 from folded_checkpoints import Pair, flip, folded, forge, tensors, write_certificate
+from helpers import refused
 from normkit import demo
 from normkit.checkpoint import fold
 from normkit.checkpoint.model_folder import CERTIFICATE
@@ -39,15 +40,6 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
         found[name] = Pair(demo.directory(name), folder / name)
         fold(demo.directory(name), folder / name, operations=ALL, untie=True)
     return found
-
-
-def refused(result: Result) -> str:
-    """The one line on stderr of a run that ended with 2."""
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("normkit: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("normkit: ").strip()
 
 
 def squeezed(result: Result) -> list[str]:

@@ -7,7 +7,7 @@ import click
 from normkit.cli.options import json_option
 from normkit.cli.terminal import print_json, results
 from normkit.errors import InputError
-from normkit.text import offer
+from normkit.text import numbered, offer
 
 _FIELDS = ("id", "title", "severity", "threshold", "source", "why", "remedy", "confirm", "follows")
 
@@ -37,14 +37,13 @@ def explain_rule(name: str | None, as_json: bool) -> None:
         console.print(lines(Fact(label=rule.id, value=rule.title) for rule in RULES))
         return
     rule = chosen[0]
-    steps = rule.remedy if len(rule.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(rule.remedy, 1)]
     console.print(f"{rule.id}  {rule.title}", style="bold")
     facts = {
         "severity": f"at worst {'an error' if rule.severity == 'error' else f'a {rule.severity}'}",
         "threshold": rule.threshold,
         "source": rule.source,
         "why": rule.why,
-        "do": "\n".join(steps),
+        "do": numbered(rule.remedy),
         "confirm": rule.confirm,
         "follows from": " ".join(rule.follows),
         "page": rule.page,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normkit.spec import NormSpec
-from normkit.text import counted
+from normkit.text import counted, shortened
 
 _SCHEMA = 1
 _DRIFT = (
@@ -148,14 +148,9 @@ class ConversionReport:
             lines.append("left alone:")
             reasons: dict[tuple[str, str], list[str]] = {}
             for norm in self.left_alone:
-                reasons.setdefault((norm.class_name, norm.reason), []).append(norm.path)
-            lines += _aligned([(_paths(paths), name, reason) for (name, reason), paths in reasons.items()])
+                reasons.setdefault((norm.class_name, norm.reason), []).append(norm.path or "(the model)")
+            lines += _aligned([(shortened(paths, 1), name, reason) for (name, reason), paths in reasons.items()])
         return "\n".join(lines)
-
-
-def _paths(paths: Sequence[str]) -> str:
-    first = paths[0] or "(the model)"
-    return first if len(paths) == 1 else f"{first} and {len(paths) - 1} more"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

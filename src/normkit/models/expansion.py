@@ -13,6 +13,7 @@ from normkit.models import graph
 from normkit.models.conditions import Settings
 from normkit.models.consistency import check_places, check_widths
 from normkit.models.family import Family, LinearEntry, NormEntry, Part, TableEntry, Tie
+from normkit.text import shortened
 
 Shapes = Mapping[str, tuple[int, ...]]
 _PLACEHOLDER = re.compile(r"\{(\w+)([+-]\d+)?\}")
@@ -280,10 +281,9 @@ class _Expansion:
             if name not in self._declared and not any(fnmatchcase(name, pattern) for pattern in patterns)
         ]
         if unknown:
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise ModelError(
-                f"expected only tensors that models/{self._family.model_type}.toml declares, found {unknown[0]}{more}: "
-                "what it reads or writes is not known, so nothing is folded"
+                f"expected only tensors that models/{self._family.model_type}.toml declares, found "
+                f"{shortened(unknown, 1)}: what it reads or writes is not known, so nothing is folded"
             )
 
 

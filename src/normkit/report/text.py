@@ -18,7 +18,7 @@ from normkit.report.description import describe, describe_walk
 from normkit.report.grids import lines, marked
 from normkit.report.parts import Fact, Formula, Outcome, Reply, Run, Stage, Table, Verdict
 from normkit.report.wording import fitting
-from normkit.text import shortened
+from normkit.text import numbered, shortened
 
 # Above this number of norms the summary groups similar neighbours; after this number of rows it stops.
 _MOST_ROWS = 16
@@ -90,12 +90,11 @@ class Stages:
 
 def finding(found: Finding) -> RenderableType:
     """A finding with its first evidence; the page has the rest and the threshold."""
-    steps = found.remedy if len(found.remedy) < 2 else [f"{n}. {step}" for n, step in enumerate(found.remedy, 1)]
     facts = (
         Fact(label="measured", value=found.measured),
         Fact(label="evidence", value="".join(found.evidence[:1])),
         Fact(label="why", value=found.why),
-        Fact(label="do", value="\n".join(steps)),
+        Fact(label="do", value=numbered(found.remedy)),
         Fact(label="confirm", value=found.confirm),
     )
     where = f"  at {shortened(found.sites, 1)}" if found.sites else ""
@@ -125,8 +124,7 @@ def _run(run: Run, verdict: Verdict) -> RenderableType:
     parts.append(Padding(lines([*began, *run.glance]), (0, 0, 0, 2)))
     if run.replies:
         parts += ["", _replies(run.replies)]
-    steps = run.first_change if len(run.first_change) < 2 else [f"{n}. {s}" for n, s in enumerate(run.first_change, 1)]
-    last = (Fact(label="change first", value="\n".join(steps)), Fact(label="confirm", value=run.confirm))
+    last = (Fact(label="change first", value=numbered(run.first_change)), Fact(label="confirm", value=run.confirm))
     if said := [fact for fact in last if fact.value]:
         parts += ["", lines(said)]
     return Group(*parts)

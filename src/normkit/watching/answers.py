@@ -13,7 +13,7 @@ from normkit.inspection.pace import paces, too_fast
 from normkit.inspection.result import Attention, Block, Finding, Site
 from normkit.inspection.rules.start import start_of
 from normkit.inspection.training import CUT, Answer, Origin, Series, Training, Verdict
-from normkit.text import counted, percent
+from normkit.text import counted, percent, shortened
 from normkit.watching.onset import EXPLODED_LOGITS, origin, pairs
 
 DATA = "Is the input data wrong?"
@@ -256,8 +256,7 @@ def _changes(
 def _remedy(finding: Finding) -> str:
     if not finding.sites:
         return finding.remedy[0]
-    more = f" and {len(finding.sites) - 1} more" if len(finding.sites) > 1 else ""
-    return f"at {finding.sites[0]}{more}: {finding.remedy[0]}"
+    return f"at {shortened(finding.sites, 1)}: {finding.remedy[0]}"
 
 
 def _slower(training: Training) -> str:
