@@ -21,6 +21,7 @@ from normkit.inspection.baseline import Baseline
 from normkit.inspection.foldedness import foldedness
 from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
+from normkit.inspection.key_selectability import key_selections
 from normkit.inspection.loss import NextTokenLoss
 from normkit.inspection.matrices import row_scatter
 from normkit.inspection.patches import patches
@@ -40,7 +41,6 @@ from normkit.inspection.running import (
     token_mask,
 )
 from normkit.inspection.running_statistics import ungathered
-from normkit.inspection.selecting import key_selections
 from normkit.inspection.sharing import find_shared
 from normkit.inspection.spectrum import recurring_outliers
 from normkit.inspection.structure import Progress, Structure, measured_block, measured_site, survey

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import first_tensor
+from normkit.inspection.block_response import UNKNOWN, BlockSweep, Fingerprint, median_cosine
 from normkit.inspection.blocks import BlockCall
-from normkit.inspection.fingerprint import UNKNOWN, BlockSweep, Fingerprint, median_cosine
 from normkit.inspection.observing import observed
 from normkit.inspection.replaying import Replay, Replayer, ReplayError
 from normkit.inspection.result import Role

@@ -24,11 +24,11 @@ from normkit.inspection.attention import (
     softmax_logits,
 )
 from normkit.inspection.blocks import BlockCall, block_of
-from normkit.inspection.gauges import SiteGauge, SiteMeasurement, StreamGauge, spec_moments
 from normkit.inspection.moments import RowMoments
 from normkit.inspection.observing import Listener, observed
 from normkit.inspection.result import Attention, Peak, RowStatistics, SiteGeometry
 from normkit.inspection.sampling import RowFormula, RowPicker, RowSample
+from normkit.inspection.site_accumulator import SiteGauge, SiteMeasurement, StreamGauge, spec_moments
 from normkit.spec import NormSpec
 
 P = ParamSpec("P")

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import first_output, first_tensor
+from normkit.inspection.block_response import BlockSweep, median_cosine
 from normkit.inspection.blocks import BlockCall
-from normkit.inspection.fingerprint import BlockSweep, median_cosine
 from normkit.inspection.result import Placement, Role
 
 # What was added is the output of one part, up to rounding.

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from normkit.identification.sites import NormSite, OtherNorm, find_sites
 from normkit.identification.tracing import Trace, trace
 from normkit.inspection import placement
+from normkit.inspection.block_response import BlockSweep
 from normkit.inspection.blocks import BlockCall, block_of, find_blocks
-from normkit.inspection.fingerprint import BlockSweep
-from normkit.inspection.gauges import SiteMeasurement
 from normkit.inspection.handwritten import HandwrittenNorm, find_handwritten
 from normkit.inspection.idle import find_idle
 from normkit.inspection.input_hooks import InputHook, changed_inputs
 from normkit.inspection.result import Block, Peak, Role, RowStatistics, Site, SiteGeometry
+from normkit.inspection.site_accumulator import SiteMeasurement
 from normkit.inspection.spectrum import spectrum
 from normkit.inspection.stages import find_stages
 

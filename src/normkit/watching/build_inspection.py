@@ -9,10 +9,10 @@ from dataclasses import replace
 from normkit.identification.sites import NormSite
 from normkit.inspection import rules
 from normkit.inspection.blocks import block_of
-from normkit.inspection.gauges import SiteMeasurement, headroom_bits
 from normkit.inspection.inspecting import model_facts
 from normkit.inspection.result import Attention, Block, Inspection, Site
 from normkit.inspection.running_statistics import ungathered
+from normkit.inspection.site_accumulator import SiteMeasurement, headroom_bits
 from normkit.inspection.spectrum import recurring_outliers
 from normkit.inspection.structure import Structure, measured_block, measured_site
 from normkit.inspection.training import Training

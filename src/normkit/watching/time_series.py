@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from normkit.inspection.gauges import headroom_bits
 from normkit.inspection.history import height, stands_out
+from normkit.inspection.site_accumulator import headroom_bits
 from normkit.inspection.training import Parameter, Quantity, Series
 from normkit.text import dtype_name
 from normkit.watching.change_tracker import ChangeTracker

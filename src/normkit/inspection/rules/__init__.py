@@ -1,30 +1,30 @@
 """The rules: facts in, findings out.
 
-rule.py         what a rule is; Facts, its input
-scale.py        what eps and divisor do to a row of a given length
-case.py         one deviating place, and many as one hit
-meant.py        A, B: each convention against the one that is meant
-formula.py      A: eps and variance
-epsilon.py      A: eps as a clamp or none, of the dtype, lost in 16 bits, under a rescale
-arithmetic.py   A: homogeneity, cancellation, degenerate rows
-gain.py         B: gain and bias
-values.py       B: the numbers of gains and biases
-parameters.py   B: start, decay, training and gradient of gains and biases
-axes.py         C: axes, heads
-coupling.py     C: time, batch, padding, ranks
-placing.py      D: where the norms sit
-wiring.py       D: what was declared, norms used twice, norms that overwrite
-precision.py    E: 16-bit statistics, overflow, NaN
-backend.py      E: cast order, results off the formula, dtypes
-replicas.py     E: what differs between processes
-dynamics.py     F: attention logits, the stream over the depth
-depth.py        F: idle blocks, gradients over the depth
-descent.py      F: spikes, gradients at the end, the optimizer's eps, updates
-lengths.py      F: inputs too small for eps, weights before a norm
-start.py        F: the initialisation
-data.py         F: what a run is fed
-interventions.py F: parameters changed by no optimizer, norms and blocks that stop
-stepping.py     F: gradients that pile up, updates that go up the gradient, a model that stands still
+rule.py             what a rule is; Facts, its input
+scale.py            what eps and divisor do to a row of a given length
+case.py             one deviating place, and many as one hit
+meant.py            A, B: each convention against the one that is meant
+formula.py          A: eps and variance
+epsilon.py          A: eps as a clamp or none, of the dtype, lost in 16 bits, under a rescale
+arithmetic.py       A: homogeneity, cancellation, degenerate rows
+gain.py             B: gain and bias
+values.py           B: the numbers of gains and biases
+parameters.py       B: start, decay, training and gradient of gains and biases
+axes.py             C: axes, heads
+coupling.py         C: time, batch, padding, ranks
+placement.py        D: where the norms sit
+wiring.py           D: what was declared, norms used twice, norms that overwrite
+precision.py        E: 16-bit statistics, overflow, NaN
+backend.py          E: cast order, results off the formula, dtypes
+replicas.py         E: what differs between processes
+dynamics.py         F: attention logits, the stream over the depth
+depth.py            F: idle blocks, gradients over the depth
+optimizer_steps.py  F: spikes, gradients at the end, the optimizer's eps, updates
+lengths.py          F: inputs too small for eps, weights before a norm
+initialisation.py   F: the initialisation
+data.py             F: what a run is fed
+interventions.py    F: parameters changed by no optimizer, norms and blocks that stop
+stepping.py         F: gradients that pile up, updates that go up the gradient, a model that stands still
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from normkit.inspection.rules import (
     coupling,
     data,
     depth,
-    descent,
     dynamics,
     epsilon,
     formula,
     gain,
+    initialisation,
     interventions,
     lengths,
     meant,
+    optimizer_steps,
     parameters,
-    placing,
+    placement,
     precision,
     replicas,
-    start,
     stepping,
     values,
     wiring,
@@ -71,9 +71,9 @@ def _place(rule: Rule) -> tuple[str, int]:
 
 
 _GROUPS = (
-    *(meant, formula, epsilon, arithmetic, gain, values, parameters, axes, coupling, placing, wiring),
+    *(meant, formula, epsilon, arithmetic, gain, values, parameters, axes, coupling, placement, wiring),
     *(precision, backend, replicas),
-    *(dynamics, depth, descent, lengths, start, data, interventions, stepping),
+    *(dynamics, depth, optimizer_steps, lengths, initialisation, data, interventions, stepping),
 )
 RULES: tuple[Rule, ...] = tuple(sorted(chain.from_iterable(group.RULES for group in _GROUPS), key=_place))
 """All rules, in the order in which reports list them."""

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from normkit.inspection.rules.initialisation import RULES, start_of
 from normkit.inspection.rules.rule import NO_TRAINING, NotChecked
-from normkit.inspection.rules.start import RULES, start_of
 from watched_runs import VOCABULARY, Tiny, calm, facts, parameter, series, trained, training
 
 (START,) = RULES

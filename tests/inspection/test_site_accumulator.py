@@ -12,9 +12,9 @@ from normkit import specs
 from normkit.identification.passport import Passport
 from normkit.identification.tracing import Trace
 from normkit.inspection.blocks import BlockCall
-from normkit.inspection.gauges import SiteGauge, spec_moments
 from normkit.inspection.moments import RowAccumulator, row_moments
 from normkit.inspection.probing import Probe
+from normkit.inspection.site_accumulator import SiteGauge, spec_moments
 
 WIDTH, BATCH, TOKENS = 16, 3, 10
 MASK = torch.arange(TOKENS) < torch.tensor([[4], [TOKENS], [7]])

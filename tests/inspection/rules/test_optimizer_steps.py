@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normkit.inspection.rules.descent import RULES
+from normkit.inspection.rules.optimizer_steps import RULES
 from normkit.inspection.rules.precision import RULES as PRECISION
 from normkit.inspection.rules.rule import NO_RUN, NO_TRAINING, NotChecked
 from normkit.watching.onset import origin

@@ -9,9 +9,9 @@ from scipy.spatial import ConvexHull
 from torch import nn
 
 from normkit.identification.tracing import trace
-from normkit.inspection import selecting
+from normkit.inspection import key_selectability
 from normkit.inspection.blocks import find_blocks
-from normkit.inspection.selecting import key_selections
+from normkit.inspection.key_selectability import key_selections
 
 WIDTH, HEADS, TOKENS = 6, 3, 40
 
@@ -215,13 +215,13 @@ def test_a_large_model_has_some_heads_tried_spread_over_its_calls(monkeypatch):
     model, x = Model(5), torch.randn(1, TOKENS, WIDTH)
     whole = {one.path: dict(one.heads) for one in judged(model, x)}
     # Heads of 2 features and 40 keys: room for seven in all.
-    monkeypatch.setattr(selecting, "_WORK", 7 * 2 * TOKENS)
+    monkeypatch.setattr(key_selectability, "_WORK", 7 * 2 * TOKENS)
     few = judged(model, x)
     assert [len(one.heads) for one in few] == [1, 1, 2, 1, 2]
     assert [head for head, _ in few[2].heads] == [0, 2]
     assert all(whole[one.path][head] == share for one in few for head, share in one.heads)
     # Room for less than one each: three calls of five are tried.
-    monkeypatch.setattr(selecting, "_WORK", 3 * 2 * TOKENS)
+    monkeypatch.setattr(key_selectability, "_WORK", 3 * 2 * TOKENS)
     assert [one.block for one in judged(model, x)] == [1, 3, 4]
 
 
