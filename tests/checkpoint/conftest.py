@@ -1,4 +1,4 @@
-"""A tiny GPT-2 on disk, a fresh copy for each test to damage."""
+"""A tiny GPT-2 on disk, and its folds; a fresh copy for each test to damage."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from folded_checkpoints import Pair, folded
+from normkit.checkpoint.plan import OPERATIONS
 from normkit.demo.architecture import byte_tokenizer
 
 CONFIG = {"vocab_size": 256, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -41,3 +43,20 @@ class Edit:
 @pytest.fixture
 def edit() -> Edit:
     return Edit()
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A GPT-2 in several files, with gains and biases folded and a head of its own."""
+    return folded(tmp_path_factory.mktemp("gains"), untie=True)
+
+
+@pytest.fixture(scope="session")
+def centred(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The same in bfloat16, with everything done to it."""
+    return folded(tmp_path_factory.mktemp("centred"), dtype=torch.bfloat16, operations=OPERATIONS, untie=True)
+
+
+@pytest.fixture
+def pair(saved: Pair, tmp_path: Path) -> Pair:
+    return saved.copy(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,18 +26,9 @@ from normkit.checkpoint.plan import (
 )
 from normkit.checkpoint.source import TORCH, CheckpointSource, ModelSource
 from normkit.errors import ModelError
+from tensor_files import FLOATS, drawn, source_of
 
-FLOATS = ["BF16", "F16", "F32", "F64"]
 F64 = torch.float64
-
-
-def source_of(folder: Path, **tensors: Tensor) -> CheckpointSource:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    return CheckpointSource(folder)
-
-
-def drawn(dtype: str, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(TORCH[dtype])
 
 
 def plan_of(*edits: VectorEdit | TensorEdit) -> FoldPlan:

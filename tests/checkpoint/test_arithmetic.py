@@ -23,6 +23,7 @@ from normkit.checkpoint.arithmetic import (
     row_sums,
     scaled,
 )
+from tensor_files import same_bits
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 # Significant bits, and the exponent of the smallest number.
@@ -42,12 +43,6 @@ def nearest(exact: Fraction, dtype: torch.dtype) -> float:
     if abs(value) > Fraction(torch.finfo(dtype).max):
         return math.inf if value > 0 else -math.inf
     return float(value)
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.dtype is right.dtype and torch.equal(
-        left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)
-    )
 
 
 def all_of(dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,6 @@ from folded_checkpoints import (
     check,
     failed,
     flip,
-    folded,
     forge,
     reworded,
     tensors,
@@ -35,23 +34,6 @@ TAMPERED = {
     "sum": "transformer.h.0.attn.c_attn.bias",
     "constant": "transformer.h.0.ln_1.weight",
 }
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Pair:
-    """A GPT-2 in several files, with gains and biases folded and a head of its own."""
-    return folded(tmp_path_factory.mktemp("gains"), untie=True)
-
-
-@pytest.fixture(scope="module")
-def centred(tmp_path_factory) -> Pair:
-    """The same in bfloat16, with everything done to it."""
-    return folded(tmp_path_factory.mktemp("centred"), dtype=torch.bfloat16, operations=ALL, untie=True)
-
-
-@pytest.fixture
-def pair(saved, tmp_path) -> Pair:
-    return saved.copy(tmp_path)
 
 
 @pytest.mark.parametrize(("relation", "name"), list(TAMPERED.items()))

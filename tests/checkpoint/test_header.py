@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from normkit.checkpoint.header import Located, TensorInfo, header_bytes, read_header, read_metadata
 from normkit.errors import ModelError
+from tensor_files import raw
 
 DEMO = Path(__file__).parents[2] / "src" / "normkit" / "demo" / "layernorm" / "model.safetensors"
 
 
 def entry(shape: Any, offsets: Any, dtype: Any = "F32", **more: Any) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}
-
-
-def raw(header: bytes | Any, data: bytes = b"", length: int | None = None) -> bytes:
-    """A safetensors file byte by byte: the header's length, the header, the data."""
-    header = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
 def test_where_each_tensor_lies(tmp_path):

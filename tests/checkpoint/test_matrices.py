@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from normkit.checkpoint import arithmetic
@@ -17,19 +16,10 @@ from normkit.checkpoint.arithmetic import rounded
 from normkit.checkpoint.plan import Gain, TensorEdit
 from normkit.checkpoint.source import NAME, TORCH, CheckpointSource, vector
 from normkit.errors import ModelError
+from tensor_files import FLOATS, drawn, same_bits, source_of
 
-FLOATS = ["BF16", "F16", "F32", "F64"]
 # Experts with the inner axis in the middle, patches of a convolution, positions with an axis of one, and what is left.
 SHAPES = [(6, 5), (5, 6), (7, 7), (9, 1), (1, 9), (1, 1), (3, 4, 10), (6, 3, 2, 2), (1, 8, 5), (4, 1, 3), (2, 3, 4, 5)]
-
-
-def source_of(folder: Path, **tensors: Tensor) -> CheckpointSource:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    return CheckpointSource(folder)
-
-
-def drawn(dtype: str, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(TORCH[dtype])
 
 
 def gained(dtype: str, size: int) -> Tensor:
@@ -46,12 +36,6 @@ def edited(source: CheckpointSource, edit: TensorEdit) -> tuple[Tensor, float]:
     shape = source.tensors[edit.source].shape
     assert all(chunk.dtype is TORCH[edit.dtype] and chunk.ndim == 2 and chunk.is_contiguous() for chunk in chunks)
     return torch.cat(chunks).view(shape), outcome.residual
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.dtype is right.dtype and torch.equal(
-        left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)
-    )
 
 
 def along(values: Tensor, axis: int, axes: int) -> Tensor:

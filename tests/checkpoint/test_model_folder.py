@@ -27,6 +27,7 @@ from normkit.checkpoint.model_folder import (
     weight_files,
 )
 from normkit.errors import InputError, ModelError
+from tensor_files import raw
 
 
 def test_hidden_files_are_none_of_them(tmp_path):
@@ -139,12 +140,6 @@ def test_code_stays_behind(tmp_path):
 
 def tensor(shape: list[int], offsets: list[int], dtype: str = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-
-
-def raw(header: bytes | dict[str, Any], data: bytes = b"", length: int | None = None) -> bytes:
-    """A safetensors file byte by byte: the header's length, the header, the data."""
-    header = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
 @pytest.mark.parametrize(

@@ -30,23 +30,6 @@ TAMPERED = {
 }
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Pair:
-    """A GPT-2 in several files, with gains and biases folded and a head of its own."""
-    return folded(tmp_path_factory.mktemp("gains"), untie=True)
-
-
-@pytest.fixture(scope="module")
-def centred(tmp_path_factory) -> Pair:
-    """The same in bfloat16, with everything done to it."""
-    return folded(tmp_path_factory.mktemp("centred"), dtype=torch.bfloat16, operations=ALL, untie=True)
-
-
-@pytest.fixture
-def pair(saved, tmp_path) -> Pair:
-    return saved.copy(tmp_path)
-
-
 # What is right passes.
 
 
