@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 import torch
@@ -69,11 +68,3 @@ def test_a_wrong_counter_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_processes_that_do_not_answer_are_said() -> None:
     assert verification.verify(Mute(), CPU).startswith("not verified: the 1 processes did not answer")
-
-
-def test_it_is_done_in_a_blink() -> None:
-    verification.verify(Ranks(), CPU)
-    start = time.perf_counter()
-    verification.verify(Ranks(), CPU)
-    # A few milliseconds, on a machine that does other things too.
-    assert time.perf_counter() - start < 0.5

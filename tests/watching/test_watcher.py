@@ -264,15 +264,6 @@ def test_parameters_of_another_model_are_remarked():
     assert "not the model's" in run.said[0]
 
 
-def test_everything_is_taken_out_at_the_end():
-    run = Run()
-    before = fingerprint(run.model)
-    kept = run.model.blocks[0].attention.forward
-    run.go()
-    assert fingerprint(run.model) == before
-    assert run.model.blocks[0].attention.forward == kept
-
-
 def test_a_forward_that_others_replaced_stays_theirs():
     run = Run()
     attention = run.model.blocks[0].attention

@@ -29,7 +29,7 @@ _SAME_ROWS = 1e-9
 
 @dataclass
 class _Presence:
-    """How often something was there, and since when it is not."""
+    """How often a norm, block or gradient was there, and since when it is not."""
 
     kind: Literal["norm", "block", "gradient"]
     path: str
@@ -73,7 +73,7 @@ class ChangeTracker:
 
     @property
     def stopped(self) -> tuple[Stop, ...]:
-        """What no longer runs or has a gradient; the parts of a block that no longer runs are left out."""
+        """Norms and blocks that stopped, and weights without a gradient; parts of a block that stopped are left out."""
         gone = [each for each in (*self._presences, *self._gradients.values()) if each.has_stopped]
         named = {each.path for each in gone}
         gone += [each for each in self._reported.values() if each.before and each.since and each.path not in named]

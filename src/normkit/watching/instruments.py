@@ -39,7 +39,7 @@ class Switch:
     on: bool = False
     """Everything is measured in this step; otherwise the sentinel alone."""
     live: bool = False
-    """A forward pass of training runs. What a checkpoint repeats in the backward pass runs outside of one."""
+    """A forward pass of training runs. Repetitions by a checkpoint in the backward pass run outside of it."""
     mask: Tensor | None = None
     """True where a token of this pass counts, (B, T), or None for all."""
 
@@ -104,7 +104,7 @@ class Instruments:
         for name in ("recompile_limit", "accumulated_recompile_limit"):
             self._settings[name] = getattr(config, name)
             setattr(config, name, self._settings[name] + _GRAPHS * places)
-        # What a checkpoint repeats must not be counted again; without this a compiler refuses to trace it.
+        # Repetitions by a checkpoint must not be counted; without this setting a compiler refuses to trace them.
         name = "skip_fwd_side_effects_in_bwd_under_checkpoint"
         self._settings[name] = getattr(config, name)
         setattr(config, name, True)
@@ -201,7 +201,7 @@ def gradient_counted(x: Tensor, table: Tensor, guarded: Callable[..., object]) -
         guarded: Calls a function with arguments, and never raises.
 
     Returns:
-        What must replace x where a compiler traces; None where x itself can stay.
+        The tensor that must replace x where a compiler traces; None where x itself can stay.
     """
     if torch.compiler.is_compiling():
         replaced: Tensor = _GradientCounter.apply(x, table)  # type: ignore[no-untyped-call]

@@ -31,7 +31,7 @@ class AttentionPlace:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WatchLayout:
-    """What is measured where, which is the order of the lines in the tables."""
+    """The measured norms, blocks and attention calls, in the order of their lines in the tables."""
 
     sites: tuple[NormSite, ...]
     """The norms, in forward order; norm i has row counters 2 i (its input) and 2 i + 1 (its output)."""
@@ -72,7 +72,7 @@ class WatchLayout:
 
 
 def layout_of(structure: Structure) -> WatchLayout:
-    """What is measured of a surveyed model."""
+    """The layout of a surveyed model."""
     attentions = tuple(_attention(structure, call) for call in _attention_calls(structure))
     parents = {site.parent for site in structure.sites if site.module is None} | {each.parent for each in attentions}
     # A module inside such a parent makes calls of its own, which must not be taken for the parent's.

@@ -1,4 +1,4 @@
-"""How attention logits are counted while a model trains: a bound from all queries and keys, exact values of a few rows.
+"""How attention logits are counted while a model trains: a bound from all queries and keys, exact values of some rows.
 
 max |q| max |k| scale bounds every logit of a head in a sequence, whatever computes the attention. The exact logits are
 those of up to eight query rows, spread evenly, with all of their keys.

@@ -54,25 +54,25 @@ def watch(
     """Watch a model while it trains: where its norms, gradients and updates go, and why a run breaks.
 
     All norms, blocks and attentions are measured at the first step and every `every` steps; loss, gradient norms and
-    the first place with NaN at every step. Nothing of an activation's size is kept, and in the step no device is waited
-    for. The model, its gradients and the random numbers are what they would be without the watch.
+    the first place with NaN at every step. Nothing of an activation's size is kept, and no step waits for a device. The
+    model, its gradients and the random numbers are what they would be without the watch.
 
     Args:
         model: The model as the loop calls it, compiled, in a data-parallel wrapper or sharded.
-        optimizer: One or several; None where none is to be judged.
+        optimizer: One or several; without one, updates are not judged.
         every: Steps between two measurements of everything.
         batch: Arguments of the model, a mapping or a tuple, on which its norms are found when the watch begins;
             by default they are found at its first call. Needed where `model.compile()` was called.
         out: Folder for report.html and report.json, written when something breaks and at the end, and history.jsonl,
-            one line a report; None writes nothing.
-        scaler: The `torch.amp.GradScaler` of a float16 run; `step` is to be called before its `unscale_`.
-        intent: What the norms are meant to be, or the file that says so; one that is not there is written at the end.
+            one line per report; None writes nothing.
+        scaler: The `torch.amp.GradScaler` of a float16 run; call `step` before its `unscale_`.
+        intent: What the norms are meant to be, or the file that says so; a missing file is written at the end.
         name: What to call the run in the report.
         say: Called with one line when something breaks; prints to stderr by default.
 
     Raises:
-        InputError: If `every` is no positive whole number, `optimizer` is none, `batch` cannot be used, or another
-            watch over the model is not closed.
+        InputError: If `every` is no positive whole number, `optimizer` is no optimizer, `batch` cannot be used, or
+            another watch over the model is not closed.
 
     Example:
         >>> from torch import nn
@@ -145,11 +145,11 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End: take the hooks out; an exception goes on as it would."""
+        """End: take the hooks out; an exception is passed on."""
         self.close(reason="" if kind is None else f"the run was left by {kind.__name__}")
 
     def start(self) -> Watch:
-        """Begin, where no `with` is used; `close` ends it."""
+        """Begin without `with`; `close` ends the watch."""
         arguments = None if self._batch is None else Arguments.of(self._batch)
         if self._model in _watched:
             raise InputError("the model is watched already; close that watch before another one begins")
