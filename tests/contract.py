@@ -151,7 +151,7 @@ def assert_alone(spec: NormSpec, case: Case, odd: float | str) -> None:
 def roundings(spec: NormSpec, case: Case) -> set[torch.dtype]:
     """The 16-bit dtypes that an output is rounded to on its way."""
     output = reference.output_dtype(case.x.dtype, spec, case.weight, case.bias)
-    return units.roundings(spec, case.x.dtype, None if case.weight is None else case.weight.dtype, output)
+    return spec.casts.narrow_dtypes(case.x.dtype, None if case.weight is None else case.weight.dtype, output)
 
 
 def assert_rounded(actual: Tensor, program: Tensor, spec: NormSpec, casts: set[torch.dtype], size: Tensor) -> None:

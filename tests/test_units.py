@@ -137,10 +137,5 @@ def test_the_offset_is_added_where_the_spec_adds_it():
         assert torch.allclose(units.output(x, spec, weight).value, expected, rtol=1e-12)
 
 
-def test_where_16_bits_round():
-    half, wide = torch.bfloat16, torch.float32
-    assert units.roundings(specs.LLAMA, half, half, half) == {half}
-    assert units.roundings(specs.LLAMA, half, wide, wide) == {half}
-    assert units.roundings(specs.OLMO2, half, wide, wide) == set()
-    assert units.roundings(specs.OLMO2.replace(cast="weight"), wide, torch.float16, wide) == {torch.float16}
-    assert units.coarsest([wide, torch.float16, half]) == half
+def test_the_coarsest_dtype_has_the_largest_epsilon():
+    assert units.coarsest([torch.float32, torch.float16, torch.bfloat16]) == torch.bfloat16

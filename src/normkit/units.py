@@ -84,18 +84,6 @@ def spacing(dtype: torch.dtype) -> float:
     return information.smallest_normal * information.eps
 
 
-def roundings(
-    spec: NormSpec, input_dtype: torch.dtype, weight_dtype: torch.dtype | None, output_dtype: torch.dtype
-) -> set[torch.dtype]:
-    """The 16-bit dtypes that an output is rounded to on its way; `weight_dtype` is None without a gain."""
-    dtypes = {output_dtype}
-    if spec.cast in ("early", "input", "none") or spec.round_rstd or spec.statistics_dtype == "input":
-        dtypes.add(input_dtype)
-    if spec.cast == "weight" and weight_dtype is not None:
-        dtypes.add(weight_dtype)
-    return {dtype for dtype in dtypes if dtype.itemsize == 2}
-
-
 def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
     """The dtype with the largest machine epsilon."""
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)

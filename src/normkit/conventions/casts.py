@@ -82,11 +82,25 @@ class Casts:
         outputs: tuple[OutputDtype, ...] = ("input", "promote", "weight")
         return cls(round_rstd=round_rstd, cast=casts[cast], output=outputs[output])
 
+    @property
+    def has_narrow_statistics(self) -> bool:
+        """Whether mean and scale stay in the input's own 16 bits."""
+        return self.statistics == "input"
+
+    def narrow_dtypes(self, x: torch.dtype, weight: torch.dtype | None, y: torch.dtype) -> set[torch.dtype]:
+        """The 16-bit dtypes that y is rounded to on its way, given the dtypes of x, weight (None without) and y."""
+        dtypes = {y}
+        if self.cast in ("early", "input", "none") or self.round_rstd or self.has_narrow_statistics:
+            dtypes.add(x)
+        if self.cast == "weight" and weight is not None:
+            dtypes.add(weight)
+        return {dtype for dtype in dtypes if dtype.itemsize == 2}
+
     def arithmetic(self, x: Tensor) -> torch.dtype:
         """The dtype in which the reference computes: float64, or x's own 16 bits where the statistics stay there."""
         import torch
 
-        if self.statistics == "input" and x.dtype.itemsize == 2:
+        if self.has_narrow_statistics and x.dtype.itemsize == 2:
             return x.dtype
         # MPS has no float64; float32 is the widest it offers.
         return torch.float32 if x.device.type == "mps" else torch.float64

@@ -186,7 +186,7 @@ class _Comparison:
         spec = self.formula.spec
         exact = units.output(self.x, spec, self.weight, self.bias)
         weight_dtype = self.setting.parameters if spec.has_weight else None
-        casts = units.roundings(spec, self.setting.input, weight_dtype, actual.dtype)
+        casts = spec.casts.narrow_dtypes(self.setting.input, weight_dtype, actual.dtype)
         # The original may compute in float32, and its sums may be plain ones.
         row_length = reference.to_rows(self.x, spec).shape[-1]
         allowed = max(_ORIGINAL_UNITS, math.sqrt(row_length)) * EPS["float32"]

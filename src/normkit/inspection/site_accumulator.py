@@ -85,7 +85,7 @@ class SiteGauge:
     def result(self) -> SiteMeasurement:
         """What was measured so far."""
         entering, leaving = self._input.result(), self._output.result()
-        in_half = self._dtype in HALF and self._spec.statistics_dtype == "input"
+        in_half = self._dtype in HALF and self._spec.casts.has_narrow_statistics
         return SiteMeasurement(
             input=entering,
             output=leaving,

@@ -134,7 +134,7 @@ def _differences(kind: Kind, spec: NormSpec) -> Iterator[str]:
         yield from _difference("the new residual", rows, Exact(new.double(), new.double().abs()))
     # The right output holds the roundings of the cast program. A near-tie may fall to the other side.
     size = units.output(rows, spec, weight, bias).size
-    casts = units.roundings(spec, x_dtype, weight_dtype, y.dtype)
+    casts = spec.casts.narrow_dtypes(x_dtype, weight_dtype, y.dtype)
     yield from _difference("y", y, Exact(expected.double(), size), units.coarsest({*casts, y.dtype}))
     if not kind.has_gradient:
         return

@@ -128,7 +128,7 @@ def _site(structure: Structure, reader: TableReader, index: int, site: NormSite,
     features = math.prod(site.shape)
     entering, leaving = reader.rows(2 * index, features), reader.rows(2 * index + 1, features)
     before, after = structure.dtypes(site)
-    in_half = before in HALF and site.spec.statistics_dtype == "input"
+    in_half = before in HALF and site.spec.casts.has_narrow_statistics
     line = reader.line(2 * index)
     measured = SiteMeasurement(
         input=entering,

@@ -42,7 +42,7 @@ def _cancels(facts: Facts) -> Outcome:
         found = None if passport is None else passport.readings.get("conditioning")
         ratio = _mean_over_variance(site)
         if found is not None and found.value["cancels"]:
-            rounding = ROUNDING[site.dtype if site.spec.statistics_dtype == "input" else "float32"]
+            rounding = ROUNDING[site.dtype if site.spec.casts.has_narrow_statistics else "float32"]
             error = min(ratio * rounding, 1.0)
             severity: Severity = "error" if error > _WRONG else "warning"
             line = (

@@ -41,7 +41,7 @@ def _casts(site: Site, wanted: NormSpec, facts: Facts) -> Case | None:
     if passport is None or not (spec.has_weight or spec.has_bias):
         return None
     # Statistics in 16 bits are another rule's.
-    if wanted.statistics_dtype == "float32" != spec.statistics_dtype:
+    if spec.casts.has_narrow_statistics and not wanted.casts.has_narrow_statistics:
         return None
     is_mixed = passport.weight is not None and dtype_name(passport.weight.dtype) != site.dtype
     if spec.casts.order(has_wide_weight=is_mixed) == wanted.casts.order(has_wide_weight=is_mixed):
@@ -57,7 +57,7 @@ def _off_its_formula(facts: Facts) -> Outcome:
     for site in facts.sites:
         dtype = _coarsest(site, facts)
         limit = _OFF.get(dtype, math.inf)
-        in_half = site.dtype in HALF and site.spec.statistics_dtype == "input"
+        in_half = site.dtype in HALF and site.spec.casts.has_narrow_statistics
         limit *= _NARROW if in_half else 1.0
         bits = site.statistics_headroom_bits
         # What overflows, and what is not finite, are other rules'.

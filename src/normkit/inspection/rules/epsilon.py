@@ -109,10 +109,10 @@ def _lost(facts: Facts) -> Outcome:
         found = None if passport is None else passport.readings.get("degenerate rows")
         rows = {} if found is None else found.value
         vanishes = rows.get("zeros") == "finite" != rows.get("zeros in float16", "finite")
-        if eps <= 0 or not (vanishes or (site.spec.statistics_dtype == "input" and eps <= _LOST)):
+        if eps <= 0 or not (vanishes or (site.spec.casts.has_narrow_statistics and eps <= _LOST)):
             continue
         is_half = site.dtype == "float16"
-        if not is_half and intended is not None and intended.statistics_dtype == "input":
+        if not is_half and intended is not None and intended.casts.has_narrow_statistics:
             continue
         line = f"{site.path}: eps {eps:.3g} is added in the input's dtype, where float16 has no number below 6e-08"
         zeros = site.input.zero_rows

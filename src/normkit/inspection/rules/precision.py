@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from normkit.inspection.result import Site, Spectrum
 from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.dynamics import is_massive
-from normkit.inspection.rules.meant import is_open, undecided
+from normkit.inspection.rules.meant import fields_of, is_open, undecided
 from normkit.inspection.rules.rule import CAUSES, WRONG_NORMS, Facts, Hit, Outcome, Rule, evidence_lines
 from normkit.inspection.rules.scale import HALF
 from normkit.inspection.training import Origin
 from normkit.text import counted
 
-_STATISTICS = ("statistics_dtype",)
+_STATISTICS = fields_of("E2")
 _SUM_HEADROOM = 1.0
 _LITTLE_HEADROOM, _NO_HEADROOM = 2.0, 0.5
 # Of the median row's rms, where a block before has a massive activation.
@@ -24,7 +24,7 @@ def _statistics_in_16_bit(facts: Facts) -> Outcome:
     """The site sums squares in its input's dtype, and that has 16 bits; a note where a wider model hides it."""
     cases: list[Case] = []
     for site in facts.sites:
-        if site.spec.statistics_dtype != "input" or is_open(site, facts, _STATISTICS):
+        if not site.spec.casts.has_narrow_statistics or is_open(site, facts, _STATISTICS):
             continue
         if site.dtype in HALF:
             bits = site.statistics_headroom_bits
@@ -33,7 +33,7 @@ def _statistics_in_16_bit(facts: Facts) -> Outcome:
             lacks = ", with 8 significant bits" if bits is None or site.dtype != "float16" else _below_overflow(bits)
             line = f"{site.path}: the squares of {site.input.features} features are summed in {site.dtype}{lacks}"
             cases.append(Case(site.path, "error" if full else "warning", 0.0, line))
-        elif (intended := facts.intended(site)) is not None and intended.statistics_dtype == "float32":
+        elif (intended := facts.intended(site)) is not None and not intended.casts.has_narrow_statistics:
             line = f"{site.path}: in a 16-bit model it would sum in 16 bits, {facts.source_at(site.path)} says float32"
             cases.append(Case(site.path, "note", 0.0, line))
     return hit(cases, f"{counted(len(cases), 'norm')} with statistics in the input's dtype") or undecided(
