@@ -1,4 +1,4 @@
-"""What the public functions ask of their arguments, before anything is computed."""
+"""Checks of the arguments of public functions, before anything is computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHANNELS = ((1,), "all_but_batch")
 def check_torch_arguments(
     name: str, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None
 ) -> None:
-    """Those of torch's functions: a tensor, the sizes of a row, gain and bias of those sizes."""
+    """Check the arguments of torch's functions: a tensor, the sizes of a row, gain and bias of those sizes."""
     if not isinstance(x, Tensor) or x.dtype not in _FLOATING:
         _check_floating(name, "input", x)
     if not isinstance(normalized_shape, (tuple, list)):
@@ -45,7 +45,7 @@ def _check_parameter(name: str, label: str, parameter: Tensor, x: Tensor, shape:
 
 
 def check_spec_arguments(name: str, x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> None:
-    """A tensor with the axes of a spec, and the parameters that the spec has."""
+    """Check that a tensor has the axes of a spec, and that the parameters of the spec are given."""
     _check_floating(name, "x", x)
     if not isinstance(spec, NormSpec):
         raise KindError(f"{name}: spec must be a NormSpec such as normkit.specs.LLAMA, got {spec!r}")
@@ -61,7 +61,7 @@ def check_spec_arguments(name: str, x: Tensor, spec: NormSpec, weight: Tensor | 
 
 
 def check_residual(name: str, label: str, x: Tensor, residual: Tensor) -> None:
-    """A residual stream that the input can be added to."""
+    """Check that the input can be added to the residual stream."""
     _check_floating(name, "residual", residual)
     if residual.shape != x.shape:
         raise ShapeError(
@@ -73,7 +73,7 @@ def check_residual(name: str, label: str, x: Tensor, residual: Tensor) -> None:
 def check_out(
     name: str, label: str, out: Tensor, x: Tensor, dtype: torch.dtype, inputs: tuple[Tensor | None, ...]
 ) -> None:
-    """A tensor that the result can be written to while the inputs are read."""
+    """Check that the result can be written to a tensor while the inputs are read."""
     if not isinstance(out, Tensor):
         raise KindError(f"{name}: {label} must be a tensor, got {type(out).__name__}")
     if out.shape != x.shape:
@@ -91,12 +91,12 @@ def check_out(
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether each element of a is that of b."""
+    """Whether a and b are the same elements in memory."""
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether the memory from the first to the last element of a meets that of b."""
+    """Whether the memory from the first to the last element of a overlaps that of b."""
     if a.device != b.device or not a.numel() or not b.numel():
         return False
     (a_first, a_end), (b_first, b_end) = _extent(a), _extent(b)

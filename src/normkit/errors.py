@@ -34,11 +34,11 @@ class DtypeError(NormkitError, RuntimeError):
 
 
 class UseError(NormkitError, RuntimeError):
-    """Tensors cannot be used together, or not in this way: two devices, or `out` where a gradient is wanted."""
+    """Tensors cannot be used together, or not in this way: two devices, or `out` although a gradient is needed."""
 
 
 class KindError(NormkitError, TypeError):
-    """An argument of the wrong Python type: no tensor, no number, no shape."""
+    """An argument has the wrong Python type: it is no tensor, number or shape."""
 
 
 class IdentificationError(NormkitError):
@@ -50,7 +50,7 @@ class ModelError(NormkitError):
 
 
 class LostRankError(NormkitError):
-    """Another process of the run has ended before its time: nothing more can be computed, what was finished is kept."""
+    """Another process of the run has ended early: nothing more can be computed, finished work is kept."""
 
 
 class InputError(NormkitError):

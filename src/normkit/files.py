@@ -1,4 +1,4 @@
-"""Files written whole or not at all; JSON with one spelling out, and nothing but JSON in."""
+"""Files are written whole or not at all; JSON is written in one spelling and read strictly."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any, TypeVar, cast
 from normkit.errors import InputError
 from normkit.text import quoted
 
-# A configuration of transformers has some five levels; each level costs readers a level of their stack.
+# A configuration of transformers has about five levels; recursive readers need a stack frame for each.
 _DEEPEST = 100
-# transformers writes 10**30 for "no limit"; a float holds 308 digits.
+# transformers writes 10**30 for "no limit"; a float holds numbers of up to 308 digits.
 _LONGEST_INTEGER = 100
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS: Mapping[type, str] = {
@@ -45,15 +45,15 @@ def finite(value: float) -> float | None:
 def parse_json(content: bytes, *, infinity: bool = False) -> Any:
     """The JSON document in a file that somebody else has written, read strictly.
 
-    Python's own reader takes more than JSON, and what it takes fails later: numbers that are not finite, half a
-    character, a key that stands twice, integers that no float holds, more levels than the stack has.
+    Python's own reader accepts more than JSON, which fails later: numbers that are not finite, half a character, a key
+    that occurs twice, integers that no float holds, more levels than the stack has.
 
     Args:
-        content: Of the file.
+        content: The content of the file.
         infinity: Take `Infinity`, `-Infinity` and `NaN`: transformers 4 wrote them into configurations.
 
     Raises:
-        InputError: If it is anything else than JSON in UTF-8; with the reason alone, for the caller's own line.
+        InputError: If it is not strict JSON in UTF-8; the message is the reason alone, without the name of the file.
 
     Example:
         >>> parse_json(b'{"eps": 1e-5}')
@@ -131,7 +131,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_nested(document: Any) -> None:
-    """Walk all values, without recursion."""
+    """Refuse deep nesting and half characters, without recursion."""
     level = [document]
     for _ in range(_DEEPEST + 1):
         inner: list[Any] = []
@@ -150,7 +150,7 @@ def _check_nested(document: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file in UTF-8, as `write_bytes` writes any.
+    """Write a text file in UTF-8 with `write_bytes`.
 
     Raises:
         InputError: If the folder cannot be made or written to; nothing is left behind.
@@ -162,9 +162,9 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> Path:
     """Write a file under a temporary name, flush it to disk, rename it last.
 
     Args:
-        path: Of the file; folders above it are made.
-        content: All of it.
-        mode: Its permissions, less what the umask takes.
+        path: Path of the file; missing folders are made.
+        content: The whole content.
+        mode: Permissions of the file, without those that the umask removes.
 
     Raises:
         InputError: If the folder cannot be made or written to; nothing is left behind.
@@ -180,7 +180,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o666) -> Path:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files private; a report is as readable as any other file of the user.
+        # mkstemp makes files private, but a report should be as readable as other files of the user.
         temporary.chmod(mode & ~umask())
         temporary.replace(path)
     except OSError as error:
@@ -207,7 +207,7 @@ def lock(handle: int) -> bool:
 
 
 def umask() -> int:
-    """The permissions that new files of this process do not get."""
+    """The permissions that the umask of this process removes from new files."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

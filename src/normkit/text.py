@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def offer(name: str, known: Collection[str], listing: str = "") -> str:
-    """The end of a message on an unknown name: at most five of the known ones, the nearest, and how to list them all.
+    """The end of a message on an unknown name: at most five known names, the nearest ones, and how to list all.
 
     Args:
-        name: What was given; a part of a known name is near to it.
-        known: The names there are.
+        name: The name that was given; a part of a known name counts as near.
+        known: The known names.
         listing: The command that lists them, or "".
 
     Example:
@@ -24,7 +24,7 @@ def offer(name: str, known: Collection[str], listing: str = "") -> str:
         >>> offer("nope", [f"h.{layer}.ln_1" for layer in range(61)], "normkit identify MODEL")
         'it is none of 61, such as h.0.ln_1, h.1.ln_1, h.2.ln_1; `normkit identify MODEL` lists them'
     """
-    # Commands load this file for `--help`, which has 150 ms.
+    # Commands load this file for `--help`, which must take less than 150 ms.
     import re
     from difflib import SequenceMatcher
 

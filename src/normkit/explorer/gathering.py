@@ -21,8 +21,8 @@ class Gatherer(Listener):
 
     Args:
         sites: The norms.
-        most: Tokens to end up with; twice as many may be kept meanwhile.
-        prefix: Of the arguments that hold their tokens: "", or "decoder_".
+        most: Number of tokens at the end; up to twice as many are kept meanwhile.
+        prefix: Prefix of the arguments that hold the tokens: "" or "decoder_".
         decode: Token id -> its name; tokens without ids are numbered from 1.
 
     Attributes:
