@@ -2,11 +2,9 @@
 
 violation.py        the checks by name; Violation; ConformanceError
 norm_under_test.py  the norm that was given, and copies of it in one dtype, with parameters of known values
-truth.py            the right values in float64, and the unit in which an error is measured
-sharing.py          which elements share statistics
 agreement.py        output, variance, casts and dtype against the spec
 causes.py           the convention that differs, in place of its symptoms
-conduct.py          input, layout, batch, NaN, constant rows
+conduct.py          input, layout, rows, batch, NaN, constant rows
 derivatives.py      gradients
 conformance.py      `assert_conforms`, `violations`: all of it, in order
 """

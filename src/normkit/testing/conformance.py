@@ -15,7 +15,7 @@ from normkit.conventions.gain import Gain
 from normkit.errors import InputError, KindError
 from normkit.reference import HALF
 from normkit.spec import NormSpec
-from normkit.testing import agreement, causes, conduct, derivatives, sharing
+from normkit.testing import agreement, causes, conduct, derivatives
 from normkit.testing.agreement import Misfit
 from normkit.testing.norm_under_test import NormUnderTest, RefusedError, Subject
 from normkit.testing.violation import CHECKS, ConformanceError, Violation
@@ -182,7 +182,7 @@ def _test(
         report.add(conduct.layout(norm))
     norm = subject.in_dtype(known or asked, dtype)
     report.add(agreement.output_dtype(norm), _mixed_output_dtype(subject, norm.spec, dtype))
-    coupled = sharing.rows(norm) or conduct.batch_position(norm)
+    coupled = conduct.rows(norm) or conduct.batch_position(norm)
     report.add(coupled)
     if coupled is not None:
         return None
