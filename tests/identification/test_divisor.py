@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from normkit.conventions.divisor import Divisor
 from normkit.identification import divisor
-from normkit.identification.divisor import Divisor, choose, roundness
+from normkit.identification.divisor import choose, roundness
 from normkit.identification.eps_response import RollOff
 from normkit.identification.specimen import UnrecognisedError
 

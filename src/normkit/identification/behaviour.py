@@ -203,7 +203,7 @@ def disagreement(
         for parameter in specimen.parameters.values():
             parameter.mul_((torch.rand(parameter.shape, generator=generator) - 0.5).sign())
     eps = reference.machine_eps(torch.empty(0, dtype=specimen.dtype), spec)
-    felt = math.sqrt(eps) if spec.eps_placement == "inside" else eps
+    felt = spec.placement.length(eps)
     # An L2 norm feels its eps in rows whose root mean square is sqrt(n) times smaller.
     near_eps = felt * torch.logspace(-2, 0.5, 6) if felt > precision.least else torch.empty(0)
     near_eps = near_eps[near_eps > precision.smallest] if precision.least else near_eps
@@ -366,7 +366,7 @@ def _kept(part: Tensor | None) -> Tensor | None:
 def _affine(found: Structure, choice: Choice) -> Affine:
     weight: str | Gathered | Tensor | None = found.gain.name or found.gain.gathered
     if weight is None and found.spec.has_weight and found.gain.values is not None:
-        weight = found.gain.values / choice.divisor.length(found.n)
+        weight = found.gain.values / divisor.row_rms(choice.divisor, found.n)
     return Affine(weight=weight, bias=found.bias.name or found.bias.gathered or found.bias.values)
 
 

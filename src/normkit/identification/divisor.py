@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import torch
 
-from normkit.conventions.divisor import Multiplier, Reduction
-from normkit.conventions.eps import EPS, EpsPlacement, machine_epsilon
+from normkit.conventions.divisor import DIVISORS, Divisor
+from normkit.conventions.eps import EPS, PLACEMENTS, EpsPlacement, machine_epsilon
 from normkit.errors import NormkitError
 from normkit.identification.eps_response import RollOff
 from normkit.identification.passport import Reading
@@ -20,6 +18,8 @@ from normkit.spec import NormSpec
 from normkit.text import dtype_name
 
 _UNROUND = 3
+_RARE = 2.5
+"""A rare way is behind by so many degrees of roundness of its eps."""
 _RIVAL = 3
 """A way this much less round is no rival: 1e-5 under a mean is 7.68e-3 under a sum of 768 squares."""
 _SAME_LENGTH = 1e-5
@@ -29,50 +29,6 @@ _TOO_COARSE = 0.02
 """From here on, a round number near by says nothing."""
 _BY_ROUNDNESS = 0.95
 """Confidence in a number that was rounded to the roundest one near by."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Divisor:
-    """One way to build the length of a row out of its sum of squares."""
-
-    correction: Literal[0, 1] = 0
-    reduction: Reduction = "mean"
-    multiplier: Multiplier = "one"
-
-    def length(self, n: int) -> float:
-        """Root mean square of a normalized row of n features."""
-        return math.sqrt(self._over_n(n)) * (math.sqrt(n) if self.multiplier == "sqrt_n" else 1.0)
-
-    def eps(self, felt: float, n: int, placement: EpsPlacement) -> float:
-        """The eps that is felt as `felt` by rows of mean square 1."""
-        return felt / (self._over_n(n) if placement == "inside" else math.sqrt(self._over_n(n)))
-
-    def _over_n(self, n: int) -> float:
-        return 1 / n if self.reduction == "sum" else (n - self.correction) / n
-
-    def surprise(self, placement: EpsPlacement) -> float:
-        """How many degrees of roundness of eps this way is behind: L2 norms rarely have eps inside the root."""
-        return 2.5 if self.reduction == "sum" and placement == "inside" else 0.0
-
-    def conventions(self) -> dict[str, Any]:
-        """The conventions of `NormSpec` that it is."""
-        return dataclasses.asdict(self)
-
-    def in_words(self) -> str:
-        """The divisor and the multiplier."""
-        divided = "not divided (L2)" if self.reduction == "sum" else f"divided by n{' - 1' if self.correction else ''}"
-        return divided + (", the row multiplied by sqrt(n)" if self.multiplier == "sqrt_n" else "")
-
-
-# The simplest comes first: where nothing tells two apart, the earlier one is chosen.
-DIVISORS = (
-    Divisor(),
-    Divisor(correction=1),
-    Divisor(reduction="sum"),
-    Divisor(reduction="sum", multiplier="sqrt_n"),
-    Divisor(multiplier="sqrt_n"),
-    Divisor(correction=1, multiplier="sqrt_n"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +61,17 @@ class Choice:
 
     def apply(self, spec: NormSpec, placement: EpsPlacement) -> NormSpec:
         """The spec with what was found."""
-        return spec.replace(eps=self.eps, eps_placement=placement, **self.divisor.conventions())
+        return spec.replace(**PLACEMENTS[placement].conventions(self.eps), **self.divisor.conventions())
+
+
+def row_rms(divisor: Divisor, n: int) -> float:
+    """Root mean square of a normalized row of n features, without eps."""
+    return divisor.radius(n) / math.sqrt(n)
 
 
 def is_length(value: float, n: int, tolerance: float = _SAME_LENGTH) -> bool:
     """Some divisor gives normalized rows of this root mean square."""
-    return any(math.isclose(value, divisor.length(n), rel_tol=tolerance) for divisor in DIVISORS)
+    return any(math.isclose(value, row_rms(divisor, n), rel_tol=tolerance) for divisor in DIVISORS.values())
 
 
 def choose(
@@ -130,43 +91,43 @@ def choose(
     Raises:
         UnrecognisedError: If no divisor gives this length.
     """
-    # Without the length a multiplier looks like a gain, so only divisors are compared.
+    # Without the length a factor sqrt(n) looks like a gain, so only divisors are compared.
     possible = [
         divisor
-        for divisor in DIVISORS
-        if (math.isclose(length, divisor.length(n), rel_tol=tolerance) if length else divisor.multiplier == "one")
+        for divisor in DIVISORS.values()
+        if (math.isclose(length, row_rms(divisor, n), rel_tol=tolerance) if length else not divisor.is_multiplied)
     ]
     if not possible:
         raise UnrecognisedError("norm", f"its rows have the root mean square {length:.6g} without gain: no spec has")
-    read = [(divisor, *roundness(divisor.eps(felt.eps, n, felt.placement), felt.error)) for divisor in possible]
-    surprises = [level + divisor.surprise(felt.placement) for divisor, level, _ in read]
+    read = [(divisor, *roundness(_eps(divisor, felt, n), felt.error)) for divisor in possible]
+    # L2 norms rarely have eps inside the root.
+    is_inside = PLACEMENTS[felt.placement].power == 2
+    surprises = [level + (_RARE if is_inside and divisor.is_sum else 0.0) for divisor, level, _ in read]
     divisor, level, eps = read[surprises.index(min(surprises))]
     # With a known length, most others are other words for the same function.
     others = [
         (other, other_level, surprise)
         for (other, other_level, _), surprise in zip(read, surprises, strict=True)
-        if other != divisor and (length is None or not math.isclose(other.length(n), divisor.length(n), rel_tol=1e-9))
+        if other != divisor and (length is None or not _are_alike(other, divisor, n))
     ]
     if length is not None and not centred:
         # n - 1 corrects for a mean. Without a mean it is accepted only where the length is exact enough.
         others = [each for each in others if not each[0].correction]
     rivals = [each for each, rounded, surprise in others if rounded < _UNROUND and surprise < min(surprises) + _RIVAL]
-    divided = f"the sum of squares is {divisor.in_words()}{_because(length, len(possible), n, divisor)}"
+    divided = f"the sum of squares is {divisor.words}{_because(length, len(possible), n, divisor)}"
     if rivals or (others and level == _UNROUND):
         rival = rivals[0] if rivals else others[0][0]
-        reading = Reading.open(
-            f"the sum of squares may as well be {rival.in_words()}, eps tells no difference", divided
-        )
+        reading = Reading.open(f"the sum of squares may as well be {rival.words}, eps tells no difference", divided)
     else:
         rival = None
         reading = Reading(value=divisor.conventions(), evidence=(divided,))
-    eps_reading = _eps_reading(eps, divisor.eps(felt.eps, n, felt.placement), felt)
+    eps_reading = _eps_reading(eps, _eps(divisor, felt, n), felt)
     if rival is not None and length is None and eps:
-        other_eps = rival.eps(felt.eps, n, felt.placement)
-        eps_reading = Reading.open(f"with the other divisor it is {other_eps:.6g}", *eps_reading.evidence)
+        line = f"with the other divisor it is {_eps(rival, felt, n):.6g}"
+        eps_reading = Reading.open(line, *eps_reading.evidence)
     twin = _twin(read, surprises, divisor, n) if length is not None and eps and level < _UNROUND else None
     if twin is not None:
-        reason = f"at n = {n} the same function is: {twin[0].in_words()}, eps = {twin[1]:g}, no less round"
+        reason = f"at n = {n} the same function is: {twin[0].words}, eps = {twin[1]:g}, no less round"
         reading, eps_reading = (Reading.open(reason, *each.evidence) for each in (reading, eps_reading))
     return Choice(divisor=divisor, eps=eps, readings={"divisor": reading, "eps": eps_reading}, rival=rival)
 
@@ -176,10 +137,19 @@ def _twin(
 ) -> tuple[Divisor, float] | None:
     """Other words for the same function that are as likely, and its eps in them."""
     for (other, _, eps), surprise in zip(read, surprises, strict=True):
-        is_same = math.isclose(other.length(n), divisor.length(n), rel_tol=1e-9)
-        if other != divisor and is_same and surprise == min(surprises):
+        if other != divisor and _are_alike(other, divisor, n) and surprise == min(surprises):
             return other, eps
     return None
+
+
+def _are_alike(a: Divisor, b: Divisor, n: int) -> bool:
+    """Whether their normalized rows are equally long."""
+    return math.isclose(row_rms(a, n), row_rms(b, n), rel_tol=1e-9)
+
+
+def _eps(divisor: Divisor, felt: RollOff, n: int) -> float:
+    """The eps of a norm with this divisor that acts on rows of mean square 1 as `felt.eps` does."""
+    return PLACEMENTS[felt.placement].rescaled(felt.eps, math.sqrt(n / divisor.count(n)))
 
 
 def settle_machine_eps(choice: Choice, n: int, dtype: torch.dtype, felt_in: Callable[[torch.dtype], RollOff]) -> Choice:
@@ -219,7 +189,7 @@ def _eps_in(dtype: torch.dtype, choice: Choice, n: int, felt_in: Callable[[torch
         felt = felt_in(dtype)
     except (UnrecognisedError, NormkitError):
         return None
-    return None if felt.undecidable else roundness(choice.divisor.eps(felt.eps, n, felt.placement), felt.error)[1]
+    return None if felt.undecidable else roundness(_eps(choice.divisor, felt, n), felt.error)[1]
 
 
 def roundness(value: float, tolerance: float) -> tuple[int, float]:
@@ -248,13 +218,13 @@ def _because(length: float | None, possible: int, n: int, divisor: Divisor) -> s
     if length is None:
         return f": at n = {n} this makes eps the roundest number (a gain hides the length of rows; assumed 1)"
     told = f": a normalized row has root mean square {length:.7g} per unit of gain"
-    return told if possible == 1 or divisor == DIVISORS[0] else f"{told}, and this makes eps the roundest number"
+    return told if possible == 1 or divisor == Divisor() else f"{told}, and this makes eps the roundest number"
 
 
 def _eps_reading(eps: float, measured: float, felt: RollOff) -> Reading:
     if felt.undecidable is not None:
         return Reading.open(felt.undecidable, felt.evidence)
-    value = {"eps": eps, "eps_placement": felt.placement}
+    value = PLACEMENTS[felt.placement].conventions(eps)
     if felt.eps == 0:
         return Reading(value=value, evidence=(felt.evidence, "eps = 0"))
     if felt.error <= _COARSE:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normkit.conventions.divisor import DIVISORS
 from normkit.errors import ShapeError
 from normkit.identification import affine, coupling, divisor, formula
 from normkit.identification.affine import Part
@@ -141,7 +142,7 @@ def _gathered(
     axes, groups = rows.choices[0]
     spec = fits[0].spec.replace(axes=axes, groups=groups)
     n = math.prod(parities[0].x.shape[axis] for axis in rows.row) // groups
-    slopes = sorted({known.length(n) for known in divisor.DIVISORS}, key=lambda length: abs(length - 1.0))
+    slopes = sorted({divisor.row_rms(known, n) for known in DIVISORS.values()}, key=lambda rms: abs(rms - 1.0))
     scale, tolerance = float(parities[0].odd.square().mean().sqrt()), parities[0].fits
     gains, biases = [fit.gain for fit in fits], [parity.bias for parity in parities]
     gain = affine.gain_of(gains, draws, False, tolerance) or affine.gathered_of(gains, draws, slopes, tolerance)
