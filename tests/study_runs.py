@@ -84,7 +84,7 @@ def keep(folder: Path, last: int) -> None:
         if point.step == last:
             time.sleep(600)
 
-    model, points = run(RunCheckpoint(folder / "run.safetensors", steps=1), tell, steps=LONG)
+    model, points = run(RunCheckpoint(folder / "run.safetensors", seconds=0.0), tell, steps=LONG)
     (folder / "end.json").write_text(json.dumps({"state": state(model), "points": [vars(point) for point in points]}))
 
 

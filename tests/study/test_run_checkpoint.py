@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 import os
 import random
 import time
@@ -30,7 +31,7 @@ def broken_off(path, step, **choices):
             raise _EnoughError
 
     with pytest.raises(_EnoughError):
-        run(RunCheckpoint(path, steps=1), tell, **choices)
+        run(RunCheckpoint(path, seconds=0.0), tell, **choices)
 
 
 @pytest.mark.slow
@@ -62,9 +63,9 @@ def test_a_run_broken_off_again_and_again_ends_in_the_same_bits(tmp_path):
 
 def test_a_finished_run_is_read_and_not_run_again(tmp_path):
     path = tmp_path / "run.safetensors"
-    model, points = run(RunCheckpoint(path, seconds=None))
+    model, points = run(RunCheckpoint(path, seconds=math.inf))
     told = []
-    again, all_points = run(RunCheckpoint(path, seconds=None), told.append)
+    again, all_points = run(RunCheckpoint(path, seconds=math.inf), told.append)
     assert (state(again), all_points, told) == (state(model), points, [])
 
 
@@ -86,14 +87,13 @@ def test_a_run_that_diverged_stays_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_is_kept_by_steps_by_seconds_and_at_the_end(tmp_path, monkeypatch):
+def test_it_is_saved_after_so_many_seconds_and_at_the_end(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr("normkit.study.run_checkpoint.write_bytes", lambda path, _content: written.append(path))
-    run(RunCheckpoint(tmp_path / "steps", steps=10, seconds=None))
-    run(RunCheckpoint(tmp_path / "end", seconds=None))
+    run(RunCheckpoint(tmp_path / "end", seconds=math.inf))
     run(RunCheckpoint(tmp_path / "seconds", seconds=0.0))
-    counts = {name: sum(path.name == name for path in written) for name in ("steps", "end", "seconds")}
-    assert counts == {"steps": 3, "end": 1, "seconds": STEPS}
+    counts = {name: sum(path.name == name for path in written) for name in ("end", "seconds")}
+    assert counts == {"end": 1, "seconds": STEPS}
 
 
 def test_the_file_is_safetensors_and_json_alone(tmp_path):

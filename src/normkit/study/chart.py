@@ -74,13 +74,7 @@ Chart = Curves | Bars | Marks
 
 
 def line(label: str, x: Sequence[float], seeds: Iterable[Sequence[float]]) -> Line:
-    """The line of medians, with intervals, through the values of several seeds at the same places.
-
-    Args:
-        label: Its name.
-        x: Places.
-        seeds: For each seed the values at these places.
-    """
+    """The line of medians, with intervals, through the values that each seed has at the places x."""
     intervals = [interval(values) for values in zip(*seeds, strict=True)]
     return Line(
         label=label,

@@ -69,7 +69,7 @@ def train(
         if report:
             report(points[-1])
         is_last = step == recipe.steps or not is_finite
-        if checkpoint and ranks.writes and (is_last or checkpoint.is_due(step)):
+        if checkpoint and ranks.writes and (is_last or checkpoint.is_due):
             checkpoint.save(model, optimizer, recipe, points, batch)
     return tuple(points)
 

@@ -204,10 +204,6 @@ def decide(claim: Claim, measured: Mapping[int, Paired]) -> Decided:
     If all judged conditions hold, it is reproduced. If some fail, and all conditions of a regime hold, it is reproduced
     only in that regime. If none of these, it is not reproduced. A condition whose interval crosses a bound, or that
     lacks a number, is open; if no condition fails, an open one leaves the claim undecided.
-
-    Args:
-        claim: A claim.
-        measured: Seed -> arm -> measurement.
     """
     judged = tuple(judge(condition, measured) for condition in claim.conditions)
     verdict, only_if = _verdict([each for each in judged if each.condition.judged])

@@ -34,20 +34,18 @@ class RunCheckpoint:
 
     Args:
         path: The file. The first of several processes that share a run reads and writes it; the others need not see it.
-        steps: Save after every so many steps; None saves by time alone.
-        seconds: Save after so many seconds since the last time; None saves by steps alone.
+        seconds: The time between two saves.
     """
 
-    def __init__(self, path: Path, *, steps: int | None = None, seconds: float | None = 20.0) -> None:
+    def __init__(self, path: Path, *, seconds: float = 20.0) -> None:
         self.path = path
-        self._steps, self._seconds = steps, seconds
+        self._seconds = seconds
         self._last, self._start = time.monotonic(), ""
 
-    def is_due(self, step: int) -> bool:
-        """Whether the run is to be saved after this step."""
-        if self._steps is not None and step % self._steps == 0:
-            return True
-        return self._seconds is not None and time.monotonic() - self._last >= self._seconds
+    @property
+    def is_due(self) -> bool:
+        """Whether the run is to be saved after the present step."""
+        return time.monotonic() - self._last >= self._seconds
 
     def save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, points: Sequence[Point], batch: Batch

@@ -24,16 +24,12 @@ _DEEP = 12
 _STEPS = 10
 
 
-def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The median of a few values and its percentile bootstrap interval.
 
-    The values are drawn with replacement 4,000 times, from one fixed seed; the interval holds the middle `confidence`
-    of the medians. For three values that is the range from the least to the greatest. A NaN makes all three results
-    NaN; infinities are ordinary values.
-
-    Args:
-        values: One per seed.
-        confidence: Share of the draws inside.
+    The values are drawn with replacement 4,000 times, from one fixed seed; the interval holds the middle 95 % of the
+    medians. For three values that is the range from the least to the greatest. A NaN makes all three results NaN;
+    infinities are ordinary values.
 
     Returns:
         Median, lower end, upper end.
@@ -50,7 +46,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     drawn = np.random.default_rng(0).integers(len(ordered), size=(_DRAWS, len(ordered)))
     medians = np.sort(_median(np.sort(ordered[drawn], axis=1)))
-    outside = (1 - confidence) / 2
+    outside = (1 - 0.95) / 2
     low, high = medians[math.floor(outside * (_DRAWS - 1))], medians[math.ceil((1 - outside) * (_DRAWS - 1))]
     return float(_median(ordered[None])[0]), float(low), float(high)
 

@@ -1,4 +1,4 @@
-"""What a training run is to do and what it did: batches and losses, the recipe, its steps, and the run as a whole."""
+"""A training run: its batches and losses, its recipe, its steps, and the run as a whole."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TrainingRun:
         return sum(self.capped(point.loss) for point in last) / len(last)
 
     def measurement(self, steps: int | None = None, **measured: object) -> dict[str, object]:
-        """What an arm measured: the losses, whatever else was measured, divergence and findings.
+        """The measurement of an arm: the losses, further values, divergence and findings.
 
         Args:
             steps: Steps of the recipe, up to which None follows the losses of a run that diverged; None adds nothing.

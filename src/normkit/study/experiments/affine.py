@@ -101,7 +101,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             name="affine-loss",
             title="Held-out loss by what of the affine map is trained",
             caption="Every arm of one seed has the same initial matrices and batches; points are seeds.",
-            description="All arms end close together.",
+            description="All arms end at nearly the same loss.",
             label="held-out loss (nats a byte)",
             values=arm_values(seeds, [arm for arm in arms if arm not in little], "held_out"),
         ),
@@ -125,8 +125,8 @@ STUDY = Study(
             says="LayerNorm without gain and bias (LayerNorm-simple) outperforms LayerNorm",
             source="Xu et al. 2019, arXiv:1911.07013, abstract",
             conditions=(
-                _outperforms("", "training does not come to the same text twice"),
-                _outperforms(", little text", "little text is passed many times"),
+                _outperforms("", "no text is trained on twice"),
+                _outperforms(", little text", "little text is trained on many times"),
             ),
         ),
         Claim(
@@ -143,7 +143,7 @@ STUDY = Study(
             ),
         ),
         Claim(
-            says="The linear layers behind a norm can hold its gain and bias, so that nothing of them is needed",
+            says="The linear layers after a norm can hold its gain and bias, so that neither is needed",
             source="derived: W (g z + b) = (W diag g) z + W b",
             conditions=(_equal(_NEITHER), _equal(_GAIN), _equal(_BIAS), _equal(_FROZEN)),
         ),

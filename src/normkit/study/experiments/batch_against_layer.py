@@ -124,7 +124,7 @@ def _sequences(settings: Settings, seeds: list[Paired]) -> Chart:
     return Curves(
         name="recurrent-error",
         title="A recurrent net on sequences longer than those it was trained on",
-        caption="Blank rows stand before each digit; at 0 the sequences are as long as in training.",
+        caption="Blank rows precede each digit; at 0 the sequences are as long as in training.",
         description="One BatchNorm for all times starts highest.",
         x_label="blank rows more than in training",
         y_label="held-out error (%)",
@@ -166,7 +166,7 @@ def _texts(settings: Settings, seeds: list[Paired]) -> Chart:
         name="transformer-loss",
         title=f"BatchNorm in a Transformer, learning rate {rate:g}",
         caption="The same held-out text each time; new statistics are those of 16 batches under the final weights.",
-        description="BatchNorm's bars stand close together, a little above LayerNorm's.",
+        description="BatchNorm's bars are close together, a little above LayerNorm's.",
         label="held-out loss (nats a byte)",
         values=(
             ("LayerNorm", held_out("LayerNorm", "held_out")),

@@ -248,7 +248,7 @@ _FLUCTUATION = Claim(
             source="the claim",
         ),
         Condition(
-            says="statistics taken anew under the final weights lower the loss in evaluation by so many nats",
+            says="the fall of the evaluation loss when statistics are recomputed under the final weights, in nats",
             statistic=lambda paired: float(
                 paired[_TEXT_ARM]["held_out"] - paired[_TEXT_ARM]["held_out_new_statistics"]
             ),

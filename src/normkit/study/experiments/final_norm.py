@@ -1,4 +1,4 @@
-"""`final-norm`: what the norm before the unembedding does to logits, gradients and the choice of learning rate."""
+"""`final-norm`: the effect of the norm before the unembedding on logits, gradients and the choice of learning rate."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             name="final-norm-rates",
             title="Loss after short training, by learning rate",
             caption="Mean of the last 20 steps; each rate starts from the same weights and sees the same batches.",
-            description="How far the curves lie above the floor, and how wide their bottoms are.",
+            description="How far the curves are above the floor, and how wide their minima are.",
             x_label="peak learning rate",
             y_label="loss (nats a token)",
             panels=lines(rates, "losses"),

@@ -1,4 +1,4 @@
-"""`gradients`: what a norm does to the backward pass, to steps, and to the loss along a step."""
+"""`gradients`: the effect of a norm on the backward pass, on steps, and on the loss along a step."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ _CLAIMS = (
         source="van Laarhoven 2017, arXiv:1706.05350; Arora, Li & Lyu 2018, arXiv:1812.03981",
         conditions=(
             Condition(
-                says="the groups found by behaviour are as many as linear layers with a norm behind them",
+                says="the groups found by behaviour are as many as the linear layers that a norm follows",
                 statistic=lambda paired: float(len(paired[_DESCENT]["groups"]) - paired[_DESCENT]["expected_groups"]),
                 low=0,
                 high=0,

@@ -190,7 +190,7 @@ def _notices(norm: str) -> Condition:
 
 def _with_eps(norm: str) -> Condition:
     return Condition(
-        says=f"{_WORDS[norm]} with eps: the largest change by what it ignores without",
+        says=f"{_WORDS[norm]} with eps: the largest change by a transformation that it ignores without eps",
         statistic=lambda paired: max(paired[norm]["model_eps"][row] for row in PUBLISHED[norm]),
         judged=False,
         source="eps (1 - 1 / c^2) / (2 variance) to first order",

@@ -187,12 +187,12 @@ _NOT_WHY = Claim(
     conditions=(
         *(_faster(*noise) for noise in _NOISES),
         Condition(
-            says="inputs shift with noise 0.5 so many times as far as with BatchNorm alone",
+            says="the shift of inputs with noise 0.5 over the shift with BatchNorm alone",
             statistic=_times("shift", "noise 0.5", "BatchNorm"),
             judged=False,
         ),
         Condition(
-            says="the least noise with which they shift as far as without a norm",
+            says="the least noise with which inputs shift as far as without a norm",
             statistic=lambda paired: _size(sufficient_noise(paired)),
             judged=False,
         ),
@@ -206,7 +206,7 @@ _HARMLESS = Claim(
     conditions=(
         *(_as_fast(*noise) for noise in _NOISES),
         Condition(
-            says="with noise 0.5 the net errs so many points more in evaluation than in training mode",
+            says="with noise 0.5: the error in evaluation minus the error in training mode, in points",
             statistic=_mode_gap,
             judged=False,
         ),
@@ -235,19 +235,19 @@ _COURSES = (
         "shift",
         "How far the statistics of layer inputs move in one step",
         "distance moved over deviation",
-        "BatchNorm's curve stands lowest, those with noise far above it.",
+        "BatchNorm's curve is lowest, those with noise are far above it.",
     ),
     (
         "gradient_change",
         "How much the step of the layers before changes a layer's gradient",
         "change over its length",
-        "At the start of training no norm stands highest.",
+        "At the start of training the curve without a norm is highest.",
     ),
     (
         "smoothness",
         "Change of the gradient along its own direction",
         "change over the way gone",
-        "At the start of training no norm stands highest.",
+        "At the start of training the curve without a norm is highest.",
     ),
 )
 
@@ -279,8 +279,8 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
         Curves(
             name="noise-speed",
             title="Steps to a loss by size of the noise",
-            caption="Each net at its best learning rate; at 0 stands BatchNorm without noise.",
-            description="The steps rise with the noise, from far below no norm's to about as many.",
+            caption="Each net at its best learning rate; 0 is BatchNorm without noise.",
+            description="The steps rise with the noise, from far below those without a norm to about as many.",
             x_label="noise (deviations of the norm's output)",
             y_label="steps to the loss",
             panels=(

@@ -61,7 +61,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             name="warmup-loss",
             title="Loss with and without warm-up",
             caption="Medians over seeds, with their intervals; all see the same batches.",
-            description="Post-norm without warm-up stays where the first steps brought it; the others go on falling.",
+            description="Post-norm without warm-up stays at the loss after the first steps; the others keep falling.",
             x_label="step",
             y_label="loss (nats a token)",
             panels=tuple(
@@ -136,7 +136,7 @@ STUDY = Study(
         ),
         Claim(
             says="Peri-LN and DeepNorm, like Pre-LN, train without warm-up",
-            source="Wang et al. 2022, arXiv:2203.00555 (DeepNorm); Peri-LN by its likeness to Pre-LN",
+            source="Wang et al. 2022, arXiv:2203.00555 (DeepNorm); Peri-LN by its similarity to Pre-LN",
             conditions=tuple(
                 Condition(
                     says=f"{words} without warm-up ends at least 0.2 nats a token below Post-LN without",
