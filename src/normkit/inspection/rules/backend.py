@@ -18,7 +18,7 @@ from normkit.inspection.rules.scale import HALF, HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
 from normkit.text import counted, dtype_name, percent
 
-# In units of the dtype's machine epsilon; 16 families stay below 1.5 in float32 and 0.5 in 16 bits.
+# In units of `normkit.units` for plain code; 16 families stay below 1.9 in float32 and 1.0 in 16 bits.
 _OFF = {"float64": 1e3, "float32": 64.0, "float16": 4.0, "bfloat16": 4.0}
 _NARROW = 4.0
 _WRONG = 1e-1
@@ -234,14 +234,14 @@ RULES = (
         title="Outputs are off their own formula, or follow none",
         severity="error",
         threshold=(
-            f"an output off its formula in float64 by more than {_OFF['float32']:g} machine epsilons of float32 "
+            f"an output off its formula in float64 by more than {_OFF['float32']:g} units of float32 "
             f"(error) or {_OFF['bfloat16']:g} of a 16-bit dtype, {_NARROW:g} times that with 16-bit statistics "
             f"(warning), {percent(_WRONG)} of the size of its terms there (error); a norm that no spec describes "
             "where the config's class or the intent file has one (error), or one whose output is multiplied by another "
             f"number than there, by {percent(VISIBLE)} (warning) or {percent(HARMFUL)} (error); a pre-hook of the user "
             "that changes what enters a norm (warning)"
         ),
-        source="microsoft/onnxruntime#29034, pytorch/pytorch#66707; norms of 16 families stay below 1.5 epsilons",
+        source="microsoft/onnxruntime#29034, pytorch/pytorch#66707; norms of 16 families stay below 1.9 units",
         why=(
             "On its own, with random rows, the norm computes the formula that is shown. On the model's rows it does "
             "not: a kernel for this shape, size or dtype is wrong, or something between the call and the output "
