@@ -15,7 +15,7 @@ class Conventions(NamedTuple):
 
     centre: int
     """1 if the mean is subtracted."""
-    eps_placement: int
+    placement: int
     """0 inside, 1 outside, 2 as a clamp."""
     divisor: int
     """0 n, 1 n - 1, 2 one."""
@@ -66,7 +66,7 @@ SIGNATURES = {
     "add_normalize_rows_out": f"(Tensor x, Tensor residual, {_FORWARD}, Tensor(a!) out, Tensor(b!) new_residual) -> ()",
     "normalize_backward": f"(Tensor dy, Tensor x, Tensor statistics, {_FORWARD}, Tensor? addend,"
     " bool needs_x, bool needs_weight, bool needs_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)",
-    "count_rows": "(Tensor x, Tensor? counted, bool enters_norm, bool is_centred, int eps_placement, float divisor,"
+    "count_rows": "(Tensor x, Tensor? counted, bool enters_norm, bool is_centred, int placement, float divisor,"
     " float unit, float limit_99, float limit_90, int place, Tensor(a!) sums, Tensor(b!) bins, Tensor(c!) peaks) -> ()",
     "mark_seen": "(Tensor x, int place, Tensor(a!) sentinel) -> ()",
 }

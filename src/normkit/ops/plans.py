@@ -52,7 +52,7 @@ def _plan(spec: NormSpec) -> KernelPlan:
     (divisor, sqrt_n), (cast, output) = spec.divisor.codes, spec.casts.codes
     conventions = Conventions(
         centre=int(spec.centre_statistics),
-        eps_placement=spec.placement.code,
+        placement=spec.placement.code,
         divisor=divisor,
         sqrt_n=sqrt_n,
         cast=cast,
@@ -77,7 +77,7 @@ def spec_of(conventions: int, eps: float, offset: float, *, has_weight: bool, ha
     """The spec that an operator's arguments stand for: it has the formula of the spec given to `plan`."""
     found = unpacked(conventions)
     is_centred = bool(found.centre)
-    placement = next(each for each in PLACEMENTS.values() if each.code == found.eps_placement)
+    placement = next(each for each in PLACEMENTS.values() if each.code == found.placement)
     divisor = next(each for each in DIVISORS.values() if each.codes == (found.divisor, found.sqrt_n))
     gain = Gain(
         is_present=has_weight,

@@ -45,7 +45,7 @@ def _statistics(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventio
     rows = math.prod(x.shape[: -of.axes])
     if x.is_cuda:
         wide = program.is_wide(*(given.dtype for given in (x, weight, bias) if given is not None))
-        lines = program.statistics_lines(bool(of.centre), of.eps_placement, wide)
+        lines = program.statistics_lines(bool(of.centre), of.placement, wide)
         return x.new_empty((lines, rows), dtype=torch.float32)
     return x.new_empty((rows, 3 if x.dtype == torch.float64 else 2), dtype=torch.float64)
 
