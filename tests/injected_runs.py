@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import altered_norms
 import normkit as nk
 from altered_norms import Altered
-from injection import ArmRun, summary
+from injection import Trial, summary
 from normkit import demo
 from normkit.demo.architecture import build
 from normkit.inspection import baseline
@@ -98,12 +98,12 @@ class RunFault:
     is_declared: bool = True
 
 
-def attempt(fault: RunFault, twin: str, seed: int, **changes: Any) -> ArmRun:
+def attempt(fault: RunFault, twin: str, seed: int, **changes: Any) -> Trial:
     """Run with a fault under a watch."""
     return judged(fault, twin, seed, **changes)[0]
 
 
-def judged(fault: RunFault, twin: str, seed: int, **changes: Any) -> tuple[ArmRun, Inspection]:
+def judged(fault: RunFault, twin: str, seed: int, **changes: Any) -> tuple[Trial, Inspection]:
     """The same, and all that the watch says; of the recipe, other values than the fault's may be given."""
     torch.manual_seed(seed)
     model, chance = fresh(twin), random.Random(f"{fault.name} {twin} {seed}")
@@ -114,7 +114,7 @@ def judged(fault: RunFault, twin: str, seed: int, **changes: Any) -> tuple[ArmRu
     found = watched(model, Recipe(**{**fault.recipe, **changes}), seed, fault.strike, intent)
     assert found.training is not None
     origin = found.training.origin
-    trial = ArmRun(
+    trial = Trial(
         fault=fault.name,
         family=twin,
         planted=planted if fault.began is None else (),
