@@ -1,4 +1,4 @@
-"""Code in memory that is not the library's own: it is named, and what is meant does not come from it."""
+"""Code in memory that is not the library's own, and pre-hooks that change an input: both are named with their place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import normkit as nk
-from normkit import specs
+from normkit import inspect, specs
 from normkit.inspection.intent import stock_intent
-from normkit.inspection.patches import is_as_written, patches
+from normkit.inspection.patches import changed_inputs, is_as_written, patches
 
 PATHS = ("model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm", "model.norm")
 
@@ -125,3 +125,40 @@ def test_classes_of_no_library_are_not_judged():
 
     assert Mine.__module__ in sys.modules
     assert is_as_written(Mine)
+
+
+def clamp(_module, args):
+    return (args[0].clamp(-1, 1),)
+
+
+def widen(_module, args):
+    return (args[0].double().float(),)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.LayerNorm(16))
+
+
+def test_a_hook_that_changes_what_enters_is_named_and_one_that_looks_is_not():
+    net, x = model(), 3 * torch.randn(2, 6, 16)
+    net[1].register_forward_pre_hook(widen)
+    net[3].register_forward_pre_hook(clamp)
+    seen = []
+    net[3].register_forward_pre_hook(lambda _module, args: seen.append(args[0].amax()))
+    (found,) = changed_inputs(net, ["1", "3"], lambda: net(x))
+    assert found.path == "3"
+    assert "clamp of" in found.hooks[0]
+    assert 0 < found.change < 1
+    assert len(net[3]._forward_pre_hooks) == 2
+
+
+@pytest.mark.slow
+def test_an_inspection_warns_of_it():
+    net = model()
+    x = 3 * torch.randn(2, 6, 16)
+    assert "E5" not in [found.rule for found in inspect(net, {"input": x}).findings]
+    net[3].register_forward_pre_hook(clamp)
+    found = next(found for found in inspect(net, {"input": x}).findings if found.rule == "E5")
+    assert (found.severity, found.sites) == ("warning", ("3",))
+    assert "a hook changes what enters" in found.evidence[0]

@@ -23,7 +23,6 @@ from normkit.inspection.gain_gradients import gain_gradient_errors
 from normkit.inspection.intent import stock_intent
 from normkit.inspection.key_selectability import key_selections
 from normkit.inspection.loss import NextTokenLoss
-from normkit.inspection.matrices import row_scatter
 from normkit.inspection.patches import patches
 from normkit.inspection.probing import Probe
 from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Walk
@@ -40,11 +39,10 @@ from normkit.inspection.running import (
     token_ids,
     token_mask,
 )
-from normkit.inspection.running_statistics import ungathered
 from normkit.inspection.sharing import find_shared
-from normkit.inspection.spectrum import recurring_outliers
 from normkit.inspection.structure import Progress, Structure, measured_block, measured_site, survey
 from normkit.inspection.walk import capture, walk
+from normkit.inspection.weights import recurring_outliers, row_scatter, ungathered
 from normkit.text import dtype_name
 
 

@@ -17,11 +17,11 @@ from normkit.inspection.block_response import BlockSweep
 from normkit.inspection.blocks import BlockCall, block_of, find_blocks
 from normkit.inspection.handwritten import HandwrittenNorm, find_handwritten
 from normkit.inspection.idle import find_idle
-from normkit.inspection.input_hooks import InputHook, changed_inputs
+from normkit.inspection.patches import InputHook, changed_inputs
 from normkit.inspection.result import Block, Peak, Role, RowStatistics, Site, SiteGeometry
 from normkit.inspection.site_accumulator import SiteMeasurement
-from normkit.inspection.spectrum import spectrum
 from normkit.inspection.stages import find_stages
+from normkit.inspection.weights import spectrum
 
 Progress = Callable[[str, int, int], None]
 

@@ -11,7 +11,7 @@ from normkit.inspection.feed import described
 from normkit.inspection.history import FEWEST, WINDOW, jumps
 from normkit.inspection.pace import paces, too_fast
 from normkit.inspection.result import Attention, Block, Finding, Site
-from normkit.inspection.rules.initialisation import start_of
+from normkit.inspection.rules.depth import start_of
 from normkit.inspection.training import CUT, Answer, Origin, Series, Training, Verdict
 from normkit.text import counted, percent, shortened
 from normkit.watching.onset import EXPLODED_LOGITS, origin, pairs

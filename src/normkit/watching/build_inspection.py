@@ -11,11 +11,10 @@ from normkit.inspection import rules
 from normkit.inspection.blocks import block_of
 from normkit.inspection.inspecting import model_facts
 from normkit.inspection.result import Attention, Block, Inspection, Site
-from normkit.inspection.running_statistics import ungathered
 from normkit.inspection.site_accumulator import SiteMeasurement, headroom_bits
-from normkit.inspection.spectrum import recurring_outliers
 from normkit.inspection.structure import Structure, measured_block, measured_site
 from normkit.inspection.training import Training
+from normkit.inspection.weights import recurring_outliers, ungathered
 from normkit.reference import HALF
 from normkit.text import dtype_name
 from normkit.watching.answers import answer

@@ -1,8 +1,7 @@
 """The rules: facts in, findings out.
 
-rule.py             what a rule is; Facts, its input
+rule.py             a rule, its input (Facts) and its answers (Hit, Case)
 scale.py            what eps and divisor do to a row of a given length
-case.py             one deviating place, and many as one hit
 meant.py            A, B: each convention against the one that is meant
 formula.py          A: eps and variance
 epsilon.py          A: eps as a clamp or none, of the dtype, lost in 16 bits, under a rescale
@@ -18,13 +17,11 @@ precision.py        E: 16-bit statistics, overflow, NaN
 backend.py          E: cast order, results off the formula, dtypes
 replicas.py         E: what differs between processes
 dynamics.py         F: attention logits, the stream over the depth
-depth.py            F: idle blocks, gradients over the depth
+depth.py            F: idle blocks, gradients over the depth, the initialisation
 optimizer_steps.py  F: spikes, gradients at the end, the optimizer's eps, updates
-lengths.py          F: inputs too small for eps, weights before a norm
-initialisation.py   F: the initialisation
 data.py             F: what a run is fed
 interventions.py    F: parameters changed by no optimizer, norms and blocks that stop
-stepping.py         F: gradients that pile up, updates that go up the gradient, a model that stands still
+stepping.py         F: inputs too small for eps, weights before a norm, gradients not cleared, wrong or missing updates
 """
 
 from __future__ import annotations
@@ -46,9 +43,7 @@ from normkit.inspection.rules import (
     epsilon,
     formula,
     gain,
-    initialisation,
     interventions,
-    lengths,
     meant,
     optimizer_steps,
     parameters,
@@ -73,7 +68,7 @@ def _place(rule: Rule) -> tuple[str, int]:
 _GROUPS = (
     *(meant, formula, epsilon, arithmetic, gain, values, parameters, axes, coupling, placement, wiring),
     *(precision, backend, replicas),
-    *(dynamics, depth, optimizer_steps, lengths, initialisation, data, interventions, stepping),
+    *(dynamics, depth, optimizer_steps, data, interventions, stepping),
 )
 RULES: tuple[Rule, ...] = tuple(sorted(chain.from_iterable(group.RULES for group in _GROUPS), key=_place))
 """All rules, in the order in which reports list them."""

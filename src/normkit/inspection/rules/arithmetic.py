@@ -6,8 +6,7 @@ import math
 
 from normkit.conventions.eps import eps_in
 from normkit.inspection.result import Severity, Site
-from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import Facts, Outcome, Rule
+from normkit.inspection.rules.rule import Case, Facts, Outcome, Rule, hit
 from normkit.inspection.rules.scale import ROUNDING
 from normkit.text import counted, percent
 

@@ -6,8 +6,7 @@ from normkit.conventions.rows import Rows
 from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Site
-from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_BASELINE, Facts, Outcome, Rule
+from normkit.inspection.rules.rule import NO_BASELINE, Case, Facts, Outcome, Rule, hit
 from normkit.text import counted
 
 

@@ -11,9 +11,8 @@ from normkit.conventions.eps import EPS
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.result import Severity, Site
 from normkit.inspection.rules.axes import over_time
-from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import compared, fields_of, is_open, undecided
-from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, evidence_lines
+from normkit.inspection.rules.rule import Case, Facts, Hit, NotChecked, Outcome, Rule, evidence_lines, hit
 from normkit.inspection.rules.scale import HALF, HARMFUL, VISIBLE, severity_of
 from normkit.spec import NormSpec
 from normkit.text import counted, dtype_name, percent

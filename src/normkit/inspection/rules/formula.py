@@ -6,9 +6,8 @@ import math
 
 from normkit.conventions.eps import PLACEMENTS, eps_in
 from normkit.inspection.result import Severity, Site
-from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import fields_of, is_open, undecided
-from normkit.inspection.rules.rule import Facts, NotChecked, Outcome, Rule, worst
+from normkit.inspection.rules.rule import Case, Facts, NotChecked, Outcome, Rule, hit, worst
 from normkit.inspection.rules.scale import (
     HARMFUL,
     STEP,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from normkit.conventions.gain import Gain
 from normkit.inspection.result import Severity, Site, Spectrum
-from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.meant import fields_of, is_open, undecided
-from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, evidence_lines
+from normkit.inspection.rules.rule import NO_INTENT, Case, Facts, Hit, Outcome, Rule, evidence_lines, hit
 from normkit.text import counted, dtype_name, percent
 
 # Half of the 1 that is looked for.

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from normkit.inspection.result import Severity
-from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_RUN, Facts, NotChecked, Outcome, Rule
+from normkit.inspection.rules.rule import NO_RUN, Case, Facts, NotChecked, Outcome, Rule, hit
 from normkit.inspection.training import Change, Stop, Training
 from normkit.text import counted
 

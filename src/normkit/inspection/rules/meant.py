@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 from normkit.identification.passport import CONVENTIONS, Passport
 from normkit.inspection.result import Severity, Site, Spectrum
-from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_INTENT, Facts, NotChecked, Outcome, Rule, worst
+from normkit.inspection.rules.rule import NO_INTENT, Case, Facts, NotChecked, Outcome, Rule, hit, worst
 from normkit.inspection.rules.scale import HARMFUL, ROUNDING, severity_of
 from normkit.spec import NormSpec
 from normkit.text import counted, percent

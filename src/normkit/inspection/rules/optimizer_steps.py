@@ -18,17 +18,18 @@ from normkit.inspection.pace import (
     paces,
     too_fast,
 )
-from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.rule import (
     CAUSES,
     NO_RUN,
     NO_TRAINING,
+    Case,
     Facts,
     Hit,
     NotChecked,
     Outcome,
     Rule,
     evidence_lines,
+    hit,
 )
 from normkit.inspection.training import Training
 from normkit.text import counted, percent

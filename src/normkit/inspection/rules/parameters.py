@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from normkit.inspection.result import Severity, Site, Spectrum
-from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.gain import MOST_SITES, SCATTER_RMS, scatters_around_zero
-from normkit.inspection.rules.rule import NO_OPTIMIZER, NO_RUN, Facts, NotChecked, Outcome, Rule
+from normkit.inspection.rules.rule import NO_OPTIMIZER, NO_RUN, Case, Facts, NotChecked, Outcome, Rule, hit
 from normkit.inspection.rules.scale import HALF, ROUNDING
 from normkit.inspection.training import Parameter, Training
 from normkit.text import counted, percent

@@ -8,9 +8,8 @@ from itertools import pairwise
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.intent import Intent
 from normkit.inspection.result import Block
-from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.likes import place_of
-from normkit.inspection.rules.rule import NO_INTENT, Facts, Hit, Outcome, Rule, evidence_lines, same_rows
+from normkit.inspection.rules.rule import NO_INTENT, Case, Facts, Hit, Outcome, Rule, evidence_lines, hit, same_rows
 from normkit.text import counted
 
 # Slope of a branch over the scale of its input: 0 behind a norm, 1 without one.

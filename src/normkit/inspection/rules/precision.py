@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normkit.inspection.result import Site, Spectrum
-from normkit.inspection.rules.case import Case, hit
 from normkit.inspection.rules.dynamics import is_massive
 from normkit.inspection.rules.meant import fields_of, is_open, undecided
-from normkit.inspection.rules.rule import CAUSES, WRONG_NORMS, Facts, Hit, Outcome, Rule, evidence_lines
+from normkit.inspection.rules.rule import CAUSES, WRONG_NORMS, Case, Facts, Hit, Outcome, Rule, evidence_lines, hit
 from normkit.inspection.rules.scale import HALF
 from normkit.inspection.training import Origin
 from normkit.text import counted

@@ -12,9 +12,8 @@ from normkit.identification.passport import Passport
 from normkit.identification.sites import OtherNorm
 from normkit.inspection.baseline import Baseline
 from normkit.inspection.handwritten import HandwrittenNorm
-from normkit.inspection.input_hooks import InputHook
 from normkit.inspection.intent import Intent
-from normkit.inspection.patches import Patch
+from normkit.inspection.patches import InputHook, Patch
 from normkit.inspection.result import Attention, Block, ModelFacts, RowStatistics, Severity, Site
 from normkit.inspection.row_leakage import Leak
 from normkit.inspection.rules.likes import Majority, majorities
@@ -287,3 +286,29 @@ def evidence_lines(lines: Sequence[str], noun: str = "norm") -> tuple[str, ...]:
     if len(lines) <= _MOST_LINES:
         return tuple(lines)
     return (*lines[:_MOST_LINES], f"and {counted(len(lines) - _MOST_LINES, f'more {noun}')}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One place that deviates."""
+
+    path: str
+    severity: Severity
+    """How bad."""
+    effect: float
+    """By how much, to sort by; of one rule's cases alike."""
+    line: str
+    """In words."""
+
+
+def hit(cases: Sequence[Case], measured: str, noun: str = "norm") -> Hit | None:
+    """Cases in forward order as one hit, lines by effect; None without a case."""
+    if not cases:
+        return None
+    telling = sorted(cases, key=lambda case: -case.effect)
+    return Hit(
+        severity=worst([case.severity for case in cases]),
+        sites=tuple(dict.fromkeys(case.path for case in cases)),
+        measured=measured,
+        evidence=evidence_lines([case.line for case in telling], noun),
+    )

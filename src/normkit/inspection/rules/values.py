@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 
 from normkit.inspection.baseline import Values
 from normkit.inspection.result import Site, Spectrum
-from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import Facts, Hit, NotChecked, Outcome, Rule, evidence_lines
+from normkit.inspection.rules.rule import Case, Facts, Hit, NotChecked, Outcome, Rule, evidence_lines, hit
 from normkit.inspection.rules.scale import HALF
 from normkit.text import counted, percent
 

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 
 from normkit.inspection.result import Block, Site
-from normkit.inspection.rules.case import Case, hit
-from normkit.inspection.rules.rule import NO_BASELINE, Facts, Hit, Outcome, Rule, same_rows
+from normkit.inspection.rules.rule import NO_BASELINE, Case, Facts, Hit, Outcome, Rule, hit, same_rows
 from normkit.inspection.rules.values import is_varied
 from normkit.inspection.sharing import Sharing
 from normkit.text import counted
