@@ -38,7 +38,7 @@ class QueriesAndKeys:
     causal: bool
     """Key s may be attended from row t if s <= t."""
     scale: float
-    """What q . k is multiplied by."""
+    """The factor on q . k."""
 
 
 def queries_and_keys(args: Sequence[Any], kwargs: Mapping[str, Any]) -> QueriesAndKeys | None:
@@ -76,7 +76,7 @@ def softmax_logits(args: Sequence[Any], kwargs: Mapping[str, Any], tokens: tuple
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Selection:
-    """What the masks of a call let through, and the query rows to look at closely."""
+    """The pairs that the masks of a call allow, and the query rows that are sampled."""
 
     valid: Tensor
     """Query rows that are tokens and have a key to attend to, (B, T)."""
@@ -87,7 +87,7 @@ class Selection:
     permitted: Tensor
     """Keys that each of these may attend to, (1 or B, 1 or H, R, S)."""
     added: Tensor
-    """What is added to their logits: -inf where they may not, else the additive mask or 0."""
+    """The addition to their logits: -inf for a hidden key, else the additive mask or 0."""
 
 
 def select(call: QueriesAndKeys, tokens: Tensor | None) -> Selection:
@@ -138,7 +138,7 @@ class AttentionAccumulator:
         self._bounds = torch.zeros(heads, dtype=torch.float64)
         self._entropy = torch.zeros(heads, dtype=torch.float64)
         self._rows = torch.zeros(heads, dtype=torch.int64)
-        # Of rows with two keys or more: their number, the sum of their spreads, the saturated ones.
+        # Over rows with two keys or more: their number, the sum of their spreads, the saturated ones.
         self._contested, self._spread, self._saturated = torch.zeros(3, heads, dtype=torch.float64)
         self._uniform = 0.0
         self._peak = 0.0
@@ -244,7 +244,7 @@ def _valid_rows(scores: Tensor, tokens: Tensor | None) -> Tensor:
 
 
 def _forbidding(permitted: Tensor) -> Tensor:
-    """What makes a softmax forget all that is not permitted when it is added."""
+    """The additive mask that hides every key that is not permitted."""
     return torch.zeros(permitted.shape, device=permitted.device).masked_fill_(~permitted, -math.inf)
 
 

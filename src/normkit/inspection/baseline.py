@@ -1,7 +1,7 @@
-"""What a model's norms are meant to be: declared by a file, or seen in a first run and held to from then on.
+"""Declarations of a model's norms: written in a file, or taken from a first run and compared with later ones.
 
 Some wirings are a bug in one model and the design of another: a norm on the branch only, one norm at two places, one
-norm over all heads. No formula tells which; this file does.
+norm over all heads. The formula cannot decide which it is; the intent file does.
 """
 
 from __future__ import annotations
@@ -28,16 +28,12 @@ _HOW = "`normkit inspect MODEL --intent FILE` writes such a file where there is 
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """The numbers of one gain or bias as they act, told apart without being kept."""
+    """The numbers of one gain or bias as they act: a summary and digests instead of the numbers."""
 
     size: int
-    """How many there are."""
     minimum: float
-    """The smallest."""
     median: float
-    """The middle one."""
     maximum: float
-    """The largest."""
     negative: float
     """Share of entries below 0."""
     digest: str
@@ -47,7 +43,7 @@ class Values:
 
     @classmethod
     def of(cls, spectrum: Spectrum | None) -> Values | None:
-        """Those of a parameter; None where there is none, or entries that are no number."""
+        """The values of a parameter; None without a parameter, or if an entry is NaN or infinite."""
         if spectrum is None or spectrum.nonfinite or not spectrum.digest:
             return None
         return cls(
@@ -63,22 +59,20 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredNorm:
-    """What one norm is meant to be."""
+    """The declaration of one norm."""
 
     spec: NormSpec
-    """What it computes."""
     role: Role
-    """What it does there."""
     features: int
-    """Features a row, n: tells one head from all heads."""
+    """Features a row, n: one head's, or those of all heads."""
     calls: int
     """Calls in one forward pass: more than one where it is shared."""
     dtype: str
-    """Dtype of what enters, as in "float32"."""
+    """Dtype of the input, as in "float32"."""
     output_dtype: str
-    """Output dtype of what leaves."""
+    """Dtype of the output."""
     factor: float = 1.0
-    """What its output is multiplied by beside the gain, as in `Site`."""
+    """A factor on the output besides the gain, as in `Site`."""
     gain: Values | None = None
     """Its numbers; None where they are not known."""
     bias: Values | None = None
@@ -86,10 +80,10 @@ class DeclaredNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What a model is meant to be."""
+    """The declaration of a model: its norms, and the placements of its blocks."""
 
     source: str
-    """Where it is declared: the name of a file."""
+    """The file that declares it."""
     norms: Mapping[str, DeclaredNorm]
     """By path, in forward order."""
     placements: Mapping[str, Placement]
@@ -112,7 +106,7 @@ class Baseline:
 
 
 def declared(intent: Baseline | Path | str | None) -> tuple[Baseline | None, Path | None]:
-    """What is declared, and the file to which it is yet to be written, as none is there.
+    """The declaration, and the path of the intent file if that file has yet to be written.
 
     Args:
         intent: A baseline, the path of an intent file, or None.
@@ -140,7 +134,7 @@ def check_fits(baseline: Baseline | None, paths: Collection[str]) -> None:
 
 
 def infer(inspection: Inspection, intent: Intent | None = None, *, source: str = "") -> Baseline:
-    """What a model is meant to be, from what it was seen to do.
+    """The declaration that an inspected model fits: every norm is meant to do what it was seen to do.
 
     Where the stock class of its config computes something else, that is what is meant; so is a residual taken before
     the norm, unless the stock class takes it after.
@@ -255,7 +249,7 @@ def _norm(path: str, values: Any) -> DeclaredNorm:
         raise InputError(f"{path} must be an object, got {values!r}")
     kinds = {"spec": dict, "role": str, "features": int, "calls": int, "dtype": str, "output_dtype": str}
     given: dict[str, Any] = {name: files.field(values, name, kind, path) for name, kind in kinds.items()}
-    # Of files written before there was one it is 1.
+    # Older files have no factor: it is 1.
     factor = values.get("factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or factor == 0 or not math.isfinite(factor):
         raise InputError(f'"factor" of {path} must be a finite number other than 0, got {factor!r}')
@@ -273,7 +267,7 @@ def _norm(path: str, values: Any) -> DeclaredNorm:
 
 
 def _values(path: str, name: str, values: Any) -> Values | None:
-    """Those of a gain or bias; None where the file is older than they are, or the norm has none."""
+    """The values of a gain or bias; None in a file without them, or if the norm has no such parameter."""
     if values is None:
         return None
     if not isinstance(values, dict):

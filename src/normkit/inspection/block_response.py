@@ -1,8 +1,8 @@
-"""What the answers of one block to two scales of its stream say about its norms.
+"""Finds the placement of a block's norms from its outputs at two scales of its stream.
 
 A norm forgets the scale of its input, and a residual connection keeps it. So at a large scale a the output
 f(a x) grows with a where the stream runs past the norms, and stands still where one sits in its way; the
-branch f(a x) - a x grows only where no norm sits on it. What a single norm does is seen by silencing it.
+branch f(a x) - a x grows only where no norm sits on it. The role of a single norm shows if its output is set to 0.
 
     wiring                          f(a x)          f(a x) - a x    norms
     pre                             grows           stands still    read the stream
@@ -43,7 +43,7 @@ _ROUNDINGS = {torch.float32: 1e-6, torch.float64: 1e-14}
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSweep:
-    """What replaying one block showed.
+    """Result of the replays of one block.
 
     Attributes:
         placement: Where its norms sit.
@@ -170,20 +170,20 @@ class Fingerprint:
         return _slope(self._small.inputs[path], self._large.inputs[path])
 
     def _reads_stream(self, path: str) -> bool:
-        """What enters the norm grows with the stream, in the stream's direction."""
+        """The norm's input grows with the stream, in the stream's direction."""
         entering, stream = self._large.inputs[path], self._large.x
         if entering.shape[-1] != stream.shape[-1] or entering.numel() != stream.numel():
             return False
         return self._input_slope(path) >= _GROWS and median_cosine(entering, stream) > _SAME_DIRECTION
 
     def _reads_bare_stream(self, path: str) -> bool:
-        """What enters the norm is the stream, plus at most something that stands still."""
+        """The norm's input is the stream, plus at most a constant."""
         added = [replay.inputs[path].reshape(replay.x.shape) - replay.x for replay in (self._small, self._large)]
         share = float((_lengths(added[1]) / _lengths(self._large.x)).nanmedian())
         return share < _ROUNDINGS[self._large.x.dtype] or _slope(*added) <= _STANDS_STILL
 
     def _is_added_to_bare(self, path: str) -> bool:
-        """What follows the norm adds a branch to its output, and no other norm sits on that branch."""
+        """A branch without a norm is added to the norm's output."""
         output, site = self._large.outputs[path], self._sites[path]
         small, large = (
             self._replay(_LARGE, site, factor).y - factor * output.reshape(self._large.y.shape)
@@ -205,7 +205,7 @@ class Fingerprint:
         return any(f"{self._sites[path].parent}.".startswith(f"{parent}.") for parent in behind)
 
     def _stops_stream(self, path: str) -> bool:
-        """With the norm silenced, the block no longer tells the stream from its opposite."""
+        """With the norm's output set to 0, the block gives the stream and its opposite the same output."""
         if self._large.inputs[path].numel() != self._large.x.numel():
             return False
         site = self._sites[path]

@@ -64,7 +64,7 @@ def _is_stream(call: ModuleCall) -> bool:
 
 
 def _in_list(model: nn.Module, path: str) -> bool:
-    """Whether a module's parent is a ModuleList, a Sequential inside one or a Sequential of one class."""
+    """The module's parent is a ModuleList, a Sequential inside one or a Sequential of one class."""
     parent = model.get_submodule(_parent(path))
     if isinstance(parent, nn.Sequential):
         if len(parent) > 1 and len({type(member) for member in parent}) == 1:

@@ -51,12 +51,12 @@ def compare(
     site: str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Hold every norm of a model against that of its reference.
+    """Compare every norm of a model with its counterpart in the reference.
 
-    Norms are paired by path, or where the paths differ by forward order and size. Of each pair it is told in which
-    conventions it differs, and how far the two formulas are apart on the very rows that arrive at the model's norm.
-    Then both models run on the first batch: where do they begin to differ? Both run in evaluation mode and are left
-    as they were. Only a few rows a norm are kept.
+    Norms are paired by path, or by forward order and size if the paths differ. Each pair is reported with the
+    conventions that differ, and the distance of the two formulas on the very rows that arrive at the model's norm.
+    Then both models run on the first batch, and their first difference is found. Both run in evaluation mode and are
+    left as they were. Only a few rows of each norm are kept.
 
     Args:
         model: The model, on any device.

@@ -1,4 +1,4 @@
-"""What can be said of two norms, and of those without a counterpart, before anything is run."""
+"""Comparison of two norms, and of norms without a counterpart, before anything is run."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Contrast:
     """A pair, and its two formulas."""
 
     pair: Pair
-    """What is known of it so far."""
+    """The pair without the results of a run."""
     formulas: tuple[Formula, Formula] | None
     """Formulas of the model's norm and of the reference's; None where no spec describes either."""
 
     @property
     def is_comparable(self) -> bool:
-        """What enters and leaves the two has one size."""
+        """Inputs and outputs of the two norms have the same size."""
         return self.formulas is not None and self.pair.entry.features == self.pair.reference.features
 
     def gauge(self) -> EffectGauge | None:
-        """What measures how far the formulas are apart; None where nothing differs or nothing can be computed."""
+        """Measures the distance of the two formulas; None if nothing differs or nothing can be computed."""
         if self.formulas is None or not (self.pair.changes or self.pair.parameters):
             return None
         given, expected = self.formulas
         if not self.pair.with_parameters and given.spec == expected.spec:
-            # What differs lies in gain or bias, and both are left out: nothing but zeros would be measured.
+            # Only gain or bias differ, and both are left out: all differences would be 0.
             return None
         return EffectGauge(given, expected)
 
@@ -71,7 +71,7 @@ class Contrast:
 
 
 def contrast(each: Match, here: Survey, there: Survey | None) -> Contrast:
-    """What differs between two norms, without running anything."""
+    """Differences between two norms that show without a run."""
     entry, other = each.entry, each.reference
     site, other_site = here.sites[entry.path], None if there is None else there.sites[other.path]
     parameters = _parameter_changes(each, site, other_site)
@@ -100,7 +100,7 @@ def contrast(each: Match, here: Survey, there: Survey | None) -> Contrast:
 
 
 def with_swaps(contrasts: Sequence[Contrast], here: Survey, there: Survey | None) -> list[Contrast]:
-    """The same, with the parameters named that two norms of the model have exchanged."""
+    """The pairs again, with the parameters named that two norms of the model have exchanged."""
     exchanged: dict[tuple[str, str], str] = {}
     for role in ("weight", "bias"):
         values = {}
@@ -120,7 +120,7 @@ def with_swaps(contrasts: Sequence[Contrast], here: Survey, there: Survey | None
 
 
 def _values(pair: Pair, role: str, here: Survey, there: Survey | None) -> tuple[object, object]:
-    """What tells a parameter of the model's norm and of the reference's from others."""
+    """Digests of one parameter of the model's norm and of the reference's norm."""
     if there is None:
         digest, expected = ((entry.passport.parameters[role] or {}) for entry in (pair.entry, pair.reference))
         return digest.get("sha256"), expected.get("sha256")
@@ -135,7 +135,7 @@ def _parameter_changes(each: Match, site: NormSite, other: NormSite | None) -> t
     for role, mine in (("weight", site.gain), ("bias", site.bias)):
         if other is None:
             digest, expected = ((entry.passport.parameters[role] or {}) for entry in (each.entry, each.reference))
-            # Of the same values in another dtype the digest is another.
+            # The same values in another dtype have another digest.
             if digest and expected and digest.get("dtype") == expected.get("dtype") and digest != expected:
                 found.append(ParameterChange(role=role, difference=None))
             continue

@@ -1,4 +1,4 @@
-"""What a comparison of a model with its reference found, as plain values."""
+"""Results of comparing a model with its reference, as plain values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pair:
 
     entry: Entry
     reference: Entry
-    """The other."""
+    """The norm of the reference."""
     matched_by: MatchedBy
     """"path", or "order"."""
     changes: tuple[Change, ...]
@@ -78,7 +78,7 @@ class Unmatched:
     path: str
     """Its path."""
     owner: Owner
-    """Whose it is: the "model"'s or the "reference"'s."""
+    """The owner: "model" or "reference"."""
     class_name: str
     """Class of the module."""
     reason: str = ""
@@ -87,22 +87,22 @@ class Unmatched:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """What `compare` found."""
+    """Result of `compare`."""
 
     model: str
     """Name of the model."""
     reference: str
     """Name of its reference."""
     source: str
-    """What was run, in words."""
+    """The input of the runs, in words."""
     pairs: tuple[Pair, ...]
     """The norms that were paired, in the model's forward order."""
     unmatched: tuple[Unmatched, ...]
-    """Those that were not."""
+    """The norms without a counterpart."""
     left_out: Mapping[str, tuple[str, str]]
     """Path -> what the model and the reference do there, where no spec describes either; not compared."""
     divergence: Divergence
-    """Where the two runs begin to differ."""
+    """The first difference of the two runs."""
 
     @property
     def differs(self) -> bool:

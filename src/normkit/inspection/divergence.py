@@ -1,4 +1,4 @@
-"""Where two models that run on the same input begin to differ: at a norm, or between two of them."""
+"""The first difference of two models that run on the same input: at a norm, or between two norms."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from normkit.inspection.sampling import RowPicker
 
 Where = Literal["at", "before", "after"]
 
-# What is this many times as far apart as all before it, and as rounding explains, was not carried over from there.
+# A difference this many times as large as all before it, and as rounding explains, was not carried over from there.
 _JUMP = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Birth:
-    """Where a difference begins; distances are |a - b| over |b| of the worst row."""
+    """The first place with a difference; distances are |a - b| over |b| of the worst row."""
 
     where: Where
     """"at" a norm: its input agrees, its output does not; "before" a norm: its input differs and no output earlier did;
@@ -39,12 +39,12 @@ class Birth:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Where two runs part."""
+    """The first differences of two runs."""
 
     birth: Birth | None = None
-    """Where they begin to differ by more than rounding; None where they do not."""
+    """The first difference of more than rounding; None if there is none."""
     first_bits: Birth | None = None
-    """Where they begin to differ in any bit, likewise."""
+    """The first difference in any bit; None if there is none."""
     compared: int = 0
     """At how many norms they were compared."""
     largest: float = 0.0
@@ -62,7 +62,7 @@ class Place:
     reference: str
     """Path of the reference's norm."""
     formula: Formula
-    """What the model's norm computes."""
+    """The formula of the model's norm."""
     span: int | None
     """Trailing axes of what both normalize on their own."""
 
@@ -115,7 +115,7 @@ def diverged(
     outputs: tuple[Tensor, Tensor] | None,
     dtypes: Sequence[torch.dtype],
 ) -> Divergence:
-    """Where two runs begin to differ.
+    """Find the first difference of two runs.
 
     More than rounding is a distance eight times as large as any before it, as what the norm's formula makes of the
     distance of its inputs, and as one rounding of the coarser dtype makes.

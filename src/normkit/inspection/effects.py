@@ -1,4 +1,4 @@
-"""What two formulas make of the rows that really arrive at a norm: how far apart their outputs are, row by row.
+"""The distance of two formulas on the rows that really arrive at a norm, row by row.
 
 Both are computed where the rows pass by; only three numbers a row are kept.
 """
@@ -17,13 +17,13 @@ from normkit.inspection.sampling import RowPicker, evenly
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
 
-# Of an image, a whole sample is what can be normalized on its own; few of them are many rows.
+# An image can only be normalized as a whole sample; a few samples are many rows.
 _IMAGES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """How far two formulas are apart in one dtype.
+    """The distance of two formulas in one dtype.
 
     Attributes:
         dtype: Of rows and parameters.
@@ -58,7 +58,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Formula:
-    """What a norm computes, as something that can be called on the CPU.
+    """A norm's formula as a callable on the CPU.
 
     Attributes:
         spec: The conventions.
@@ -86,20 +86,20 @@ class Formula:
         return cls(spec=spec.replace(**Gain(is_present=False, has_bias=False).conventions()), weight=None, bias=None)
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the formula makes of x, both x and parameters in this dtype; as float64."""
+        """The formula's output with x and the parameters in this dtype, returned as float64."""
         weight, bias = (None if each is None else each.to(dtype) for each in (self.weight, self.bias))
         return reference.forward(x.to(dtype), self.spec, weight, bias).double()
 
     @property
     def span(self) -> int | None:
-        """How many trailing axes can be normalized on their own; None where a whole sample is needed."""
+        """Number of trailing axes that make a row; None if the formula needs a whole sample."""
         if (trailing := self.spec.rows.num_trailing) is None:
             return None
         return max(trailing, *(0 if each is None else each.dim() for each in (self.weight, self.bias)))
 
 
 def common_span(formula: Formula, other: Formula) -> int | None:
-    """How many trailing axes both can normalize on their own; None where one needs a whole sample."""
+    """Number of trailing axes that make a row of both; None if one of the formulas needs a whole sample."""
     spans = formula.span, other.span
     return None if spans[0] is None or spans[1] is None else max(spans[0], spans[1])
 
@@ -155,7 +155,7 @@ class EffectGauge:
             self._apart.setdefault(dtype, []).append(apart)
 
     def result(self) -> Observed | None:
-        """What was seen so far; None without a row."""
+        """The result so far; None without a row."""
         if not self._rms:
             return None
         rms = torch.cat(self._rms)

@@ -1,4 +1,4 @@
-"""What is wrong with the data that a run was fed: judged from its batches and labels alone, with the step it began."""
+"""Flaws of the data that a run was fed, judged from its batches and labels alone, each with its first step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Flaw:
     step: int
     """The first step with it."""
     severity: Severity
-    """How bad."""
     measured: str
     """The numbers, in words."""
 
@@ -166,7 +165,7 @@ _JUDGES: Sequence[Callable[[Training], Flaw | None]] = (
 
 
 def described(training: Training) -> str:
-    """What was fed, in a sentence; "" where no batch was seen."""
+    """The inputs of the run in a sentence; "" if no batch was seen."""
     digests = list(_values(training, "batch digest").values())
     if not digests:
         return ""
@@ -198,5 +197,5 @@ def _in_steps(steps: Sequence[int]) -> str:
 
 
 def grave(training: Training) -> Iterator[Flaw]:
-    """Those that are more than a note."""
+    """The flaws that are more than a note."""
     return (flaw for flaw in flaws(training) if flaw.severity != "note")

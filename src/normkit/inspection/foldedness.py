@@ -1,4 +1,4 @@
-"""How far a model already is from folded and centred: its weights alone, with the readers and writers of its family."""
+"""The distance of a model from folded and centred, from its weights and the readers and writers of its family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHUNK = 2**20
 
 
 def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldedness | None, str]:
-    """How far a model is from folded and centred, or None and why that is not known.
+    """The distance of a model from folded and centred, or None and the reason why it is unknown.
 
     Args:
         model: Only its weights are looked at, each once.
@@ -94,17 +94,17 @@ class _Energy(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the energy along all-ones."""
+        """Share of the energy along all-ones."""
         return self.along / (self.width * self.total) if self.total else 0.0
 
     @property
     def is_centred(self) -> bool:
-        """What is left is rounding."""
+        """The energy along all-ones is no more than rounding leaves."""
         return self.share * self.width <= _ROUNDING
 
 
 def _writer(writer: Linear | Table, weights: Mapping[str, Tensor]) -> tuple[_Energy, bool]:
-    """What a writer holds in all, and whether each of its tensors is centred."""
+    """Totals of a writer, and whether each of its tensors is centred."""
     if isinstance(writer, Table):
         parts = [_energy(_floating(writer.name, weights), writer.axis)]
     else:

@@ -1,4 +1,4 @@
-"""How exact the gradient of a gain is in 16 bits: a copy of each kind of norm, forward and backward on random rows."""
+"""Error of a gain's gradient in 16 bits: a copy of each kind of norm, forward and backward on random rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from normkit.identification.sites import NormSite
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.reference import HALF
 
-# Sums in 16 bits stand still after some hundred rows; real batches have many thousand.
+# Sums in 16 bits stop growing after some hundred rows; real batches have many thousand.
 _ROWS = 4096
 _ELEMENTS = 1 << 20
-# Of this size, output gradients keep a sum over the rows far below the largest float16.
+# With output gradients of this size, a sum over the rows stays far below the largest float16.
 _SMALL = 2.0**-6
 _SEED = 0
 

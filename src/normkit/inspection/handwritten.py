@@ -24,7 +24,7 @@ from normkit.text import percent
 _SCALING = {"mul", "multiply", "rmul", "imul", "div", "divide", "true_divide", "truediv", "itruediv", "normalize"}
 # Fewer features are no vector of a model, as the weights of some experts; fewer rows may be alike by chance.
 _FEWEST_FEATURES, _FEWEST_ROWS = 16, 4
-# Spread of the lengths: eps and the rounding of 16 bits behind a norm; what is told from that before it.
+# Spread of the lengths behind a norm (eps and the rounding of 16 bits), and before it.
 _ALIKE, _APART, _TIMES = 1e-2, 2e-2, 5.0
 _CENTRED = 1e-4
 
@@ -36,14 +36,14 @@ class HandwrittenNorm:
     path: str
     """Path of the innermost module that was running, and the function that left the rows, as in "blocks.0:mul"."""
     reason: str
-    """What was seen there, on one line."""
+    """The observation there, on one line."""
     keeps_scale: bool = False
     """Though the rows of its input left with one length, a multiple of that input leaves as a multiple: it divides by
     what another call measured."""
 
 
 def find_handwritten(model: nn.Module, run: Callable[[], object], known: Iterable[str]) -> tuple[HandwrittenNorm, ...]:
-    """Where one forward pass normalizes rows outside the norms that were found, in forward order.
+    """The places, in forward order, that normalize rows in one forward pass and are none of the norms found.
 
     Args:
         model: Is left as it is.
@@ -158,7 +158,7 @@ def _spread(value: Tensor, axis: int) -> float:
 
 
 def _line(y: Tensor, before: Sequence[tuple[tuple[int, ...], Mapping[int, float]]]) -> str | None:
-    """What a norm leaves, in words; None where rows left as unlike as they came."""
+    """The kind of normalized rows, in words; None if the rows are not normalized."""
     for axis in _axes(y):
         after = _spread(y, axis)
         entered = [spreads[axis] for shape, spreads in before if shape == tuple(y.shape)]

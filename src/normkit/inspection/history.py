@@ -17,7 +17,7 @@ from statistics import median
 from normkit.inspection.training import Quantity, Series, Training
 
 WINDOW = 128
-"""How many values of the past count."""
+"""Number of past values that count."""
 
 FEWEST = 16
 """With fewer nothing is said."""
@@ -37,7 +37,7 @@ LEAST_FACTORS: dict[Quantity, float] = {
     "parameter gradient": 4.0,
     "update ratio": 4.0,
 }
-"""What can jump, in the order of a step, and by how many times its usual value at least.
+"""The quantities that can jump, in the order of a step, and the least factor over the usual value.
 
 In steady series the spread alone says little: in healthy runs of the demo models logit bounds and updates reach z = 12
 at less than 4 times their median, and the gradient norm z = 4.7 at 3.3 times.
@@ -50,9 +50,9 @@ _SHORT, _SHORT_WEIGHT = 32, 6.0 / 8.0
 _TO_DEVIATION = 1.4826
 # Smallest spread that counts, over the median or in logarithms: rounding alone makes a nearly constant series jump.
 _LEAST_SPREAD = 0.01
-# What was over so many steps before has led to nothing.
+# A jump that ended this many steps before had no consequence.
 _OVER = 8
-# From here on a value is on its way.
+# From here on a value belongs to the rise of a jump.
 _ON_ITS_WAY = 3.0
 
 
@@ -77,7 +77,7 @@ class Jump:
     usual: float
     """Median of the last 128 values, of a loss the last 32, before the way up."""
     z: float
-    """How far the largest value stands above its past, in robust standard deviations."""
+    """Distance of the largest value from its past, in robust standard deviations."""
 
     @property
     def factor(self) -> float:
@@ -86,12 +86,12 @@ class Jump:
 
     @property
     def weight(self) -> float:
-        """How much it explains: the logarithm of its factor times the values that it lasts."""
+        """Weight among other jumps: the logarithm of its factor times the number of values that it lasts."""
         return math.log(max(self.factor, 1.0)) * self.length
 
 
 def robust_z(past: Sequence[float], value: float, *, in_logarithms: bool) -> float:
-    """How many robust standard deviations a value stands above its past: z = (v - median) / (1.4826 MAD).
+    """Distance of a value from its past in robust standard deviations: z = (v - median) / (1.4826 MAD).
 
     Args:
         past: The values before it; of the finite ones the last 128 count.
@@ -118,7 +118,7 @@ def robust_z(past: Sequence[float], value: float, *, in_logarithms: bool) -> flo
 
 
 def height(quantity: Quantity, past: Sequence[float], value: float) -> float:
-    """How far a value of a quantity stands above its past; past `LIMIT` it is a jump if its factor is large enough.
+    """Height of a value of a quantity above its past; above `LIMIT` it is a jump if its factor is large enough.
 
     The robust z over the last 128 values, in logarithms unless it is the loss; of a loss 3/4 of that over the last 32,
     where that is more.
@@ -131,7 +131,7 @@ def height(quantity: Quantity, past: Sequence[float], value: float) -> float:
 
 
 def stands_out(quantity: Quantity, past: Sequence[float], value: float) -> bool:
-    """Whether a value is a jump above its past: past `LIMIT`, and by the quantity's least factor.
+    """The value is a jump: its height is above `LIMIT`, and its factor is at least the quantity's least one.
 
     Example:
         >>> stands_out("loss", [2.0, 2.1] * 8, 5.0), stands_out("loss", [2.0, 2.1] * 8, 2.3)
@@ -173,7 +173,7 @@ def _height(series: Series, index: int) -> float:
 
 
 def movers(training: Training, step: int, within: int = WINDOW // 4) -> tuple[Jump, ...]:
-    """What jumped before a step or in it, the earliest first; in one step, the forward pass before the backward one.
+    """Jumps before a step or in it, the earliest first; in one step, the forward pass before the backward one.
 
     Args:
         training: The run.
@@ -197,7 +197,7 @@ def _spacing(series: Series, step: int) -> int:
 
 
 def _high(series: Series, since: int) -> Iterator[int]:
-    """Where a value is high beside the usual one before it; the spread of these is looked at by who asks."""
+    """Indices of values far above the median before them; the caller judges them against the spread."""
     span = _span(series.quantity)
     window: deque[float] = deque()
     ordered: list[float] = []

@@ -1,4 +1,4 @@
-"""What runs in vain: norms whose output nothing reads, and branches that add the same vector to every row."""
+"""Parts without effect: norms whose output nothing reads, and branches that add the same vector to every row."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def find_idle(
 
 
 class _Watch(TorchFunctionMode):
-    """Which tensors functions are given, and which modules make all rows one vector."""
+    """Records the tensors that functions are given, and the modules that return one vector for all rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Watch(TorchFunctionMode):
     def enter(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         with torch._C.DisableTorchFunction():
             rows = {id(value): value for value in _tensors((args, kwargs)) if _has_rows(value)}
-            # Of several, as of queries and what they look at, one may be alike.
+            # With several inputs, such as queries and keys, one of them may have equal rows.
             self._entered.append(len(rows) == 1 and _spread(next(iter(rows.values()))) > _APART)
 
     def leave(self, path: str, is_norm: bool) -> Callable[..., None]:
@@ -74,7 +74,7 @@ class _Watch(TorchFunctionMode):
                 return
             if is_norm and isinstance(output, Tensor):
                 self.made.setdefault(path, []).append(y)
-                # What had this number before is gone.
+                # The tensor that had this id before no longer exists.
                 self.read.discard(id(y))
             with torch._C.DisableTorchFunction():
                 self._calls.setdefault(path, (apart, _has_rows(y) and _spread(y) <= _SAME, y.shape))
@@ -84,7 +84,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # A look at a tensor's shape or type is no use of its numbers.
+        # Reading a tensor's shape or type is no use of its numbers.
         if getattr(function, "__name__", "") not in ("__get__", "size", "dim"):
             self.read.update(id(value) for value in _tensors((args, kwargs or {})))
         return function(*args, **(kwargs or {}))

@@ -100,7 +100,7 @@ def inspect(
     with evaluating(model), torch.no_grad():
         structure = _surveyed(model, first, report)
         found, blocks = structure.sites, structure.blocks
-        # Before the whole text is run: a slip in the path is told at once.
+        # A wrong path is reported before the whole text is run.
         followed = None if site is None else chosen([norm.path for norm in found], site, name or "the model")[0]
         baseline.check_fits(declared, [norm.path for norm in found])
         tokens, padding, seen = 0, 0, set[int]()
@@ -292,7 +292,7 @@ def model_facts(
     loss: float = math.nan,
     distinct: int | None = None,
 ) -> ModelFacts:
-    """What is said of a model as a whole."""
+    """The facts of a model as a whole."""
     dtypes = Counter(dtype_name(parameter.dtype) for parameter in model.parameters())
     width = blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0)
     return ModelFacts(

@@ -1,6 +1,6 @@
 """The intent of a model: its stock `transformers` class, built from the model's own config.
 
-It is built on the meta device, without weights. What each of its norms computes is declared, class by class, in
+It is built on the meta device, without weights. The formula of each norm is declared, class by class, in
 `normkit.models.norm_classes`: code in memory may be patched. A class that is not declared there is identified by
 behaviour, as the model's own norms are.
 """
@@ -36,12 +36,12 @@ _SOME_WIDTH = 64
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Intent:
-    """What the stock class of a model computes at each norm."""
+    """The formulas of the norms in the stock class of a model."""
 
     source: str
     """Name of the stock class."""
     specs: Mapping[str, NormSpec]
-    """What the norms compute, by path."""
+    """Formulas of the norms, by path."""
     initial_gains: Mapping[str, float] = field(default_factory=dict)
     """The value of every entry of a gain at initialisation, offset included, by path."""
     replaced: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class Intent:
 
 
 def stock_intent(model: nn.Module) -> Intent | None:
-    """What the stock `transformers` class that the model's config belongs to computes at each norm.
+    """The formulas of the norms in the stock `transformers` class of the model's config.
 
     Args:
         model: Any model; it is only looked at.
@@ -234,7 +234,7 @@ def _features(spec: NormSpec, shape: tuple[int, ...]) -> int | None:
 
 
 def _is_replaced(path: str, here: Mapping[str, nn.Module], there: Mapping[str, nn.Module]) -> bool:
-    """Whether the path has another class, or no module although the enclosing module is there."""
+    """The path has another class, or no module although the enclosing module is there."""
     if path in here:
         return type(here[path]) is not type(there[path])
     return path.rpartition(".")[0] in here

@@ -1,4 +1,4 @@
-"""Which keys of one text a query could select, in each head of a model: one more forward pass, and linear programs."""
+"""The keys of one text that a query could select, in each head: one more forward pass, and linear programs."""
 
 from __future__ import annotations
 

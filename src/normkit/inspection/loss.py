@@ -1,4 +1,4 @@
-"""The loss of a causal language model on the text that it is inspected on: how well it works, whatever its norms do."""
+"""The loss of a causal language model on the text that it is inspected on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STILL = 4
 class NextTokenLoss:
     """Adds up the cross-entropy of each next token, for a model whose logits do not depend on later tokens.
 
-    Causality is tried on a few tokens, not read off the name of the class: of a masked language model or an encoder
-    there is no such loss.
+    Causality is tried on a few tokens, not read off the name of the class: a masked language model or an encoder
+    has no such loss.
 
     Args:
         model: The model, in evaluation mode.
@@ -54,7 +54,7 @@ class NextTokenLoss:
         return self._sum / self._count if self._count else math.nan
 
     def _tells(self, model: nn.Module, batch: Batch) -> bool:
-        """Logits of the first few tokens stay as they are when those behind them are changed."""
+        """The logits of the first few tokens stay the same if later tokens change."""
         few = first_tokens(batch)
         name = name_of_ids(few)
         if name is None or (ids := few[name]).shape[1] < 2:
@@ -73,7 +73,7 @@ class NextTokenLoss:
         return bool(moved <= _STILL * torch.finfo(before.dtype).eps * before.abs().max())
 
     def _logits(self, batch: Batch, output: object) -> Tensor | None:
-        """Of shape (B, T, V) with an entry for each token of the vocabulary; None where there are none."""
+        """The logits, of shape (B, T, V) with V the size of the vocabulary; None if the output has none."""
         output = getattr(output, "logits", output)
         logits, ids = output[0] if isinstance(output, tuple) and output else output, token_ids(batch)
         if not isinstance(logits, Tensor) or ids is None or logits.dim() != 3:

@@ -24,7 +24,7 @@ _CONSTANT = 1e-12
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowMoments:
-    """What the rows of one tensor sum up to.
+    """Sums over the rows of one tensor.
 
     Attributes:
         features: Features a row, n.
@@ -196,7 +196,7 @@ class RowAccumulator:
 
 
 class AttenuationAccumulator:
-    """How much the eps of one norm shortens its rows, with v as that norm computes it.
+    """The effect of one norm's eps on the length of its rows, with v as that norm computes it.
 
     Rows with v = 0 are left out: they are 0 with any eps.
 

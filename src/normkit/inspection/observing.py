@@ -1,7 +1,7 @@
-"""Tells a listener of every call of a norm site, a block or an attention function while a model runs.
+"""Reports every call of a norm site, a block or an attention function to a listener while a model runs.
 
 Modules with a fused path that calls none of their parts, such as `torch.nn.TransformerEncoderLayer` in
-evaluation mode, give it up while they are hooked. What `torch.nn.MultiheadAttention` does stays unseen: to a
+evaluation mode, leave that path while they are hooked. The inside of `torch.nn.MultiheadAttention` stays unseen: to a
 mode it is one function.
 """
 
@@ -23,7 +23,7 @@ from normkit.inspection.blocks import BlockCall
 
 
 class Listener:
-    """What is told of the calls. The tensors are the model's own: read them, and do not keep them."""
+    """Receives the calls of a model. The tensors are the model's own: read them, and do not keep them."""
 
     def before_site(self, site: NormSite, x: Tensor, /) -> None:
         """A norm is about to be called on x."""

@@ -1,4 +1,4 @@
-"""How far a model moves in one optimizer step, beside its own size: what a learning rate comes to."""
+"""The size of a model's optimizer steps relative to its parameters."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FROM_NOTHING = 1e3
 ratio is missing, or past this."""
 
 FAR_TOO_FAST, OPENING, FAR_AT_FIRST, LASTING = 3.0, 10, 10.0, 4
-"""How many times past its limit a step is far too large; the steps that open a run, and what is far for each of these
-alone; and how many steps are more than one of them.
+"""The factor over its limit at which a step is far too large; the steps that open a run, and that factor for each of
+these alone; and the number of large steps that is too many.
 
 Adam's first step is the learning rate times the sign of each gradient, over four times as large as those that follow
 once its moments have settled (0.23 for a momentum of 0.9 and gradients of both signs), in ten steps or so.
@@ -34,7 +34,7 @@ _SHRUNK = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How far the parameters moved in one step: rms of the change over their own rms."""
+    """The change of the parameters in one step: rms of the change over their own rms."""
 
     step: int
     typical: float
@@ -56,7 +56,7 @@ class Pace:
 
     @property
     def excess(self) -> float:
-        """How many times past its limit the worst of the three is; at most 1 where the step is not too large."""
+        """The largest of the three ratios over their limits; at most 1 if the step is not too large."""
         return max((ratio / limit for _, ratio, limit in self.ratios), default=0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Which norm of one model stands for which of another, and in which conventions two norms differ."""
+"""Pairs the norms of two models, and finds the conventions in which two norms differ."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Change:
     reading: str
     """A key of `CONVENTIONS`, "kind", "features", or another reading of a passport, as in "training"."""
     given: Any
-    """What the norm does; of a convention the fields of `NormSpec` that it decides."""
+    """The norm's value: for a convention, the fields of `NormSpec` that it decides."""
     expected: Any
-    """What the reference does, likewise."""
+    """The reference's value."""
 
 
 def match(model: PassportBook, reference: PassportBook) -> tuple[Match, ...]:
     """Pair the norms of a model with those of its reference, in the model's forward order.
 
-    By path first. What is left is paired in forward order on both sides: as many norms of one size as can be, and
-    rather those whose parameters are the same to the bit. Where all parameters are there, in another order, they were
-    exchanged between norms, and the norms are paired in turn.
+    Norms with the same path are paired first. The others are paired in forward order: as many norms of one size as
+    possible, preferably those whose parameters are the same to the bit. If all parameters exist in another order, they
+    were exchanged between norms, and the norms are paired in turn.
     """
     there = {entry.path: entry for entry in reference.entries}
     matches = {
@@ -63,7 +63,7 @@ def match(model: PassportBook, reference: PassportBook) -> tuple[Match, ...]:
 
 
 def changes(entry: Entry, reference: Entry) -> tuple[Change, ...]:
-    """What a norm does otherwise than its reference; what is undecidable of either is not compared."""
+    """The changes of a norm against its reference; a convention that is undecidable in either is not compared."""
     found = []
     if entry.features != reference.features:
         found.append(Change(reading="features", given=entry.features, expected=reference.features))
@@ -88,7 +88,7 @@ def changes(entry: Entry, reference: Entry) -> tuple[Change, ...]:
 
 
 def said(value: Any) -> Any:
-    """What a reading says apart from its numbers, which are measured, or count axes; in lists, each thing once."""
+    """A reading without its numbers, which are measured or count axes; lists hold each value once."""
     if isinstance(value, Mapping):
         kept = {name: said(member) for name, member in value.items()}
         return {name: member for name, member in kept.items() if member is not None}
@@ -105,12 +105,12 @@ def undecided(given: Passport, expected: Passport) -> dict[str, str]:
 
 
 def digests(entry: Entry) -> list[str | None]:
-    """What tells the values of a norm's weight and bias from others."""
+    """Digests of a norm's weight and bias."""
     return [(entry.passport.parameters[role] or {}).get("sha256") for role in ("weight", "bias")]
 
 
 def _is_alike(reading: str, given: NormSpec, expected: NormSpec) -> bool:
-    """Whether two specs with other values for a reading are the same in it."""
+    """Two specs with different values for a reading mean the same by it."""
     if reading == "eps":
         return same_eps(given, expected, _SAME_EPS)
     # Where one has no offset, the gain has said so.

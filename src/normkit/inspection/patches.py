@@ -29,14 +29,14 @@ _FUNCTIONS = ("layer_norm", "rms_norm", "group_norm")
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """Code that stands where a library's own is expected."""
+    """Code that replaces a library's own."""
 
     name: str
     """The class, module or function that it replaces."""
     sites: tuple[str, ...]
     """Paths of the norms that run it; () for a function of torch, which any of them may call."""
     now: str
-    """What it is, and where it comes from."""
+    """The code in use, and its place."""
 
 
 def patches(model: nn.Module, paths: Iterable[str]) -> tuple[Patch, ...]:
@@ -72,7 +72,7 @@ def stands_for(cls: type, module: str) -> str | None:
 
 
 def _patched(module: nn.Module, homes: Collection[str]) -> tuple[str, str] | None:
-    """What was replaced and by what; None where the class of the module is as its file has it.
+    """The replaced code and its replacement; None if the module runs the code of its file.
 
     Args:
         module: A norm.
@@ -131,18 +131,18 @@ def _described(code: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class InputHook:
-    """A norm whose input is changed before it comes in."""
+    """A norm with pre-hooks that change its input."""
 
     path: str
     """Path of the norm."""
     hooks: tuple[str, ...]
     """Names of its pre-hooks, with the file and line of each."""
     change: float
-    """Largest difference of what enters from what was given, over the largest magnitude given."""
+    """Largest difference between the input after the hooks and before them, over the largest magnitude before them."""
 
 
 def changed_inputs(model: nn.Module, paths: Collection[str], run: Callable[[], object]) -> tuple[InputHook, ...]:
-    """Norms with pre-hooks after which other numbers enter than the caller gave; a conversion of dtype is no change.
+    """Norms with pre-hooks that change the numbers of the input; a conversion of dtype is no change.
 
     Args:
         model: Is left as it is.
@@ -185,7 +185,7 @@ def changed_inputs(model: nn.Module, paths: Collection[str], run: Callable[[], o
 
 
 def _named(hook: Callable[..., object]) -> str:
-    """What a hook is called, and where it was written."""
+    """Name of a hook, and the place of its code."""
     code = getattr(inspect.unwrap(hook), "__code__", None)
     name = str(getattr(hook, "__qualname__", type(hook).__qualname__))
     return name if code is None else f"{name} of {hook.__module__}, line {code.co_firstlineno}"

@@ -83,7 +83,7 @@ class _Sweeper(Replayer):
         self._in_block = False
 
     def swept(self, block: BlockCall) -> BlockSweep:
-        """What was seen of a block."""
+        """The observations of one block."""
         share, cosine = self._changes.get(block.path, (math.nan, math.nan))
         return replace(self.sweeps.get(block.path, UNKNOWN), branch_share=share, cosine=cosine)
 
@@ -92,7 +92,7 @@ class _Sweeper(Replayer):
             return
         self._in_block = True
         self.visits.append(_Visit(block_list=block.path.rpartition(".")[0]))
-        # What is no module cannot be called again.
+        # Only a module can be called again.
         if block.path in self.sweeps or block.leaves is not None:
             return
         self.sweeps[block.path] = UNKNOWN
@@ -144,7 +144,7 @@ class _Sweeper(Replayer):
 
 
 def _change(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """How far a block moves its stream: |y - x| / |x| and the cosine between both, of the median row."""
+    """The change of the stream by a block: |y - x| / |x| and the cosine between both, of the median row."""
     moved = y.cpu().double() - x
     shares = torch.linalg.vector_norm(moved, dim=-1) / torch.linalg.vector_norm(x, dim=-1)
     return float(shares.nanmedian()), median_cosine(x, y)

@@ -96,15 +96,15 @@ class Probe:
         self._gauges.restart(mask, ids)
 
     def site(self, site: NormSite) -> SiteMeasurement:
-        """What was measured at one norm so far."""
+        """The measurement of one norm so far."""
         return self._gauges.sites[site.path].result()
 
     def geometry(self, site: NormSite) -> SiteGeometry | None:
-        """What one norm did so far to a sample of its rows; None if there is none."""
+        """The geometry of one norm on its sampled rows so far; None without a row."""
         return self._gauges.samples[site.path].result(site.gain)
 
     def error(self, site: NormSite) -> float:
-        """How far a norm's outputs are off its formula, as in `RowSample.error`; NaN where that was not measured."""
+        """Error of a norm's outputs against its formula, as in `RowSample.error`; NaN if it was not measured."""
         return self._gauges.samples[site.path].error
 
     def block(self, block: BlockCall) -> tuple[RowStatistics, RowStatistics]:
@@ -185,11 +185,11 @@ class _Gauges(Listener):
                 self._attention(parent, "softmax", logits).add_logits(logits, self._mask)
 
     def _fits(self, scores: Tensor) -> bool:
-        """Whether the token mask tells the query rows of (B, H, T, ...)."""
+        """The token mask fits the query rows of (B, H, T, ...)."""
         return self._mask is None or self._mask.shape == (scores.shape[0], scores.shape[2])
 
     def _selection(self, call: QueriesAndKeys) -> Selection:
-        """What to look at of a call; models mask most of their layers alike, so that of the last call often does."""
+        """The sampled rows of a call; most layers have the same mask, so the rows of the last call are often reused."""
         key = (call.causal, call.query.shape, call.key.shape)
         return self._last_selection.of(call.mask, key, lambda: select(call, self._mask))
 

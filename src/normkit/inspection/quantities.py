@@ -1,4 +1,4 @@
-"""What an inspection is made of: statistics of rows, the effect of eps, entries of a gain, a token's way, weights.
+"""The parts of an inspection: statistics of rows, the effect of eps, entries of a gain, a token's way, weights.
 
 `normkit.inspection.result` holds what they are put together into, and is where they are imported from.
 """
@@ -58,12 +58,12 @@ class Peak:
     position: int
     """Position of its token in its text."""
     token: str = ""
-    """That token as text; "" where it is not known."""
+    """The token as text; "" if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attenuation:
-    """How much eps shortens the rows of one site: a = |y| with eps over |y| without, 1 where eps does nothing.
+    """The effect of eps on the rows of one site: a = |y| with eps over |y| without, 1 if eps does nothing.
 
     For eps inside the root a = sqrt(v / (v + eps)), outside sqrt(v) / (sqrt(v) + eps), clamp min(1, sqrt(v) / eps).
     """
@@ -99,9 +99,9 @@ class Spectrum:
     digest: str = ""
     """Digest of the entries in float32, in their order: two that agree are the same numbers; "" where not taken."""
     members: str = ""
-    """The same of their magnitudes by size: it stays where entries change places or signs."""
+    """Digest of the sorted magnitudes: it stays if entries change places or signs."""
     distinct: int = 0
-    """How many different numbers the finite entries are; 0 where not counted."""
+    """Number of different finite values; 0 if they were not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +117,11 @@ class WalkStep:
     norm: float
     """Euclidean norm."""
     norm_over_sqrt_n: float
-    """That over sqrt(n): 1 on the sphere."""
+    """The Euclidean norm over sqrt(n): 1 on the sphere."""
     angle_to_ones: float
     """Angle to the all-ones direction, in degrees."""
     holds: str
-    """What is now true, in a few words."""
+    """The property that the vector now has, in a few words."""
     values: tuple[float, ...]
     """The first eight entries."""
 
@@ -133,7 +133,6 @@ class Walk:
     path: str
     """The site."""
     spec: NormSpec
-    """What it computes."""
     token: str
     """The token as text."""
     position: int
@@ -150,7 +149,7 @@ class Walk:
     module_error: float
     """Largest difference between the last step and what the module itself returned."""
     relative_error: float = math.nan
-    """That over the largest magnitude of the last step; NaN where that is 0."""
+    """`module_error` over the largest magnitude of the last step; NaN if that is 0."""
     rounding: float = math.nan
     """What one rounding in the coarsest type of the call changes, of the number that is rounded: half the machine
     epsilon. A norm in 16 bits rounds two or three times on its way."""
@@ -158,19 +157,19 @@ class Walk:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteGeometry:
-    """What one norm does to the vectors of a sample of its rows, and the shape that its gain gives their image."""
+    """The effect of one norm on a sample of its rows, and the shape that its gain gives their image."""
 
     rows: int
     """Rows sampled, spread evenly over each batch; those of padding and those without a direction (zero or not finite,
     before or after) never enter."""
     rotation: tuple[float, float, float]
-    """5 %, 50 % and 95 % quantile of the angle between what enters and what leaves, in degrees."""
+    """5 %, 50 % and 95 % quantile of the angle between input and output, in degrees."""
     rotation_without_affine: tuple[float, float, float]
-    """The same for the normalized row before gain and bias: what centring alone turns."""
+    """The same for the normalized row before gain and bias: the turn by centring alone."""
     spread_in: float
-    """Longest over shortest row (95 % over 5 % quantile) of what enters."""
+    """Longest over shortest row (95 % over 5 % quantile) of the input."""
     spread_out: float
-    """The same of what leaves."""
+    """The same ratio of the output."""
     dimension: int | None
     """Dimension of the image at eps = 0, with vanishing gains as 0; None where it is no single ellipsoid (rows in
     groups, heads with gains of their own, a mean that counts on one side of the fraction bar only)."""
@@ -188,7 +187,7 @@ class SiteGeometry:
 
 @dataclass(frozen=True, kw_only=True)
 class KeySelection:
-    """Which keys of one attention call some query could prefer to all others, for sampled keys of one text.
+    """The keys of one attention call that some query could prefer to all others, for sampled keys of one text.
 
     A key is selectable if it is an exposed point of the convex hull of all keys of the text, whatever a causal mask
     would hide; one that recurs is counted once. Normalized rows always are selectable (at eps = 0); a projection to a
@@ -220,7 +219,7 @@ class KeySelection:
 
 @dataclass(frozen=True, kw_only=True)
 class NormForm:
-    """How far one norm is from one whose gain and bias have been folded into what reads it."""
+    """The distance of one norm from a norm whose gain and bias have been folded into its readers."""
 
     path: str
     """As the model names it."""
@@ -239,7 +238,7 @@ class NormForm:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterForm:
-    """How far what is added to a sum is from centred: a table, or weight and bias of a linear map."""
+    """The distance of one writer from centred: a table, or weight and bias of a linear map."""
 
     name: str
     """Path of the map, or name of the table."""
@@ -257,21 +256,21 @@ class WriterForm:
 
 @dataclass(frozen=True, kw_only=True)
 class SumForm:
-    """How far a sum that norms read, as the residual stream, is from one without a mean."""
+    """The distance of a sum that norms read, as the residual stream, from a sum without a mean."""
 
     name: str
     """As its family calls it."""
     width: int
     """Features of a row; a random tensor has 1 / width of its energy along all-ones."""
     writers: tuple[WriterForm, ...]
-    """What is added to it, but for the output of norms."""
+    """The terms of the sum, without the outputs of norms."""
     reason: str
     """Why it cannot be centred without changing what the model computes; "" where it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Foldedness:
-    """How far a model already is from folded and from centred, from its weights alone."""
+    """The distance of a model from folded and from centred, from its weights alone."""
 
     norms: tuple[NormForm, ...]
     """In the order of the model."""

@@ -1,4 +1,4 @@
-"""Calls a block again on its own arguments with the residual stream scaled, and writes down what its norms saw."""
+"""Calls a block again on its own arguments with a scaled stream, and records inputs and outputs of its norms."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Replay:
     """One call of a block on a multiple of its stream; the tensors are on the CPU."""
 
     x: Tensor
-    """What it was given: the scaled stream."""
+    """The scaled stream that the block was given."""
     altered: NormSite | None
     """A norm whose output was multiplied by `factor`, or None."""
     factor: float
-    """That number; 0 silences the norm."""
+    """The factor on that output; 0 silences the norm."""
     y: Tensor = field(default_factory=lambda: torch.empty(0))
-    """What it returned."""
+    """The block's output."""
     inputs: dict[str, Tensor] = field(default_factory=dict)
-    """What entered each norm at its first call, by the norm's path, in the order of these calls."""
+    """Input of each norm at its first call, by path, in the order of these calls."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    """What left it."""
+    """Output of each norm at its first call, by path."""
     attentions: dict[str, set[str]] = field(default_factory=dict)
     """Paths of the norms called before attention, by the path of the module that calls attention."""
 
@@ -98,12 +98,12 @@ class Replayer(Listener):
         return replay
 
     def before_site(self, site: NormSite, x: Tensor) -> None:
-        """Write down what enters a norm."""
+        """Record the input of a norm."""
         if self.current is not None and site.path not in self.current.inputs:
             self.current.inputs[site.path] = _copied(x)
 
     def after_site(self, site: NormSite, y: Tensor) -> Tensor | None:
-        """Write down what leaves a norm, or alter it."""
+        """Record the output of a norm, or alter it."""
         if self.current is None:
             return None
         if site.path not in self.current.outputs:
@@ -111,7 +111,7 @@ class Replayer(Listener):
         return y * self.current.factor if self.current.altered is site else None
 
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Write down which norms came first."""
+        """Record the norms that were called before attention."""
         if self.current is not None and (function == "sdpa" or softmax_logits(args, kwargs, None) is not None):
             self.current.attentions.setdefault(parent, set()).update(self.current.inputs)
 
@@ -131,7 +131,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> obje
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """A copy on the CPU that what the block does next in place leaves alone."""
+    """A copy on the CPU, which later in-place operations of the block do not change."""
     return local(tensor).detach().clone().cpu()
 
 

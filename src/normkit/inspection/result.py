@@ -1,4 +1,4 @@
-"""What an inspection found, as frozen values with JSON out: the contract between measuring and drawing.
+"""The results of an inspection as frozen values with JSON out: the contract between measuring and drawing.
 
 Nothing here computes more than a lookup. Tensors never enter: every number is a Python float or int,
 non-finite ones included (they become strings in JSON, which has none).
@@ -80,19 +80,18 @@ class Site:
     block: int | None
     """Index of the block it belongs to, or None outside the blocks."""
     role: Role
-    """What it does there."""
     spec: NormSpec
-    """What it computes, recovered from its behaviour."""
+    """The formula, recovered from its behaviour."""
     confidence: float
-    """Confidence of that, from 0 to 1."""
+    """Confidence of the formula, from 0 to 1."""
     evidence: tuple[str, ...]
-    """How the spec was recovered, one line each."""
+    """Evidence for the formula, one line each."""
     input: RowStatistics
-    """Statistics of what enters."""
+    """Statistics of the input."""
     output: RowStatistics
-    """Statistics of what leaves."""
+    """Statistics of the output."""
     attenuation: Attenuation
-    """What its eps does at the observed scale."""
+    """Effect of eps at the observed scale."""
     gain: Spectrum | None
     """Effective gain, or None."""
     bias: Spectrum | None
@@ -102,11 +101,11 @@ class Site:
     headroom_bits: float
     """log2 of the dtype's largest number over the largest magnitude seen at input or output."""
     statistics_headroom_bits: float | None
-    """The same for the sum of squares if that is accumulated in 16 bits, else None."""
+    """The same for the sum of squares if it is accumulated in 16 bits, else None."""
     geometry: SiteGeometry | None = None
-    """What it does to the vectors, and the shape of its image; None if no row was sampled."""
+    """Effect on the vectors, and the shape of the image; None if no row was sampled."""
     output_dtype: str = ""
-    """Output dtype of what leaves; "" if it was not seen."""
+    """Dtype of the output; "" if it was not seen."""
     forward_calls: int = 1
     """Calls in one forward pass: more than one where the norm is shared."""
     error: float = math.nan
@@ -116,7 +115,7 @@ class Site:
     """Relative error of the gradient of its gain on random rows, against float64; NaN where it was not tried, as in
     float32."""
     factor: float = 1.0
-    """What its output is multiplied by beside the gain, where gain and bias show it."""
+    """A factor on the output besides the gain, where gain and bias show it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ class Block:
     index: int
     """Position among the blocks, from 0."""
     placement: Placement
-    """Where its norms sit, from replaying it on scaled inputs."""
+    """Placement of the norms, from replays on scaled inputs."""
     output_slope: float
     """Slope of log |f(ax)| over log a at large a: 1 keeps the residual stream, 0 normalizes it."""
     branch_slope: float
@@ -143,9 +142,9 @@ class Block:
     branch_share: float = math.nan
     """|f(x) - x| over |x| of the median row, where its norms were looked for; NaN if that was not seen."""
     cosine: float = math.nan
-    """Between f(x) and x, of the median row."""
+    """Cosine between f(x) and x, of the median row."""
     peak: Peak | None = None
-    """The largest element that leaves it; None where it was not looked up, as while training."""
+    """The largest element of the output; None if it was not looked up, as during training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +177,8 @@ class Attention:
     uniform_entropy: float
     """Mean of log(allowed keys) over the same rows: what uniform attention would have."""
     spreads: tuple[float, ...] = ()
-    """How far a row's largest logit lies above the mean of its allowed keys' logits, mean over the sampled rows of a
-    head with two keys or more; NaN without one. What is added to a whole row, as by a key bias without a rotation,
+    """Distance of a row's largest logit from the mean of its allowed keys' logits, mean over the sampled rows of a
+    head with two keys or more; NaN without one. A number added to a whole row, as by a key bias without a rotation,
     changes neither this nor the softmax; additive masks do not enter where queries and keys were seen."""
     saturations: tuple[float, ...] = ()
     """Share of the same rows in which one key takes more than 99 % of the attention."""
@@ -194,35 +193,34 @@ class Finding:
     title: str
     """One line."""
     severity: Severity
-    """How bad."""
     sites: tuple[str, ...]
     """Paths it applies to, in forward order; all sites of one cause are one finding."""
     measured: str
     """The measured value, in words with its unit."""
     threshold: str
-    """What it was held against."""
+    """The limit that the rule compares with."""
     source: str
-    """Where the threshold comes from."""
+    """Source of the threshold."""
     evidence: tuple[str, ...]
     """One line for each site or the most telling ones."""
     why: str
     """Why it matters."""
     remedy: tuple[str, ...]
-    """What to do, most likely cure first."""
+    """Remedies, the most likely first."""
     confirm: str
-    """How to confirm it."""
+    """The test that confirms the remedy."""
     page: str = ""
     """Address of the rule's page in the documentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What became of one rule: clean rules are shown too."""
+    """The outcome of one rule, clean rules included."""
 
     rule: str
     """Identifier of the rule."""
     title: str
-    """What it looks for."""
+    """The fault that the rule looks for."""
     status: Status
     """"clean", "finding", "not checked", or "not applicable" where there was nothing to look at."""
     reason: str = ""
@@ -233,10 +231,10 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What was inspected."""
+    """The inspected model."""
 
     name: str
-    """As the user called it."""
+    """Name given by the user."""
     class_name: str
     """Class of the model."""
     architecture: str
@@ -248,7 +246,7 @@ class ModelFacts:
     width: int
     """Features of the residual stream, or 0 if no block was found."""
     source: str
-    """What was run through it, as in "demo text" or "random token ids, seed 0"."""
+    """The input, as in "demo text" or "random token ids, seed 0"."""
     tokens: int
     """Tokens that entered statistics."""
     padding: int
@@ -264,7 +262,7 @@ class Inspection:
     """The result of `normkit.inspect`: every site, block and attention, and what the rules found."""
 
     model: ModelFacts
-    """What was inspected."""
+    """The inspected model."""
     sites: tuple[Site, ...]
     """The norms, in forward order."""
     blocks: tuple[Block, ...]
@@ -272,7 +270,7 @@ class Inspection:
     attentions: tuple[Attention, ...]
     """The attention calls, in forward order."""
     final_norm: str | None
-    """Path of the norm between the last block and what reads it, or None if there is none."""
+    """Path of the norm between the last block and the readers of the stream, or None."""
     recurring_outliers: tuple[tuple[int, tuple[str, ...]], ...]
     """Pairs (feature index, paths) of gain outliers seen at the same index of several sites."""
     walk: Walk | None
@@ -284,13 +282,13 @@ class Inspection:
     unrecognised: tuple[tuple[str, str], ...]
     """Modules that change scale like a norm and are none that a spec describes, with the reason."""
     selections: tuple[KeySelection, ...] = ()
-    """Which keys of one text are selectable, an attention call each; empty where none was tried."""
+    """Selectable keys of one text, one entry an attention call; empty if none was tried."""
     training: Training | None = None
-    """What was seen of a training run; None where the model was only run."""
+    """Observations of a training run; None if the model was only run."""
     foldedness: Foldedness | None = None
-    """How far its weights are from folded and centred; None where that is not known."""
+    """Distance of the weights from folded and centred; None if it is not known."""
     foldedness_unknown: str = ""
-    """Why not, as of a family that is not declared; "" where it is, or was not asked."""
+    """Reason why `foldedness` is unknown, as an undeclared family; "" if it is known or was not asked for."""
 
     @property
     def worst(self) -> Severity | None:

@@ -39,7 +39,7 @@ class Leak:
     """One way in which rows depend on other rows, or on the mode."""
 
     kind: Kind
-    """What was changed: another sample of the batch, later tokens of a causal model, the content of padding, or for
+    """The change: another sample of the batch, later tokens of a causal model, the content of padding, or for
     "mode" only the mode of a batch norm."""
     mode: Mode
     """Mode of the model."""

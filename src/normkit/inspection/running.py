@@ -1,4 +1,4 @@
-"""How a model is run to be looked at: in evaluation mode, on its own device, on a batch or on the beginning of one."""
+"""Runs a model for an inspection: in evaluation mode, on its own device, on a batch or on the beginning of one."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _is_ids(value: object) -> bool:
 
 
 def vocabulary(model: nn.Module) -> int | None:
-    """How many tokens a model embeds, or None where that is not known.
+    """Number of tokens that a model embeds, or None if it is not known.
 
     A model of transformers tells; of any other the last linear layer does, where some embedding has as many entries as
     it has outputs.

@@ -1,4 +1,4 @@
-"""What one norm does to a sample of its rows: how far it turns them, how their lengths differ, the shape of the image.
+"""The effect of one norm on a sample of its rows: the angle it turns them by, their lengths, the shape of the image.
 
 The sample is up to 64 rows a call, spread evenly over those that count, of at most 16 batches, spread evenly too. Four
 numbers a row are kept; the rows themselves live from a norm's call to its return.
@@ -57,7 +57,7 @@ class RowPicker:
         """
         if self._mask is not None and spec.rows.are_samples:
             return None
-        # Of several groups the axis stays.
+        # With several groups the axis stays.
         rows = reference.to_rows(x.detach(), spec).squeeze(-2)
         leading = rows.shape[:-1]
         if leading not in self._places:

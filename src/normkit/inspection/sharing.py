@@ -14,7 +14,7 @@ from normkit.inspection.structure import Structure
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How one norm is shared."""
+    """The calls and the twins of a shared norm."""
 
     calls: int
     """Calls in one forward pass."""

@@ -1,4 +1,4 @@
-"""What one norm was seen to do: the accumulators of its input, its output and its eps."""
+"""The accumulators of one norm: its input, its output and its eps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from normkit.text import dtype_name
 
 @dataclass(frozen=True, kw_only=True)
 class SiteMeasurement:
-    """What one norm was seen to do.
+    """The measurement of one norm.
 
     Attributes:
         input: Statistics of what enters; empty if it was never called.
@@ -83,7 +83,7 @@ class SiteGauge:
             self._output.add(moments)
 
     def result(self) -> SiteMeasurement:
-        """What was measured so far."""
+        """The measurement so far."""
         entering, leaving = self._input.result(), self._output.result()
         in_half = self._dtype in HALF and self._spec.casts.has_narrow_statistics
         return SiteMeasurement(

@@ -22,7 +22,7 @@ from normkit.inspection.block_response import BlockSweep, median_cosine
 from normkit.inspection.blocks import BlockCall
 from normkit.inspection.result import Placement, Role
 
-# What was added is the output of one part, up to rounding.
+# Cosine above which an added branch is the output of one part, up to rounding.
 _ADDED = 0.999
 
 
@@ -95,7 +95,7 @@ def find_stages(
 def _placed(
     members: Sequence[_Call], norms: dict[str, NormSite], entered: Tensor, left: Tensor
 ) -> tuple[Placement, dict[str, Role]]:
-    """Where the norms of a block sit, of which the stream that enters and that leaves is known."""
+    """The placement of the norms in a block whose incoming and outgoing stream are known."""
     reading = [call.path for call in members if call.path in norms and _alike(call.entered, entered)]
     roles: dict[str, Role] = dict.fromkeys(reading, "pre")
     outputs = [call for call in members if _fits(call.left, entered)]

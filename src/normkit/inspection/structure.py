@@ -1,4 +1,4 @@
-"""What a model is made of, as one forward pass shows it: its norms, its blocks, and where each norm sits."""
+"""The structure of a model as one forward pass shows it: its norms, its blocks, and where each norm sits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Structure:
-    """What a model is made of."""
+    """The norms and blocks of a model, as some forward passes show them."""
 
     called: Trace
     """The forward pass that showed it."""
@@ -39,9 +39,9 @@ class Structure:
     blocks: tuple[BlockCall, ...]
     """The repeated blocks, in forward order."""
     sweeps: tuple[BlockSweep, ...]
-    """What replaying each block on scaled inputs said, one a block."""
+    """The replays of the blocks on scaled inputs, one entry a block."""
     roles: Mapping[str, Role]
-    """What each norm does, by path."""
+    """Role of each norm, by path."""
     final_norm: str | None
     """Path of the norm after the last block, or None."""
     forward_calls: Mapping[str, int]
@@ -56,7 +56,7 @@ class Structure:
     """Norms whose input is changed by a hook before it comes in."""
 
     def dtypes(self, site: NormSite) -> tuple[torch.dtype, torch.dtype]:
-        """Of what entered and left a norm in that pass."""
+        """Dtypes of a norm's input and output in that pass."""
         if site.module is not None:
             call = next(call for call in self.called.modules if call.path == site.path)
             return call.input_dtype, call.output_dtype

@@ -1,4 +1,4 @@
-"""What was seen of a training run, as frozen values with JSON out: the part of an `Inspection` that a watch adds.
+"""Observations of a training run as frozen values with JSON out: the part of an `Inspection` that a watch adds.
 
 Nothing here computes more than a lookup. Every number is a Python float or int; what was not measured is NaN.
 """
@@ -40,7 +40,7 @@ Quantity = Literal[
     "labels then",
     "label spread",
 ]
-"""What a series is of:
+"""The quantities that a series can have:
 
 loss                  as given to `step`, mean over the ranks; of the whole run
 loss z                robust standard deviations of a loss above those before it, as in `history.height`; from the 17th
@@ -154,7 +154,7 @@ class Parameter:
     update_ratio: float
     """rms of the last measured update over its own rms; NaN where none was measured."""
     first_update_ratio: float
-    """The same of the first measured update."""
+    """The same ratio of the first measured update."""
     optimizer_eps_share: float = math.nan
     """Share of its elements whose gradient rms, as Adam holds it, is below ten times Adam's eps; NaN for other
     optimizers."""
@@ -170,7 +170,7 @@ class Parameter:
     """Largest relative difference of its elements' checksum between ranks that should hold the same; 0 in one process.
     """
     gradient_rank_spread: float = 0.0
-    """The same of its gradient, before the optimizer's step."""
+    """The same spread of its gradient, before the optimizer's step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +195,9 @@ class Setting:
     name: str
     """Name of the module's attribute."""
     before: float
-    """What it was."""
+    """The value before."""
     after: float
-    """What it is."""
+    """The value after."""
     step: int
     """The first measured step behind which it was seen."""
 
@@ -220,10 +220,10 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where and when it began."""
+    """The first place and step of a deviation."""
 
     kind: OriginKind
-    """What moved first."""
+    """The quantity that moved first."""
     step: int
     """In which optimizer step, from 0."""
     path: str
@@ -263,9 +263,9 @@ class Training:
     ranks: int
     """Processes whose numbers are pooled here."""
     observer: str
-    """What the watch proved of itself at the start, in one line."""
+    """The watch's test of itself at the start, in one line."""
     remarks: tuple[str, ...]
-    """What could not be watched, and why, one line each."""
+    """The parts that could not be watched, with the reason, one line each."""
     optimizers: tuple[str, ...]
     """One line each: class, learning rate, parameters."""
     series: tuple[Series, ...]
@@ -289,13 +289,13 @@ class Training:
     broken: tuple[str, ...] = ()
     """Parameters that held NaN or infinity already when such a value was first seen, in the model's order."""
     origin: Origin | None = None
-    """Where it began, or None where nothing moved."""
+    """The origin, or None if nothing moved."""
     answers: tuple[Answer, ...] = ()
     """The five questions in order."""
     first_change: tuple[str, ...] = ()
-    """What to change first, most likely cure first."""
+    """Remedies, the most likely first."""
     confirm: str = ""
-    """How to confirm it."""
+    """The test that confirms the remedy."""
 
     @property
     def has_skipped(self) -> bool:

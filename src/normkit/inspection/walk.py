@@ -68,7 +68,7 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
 def capture(
     model: nn.Module, site: NormSite, run: Callable[[], object], position: int = -1
 ) -> tuple[Tensor, Tensor] | None:
-    """What enters and leaves a norm for one token of the first row, in one forward pass.
+    """Input and output of a norm for one token of the first row, in one forward pass.
 
     Args:
         model: The model; it is left as it was.
@@ -119,7 +119,7 @@ class _Catcher(Listener):
 
 
 def _index(site: NormSite, shape: torch.Size, tokens: int, position: int) -> tuple[int, ...] | None:
-    """Where one token's row lies in an input of this shape: at the axis that is as long as the text."""
+    """Index of one token's row in an input of this shape: the token axis is the one that is as long as the text."""
     if not site.spec.rows.are_last:
         return None
     axes = [axis for axis in range(len(shape) - 1) if shape[axis] == tokens]

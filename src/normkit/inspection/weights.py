@@ -80,7 +80,7 @@ def recurring_outliers(spectra: Mapping[str, Spectrum]) -> tuple[tuple[int, tupl
 
 
 def row_scatter(model: nn.Module) -> float:
-    """How much more the rows of a model's matrices differ in length than rows of independent entries do.
+    """Variation of the row lengths of a model's matrices over the variation for independent entries.
 
     The variance of the mean squares s_i of a matrix's rows, over (m4 - s^2) / n, which it is where all n entries are
     independent and of one distribution with second and fourth moments s and m4: 1 in fresh weights, whatever they were

@@ -11,7 +11,7 @@ from normkit.inspection.rules.scale import ROUNDING
 from normkit.text import counted, percent
 
 _WRONG, _VISIBLE = 1e-2, 1e-3
-# Of mean^2 / variance: what the row itself has left after the rounding of its dtype.
+# Limits of mean^2 / variance: the digits that a row has left after the rounding of its dtype.
 _LARGE_MEAN = {"float32": 1e6, "float16": 1e2, "bfloat16": 1e2}
 _DEGREE = 0.05
 
@@ -60,7 +60,7 @@ def _cancels(facts: Facts) -> Outcome:
 
 
 def _mean_over_variance(site: Site) -> float:
-    """Of the average row: n mean^2 / |x|^2 over its complement; 0 where no row tells."""
+    """n mean^2 / |x|^2 of the average row over its complement; 0 if no row has a direction."""
     energy = site.input.mean_energy
     if math.isnan(energy):
         return 0.0

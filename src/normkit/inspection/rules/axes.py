@@ -36,7 +36,7 @@ def _wrong_axis(facts: Facts) -> Outcome:
 
 
 def _shared_outside(other: OtherNorm) -> str | None:
-    """What shows that rows have statistics in common that no spec describes, as over earlier positions."""
+    """The evidence that rows share statistics in a way that no spec describes, as over earlier positions."""
     readings = other.passport.readings
     if "coupled axes" in readings:
         return readings["coupled axes"].evidence[0]
@@ -44,7 +44,7 @@ def _shared_outside(other: OtherNorm) -> str | None:
 
 
 def over_time(passport: Passport) -> str | None:
-    """How a position of a norm that no spec describes reaches others; None where it does not."""
+    """The influence of one position on others, for a norm that no spec describes; None if there is none."""
     reading = passport.readings.get("time")
     if reading is None or reading.value is None or passport.spec is not None:
         return None
@@ -80,7 +80,7 @@ def _heads_mixed(facts: Facts) -> Outcome:
         declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
         if "query-key" not in (site.role, declared.role if declared is not None else "") and site.role != "unknown":
             continue
-        # What a row holds beside features is then tokens, not heads.
+        # The other axis of a row is then tokens, not heads.
         if site.spec.rows.are_channels or _spans_tokens(site, facts):
             continue
         n, meant = site.input.features, declared.features if declared is not None else None

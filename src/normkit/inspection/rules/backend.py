@@ -22,7 +22,7 @@ _OFF = {"float64": 1e3, "float32": 64.0, "float16": 4.0, "bfloat16": 4.0}
 _NARROW = 4.0
 _WRONG = 1e-1
 _NO_SUM = 1.0
-# What rules of the formula and of the axes name.
+# Readings that rules of the formula and of the axes report.
 _TOLD = {"degree", "rescaled eps", "coupled axes"}
 
 
@@ -59,7 +59,7 @@ def _off_its_formula(facts: Facts) -> Outcome:
         in_half = site.dtype in HALF and site.spec.casts.has_narrow_statistics
         limit *= _NARROW if in_half else 1.0
         bits = site.statistics_headroom_bits
-        # What overflows, and what is not finite, are other rules'.
+        # Other rules report overflow and numbers that are not finite.
         overflows = bits is not None and bits < _NO_SUM
         if not site.error > limit or overflows or site.output.nonfinite or site.input.nonfinite:
             continue
@@ -136,7 +136,7 @@ def _is_of_no_formula(other: OtherNorm, facts: Facts) -> bool:
 
 
 def _coarsest(site: Site, facts: Facts) -> str:
-    """Of input, gain and output, the dtype that rounds most; "" where none was seen."""
+    """The coarsest dtype among input, gain and output; "" if none was seen."""
     passport = facts.passports.get(site.path)
     weight = None if passport is None else passport.weight
     dtypes = [site.dtype, site.output_dtype, "" if weight is None else dtype_name(weight.dtype)]
@@ -144,7 +144,7 @@ def _coarsest(site: Site, facts: Facts) -> str:
 
 
 def _dtype_changes(facts: Facts) -> Outcome:
-    """What leaves has another dtype than what entered, and than what is meant; or would, were the gain wider."""
+    """The output's dtype differs from the input's and from the meant one, or would differ with a wider gain."""
     cases = []
     for site in facts.sites:
         if not site.output_dtype or not site.dtype:
@@ -172,7 +172,7 @@ def _dtype_changes(facts: Facts) -> Outcome:
 
 
 def _meant_dtype(site: Site, intended: NormSpec, facts: Facts) -> str:
-    """Of the output, by the spec that is meant and the dtype of the gain that the norm has."""
+    """The output's dtype by the meant spec and the dtype of the norm's gain."""
     passport = facts.passports.get(site.path)
     held = (
         None

@@ -11,10 +11,10 @@ from normkit.inspection.row_leakage import Leak
 from normkit.inspection.rules.rule import NO_TOKENS, NO_TRAINING, Facts, Hit, Outcome, Rule, evidence_lines, worst
 from normkit.text import counted, percent
 
-# Of a small batch, statistics alone make the two modes differ by some 20 %.
+# With a small batch, sampling alone makes the statistics of the two modes differ by some 20 %.
 _MODE_GAP = 1.0
 _BATCH_NOISE = 0.12
-# Of vectors, batches of 32 and 64 are usual; below 16 samples errors rise (Wu & He 2018, arXiv:1803.08494).
+# Batches of 32 and 64 vectors are usual; below 16 samples errors rise (Wu & He 2018, arXiv:1803.08494).
 _FEW_SAMPLES = 16
 
 
@@ -85,7 +85,7 @@ def _leak_hit(
     if not leaks:
         return None
     always = {leak.path for leak in leaks if leak.mode == "evaluation"}
-    # What shows in evaluation mode needs no second line for training mode.
+    # A leak in evaluation mode needs no second line for training mode.
     leaks = [leak for leak in leaks if leak.mode == "evaluation" or leak.path not in always]
     known = () if facts.baseline is None else facts.baseline.others
     severity = worst(

@@ -122,9 +122,9 @@ def _gradients_over_depth(facts: Facts) -> Outcome:
 
 
 def profile_ratios(training: Training) -> list[tuple[int, float]]:
-    """Step, and how many times larger the gradient is behind the last block than behind the first.
+    """Steps, and the gradient behind the last block over the gradient behind the first.
 
-    Of the ratio as it is and relative to the stream's rms there, the one nearer to 1: where a block lengthens a short
+    The ratio is taken as it is or relative to the stream's rms, whichever is nearer to 1: if a block lengthens a short
     stream, the gradient shrinks by as much, and nothing is lost.
     """
     gradients, streams = (
@@ -146,7 +146,7 @@ def _by_step(series: Series) -> dict[int, float]:
 
 
 def _ratio(profile: Sequence[dict[int, float]], step: int) -> float:
-    """Of the last place to the first."""
+    """The gradient of the last place over the gradient of the first."""
     first, last = profile[0].get(step, math.nan), profile[-1].get(step, math.nan)
     return last / first if first else math.nan
 
@@ -190,7 +190,7 @@ def _poor_start(facts: Facts) -> Outcome:
 
 
 def _calls_a_step(facts: Facts) -> int:
-    """How many times the model was called in the step that was measured last."""
+    """Number of calls of the model in the last measured step."""
     return max(1, min((site.calls // max(site.forward_calls, 1) for site in facts.sites), default=1))
 
 

@@ -20,13 +20,13 @@ _FELT = 0.5
 _FEWEST_STEPS, _FEWEST_BLOCKS = 4, 3
 # Behind a norm a branch adds the same at any scale of the stream; without one it adds in proportion.
 _FREE_BRANCH, _FREE_GROWTH, _NORMED_GROWTH = 0.5, 0.1, 0.6
-# Of the four trained models tried, the block that adds most adds at most 3.1 times as much as the next.
+# In the four trained models tried, the block that adds most adds at most 3.1 times as much as the next.
 _HUGE = 50.0
 _MASSIVE, _STANDS_OUT, _TAKEN_AWAY = 1e3, 10.0, 0.25
 
 
 def _logits_explode(facts: Facts) -> Outcome:
-    """What softmax feels: how far a row's largest logit lies above the others, where one key takes all the weight."""
+    """Heads in which one key takes nearly all the weight of a row, by the spread of the row's logits."""
     if not facts.attentions:
         return NotChecked("no attention call was seen")
     cases = [(*felt, attention) for attention in facts.attentions if (felt := _felt(attention))[0] > _LARGE]
@@ -48,7 +48,7 @@ def _logits_explode(facts: Facts) -> Outcome:
 
 
 def _felt(attention: Attention) -> tuple[float, float]:
-    """Of the saturated head with the largest spread: that spread, and its share of saturated rows; else zeros."""
+    """Spread and share of saturated rows of the saturated head with the largest spread; zeros without one."""
     heads = zip(attention.spreads, attention.saturations, strict=True)
     return max(((spread, share) for spread, share in heads if share >= _FELT), default=(0.0, 0.0))
 
@@ -159,7 +159,7 @@ def _largest(block: Block) -> str:
 
 
 def _carriers(block: Block) -> str:
-    """How many rows stand out by their length, read off the histogram."""
+    """Number of rows with an outlying length, from the histogram."""
     stream = block.stream_out
     lowest = math.ceil(8 * math.log2(_STANDS_OUT * stream.rms_median))
     rows = sum(count for place, count in stream.histogram if place >= lowest)
@@ -197,7 +197,7 @@ def _log_variances(blocks: Sequence[Block]) -> list[float]:
 
 
 def _slope(values: Sequence[float]) -> float:
-    """Of the least-squares line through values at 0, 1, 2, ..."""
+    """Slope of the least-squares line through values at 0, 1, 2, ..."""
     centre, mean = (len(values) - 1) / 2, sum(values) / len(values)
     spread = sum((index - centre) ** 2 for index in range(len(values)))
     return sum((index - centre) * (value - mean) for index, value in enumerate(values)) / spread

@@ -46,7 +46,7 @@ class _Gain:
 
     @property
     def excess(self) -> float:
-        """What the code adds to the weight beyond the intended."""
+        """The offset that the code adds to the weight beyond the intended one."""
         return self.site.spec.gain.offset - self.meant.offset
 
     @property

@@ -1,4 +1,4 @@
-"""Group F, what befalls a run: parameters changed by no optimizer, norms and blocks that stop."""
+"""Group F, interventions in a run: parameters changed by no optimizer, norms and blocks that stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _changed(facts: Facts) -> Outcome:
 
 
 def _exploded(training: Training) -> Iterator[str]:
-    """What became of the logits of the attentions whose weights were changed."""
+    """The later logits of attentions whose weights were changed."""
     for series in training.of("logit bound"):
         steps = [change.step for change in training.changes if change.path.startswith(f"{series.path}.")]
         pairs = list(zip(series.steps, series.values, strict=True))

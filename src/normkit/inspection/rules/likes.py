@@ -1,4 +1,4 @@
-"""What the other norms of a model say that a norm is meant to compute, where no config and no file says it."""
+"""The formula that most similar norms of a model have, for a norm that no config and no file declares."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ _FEWEST, _MOST = 3, 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class Majority:
-    """What most of the norms like one compute, which it does not."""
+    """The formula of most similar norms, which this norm does not have."""
 
     spec: NormSpec
-    """What they compute."""
     agreeing: int
-    """How many of them do."""
+    """Number of similar norms with this formula."""
     others: int
-    """How many there are."""
 
     @property
     def words(self) -> str:
-        """Who says so."""
+        """The source of the formula, in words."""
         number = f"{self.agreeing}" if self.agreeing == self.others else f"{self.agreeing} of {self.others}"
         return f"the majority of the norms like it ({number})"
 

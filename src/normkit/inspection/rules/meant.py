@@ -41,7 +41,7 @@ RULE_OF: Mapping[str, str] = MappingProxyType(
 _READING_OF = {field: reading for reading, fields in CONVENTIONS.items() for field in fields}
 
 Judge = Callable[[Site, NormSpec, Facts], Case | None]
-"""What a difference at a site means, beside the spec that is meant there; None where it is none."""
+"""Makes a case of a site's difference from the spec that is meant there; None if the difference is no fault."""
 
 
 def fields_of(rule: str) -> tuple[str, ...]:

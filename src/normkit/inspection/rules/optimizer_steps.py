@@ -54,7 +54,7 @@ def _spikes(facts: Facts) -> Outcome:
         return _left_out(training)
     found.sort(key=lambda jump: (jump.step, jump.series.quantity != "loss"))
     earliest = movers(training, found[0].step)
-    # What passes its limit in the step of the spike moved with everything else.
+    # A quantity that passes its limit in the step of the spike moved with everything else.
     first = earliest[0] if earliest and earliest[0].step < found[0].step else found[0]
     lines = [_jump_line(jump) for jump in found]
     if first.series.path:
@@ -157,7 +157,7 @@ def _optimizer_eps(facts: Facts) -> Outcome:
     weights = [
         each
         for each in facts.training.parameters
-        # Of rare tokens, and of biases that softmax forgets, the gradient is 0 for good reasons.
+        # Rare tokens, and biases that softmax cancels, rightly have a gradient of 0.
         if each.kind == "weight" and not math.isnan(each.optimizer_eps_share) and each.gradient_steps >= _SETTLED
     ]
     if not weights:
@@ -205,7 +205,7 @@ def _updates_too_large(facts: Facts) -> Outcome:
 
 
 def _furthest(pace: Pace) -> str:
-    """What is furthest past its limit, and that limit."""
+    """The quantity that is furthest past its limit, and that limit."""
     place, ratio, limit = max(pace.ratios, key=lambda each: each[1] / each[2])
     return f"{place} by {percent(ratio)}, {ratio / limit:.2g} times the limit of {percent(limit)}"
 

@@ -60,7 +60,7 @@ def _start_of_run(facts: Facts, training: Training) -> Outcome:
     if not sites:
         return NotChecked("no gain was measured in step 0")
     as_usual = [site for site in sites if first[site.path] == facts.initial_gain(site.path)]
-    # Of a model that was cut or fed with other data, the loss is that of one that knows nothing.
+    # A trained model that was cut, or is fed with other data, has the loss of an untrained one.
     if training.began_trained or (2 * len(as_usual) < len(sites) and not _guesses(training)):
         return NotChecked("the run began with trained weights")
     cases = []
@@ -213,7 +213,7 @@ def _extreme(facts: Facts) -> Outcome:
             line = f"{path}: the largest gain is {ratio:.3g} times the median one of {median:.3g}"
             cases.append(Case(path, "note", 1.0, line))
     cases += _lone_biases(facts)
-    # What trained models have too is no company for what they never have.
+    # Values that trained models have too are not listed beside values that they never have.
     faults = [case for case in cases if case.severity == "error"]
     if faults:
         return hit(faults, f"gains of 0, or a gain or bias alone above all others, at {counted(len(faults), 'norm')}")

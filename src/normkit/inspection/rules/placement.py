@@ -154,7 +154,7 @@ def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
     ]
     lines = [f"{path}: {baseline.source} declares {baseline.norms[path].spec}, no norm runs here" for path in missing]
     sites = tuple(missing)
-    # What is tied to another norm runs, in that one's place.
+    # A norm that is tied to another one runs in that one's place.
     final, tied = baseline.final_norm, running - {site.path for site in facts.sites}
     open_ended = final is not None and facts.final_norm is None and final not in tied
     if final is not None and open_ended and final not in sites:
@@ -191,7 +191,7 @@ def _normalized_unseen(facts: Facts) -> Outcome:
 
 
 def _open_end(facts: Facts) -> list[str]:
-    """What the rows look like that no final norm follows, if so."""
+    """The lengths of the rows after the last block, if no final norm follows it."""
     if not facts.blocks or facts.final_norm is not None:
         return []
     low, _, high = facts.blocks[-1].stream_out.rms_quantiles

@@ -15,7 +15,7 @@ from normkit.text import counted
 _STATISTICS = fields_of("E2")
 _SUM_HEADROOM = 1.0
 _LITTLE_HEADROOM, _NO_HEADROOM = 2.0, 0.5
-# Of the median row's rms, where a block before has a massive activation.
+# Factor over the median row's rms, if a block before has a massive activation.
 _CARRIED = 100.0
 
 
@@ -122,7 +122,7 @@ def _is_of_massive(site: Site, facts: Facts) -> bool:
 
 
 def _where_it_began(facts: Facts) -> Origin | None:
-    """Where a run first had NaN or infinity: what its last measurement shows is where they have come to since."""
+    """The first NaN or infinity of a run; the last measurement only shows how far they have spread since."""
     began = None if facts.training is None else facts.training.origin
     return began if began is not None and began.kind.startswith("non-finite") else None
 

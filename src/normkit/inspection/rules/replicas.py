@@ -51,7 +51,7 @@ def _line(parameter: Parameter) -> str:
 
 
 def _observer_is_wrong(facts: Facts) -> Outcome:
-    """Whether the watch's own pooling gave the right statistics of known numbers."""
+    """The watch's own pooling must give the right statistics of known numbers."""
     if facts.training is None:
         return NO_RUN
     if facts.training.ranks < 2:

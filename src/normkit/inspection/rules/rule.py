@@ -1,4 +1,4 @@
-"""What a rule is, what it may look at, and what it answers."""
+"""Rules, the facts that they look at, and their answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Facts:
     """All that was measured on one model: the input of every rule."""
 
     model: ModelFacts
-    """What was inspected."""
+    """The inspected model."""
     sites: tuple[Site, ...]
     """The norms, in forward order."""
     blocks: tuple[Block, ...]
@@ -54,15 +54,15 @@ class Facts:
     final_norm: str | None
     """Path of the norm between the last block and what reads it, or None."""
     intent: Intent | None
-    """What the model's configuration asks for, or None if that is unknown."""
+    """The formulas that the model's configuration asks for, or None if they are unknown."""
     passports: Mapping[str, Passport] = field(default_factory=dict)
-    """What was found out about each norm, by path."""
+    """The identification of each norm, by path."""
     others: tuple[OtherNorm, ...] = ()
     """Norms that no spec describes: batch norms, gated norms and others."""
     baseline: Baseline | None = None
-    """What an earlier run of this model was seen to do, or what the user declared; None without one."""
+    """The declaration by an earlier run of this model or by the user; None without one."""
     training: Training | None = None
-    """What was seen of a training run, or None."""
+    """Observations of a training run, or None."""
     leaks: tuple[Leak, ...] | None = None
     """Rows that moved when others, which they should not know of, were changed; None where it was not tried."""
     shared: Mapping[str, Sharing] = field(default_factory=dict)
@@ -76,8 +76,8 @@ class Facts:
     handwritten: tuple[HandwrittenNorm, ...] = ()
     """Places where rows are normalized by no norm that was found."""
     row_scatter: float = math.nan
-    """How much more the rows of the model's matrices differ in length than those of fresh weights do, as
-    `matrices.row_scatter` measures it; NaN where it was not."""
+    """Variation of the row lengths of the model's matrices over the variation in fresh weights, as
+    `weights.row_scatter` measures it; NaN if it was not measured."""
     broken: tuple[tuple[str, int], ...] = ()
     """Parameters and buffers that hold NaN or infinity, with how many of each; of a run that is not watched."""
     unread: tuple[str, ...] = ()
@@ -88,9 +88,9 @@ class Facts:
     """Norms whose input is changed by a hook before it comes in."""
 
     def intended(self, site: Site) -> NormSpec | None:
-        """What is meant at this site; None if that is unknown.
+        """The formula that is meant at this site; None if it is unknown.
 
-        As declared, else what the config's class computes, else what nearly all norms like it do.
+        The declared one, else the one of the config's class, else the one of nearly all similar norms.
         """
         return self.intended_at(site.path)
 
@@ -103,7 +103,7 @@ class Facts:
         return self._majorities[path].spec if path in self._majorities else None
 
     def source_at(self, path: str) -> str:
-        """Who says what is meant at a norm: the file that declares it, the config, or the norms like it."""
+        """The source of the meant formula: the file that declares it, the config, or the similar norms."""
         if self.baseline is not None and path in self.baseline.norms:
             return self.baseline.source or "the intent file"
         if (self.intent is None or path not in self.intent.specs) and path in self._majorities:
@@ -121,7 +121,7 @@ class Facts:
         return self.intent is not None or self.baseline is not None
 
     def initial_gain(self, path: str) -> float:
-        """What every entry of a norm's gain starts as, offset included: 1 unless the config's class says otherwise."""
+        """Initial value of a norm's gain, offset included: 1 unless the config's class says otherwise."""
         return 1.0 if self.intent is None else self.intent.initial_gains.get(path, 1.0)
 
     def has(self, subject: Subject) -> bool:
@@ -139,7 +139,7 @@ class Facts:
                 return self.training is not None
 
     def is_gain_open(self, site: Site) -> bool:
-        """How the norm makes its gain of its parameters was not found; what is known is how it acts."""
+        """The gain is known only as it acts: its dependence on the parameters was not found."""
         passport = self.passports.get(site.path)
         return passport is not None and "gain" in passport.undecidable
 
@@ -184,7 +184,6 @@ class Hit:
     """A rule's answer when something is wrong; all sites of one cause are one hit."""
 
     severity: Severity
-    """How bad."""
     sites: tuple[str, ...]
     """Paths it applies to, in forward order."""
     measured: str
@@ -208,7 +207,7 @@ Outcome = Hit | NotChecked | None
 
 
 Subject = Literal["norms", "other norms", "blocks", "attentions", "run"]
-"""What a rule may look at: norms that a spec describes, other norms, repeated blocks, attention calls, a run."""
+"""The subjects of rules: norms that a spec describes, other norms, repeated blocks, attention calls, a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,28 +217,28 @@ class Rule:
     id: str
     """As in "A1": the letter is the group."""
     title: str
-    """What is wrong, in one line."""
+    """The fault, in one line."""
     severity: Severity
     """The worst it reports."""
     threshold: str
-    """What the measured value is held against."""
+    """The limits that the measured value is compared with."""
     source: str
-    """Where the threshold and the fault come from."""
+    """Source of the threshold and of the fault."""
     why: str
     """Why it matters."""
     remedy: tuple[str, ...]
-    """What to do, most likely cure first."""
+    """Remedies, the most likely first."""
     confirm: str
-    """How to confirm it."""
+    """The test that confirms the remedy."""
     check: Callable[[Facts], Outcome]
     """Looks at the facts."""
     follows: tuple[str, ...] = ()
     """Rules that name the cause where both find something: this one is then listed behind them, unless it is worse than
     they are."""
     looks_at: tuple[Subject, ...] = ("norms",)
-    """What it judges: where none of it was found, the rule is not applicable, and not clean."""
+    """The subjects that it judges: without any of them the rule is not applicable, and not clean."""
     is_of_text: bool = False
-    """What it looks at depends on the text as much as on the model: on too few distinct tokens it is a note at most."""
+    """The measured value depends on the text too: with too few distinct tokens the finding is a note at most."""
 
     @property
     def page(self) -> str:
@@ -270,7 +269,7 @@ NO_BASELINE = NotChecked("nothing declares what was meant: give an intent file w
 
 
 def same_rows(left: RowStatistics, entering: RowStatistics) -> bool:
-    """What left one place is what entered the next."""
+    """The output of one place is the input of the next."""
     numbers = [(left.rms_min, entering.rms_min), (left.rms_max, entering.rms_max), (left.absmax, entering.absmax)]
     alike = all(abs(a - b) <= _SAME_ROWS * abs(b) for a, b in numbers)
     return alike and left.rows == entering.rows and left.features == entering.features
@@ -294,11 +293,10 @@ class Case:
 
     path: str
     severity: Severity
-    """How bad."""
     effect: float
-    """By how much, to sort by; of one rule's cases alike."""
+    """Size of the deviation, the sort key among the cases of one rule."""
     line: str
-    """In words."""
+    """The deviation in words."""
 
 
 def hit(cases: Sequence[Case], measured: str, noun: str = "norm") -> Hit | None:

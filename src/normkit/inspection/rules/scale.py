@@ -1,4 +1,4 @@
-"""What a norm's divisor does to a row of a given length: the arithmetic that the formula rules share."""
+"""The effect of a norm's divisor on a row of a given length: the arithmetic that the formula rules share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HALF = frozenset({"float16", "bfloat16"})
 """The 16-bit dtypes, by name."""
 
 USUAL_PLACEMENT = PLACEMENTS["inside"]
-"""Where eps is meant to be if nothing else is known."""
+"""The placement of eps that is meant if nothing else is known."""
 
 STEP = "one step of bfloat16 is 0.4 to 0.8 %: a change of 0.1 % drowns in it, one of 1 % does not"
 """Why these."""
@@ -39,7 +39,7 @@ def as_divided(intended: NormSpec, site: Site) -> NormSpec:
 
 
 def scales(spec: NormSpec, site: Site, rms: Tensor) -> Tensor:
-    """What rows of this rms entering the site are divided by if the site followed `spec`.
+    """The divisor of rows with this rms if the site followed `spec`.
 
     v = k * rms**2 * (1 - mean_energy), where mean_energy counts only for a standard deviation, and k is 1, n / (n - 1)
     or n for mean, unbiased mean and sum.
@@ -71,7 +71,7 @@ def effect_of(ratios: tuple[float, float, float]) -> float:
 
 
 def severity_of(effect: float) -> Severity:
-    """How bad a relative change of the output's length is."""
+    """The severity of a relative change of the output's length."""
     return "error" if effect > HARMFUL else "warning" if effect > VISIBLE else "note"
 
 

@@ -13,7 +13,7 @@ from normkit.inspection.rules.rule import Case, Facts, Hit, NotChecked, Outcome,
 from normkit.inspection.rules.scale import HALF
 from normkit.text import counted, percent
 
-# Of numbers that were rounded to 16 bits and once more.
+# Tolerances: for numbers rounded to 16 bits and once more, and for others.
 _ROUNDED, _EXACT = 2.0**-7, 1e-5
 # Two gains of fewer entries may agree by chance, as where nothing has trained them.
 _TELLING_SIZE = 16
@@ -116,13 +116,13 @@ def _other_values(facts: Facts) -> Outcome:
             declared = facts.baseline.norms.get(site.path)
             if declared is None or not {site.path} <= now.keys() & meant.keys():
                 continue
-            # What multiplies the output, or is added to the weight, is another rule's.
+            # Other rules report factors of the output and offsets of the weight.
             if site.factor != declared.factor:
                 continue
             if name == "gain" and site.spec.gain.offset != declared.spec.gain.offset:
                 continue
             held += 1
-            # What was rounded to 16 bits on one side agrees to a rounding only.
+            # Numbers that were rounded to 16 bits on one side agree to a rounding only.
             tolerance = _ROUNDED if site.dtype != declared.dtype and {site.dtype, declared.dtype} & HALF else _EXACT
             mine, wanted = now[site.path], meant[site.path]
             # Another number of features is another rule's.
@@ -155,9 +155,9 @@ def _is_mapped(now: Values, meant: Values, tolerance: float, mapping: Callable[[
 
 
 def _elsewhere(path: str, now: Mapping[str, Values], meant: Mapping[str, Values]) -> str | None:
-    """In words, of what other norm these numbers are declared to be; None where of none."""
+    """The other norm that these numbers are declared for, in words; None if there is none."""
     if now[path].minimum == now[path].maximum:
-        # What was never trained is alike everywhere.
+        # Untrained values are alike everywhere.
         return None
     for other, values in meant.items():
         if other != path and values.digest == now[path].digest:
@@ -167,7 +167,7 @@ def _elsewhere(path: str, now: Mapping[str, Values], meant: Mapping[str, Values]
 
 
 def _pattern(now: Values, meant: Values, tolerance: float) -> str | None:
-    """What happened to the numbers, in words; None where they are simply others."""
+    """The transformation of the numbers, in words; None if they are simply others."""
     if now.members == meant.members:
         if _agree(now, meant, tolerance) and now.negative == meant.negative:
             return "has its entries in another order"

@@ -54,7 +54,7 @@ def _unlike_the_others(facts: Facts) -> Hit | None:
 
 
 def _slopes(block: Block) -> str:
-    """What tells post from the others: which of the two follows the scale of the stream."""
+    """Reaction of output and branch to the scale of the stream, which distinguishes post-norm from the others."""
     output = "follows" if block.output_slope > 0.5 else "forgets"
     branch = "follows" if block.branch_slope > 0.5 else "forgets"
     return f"the output {output} the input's scale, the branch {branch} it"
@@ -99,7 +99,7 @@ def _applied_twice(facts: Facts) -> Outcome:
     cases = []
     for order, site in enumerate(facts.sites):
         before = facts.sites[order - 1] if order and same_rows(facts.sites[order - 1].output, site.input) else None
-        # What a norm in front of a branch gives is for the branch; what one behind it gives is the stream.
+        # The output of a norm before a branch goes to the branch; the output of a norm behind it goes to the stream.
         is_for_branch = before is not None and before.role == "pre" and before.block == site.block is not None
         # The second of these takes out the mean that the first leaves in.
         if before is not None and site.spec.centring.numerator and not before.spec.centring.numerator:
@@ -110,7 +110,7 @@ def _applied_twice(facts: Facts) -> Outcome:
         declared = facts.baseline is not None and all(path in facts.baseline.norms for path in paths)
         if declared or facts.is_wired_as_stock(*paths):
             continue
-        # What normalizes an embedding or closes a block is often followed by a norm that has a stream to read.
+        # A norm on an embedding or at the end of a block is often followed by a norm that reads the stream.
         inside = before is not None and before.block is not None and before.block == site.block
         is_copy = False
         low, high = site.input.rms_min, site.input.rms_max
