@@ -61,8 +61,8 @@ def softmax_logits(args: Sequence[Any], kwargs: Mapping[str, Any], tokens: tuple
     """The input of a softmax call if it looks like attention, or None.
 
     Args:
-        args: Of the call.
-        kwargs: Of the call.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
         tokens: (B, T) of the tokens at this point of the model, where that is known.
     """
     logits: Tensor = args[0] if args else kwargs["input"]
@@ -128,7 +128,7 @@ class AttentionAccumulator:
     Args:
         path: The module's path.
         block: Index of its block, or None.
-        source: What is seen of a call.
+        source: "sdpa" or "softmax", as in `Attention`.
         heads: Number of query heads.
     """
 

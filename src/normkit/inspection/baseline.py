@@ -140,8 +140,8 @@ def infer(inspection: Inspection, intent: Intent | None = None, *, source: str =
     the norm, unless the stock class takes it after.
 
     Args:
-        inspection: Of the model.
-        intent: What its stock class computes, or None.
+        inspection: The inspection of the model.
+        intent: The formulas of its stock class, or None.
         source: The name of the file it goes to.
     """
     return Baseline(

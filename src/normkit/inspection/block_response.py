@@ -43,26 +43,23 @@ _ROUNDINGS = {torch.float32: 1e-6, torch.float64: 1e-14}
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSweep:
-    """Result of the replays of one block.
-
-    Attributes:
-        placement: Where its norms sit.
-        output_slope: Slope of log |f(a x)| over log a between two large scales; NaN if it could not be replayed.
-        branch_slope: The same for f(a x) - a x; NaN where that is lost in rounding. Where a block multiplies
-            every row of its stream by one number c, for f(a x) - c a x. NaN too of a block without a norm whose branch
-            stands still at large scales alone: it is bounded.
-        rows_normalized: Rows of the output have one length, once a closing norm's gain and bias are undone;
-            None where the output grows.
-        branch_share: |f(x) - x| over |x| of the median row, as the block is called; NaN if that was not seen.
-        cosine: Between f(x) and x, of the median row.
-    """
+    """Result of the replays of one block."""
 
     placement: Placement
     output_slope: float
+    """Slope of log |f(a x)| over log a between two large scales; NaN if the block could not be replayed."""
     branch_slope: float
+    """The same for f(a x) - a x, or for f(a x) - c a x if a block multiplies every row of its stream by one number c.
+
+    NaN if the difference is lost in rounding, and for a block without a norm whose branch stands still at large scales
+    alone: it is bounded.
+    """
     rows_normalized: bool | None
+    """Rows of the output have one length, once a closing norm's gain and bias are undone; None if the output grows."""
     branch_share: float = math.nan
+    """|f(x) - x| over |x| of the median row, as the block is called; NaN if that was not seen."""
     cosine: float = math.nan
+    """Cosine between f(x) and x, of the median row."""
 
 
 ReplayAt = Callable[[float, NormSite | None, float], Replay]

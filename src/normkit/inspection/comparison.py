@@ -60,11 +60,11 @@ def compare(
 
     Args:
         model: The model, on any device.
-        reference: What it should compute: another model, or the passports of one.
+        reference: The reference: another model, or the passports of one.
         batches: As for `inspect`. Token ids are given to each of the two as it names its first argument.
-        name: What to call the model.
-        reference_name: What to call the reference; that of its passports by default.
-        source: What the batches are, in a few words.
+        name: Name of the model.
+        reference_name: Name of the reference; that of its passports by default.
+        source: The batches in a few words.
         site: List only the norms, of either, whose path this is or matches, as "model.layers.*.input_layernorm" does.
         progress: Called with a stage's name, the steps done and the steps in all (0: unknown).
 

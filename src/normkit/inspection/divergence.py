@@ -72,7 +72,7 @@ class Snapshot(Listener):
 
     Args:
         spans: Path -> trailing axes of a row, of the norms to look at.
-        picker: Of the batch.
+        picker: Picks the rows of the batch.
 
     Attributes:
         entered: Path -> rows.
@@ -122,10 +122,10 @@ def diverged(
 
     Args:
         places: The norms that can be compared, in forward order.
-        here: What was seen of the model.
-        there: What was seen of the reference.
+        here: Observations of the model.
+        there: Observations of the reference.
         outputs: Rows of what the two returned, if they can be compared.
-        dtypes: Of the two models.
+        dtypes: Dtypes of the two models.
     """
     noise = max(map(_rounding, dtypes))
     birth = first_bits = None

@@ -23,32 +23,26 @@ _IMAGES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The distance of two formulas in one dtype.
-
-    Attributes:
-        dtype: Of rows and parameters.
-        median: |y - y of the reference| over |y of the reference|, of the median row.
-        worst: Of the worst row.
-    """
+    """The distance of two formulas in one dtype."""
 
     dtype: str
+    """Dtype of rows and parameters."""
     median: float
+    """|y - y of the reference| over |y of the reference|, of the median row."""
     worst: float
+    """The same of the worst row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The rows that arrived at a norm, and what two formulas make of them.
-
-    Attributes:
-        rows: Rows sampled, spread evenly over each batch.
-        rms: 5 %, 50 % and 95 % quantile of their root mean square.
-        effects: In float32, and in the dtype in which they arrived where that is another.
-    """
+    """The rows that arrived at a norm, and what two formulas make of them."""
 
     rows: int
+    """Rows sampled, spread evenly over each batch."""
     rms: tuple[float, float, float]
+    """5 %, 50 % and 95 % quantile of their root mean square."""
     effects: tuple[Effect, ...]
+    """The distance in float32, and in the dtype of the arriving rows if that is another."""
 
     @property
     def worst(self) -> float:
@@ -58,17 +52,13 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Formula:
-    """A norm's formula as a callable on the CPU.
-
-    Attributes:
-        spec: The conventions.
-        weight: As the spec takes it, or None.
-        bias: Likewise.
-    """
+    """A norm's formula as a callable on the CPU."""
 
     spec: NormSpec
     weight: Tensor | None
+    """The weight as the spec takes it, or None."""
     bias: Tensor | None
+    """The bias as the spec takes it, or None."""
 
     @classmethod
     def of(cls, spec: NormSpec, passport: Passport) -> Formula:
@@ -110,7 +100,7 @@ def sampled(x: Tensor, span: int | None, picker: RowPicker) -> Tensor | None:
     Args:
         x: Input or output of a norm.
         span: Trailing axes of a part; None takes whole samples.
-        picker: Of the batch.
+        picker: Picks the rows of the batch.
 
     Returns:
         Shape (parts, ...), in float32 or wider; None where the token mask does not tell them.
@@ -134,8 +124,8 @@ class EffectGauge:
     """Compares two formulas on the rows that pass.
 
     Args:
-        formula: Of the model.
-        expected: Of its reference.
+        formula: Formula of the model's norm.
+        expected: Formula of the reference's norm.
     """
 
     def __init__(self, formula: Formula, expected: Formula) -> None:

@@ -31,7 +31,7 @@ def gain_gradient_errors(sites: Sequence[NormSite], dtypes: Mapping[str, str]) -
 
     Args:
         sites: The norms; they are left as they are.
-        dtypes: What enters each, as in "bfloat16", by path.
+        dtypes: Dtype of each norm's input, as in "bfloat16", by path.
 
     Returns:
         The error by path; NaN where neither input nor gain has 16 bits, or no gradient can be had.

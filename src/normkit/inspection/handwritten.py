@@ -46,8 +46,8 @@ def find_handwritten(model: nn.Module, run: Callable[[], object], known: Iterabl
     """The places, in forward order, that normalize rows in one forward pass and are none of the norms found.
 
     Args:
-        model: Is left as it is.
-        run: Calls it on a small input.
+        model: The model; it is not changed.
+        run: Calls the model on a small input.
         known: Paths of modules that are norms.
     """
     watch = _Watch(known)

@@ -96,7 +96,7 @@ def robust_z(past: Sequence[float], value: float, *, in_logarithms: bool) -> flo
     Args:
         past: The values before it; of the finite ones the last 128 count.
         value: The value.
-        in_logarithms: Of the logarithms of positive values, for what grows by factors; else of the values.
+        in_logarithms: Compare logarithms of positive values, for quantities that grow by factors.
 
     Returns:
         z, or NaN with fewer than 16 values before it or where the value itself is not finite (or not positive). A

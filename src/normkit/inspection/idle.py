@@ -30,10 +30,10 @@ def find_idle(
     rows of the stream one vector, though the rows that enter it, or a module in it, differ.
 
     Args:
-        model: Is left as it is.
-        run: Calls it on a small input.
+        model: The model; it is not changed.
+        run: Calls the model on a small input.
         norms: Paths of modules that are norms.
-        blocks: Its blocks.
+        blocks: The blocks of the model.
     """
     watch = _Watch()
     with ExitStack() as hooks, torch.no_grad():

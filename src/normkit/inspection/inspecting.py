@@ -69,8 +69,8 @@ def inspect(
             output is, a tensor, or a tuple of positional arguments, with tensors, numbers, strings, None, and lists,
             tuples and dictionaries of these in it. A list is one batch only inside an iterable, as of a DataLoader.
             Where there is an "attention_mask" (B, T), tokens with a 0 enter no statistic.
-        name: What to call the model in the report.
-        source: What the batches are, in a few words.
+        name: Name of the model in the report.
+        source: The batches in a few words.
         decode: Token id -> text, for the token walk.
         site: Path of the norm that the token walk goes through, or a pattern whose first match it is; a norm of the
             middle block by default.

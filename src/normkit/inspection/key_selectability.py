@@ -41,7 +41,7 @@ def key_selections(
     Args:
         model: The model; it is left as it was.
         trace: One forward pass of it: tells which modules call attention.
-        blocks: Its blocks.
+        blocks: The blocks of the model.
         run: Calls the model on one text.
         mask: The text's token mask (T,), or None where all count.
         progress: Called with the calls judged and the calls in all.

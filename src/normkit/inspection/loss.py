@@ -13,7 +13,7 @@ from normkit.inspection.running import Batch, first_tokens, name_of_ids, runner,
 
 # Logits that are made float32 at a time: 64 MB.
 _MOST_LOGITS = 2**24
-# Machine epsilons of the largest logit: an unchanged one differs where a kernel groups its rows by what is in them.
+# Machine epsilons of the largest logit: unchanged logits differ if a kernel groups its rows by their content.
 _STILL = 4
 
 
@@ -30,10 +30,10 @@ class NextTokenLoss:
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         self._size, self._sum, self._count = vocabulary(model) or 0, 0.0, 0
-        self._is_causal = self._size > 0 and self._tells(model, batch)
+        self._is_causal = self._size > 0 and self._depends_on_past_only(model, batch)
 
     def add(self, batch: Batch, output: object) -> None:
-        """Take in a batch and what the model returned for it; padding does not count."""
+        """Add a batch and the model's output for it; padding does not count."""
         ids, logits = token_ids(batch), self._logits(batch, output)
         if not self._is_causal or ids is None or logits is None:
             return
@@ -50,10 +50,10 @@ class NextTokenLoss:
 
     @property
     def value(self) -> float:
-        """Mean over tokens in nats; NaN where the model has no such loss."""
+        """Mean over tokens in nats; NaN if the model has no such loss."""
         return self._sum / self._count if self._count else math.nan
 
-    def _tells(self, model: nn.Module, batch: Batch) -> bool:
+    def _depends_on_past_only(self, model: nn.Module, batch: Batch) -> bool:
         """The logits of the first few tokens stay the same if later tokens change."""
         few = first_tokens(batch)
         name = name_of_ids(few)

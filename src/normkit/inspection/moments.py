@@ -24,25 +24,22 @@ _CONSTANT = 1e-12
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowMoments:
-    """Sums over the rows of one tensor.
-
-    Attributes:
-        features: Features a row, n.
-        mean: Mean of each finite row, float64 on the CPU.
-        std: Root mean square of each finite row about its mean.
-        rms: Root mean square of each finite row.
-        absmax: Largest magnitude of a finite element, 0 without one.
-        nonfinite: Elements that are NaN or infinite; their rows are left out of the rest.
-        kurtosis: E[(x - mean)^4] / var^2 of up to 32 rows that are not constant, spread evenly.
-    """
+    """Sums over the rows of one tensor."""
 
     features: int
+    """Features a row, n."""
     mean: Tensor
+    """Mean of each finite row, float64 on the CPU."""
     std: Tensor
+    """Root mean square of each finite row about its mean."""
     rms: Tensor
+    """Root mean square of each finite row."""
     absmax: float
+    """Largest magnitude of a finite element, 0 without one."""
     nonfinite: int
+    """Elements that are NaN or infinite; their rows are left out of the rest."""
     kurtosis: Tensor
+    """E[(x - mean)^4] / var^2 of up to 32 rows that are not constant, spread evenly."""
 
 
 def row_moments(x: Tensor) -> RowMoments:
@@ -201,7 +198,7 @@ class AttenuationAccumulator:
     Rows with v = 0 are left out: they are 0 with any eps.
 
     Args:
-        spec: What the norm computes.
+        spec: The formula of the norm.
         eps: Its eps as a number, also where the spec's is None.
     """
 
@@ -287,7 +284,7 @@ def log_quantiles(counts: Tensor, bins: int, offset: int, *shares: float) -> tup
     """Quantiles of base-2 logarithms that were counted in bins, taken as spread evenly within a bin.
 
     Args:
-        counts: Of bin i, for logarithms from (i + offset) / bins on, int64.
+        counts: Number of logarithms from (i + offset) / bins on, for each bin i, int64.
         bins: Bins an octave.
         offset: Number of the first bin.
         shares: From 0 to 1.

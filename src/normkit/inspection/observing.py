@@ -52,11 +52,11 @@ def observed(
 
     Args:
         model: The model; left without hooks and mode, also if it raises.
-        sites: Its norms.
-        blocks: Its blocks.
+        sites: The norms of the model.
+        blocks: The blocks of the model.
         parents: Paths of the modules that call norms or attention as functions; a call belongs to the
             innermost of them that is running.
-        listener: Is told.
+        listener: Receives the calls.
     """
     observer = _Observer(sites, listener)
     handles: list[RemovableHandle] = []

@@ -43,8 +43,8 @@ def patches(model: nn.Module, paths: Iterable[str]) -> tuple[Patch, ...]:
     """The replaced code of a model's norms.
 
     Args:
-        model: It is only looked at.
-        paths: Of its norms.
+        model: The model; it is not changed.
+        paths: Paths of the norms.
     """
     modules = dict(model.named_modules())
     homes = {type(module).__module__ for module in modules.values()}
@@ -145,9 +145,9 @@ def changed_inputs(model: nn.Module, paths: Collection[str], run: Callable[[], o
     """Norms with pre-hooks that change the numbers of the input; a conversion of dtype is no change.
 
     Args:
-        model: Is left as it is.
-        paths: Of its norms.
-        run: Calls it on a small input; it is not run where no norm has a hook.
+        model: The model; it is not changed.
+        paths: Paths of the norms.
+        run: Calls the model on a small input; it is not called if no norm has a hook.
     """
     modules = dict(model.named_modules())
     hooked = {path: modules[path] for path in paths if path in modules and modules[path]._forward_pre_hooks}

@@ -38,7 +38,7 @@ def perturbations(model: nn.Module, batch: Batch) -> tuple[Perturbation, ...] | 
     """The perturbations for a model: other samples, later tokens, and padding for a model that takes a mask.
 
     Args:
-        model: Is only looked at.
+        model: The model; it is not changed.
         batch: The first two rows and the first 19 tokens are used; for a single row, a second one is made.
 
     Returns:

@@ -34,8 +34,8 @@ def sweep(
 
     Args:
         model: The model.
-        sites: Its norms.
-        blocks: Its blocks.
+        sites: The norms of the model.
+        blocks: The blocks of the model.
         run: Calls the model on a small input, without a cache of keys and values.
 
     Returns:

@@ -44,8 +44,8 @@ class Probe:
 
     Args:
         model: The model.
-        sites: Its norms.
-        blocks: Its blocks.
+        sites: The norms of the model.
+        blocks: The blocks of the model.
         trace: One forward pass of it: tells which modules call norms and attention as functions.
 
     Example:

@@ -204,7 +204,7 @@ class Finding:
     evidence: tuple[str, ...]
     """One line for each site or the most telling ones."""
     why: str
-    """Why it matters."""
+    """Consequence of the fault."""
     remedy: tuple[str, ...]
     """Remedies, the most likely first."""
     confirm: str

@@ -59,7 +59,7 @@ def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Le
 
     Args:
         model: The model.
-        structure: What it is made of.
+        structure: The structure of the model.
         batch: Keyword arguments with token ids of shape (B, T).
 
     Returns:

@@ -64,7 +64,7 @@ def arguments(model: nn.Module, given: Any) -> Batch:
     """One batch as the arguments of one call: positional ones under the names that the model's forward gives them.
 
     Args:
-        model: Is only looked at.
+        model: The model; it is not changed.
         given: A dictionary of keyword arguments, a tensor, or a tuple or list of positional arguments.
 
     Raises:

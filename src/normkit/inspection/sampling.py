@@ -50,7 +50,7 @@ class RowPicker:
 
         Args:
             x: Input or output of the norm.
-            spec: What it computes.
+            spec: The formula of the norm.
 
         Returns:
             Shape (rows, m), in float32 or in x's dtype if that is wider.
@@ -139,8 +139,8 @@ class RowSample:
     """The sampled rows of one norm.
 
     Args:
-        spec: What the norm computes.
-        formula: What its outputs are compared with, or None.
+        spec: The formula of the norm.
+        formula: The formula that its outputs are compared with, or None.
 
     Attributes:
         error: The largest error of an output, as in `RowFormula.error`; NaN where none was compared with its formula.

@@ -30,7 +30,7 @@ def find_shared(model: nn.Module, structure: Structure) -> dict[str, Sharing]:
 
     Args:
         model: The model; it is only looked at.
-        structure: What it is made of.
+        structure: The structure of the model.
     """
     calls = Counter(call.path for call in structure.called.modules)
     twins = _twins(model, structure)

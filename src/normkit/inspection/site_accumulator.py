@@ -19,36 +19,32 @@ from normkit.text import dtype_name
 
 @dataclass(frozen=True, kw_only=True)
 class SiteMeasurement:
-    """The measurement of one norm.
-
-    Attributes:
-        input: Statistics of what enters; empty if it was never called.
-        output: Statistics of what leaves.
-        attenuation: What its eps does.
-        calls: Calls seen.
-        left_out: Tensors that no statistic counts, because the token mask fits none of their axes.
-        dtype: Of the input, as in "float32"; "" if it was never called.
-        headroom_bits: log2 of the dtype's largest number over the largest magnitude seen; infinite for zeros.
-        statistics_headroom_bits: The same for the sum of squares if that is accumulated in 16 bits, else None.
-        output_dtype: Of what leaves; "" if it was never called.
-    """
+    """The measurement of one norm."""
 
     input: RowStatistics
+    """Statistics of the input; empty if the norm was never called."""
     output: RowStatistics
+    """Statistics of the output."""
     attenuation: Attenuation
+    """Effect of eps."""
     calls: int
     left_out: int
+    """Tensors that no statistic counts, because the token mask fits none of their axes."""
     dtype: str
+    """Dtype of the input, as in "float32"; "" if the norm was never called."""
     headroom_bits: float
+    """log2 of the dtype's largest number over the largest magnitude seen; infinite for zeros."""
     statistics_headroom_bits: float | None
+    """The same for the sum of squares if it is accumulated in 16 bits, else None."""
     output_dtype: str
+    """Dtype of the output; "" if the norm was never called."""
 
 
 class SiteGauge:
     """The accumulators of one norm.
 
     Args:
-        spec: What the norm computes.
+        spec: The formula of the norm.
         gain: Its effective gain; it matters only where the spec multiplies by it before it normalizes.
     """
 
@@ -155,9 +151,9 @@ def spec_moments(x: Tensor, spec: NormSpec, mask: Tensor | None, gain: Tensor | 
 
     Args:
         x: Input or output of the norm.
-        spec: What it computes.
+        spec: The formula of the norm.
         mask: Token mask (B, T), or None for all rows.
-        gain: What each row is multiplied by first, or None.
+        gain: The gain that multiplies each row first, or None.
 
     Returns:
         The moments, or None where the mask does not tell the rows' tokens.

@@ -44,9 +44,9 @@ def find_stages(
     stream is left out, as what leaves it is seen nowhere.
 
     Args:
-        model: Is left as it is.
-        sites: Its norms.
-        run: Calls it on a small input.
+        model: The model; it is not changed.
+        sites: The norms of the model.
+        run: Calls the model on a small input.
     """
     calls = _Calls(model).of(run)
     called = {call.path for call in calls}

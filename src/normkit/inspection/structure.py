@@ -78,9 +78,9 @@ def measured_site(
     """A norm with what was measured of it.
 
     Args:
-        structure: Of the model.
+        structure: The structure of the model.
         order: Position of the norm among its sites.
-        measured: What it was seen to do.
+        measured: The measurement of the norm.
         parameters: Gain and bias as they act now, or None.
         geometry: As in `Site`.
         error: As in `Site`.
@@ -141,9 +141,9 @@ def survey(
 
     Args:
         model: In evaluation mode.
-        run: Calls it on the input, without a cache of keys and values.
+        run: Calls the model on the input, without a cache of keys and values.
         progress: Called with a stage's name, the steps done and the steps in all.
-        stages: Where no module is a block, look for blocks that are none.
+        stages: If no module is a block, look for blocks that are no modules.
     """
     report = progress or (lambda _stage, _done, _total: None)
     with torch.no_grad():

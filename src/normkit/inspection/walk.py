@@ -30,8 +30,8 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
 
     Args:
         site: The norm; its spec and its effective gain and bias are used, not the module.
-        x: What entered for one token, of shape (n,).
-        y: What the norm returned for it, of shape (n,).
+        x: Input for one token, of shape (n,).
+        y: Output of the norm for that token, of shape (n,).
         token: The token as text.
         position: Its position in the text.
     """
@@ -74,7 +74,7 @@ def capture(
         model: The model; it is left as it was.
         site: The norm.
         run: Calls the model on one row of tokens.
-        position: Of the token; the last one by default.
+        position: Position of the token; the last one by default.
 
     Returns:
         x and y of shape (n,), those of the first head where a token has several rows; None where

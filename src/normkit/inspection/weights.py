@@ -29,7 +29,7 @@ def spectrum(values: Tensor, neutral: float) -> Spectrum:
 
     Args:
         values: The entries as they act, of any shape; indices count them flattened.
-        neutral: What they are at initialisation: 1.0 for a gain, 0.0 for a bias.
+        neutral: The value at initialisation: 1.0 for a gain, 0.0 for a bias.
     """
     entries = values.detach().flatten().to("cpu", torch.float64)
     finite = entries.isfinite()
@@ -82,13 +82,13 @@ def recurring_outliers(spectra: Mapping[str, Spectrum]) -> tuple[tuple[int, tupl
 def row_scatter(model: nn.Module) -> float:
     """Variation of the row lengths of a model's matrices over the variation for independent entries.
 
-    The variance of the mean squares s_i of a matrix's rows, over (m4 - s^2) / n, which it is where all n entries are
+    The variance of the mean squares s_i of a matrix's rows, over (m4 - s^2) / n, its value if all n entries are
     independent and of one distribution with second and fourth moments s and m4: 1 in fresh weights, whatever they were
     drawn from, and 0 where the rows are orthogonal by construction. The median over up to 64 matrices, of up to 256 of
-    their rows each; rows of zeros, as of padding, are left out.
+    their rows each; rows of zeros, such as those of padding tokens, are left out.
 
     Args:
-        model: It is only looked at.
+        model: The model; it is not changed.
 
     Returns:
         The median; NaN without a matrix of 32 rows and columns.
@@ -111,11 +111,11 @@ def _scatter(matrix: Tensor) -> float:
 
 
 def ungathered(model: nn.Module, others: Iterable[OtherNorm]) -> tuple[str, ...]:
-    """Paths of batch norms that were trained, or loaded, without statistics: mean 0 and variance 1 in every channel.
+    """Paths of batch norms with a trained gain or bias and untouched statistics: mean 0, variance 1 in every channel.
 
     Args:
-        model: Whose norms they are.
-        others: Norms that no spec describes; those without running statistics are passed over.
+        model: The model with these norms.
+        others: Norms that no spec describes; norms without running statistics are ignored.
     """
     return tuple(other.path for other in others if _is_ungathered(model.get_submodule(other.path)))
 

@@ -87,7 +87,7 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
     """Hold every rule against the facts.
 
     Args:
-        facts: What was measured.
+        facts: All that was measured.
 
     Returns:
         Findings, worst first and causes before what follows from them, at most one a rule; and what became of each

@@ -35,14 +35,14 @@ _STEEP_START, _LARGE_LOGITS = 10.0, 100.0
 
 
 def _blocks_do_nothing(facts: Facts) -> Outcome:
-    """Blocks that hand their stream on as it came."""
+    """Blocks that return their stream nearly unchanged."""
     seen = [block for block in facts.blocks if math.isfinite(block.branch_share)]
     if not seen:
         return NotChecked("no repeated blocks were found" if not facts.blocks else "no block could be compared")
     idle = [block for block in seen if block.branch_share < _IDLE_SHARE and block.cosine > _IDLE_COSINE]
     if len(idle) <= _IDLE_BLOCKS * len(seen):
         return _idle_alone(facts, seen)
-    # Branches that start at zero are a design, and training is to move them; a watch sees how they started.
+    # Branches that start at zero are a design, and training moves them; a watch knows how they started.
     severity: Severity = "warning" if facts.training is None and _is_trained(facts) else "note"
     cases = [
         Case(
@@ -61,12 +61,12 @@ def _blocks_do_nothing(facts: Facts) -> Outcome:
 
 
 def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
-    """Few blocks that add exactly nothing, and branches that add one vector to every row, while others work."""
+    """A few blocks that add nothing, and branches that add the same vector to every row, while other blocks work."""
     dead = [block.path for block in seen if block.branch_share == 0]
     constant = [path for path in facts.constant if not path.startswith(tuple(f"{path}." for path in dead))]
     lines = dict.fromkeys(dead, "adds exactly nothing to its stream, though the other blocks work")
     lines |= dict.fromkeys(constant, "adds the same vector to every row, whatever enters it: what is in it is dead")
-    # A design, or how training starts, is alike in most of the blocks; a watch sees how they go on.
+    # A design, or the start of training, affects most of the blocks; a watch sees how they develop.
     severity: Severity = "note" if 2 * len(lines) > len(seen) or facts.training is not None else "warning"
     cases = [Case(path, severity, 0.0, f"{path}: {line}") for path, line in lines.items()]
     words = [f"{counted(len(dead), 'block')} that add{'s' * (len(dead) == 1)} nothing"] if dead else []
@@ -76,7 +76,7 @@ def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
 
 
 def _is_trained(facts: Facts) -> bool:
-    """Some gain or bias has left where it was initialised; a model without any does not tell."""
+    """Some gain or bias differs from its initialisation; False for a model without any."""
     parameters = (part for site in facts.sites for part in (site.gain, site.bias) if part is not None)
     return any(not part.at_initialisation for part in parameters)
 
@@ -152,7 +152,7 @@ def _ratio(profile: Sequence[dict[int, float]], step: int) -> float:
 
 
 def _poor_start(facts: Facts) -> Outcome:
-    """The first step of a model that knows nothing: its loss, its logits, its gradients."""
+    """The first step of an untrained model: its loss, its logits, its gradients."""
     training = facts.training
     if training is None:
         return NO_TRAINING
@@ -167,7 +167,7 @@ def _poor_start(facts: Facts) -> Outcome:
     if loss < _UNTRAINED * uniform:
         return None
     lines = []
-    # Where the model is called several times in a step, its loss may be the sum of as many.
+    # If the model is called several times in a step, its loss may be the sum over these calls.
     loss_of_a_call = loss / _calls_a_step(facts)
     if loss_of_a_call > _POOR_START * uniform:
         lines.append(
@@ -195,12 +195,12 @@ def _calls_a_step(facts: Facts) -> int:
 
 
 def start_of(training: Training, name: Quantity) -> float:
-    """The value of a series of the whole model in step 0; NaN if that was not seen or is not finite."""
+    """The value of a series of the whole model in step 0; NaN if it was not seen or is not finite."""
     return next((value for value, path in _starts(training, name) if not path), math.nan)
 
 
 def _starts(training: Training, name: Quantity) -> list[tuple[float, str]]:
-    """Value and path of each series of a quantity in step 0, where that is finite."""
+    """Value and path of each series of a quantity in step 0, if the value is finite."""
     return [
         (series.values[0], series.path)
         for series in training.of(name)

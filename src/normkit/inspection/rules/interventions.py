@@ -52,7 +52,7 @@ def _exploded(training: Training) -> Iterator[str]:
 
 
 def told(change: Change) -> str:
-    """A change in words."""
+    """The change in words."""
     if change.factor == 0:
         return f"{change.path} was set to 0"
     if not 0.8 < change.factor < 1.25:

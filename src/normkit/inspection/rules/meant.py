@@ -53,10 +53,10 @@ def compared(facts: Facts, fields: tuple[str, ...], judge: Judge, words: str) ->
     """Hold some fields of each norm's spec against the one that is meant: the one function behind all such rules.
 
     Args:
-        facts: What was measured.
-        fields: Of `NormSpec`.
-        judge: Called where one of them differs.
-        words: What is wrong, to follow "3 norms".
+        facts: All that was measured.
+        fields: Fields of `NormSpec`.
+        judge: Called if one of the fields differs.
+        words: The fault in words, to follow "3 norms".
 
     Returns:
         The sites that differ as one hit. Else `NotChecked` where identification left one of the fields open at a norm

@@ -36,12 +36,12 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 CAUSES = ("F16", "F17", "F18", "F19", "F20", "F21", "F22", "F23", "F24", "F26")
-"""Rules of what a run was fed and of what was done to it: what it then does follows from that."""
+"""Rules on the data of a run and on interventions in it: later deviations of the run follow from these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that was measured on one model: the input of every rule."""
+    """All measurements of one model: the input of every rule."""
 
     model: ModelFacts
     """The inspected model."""
@@ -95,7 +95,7 @@ class Facts:
         return self.intended_at(site.path)
 
     def intended_at(self, path: str) -> NormSpec | None:
-        """The same at a path, where no norm with a spec needs to run."""
+        """The same at a path; no norm with a spec needs to run there."""
         if self.baseline is not None and (declared := self.baseline.norms.get(path)) is not None:
             return declared.spec
         if self.intent is not None and path in self.intent.specs:
@@ -194,12 +194,12 @@ class Hit:
 
 @dataclass(frozen=True)
 class NotChecked:
-    """A rule's answer when it cannot decide."""
+    """The answer of a rule that cannot decide."""
 
     reason: str
-    """Why, in a few words."""
+    """The reason, in a few words."""
     needs_run: bool = False
-    """It shows in a training run, or in one training step, and nowhere else."""
+    """The fault shows only in a training run or a training step."""
 
 
 Outcome = Hit | NotChecked | None
@@ -212,26 +212,26 @@ Subject = Literal["norms", "other norms", "blocks", "attentions", "run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing that goes wrong with norms, and how to see it."""
+    """A fault of norms, and the check that finds it."""
 
     id: str
     """As in "A1": the letter is the group."""
     title: str
     """The fault, in one line."""
     severity: Severity
-    """The worst it reports."""
+    """The worst severity that it reports."""
     threshold: str
     """The limits that the measured value is compared with."""
     source: str
     """Source of the threshold and of the fault."""
     why: str
-    """Why it matters."""
+    """Consequence of the fault."""
     remedy: tuple[str, ...]
     """Remedies, the most likely first."""
     confirm: str
     """The test that confirms the remedy."""
     check: Callable[[Facts], Outcome]
-    """Looks at the facts."""
+    """The check of the facts."""
     follows: tuple[str, ...] = ()
     """Rules that name the cause where both find something: this one is then listed behind them, unless it is worse than
     they are."""
@@ -247,7 +247,7 @@ class Rule:
 
 
 WRONG_NORMS = ("A5", "A11", "A12", "B1", "B2", "B6", "B10", "B11", "B12", "B13", "D6", "E5")
-"""Faults of single norms that change what the model computes: large logits, streams and numbers follow from them."""
+"""Faults of single norms that change the model's output: large logits, streams and numbers follow from them."""
 
 NO_INTENT = NotChecked("neither a config with a stock transformers class nor an intent file tells what is meant")
 """The answer of a rule that needs either."""
@@ -281,7 +281,7 @@ def worst(severities: Sequence[Severity]) -> Severity:
 
 
 def evidence_lines(lines: Sequence[str], noun: str = "norm") -> tuple[str, ...]:
-    """The first lines, and how many more there are."""
+    """The first lines, and the number of the others."""
     if len(lines) <= _MOST_LINES:
         return tuple(lines)
     return (*lines[:_MOST_LINES], f"and {counted(len(lines) - _MOST_LINES, f'more {noun}')}")
@@ -289,7 +289,7 @@ def evidence_lines(lines: Sequence[str], noun: str = "norm") -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """One place that deviates."""
+    """A place that deviates, as a line of a finding."""
 
     path: str
     severity: Severity
@@ -300,7 +300,7 @@ class Case:
 
 
 def hit(cases: Sequence[Case], measured: str, noun: str = "norm") -> Hit | None:
-    """Cases in forward order as one hit, lines by effect; None without a case."""
+    """The cases as one hit: sites in forward order, lines by effect; None without a case."""
     if not cases:
         return None
     telling = sorted(cases, key=lambda case: -case.effect)

@@ -20,13 +20,13 @@ _NOT_ORTHOGONAL = 0.01
 
 
 def _pile_up(facts: Facts) -> Outcome:
-    """Gradients that an optimizer has used, and that are there when the next backward pass begins."""
+    """Gradients that an optimizer has used and that still exist at the next backward pass."""
     if facts.training is None:
         return NO_RUN
     left = _values(facts.training, "gradient left")
     if len(left) < 2:
         return NotChecked("too few optimizer steps were seen: give the optimizer to nk.watch")
-    # The last step has no backward pass behind it.
+    # No backward pass follows the last step.
     kept = [step for step, share in left[:-1] if share > _LEFT]
     if len(kept) < min(_FEWEST, len(left) - 1) or 2 * len(kept) < len(left) - 1:
         return None
@@ -111,7 +111,7 @@ def _input_too_small(facts: Facts) -> Outcome:
     shares = {series.path: series.values for series in facts.training.of("eps share") if series.values}
     if not shares:
         return NotChecked("what enters the norms was not measured")
-    # Where eps itself is wrong or dominates, that is the finding.
+    # If eps itself is wrong or dominates, A1 reports it.
     outcome = next(rule for rule in formula.RULES if rule.id == "A1").check(facts)
     known = outcome.sites if isinstance(outcome, Hit) else ()
     cases: list[Case] = []
@@ -125,7 +125,7 @@ def _input_too_small(facts: Facts) -> Outcome:
         )
         far = site.attenuation.share_below_90
         if not last > first + _SHORT_ROWS:
-            # Small embeddings and branches start so, and training lengthens them.
+            # Small embeddings and branches start like this, and training lengthens them.
             cases.append(Case(site.path, "note", 0.0, line))
         elif far > _SHORT_ROWS:
             cases.append(Case(site.path, "error", 0.0, f"{line}, {percent(far)} of the rows by more than 10 %"))
