@@ -218,12 +218,11 @@ def _placement(block: Block, intent: Intent | None) -> Placement:
 
 def _plain(norm: DeclaredNorm) -> dict[str, Any]:
     shallow = {field.name: getattr(norm, field.name) for field in dataclasses.fields(norm)}
-    values = {name: None if part is None else dataclasses.asdict(part) for name, part in _parts(norm)}
+    values = {
+        name: None if part is None else dataclasses.asdict(part)
+        for name, part in (("gain", norm.gain), ("bias", norm.bias))
+    }
     return {**shallow, "spec": norm.spec.to_json(), **values}
-
-
-def _parts(norm: DeclaredNorm) -> tuple[tuple[str, Values | None], ...]:
-    return ("gain", norm.gain), ("bias", norm.bias)
 
 
 def _baseline(values: Mapping[str, Any], source: str) -> Baseline:

@@ -46,7 +46,7 @@ def find_blocks(model: nn.Module, trace: Trace, norms: Collection[str] = ()) -> 
         for path, call in first_calls.items()
         if path and path not in norms and _parent(path) not in refused and _in_list(model, path)
     }
-    outermost = [path for path in candidates if not any(_is_inside(path, other) for other in candidates)]
+    outermost = [path for path in candidates if not any(path.startswith(f"{other}.") for other in candidates)]
     lengths = [sum(_parent(other) == _parent(path) for other in outermost) for path in outermost]
     shortest = min(2, max(lengths, default=1))
     kept = [path for path, length in zip(outermost, lengths, strict=True) if length >= shortest]
@@ -71,10 +71,6 @@ def _in_list(model: nn.Module, path: str) -> bool:
             return True
         parent = model.get_submodule(_parent(_parent(path)))
     return isinstance(parent, nn.ModuleList)
-
-
-def _is_inside(path: str, other: str) -> bool:
-    return path.startswith(f"{other}.")
 
 
 def _parent(path: str) -> str:

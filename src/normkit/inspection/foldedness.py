@@ -162,15 +162,12 @@ def _sum(graph: Graph, space: str, weights: Mapping[str, Tensor]) -> tuple[SumFo
         # Zeros are what an initialisation leaves, and few vectors can be centred by chance.
         if energy.total and energy.vectors >= _FEW_VECTORS:
             telling.append(form)
-    odd = [form.name for form in telling if form.is_centred] if _sees_mean(graph, space) else []
+    sees_mean = any(norm.kind == "rms" for norm in graph.norms_of(space))
+    odd = [form.name for form in telling if form.is_centred and sees_mean]
     # Where all is centred a LayerNorm may have become an RMSNorm: that is exact. Norms add a mean of their own.
     if len(odd) == len(telling) and not graph.added(space):
         odd = []
     return SumForm(name=space, width=width, writers=tuple(forms), reason=reason), odd
-
-
-def _sees_mean(graph: Graph, space: str) -> bool:
-    return any(norm.kind == "rms" for norm in graph.norms_of(space))
 
 
 def _floating(name: str, weights: Mapping[str, Tensor]) -> Tensor:

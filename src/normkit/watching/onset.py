@@ -10,7 +10,7 @@ from dataclasses import replace
 from normkit.inspection.feed import grave
 from normkit.inspection.history import STAYS, Jump, jumps, movers
 from normkit.inspection.pace import FAR_TOO_FAST, Pace, paces, too_fast
-from normkit.inspection.rules.interventions import told
+from normkit.inspection.rules.interventions import in_words
 from normkit.inspection.training import Origin, OriginKind, Quantity, Series, Training
 
 EXPLODED_LOGITS = 1e3
@@ -91,7 +91,7 @@ def _done(training: Training) -> Iterator[Origin]:
     largest = sorted(training.changes, key=lambda change: (change.step, not sites.get(change.path), -change.ratio))
     for change in largest[:1] if training.optimizers else ():
         path = sites.get(change.path) or change.path
-        yield Origin(kind="parameter", step=change.step, path=path, detail=f"{told(change)}, by no optimizer")
+        yield Origin(kind="parameter", step=change.step, path=path, detail=f"{in_words(change)}, by no optimizer")
     for stop in sorted(training.stopped, key=lambda stop: stop.step):
         if stop.kind != "gradient":
             detail = f"it ran in {stop.before} measured steps, and in none of the {stop.since} from here on"

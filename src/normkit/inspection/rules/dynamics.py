@@ -14,8 +14,8 @@ from normkit.text import counted, percent
 # Healthy heads, mean over the sampled rows: at most 27 in SmolLM2-135M, 18 in Gemma 3 270M, 45 in Qwen2.5-Coder
 # 0.5B, whose logits reach 1,457 as its key bias adds to all of a row.
 _LARGE, _EXPLODED, _CRITICAL = 100.0, 1e3, 1e4
-# Far logits that share the weight, as under a distance penalty, are not felt as one.
-_FELT = 0.5
+# Share of saturated rows: large logits that share the weight, as under a distance penalty, do no harm.
+_ROWS = 0.5
 
 _FEWEST_STEPS, _FEWEST_BLOCKS = 4, 3
 # Behind a norm a branch adds the same at any scale of the stream; without one it adds in proportion.
@@ -29,7 +29,7 @@ def _logits_explode(facts: Facts) -> Outcome:
     """Heads in which one key takes nearly all the weight of a row, by the spread of the row's logits."""
     if not facts.attentions:
         return NotChecked("no attention call was seen")
-    cases = [(*felt, attention) for attention in facts.attentions if (felt := _felt(attention))[0] > _LARGE]
+    cases = [(*found, attention) for attention in facts.attentions if (found := _largest_spread(attention))[0] > _LARGE]
     if not cases:
         return None
     cases.sort(key=lambda case: -case[0])
@@ -47,10 +47,10 @@ def _logits_explode(facts: Facts) -> Outcome:
     )
 
 
-def _felt(attention: Attention) -> tuple[float, float]:
+def _largest_spread(attention: Attention) -> tuple[float, float]:
     """Spread and share of saturated rows of the saturated head with the largest spread; zeros without one."""
     heads = zip(attention.spreads, attention.saturations, strict=True)
-    return max(((spread, share) for spread, share in heads if share >= _FELT), default=(0.0, 0.0))
+    return max(((spread, share) for spread, share in heads if share >= _ROWS), default=(0.0, 0.0))
 
 
 def _logit_line(spread: float, share: float, attention: Attention) -> str:
@@ -125,11 +125,12 @@ def _massive_activations(facts: Facts) -> Outcome:
         lines.append(f"{gone.path}: it goes here; what leaves is at most {gone.stream_out.absmax:.4g}")
     if fullest.peak is not None and fullest.peak.position == 0:
         lines.append("it sits on the first token of its text, which heads attend to that look for nothing: a sink")
+    ratio = fullest.stream_out.absmax / fullest.stream_out.rms_median
     return Hit(
         severity="note",
         sites=tuple(dict.fromkeys(block.path for block in (born, fullest, gone or last))),
         measured=(
-            f"an element {_ratio(fullest.stream_out):.4g} times the median row's rms; such elements leave "
+            f"an element {ratio:.4g} times the median row's rms; such elements leave "
             f"{len(massive)} of {counted(len(facts.blocks), 'block')}"
         ),
         evidence=tuple(lines),
@@ -139,10 +140,6 @@ def _massive_activations(facts: Facts) -> Outcome:
 def is_massive(stream: RowStatistics) -> bool:
     """Its largest element is a massive activation."""
     return stream.absmax > _MASSIVE * stream.rms_median > 0
-
-
-def _ratio(stream: RowStatistics) -> float:
-    return stream.absmax / stream.rms_median
 
 
 def _birth(block: Block) -> str:
@@ -218,7 +215,7 @@ RULES = (
         severity="error",
         threshold=(
             "a head's largest logit over its row's mean, mean over the sampled rows, in a head in which one key takes "
-            f"over {percent(SATURATED)} in at least {percent(_FELT)} of the rows: above {_LARGE:g} (warning), "
+            f"over {percent(SATURATED)} in at least {percent(_ROWS)} of the rows: above {_LARGE:g} (warning), "
             f"{_EXPLODED:g} (error), {_CRITICAL:g} (critical)"
         ),
         source=(

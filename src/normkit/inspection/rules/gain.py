@@ -73,7 +73,7 @@ def _offset_missed(facts: Facts) -> Outcome:
     # A gain that acts as the one that is meant at its start shows that the weights were converted along with the code.
     missed = [gain for gain in gains if gain.excess < -_GAP and not gain.is_initial]
     if missed:
-        near_one = [gain for gain in missed if _NEAR_ONE[0] <= _median(gain.gain) <= _NEAR_ONE[1]]
+        near_one = [gain for gain in missed if _NEAR_ONE[0] <= gain.gain.quantiles[3] <= _NEAR_ONE[1]]
         lines = [
             f"{gain.site.path}: the gain is {gain.site.spec.gain.words}, {gain.source} says "
             f"{gain.meant.words}; {gain.seen}"
@@ -132,13 +132,9 @@ def _offset_groups(gains: list[_Gain]) -> list[list[_Gain]]:
     """The trained gains of a 1 + weight family that is computed as such: those of queries and keys, and the others."""
     # Some families start at 2: what their training leaves was not looked at.
     known = [gain for gain in gains if gain.meant.offset == gain.initial == 1 and abs(gain.excess) < _GAP]
-    offset = [gain for gain in known if _varies(gain.gain)]
+    offset = [gain for gain in known if gain.gain.quantiles[0] < gain.gain.quantiles[-1]]
     groups = [[gain for gain in offset if (gain.site.role == "query-key") is wanted] for wanted in (True, False)]
     return [group for group in groups if len(group) >= _FEWEST]
-
-
-def _varies(gain: Spectrum) -> bool:
-    return gain.quantiles[0] < gain.quantiles[-1]
 
 
 def _is_below(gain: _Gain) -> bool:
@@ -174,10 +170,6 @@ def _shifted(groups: list[list[_Gain]], words: str, holds: Callable[[_Gain], boo
 def _hit(gains: list[_Gain], severity: Severity, measured: str, lines: list[str]) -> Hit:
     sites = tuple(gain.site.path for gain in gains)
     return Hit(severity=severity, sites=sites, measured=measured, evidence=evidence_lines(lines))
-
-
-def _median(gain: Spectrum) -> float:
-    return gain.quantiles[3]
 
 
 def _scatters_around_zero(gain: _Gain) -> bool:

@@ -25,7 +25,7 @@ def _changed(facts: Facts) -> Outcome:
     cases = []
     for change in training.changes:
         parameter = kinds.get(change.path)
-        line = f"step {change.step}: {told(change)}"
+        line = f"step {change.step}: {in_words(change)}"
         if parameter is not None and parameter.site:
             line += f"; it is {_KINDS[parameter.kind]}"
             cases.append(Case(parameter.site, "error", change.ratio + 1e6, line))
@@ -51,7 +51,7 @@ def _exploded(training: Training) -> Iterator[str]:
             yield f"attention logits of {series.path} may reach {max(after):.3g} since, {before[-1]:.3g} before"
 
 
-def told(change: Change) -> str:
+def in_words(change: Change) -> str:
     """The change in words."""
     if change.factor == 0:
         return f"{change.path} was set to 0"

@@ -199,7 +199,8 @@ def _extreme(facts: Facts) -> Outcome:
         elsewhere = largest[1] if top == largest[0] and len(largest) > 1 else largest[0]
         ratio, alone = top / median if median else 0.0, top / _second(gain) if top else 0.0
         if zero >= _ZERO_SHARE and not fresh and facts.initial_gain(path) != 0:
-            line = f"{path}: {_most(zero)} {counted(gain.size, 'gain')} are exactly 0, which no training leaves"
+            share = "all of" if zero >= 1 else f"at least {percent(zero)} of"
+            line = f"{path}: {share} {counted(gain.size, 'gain')} are exactly 0, which no training leaves"
             cases.append(Case(path, "error", 1.0 + zero, line))
         elif alone > _ALONE or (alone > _ALONE / 3 and top > _ALONE_IN_MODEL * elsewhere):
             feature, value = max(gain.outliers, key=lambda outlier: abs(outlier[1]))
@@ -244,10 +245,6 @@ def _second(gain: Spectrum) -> float:
         return large[1]
     # No other is an outlier; three quarters of a normal row's entries span 1.35 standard deviations.
     return abs(gain.quantiles[3]) + 6.0 * (gain.quantiles[4] - gain.quantiles[2]) / 1.349
-
-
-def _most(share: float) -> str:
-    return "all of" if share >= 1 else f"at least {percent(share)} of"
 
 
 def _share_below(quantiles: Sequence[float], limit: float) -> float:

@@ -36,11 +36,12 @@ def _never_loaded(facts: Facts) -> Outcome:
     initial = [site for site in learnt if _is_as_it_starts(site, facts) and site not in untouched]
     trained = len(learnt) - len(untouched) - len(initial)
     if learnt and not trained and facts.training is None and facts.has_trained_matrices:
+        norms = "the only norm is" if len(learnt) == 1 else f"all {len(learnt)} norms are"
         return Hit(
             severity="note",
             sites=tuple(site.path for site in learnt),
             measured=(
-                f"{_every(len(learnt))} exactly at initialisation in a model whose matrices are trained: never loaded, "
+                f"{norms} exactly at initialisation in a model whose matrices are trained: never loaded, "
                 "unless gains and biases were folded into the matrices"
             ),
             evidence=evidence_lines([_untouched(site) for site in untouched]),
@@ -55,20 +56,15 @@ def _never_loaded(facts: Facts) -> Outcome:
     )
 
 
-def _every(norms: int) -> str:
-    return "the only norm is" if norms == 1 else f"all {norms} norms are"
-
-
 def _stay_at_their_start(facts: Facts, learnt: list[Site]) -> bool:
     """In 16 bits small updates round away: then trained gains too have half of their entries where they started."""
     if facts.model.dtype not in HALF:
         return False
     gains = [(site.gain, facts.initial_gain(site.path)) for site in learnt if site.gain is not None]
-    return any(not _is_constant(gain) and gain.quantiles[2] == gain.quantiles[4] == start for gain, start in gains)
-
-
-def _is_constant(gain: Spectrum) -> bool:
-    return gain.quantiles[0] == gain.quantiles[-1]
+    return any(
+        gain.quantiles[0] != gain.quantiles[-1] and gain.quantiles[2] == gain.quantiles[4] == start
+        for gain, start in gains
+    )
 
 
 def _is_as_it_starts(site: Site, facts: Facts) -> bool:
