@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normkit import NormSpec, reference, specs
+from normkit.conventions.rows import CHANNELS_LAST
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "normkit"
@@ -65,8 +66,8 @@ def valid_specs(draw: st.DrawFn, eps: st.SearchStrategy[float | None] | None = N
     """Any spec that the constructor accepts, or with `eps` and `max_groups` those that suit `arguments`."""
     if eps is None:
         eps = st.none() | st.floats(allow_nan=False, allow_infinity=False)
-    axes = draw(st.sampled_from([(-1,), (-2, -1), (-3, -2, -1), (1,), "all_but_batch"]))
-    grouped = axes in ((-1,), "all_but_batch")
+    axes = draw(st.sampled_from([(-1,), (-2, -1), (-3, -2, -1), (1,), "all_but_batch", CHANNELS_LAST]))
+    grouped = axes in ((-1,), "all_but_batch", CHANNELS_LAST)
     has_weight = draw(st.booleans())
     reduction = draw(st.sampled_from(["mean", "sum"]))
     statistics_dtype = draw(st.sampled_from(["float32", "input"]))
@@ -103,8 +104,8 @@ def arguments(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    if spec.axes in ((1,), "all_but_batch"):
-        sizes, parameter = (rows, features, 3), (features,)
+    if spec.rows.are_channels:
+        sizes, parameter = (rows, features, 3) if spec.rows.channel_axis == 1 else (rows, 3, features), (features,)
     else:
         parameter = (2, 3, features)[-len(spec.axes) :]
         sizes = (rows, *parameter)

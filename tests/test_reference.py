@@ -170,7 +170,7 @@ def test_a_row_without_deviation(name, constant):
     dy = torch.randn_like(x)
     gain = torch.ones(()) if weight is None else weight + spec.weight_offset
     shift = torch.zeros(()) if bias is None else bias
-    if spec.axes in ((1,), "all_but_batch"):
+    if spec.rows.channel_axis == 1:
         gain, shift = (tensor.reshape(-1, 1) if tensor.dim() else tensor for tensor in (gain, shift))
     eps = reference.machine_eps(x, spec)
     direct = reference.to_rows(dy if spec.weight_placement == "before" else dy * gain, spec)

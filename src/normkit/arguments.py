@@ -11,7 +11,6 @@ from normkit.errors import DtypeError, KindError, ShapeError, UseError
 from normkit.spec import NormSpec
 
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_CHANNELS = ((1,), "all_but_batch")
 
 
 def check_torch_arguments(
@@ -125,7 +124,7 @@ def _check_device(name: str, label: str, given: Tensor, x: Tensor) -> None:
 
 
 def _check_axes(name: str, x: Tensor, spec: NormSpec) -> None:
-    needed = 2 if spec.axes in _CHANNELS else len(spec.axes)
+    needed = 2 if spec.rows.are_channels else len(spec.axes)
     if x.dim() < needed:
         raise ShapeError(f"{name}: axes {spec.axes} need at least {needed} dimensions, got shape {tuple(x.shape)}")
     features = x.shape[1] if spec.axes == "all_but_batch" else x.shape[-1]
@@ -134,8 +133,8 @@ def _check_axes(name: str, x: Tensor, spec: NormSpec) -> None:
 
 
 def _check_fits(name: str, label: str, parameter: Tensor, x: Tensor, spec: NormSpec) -> None:
-    if spec.axes in _CHANNELS:
-        fits = parameter.dim() == 1 and x.dim() > 1 and parameter.shape[0] == x.shape[1]
+    if spec.rows.are_channels:
+        fits = parameter.shape == spec.rows.parameter_sizes(x.shape)
     else:
         sizes = zip(reversed(parameter.shape), reversed(x.shape), strict=False)
         fits = parameter.dim() <= x.dim() and all(size in (1, wanted) for size, wanted in sizes)

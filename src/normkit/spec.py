@@ -18,7 +18,7 @@ from normkit.conventions.casts import Cast, Casts, OutputDtype, StatisticsDtype
 from normkit.conventions.divisor import DIVISORS, Correction, Divisor, Multiplier, Reduction
 from normkit.conventions.eps import PLACEMENTS, EpsPlacement, Placement
 from normkit.conventions.gain import Gain, OffsetDtype, WeightPlacement
-from normkit.conventions.rows import CENTRINGS, Axes, Centring, Rows
+from normkit.conventions.rows import CENTRINGS, Axes, Centring, Rows, Samples
 from normkit.errors import SpecError
 
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -54,7 +54,8 @@ class NormSpec:
         reduction: "mean" divides the sum of squares by n - correction; "sum" leaves it (L2 norm).
         multiplier: "sqrt_n" multiplies the normalized row by sqrt(n) (L2 norms with RMSNorm's length).
         axes: What is one row: trailing axes such as (-1,), the channel axis (1,), or every axis but
-            the first ("all_but_batch", GroupNorm). Gain and bias of the last two lie along axis 1.
+            the first ("all_but_batch", GroupNorm). Gain and bias of the last two lie along axis 1; those of
+            "all_but_batch_channels_last" (GroupNorm of Keras) lie along the last axis, as its groups do.
         groups: The features of a row are split into so many rows with statistics of their own.
         has_weight: There is a gain.
         has_bias: There is a bias.
@@ -104,15 +105,16 @@ class NormSpec:
         if self.eps is not None:
             object.__setattr__(self, "eps", _finite("eps", self.eps, " or None"))
         object.__setattr__(self, "weight_offset", _finite("weight_offset", self.weight_offset))
-        if self.axes != "all_but_batch" and not _is_axes(self.axes):
+        samples = get_args(Samples)
+        if self.axes not in samples and not _is_axes(self.axes):
             raise SpecError(
                 "axes must be trailing axes such as (-1,) or (-2, -1), the channel axis (1,), "
-                f"or 'all_but_batch', got {self.axes!r}"
+                f"or one of {_quoted(samples)}, got {self.axes!r}"
             )
         if isinstance(self.groups, bool) or not isinstance(self.groups, int) or self.groups < 1:
             raise SpecError(f"groups must be a whole number of at least 1, got {self.groups!r}")
-        if self.groups > 1 and self.axes not in ((-1,), "all_but_batch"):
-            raise SpecError(f"groups need axes (-1,) or 'all_but_batch', got axes {self.axes!r}")
+        if self.groups > 1 and self.axes not in ((-1,), *samples):
+            raise SpecError(f"groups need axes (-1,) or one of {_quoted(samples)}, got axes {self.axes!r}")
         if self.reduction == "sum" and self.correction:
             raise SpecError("correction=1 divides by n - 1; with reduction='sum' nothing is divided")
         if not self.has_weight and (self.weight_offset or self.weight_placement == "before"):
@@ -186,7 +188,7 @@ class NormSpec:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary of all conventions, ready for `json.dumps`."""
         values = dataclasses.asdict(self)
-        values["axes"] = self.axes if self.axes == "all_but_batch" else list(self.axes)
+        values["axes"] = self.axes if isinstance(self.axes, str) else list(self.axes)
         return values
 
     @classmethod

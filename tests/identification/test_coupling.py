@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from normkit.conventions.rows import CHANNELS_LAST
 from normkit.errors import ShapeError
 from normkit.identification import coupling
 from normkit.identification.behaviour import identify
@@ -33,7 +34,9 @@ def rows(norm, shape):
         (nn.GroupNorm(2, 6), (2, 6), [((-1,), 2)], (1,)),
         (nn.InstanceNorm2d(4), (2, 4, 3, 5), [((-2, -1), 1), ("all_but_batch", 4)], (2, 3)),
         (lambda x: F.normalize(x, dim=1), (2, 4, 3, 5), [((1,), 1)], (1,)),
-        (lambda x: F.layer_norm(x.mT, (3,)).mT, (2, 3, 6), [((1,), 1)], (1,)),
+        (lambda x: F.layer_norm(x.mT, (3,)).mT, (2, 3, 6), [((1,), 1), (CHANNELS_LAST, 6)], (1,)),
+        (lambda x: F.group_norm(x.mT, 3).mT, (2, 4, 6), [(CHANNELS_LAST, 3)], (1, 2)),
+        (lambda x: F.instance_norm(x.movedim(-1, 1)).movedim(1, -1), (2, 3, 5, 4), [(CHANNELS_LAST, 4)], (1, 2)),
         (lambda x: F.rms_norm(x.unflatten(-1, (3, 4)), (4,)).flatten(-2), (2, 5, 12), [((-1,), 3)], (2,)),
     ],
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import normkit as nk
 from normkit import NormSpec
+from normkit.conventions.rows import CHANNELS_LAST
 from normkit.identification import structure
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.identification.state import undisturbed
@@ -152,26 +154,40 @@ def test_one_number_as_the_gain_and_one_as_the_bias(sizes):
 
 
 @pytest.mark.parametrize(
-    ("norm", "rows"),
+    ("norm", "shape", "reason"),
     [
-        (lambda x: nn.functional.layer_norm(x.movedim(1, -1), x.shape[1:2]).movedim(-1, 1), "axis 1"),
-        (lambda x: nn.functional.group_norm(x, 4), "all axes but the first"),
+        (
+            lambda x: nn.functional.layer_norm(x.movedim(1, -1), x.shape[1:2]).movedim(-1, 1),
+            (2, 8, 3, 12),
+            "its gain or bias lies along the last axis; of rows over axis 1, a spec's lies along axis 1",
+        ),
+        (
+            lambda x: nn.functional.group_norm(x, 4),
+            (2, 8, 12),
+            "its gain or bias lies along the last axis; of rows over all axes but the first, a spec's lies along "
+            "axis 1",
+        ),
+        (
+            lambda x: nn.functional.group_norm(x.movedim(-1, 1), 4).movedim(1, -1),
+            (2, 12, 8),
+            "its gain or bias lies along another axis than the channels of its rows, the last axis",
+        ),
     ],
 )
-def test_a_gain_along_another_axis_than_a_spec_has_is_called_so(norm, rows):
+def test_a_gain_along_another_axis_than_a_spec_has_is_called_so(norm, shape, reason):
     class Last(nn.LayerNorm):
         def forward(self, x):
-            return norm(x) * self.weight + self.bias
+            along = (-1, *(1,) * (x.dim() - 2)) if x.shape[1] == 12 else (-1,)
+            return norm(x) * self.weight.reshape(along) + self.bias.reshape(along)
 
     module = Last(12)
-    reason = f"its gain or bias lies along the last axis; of rows over {rows}, a spec's lies along axis 1"
     with pytest.raises(structure.ComputedAffineError) as raised:
-        recovered(module, (2, 8, 12))
+        recovered(module, shape)
     assert str(raised.value) == reason
     # Of ones and zeros, what is left has a spec; else the reason is said once.
-    assert reason in nk.identify(module, (2, 8, 12)).evidence
+    assert reason in nk.identify(module, shape).evidence
     nn.init.uniform_(module.weight)
-    assert nk.identify(module, (2, 8, 12)).evidence[0] == reason
+    assert nk.identify(module, shape).evidence[0] == reason
 
 
 def test_one_number_as_the_gain():
@@ -249,3 +265,87 @@ def test_no_factor_where_gain_and_bias_are_computed_otherwise():
     with pytest.raises(structure.ComputedAffineError) as raised:
         recovered(Clamped(12), (2, 3, 12))
     assert raised.value.readings == {}
+
+
+class KerasGroupNorm(nn.Module):
+    """GroupNormalization(data_format="channels_last") of Keras, in torch; with one channel a group, InstanceNorm."""
+
+    def __init__(self, groups, channels, *, affine=True):
+        super().__init__()
+        self.groups = groups
+        self.gamma = nn.Parameter(torch.ones(channels)) if affine else None
+        self.beta = nn.Parameter(torch.zeros(channels)) if affine else None
+
+    def forward(self, x):
+        grouped = x.float().reshape(*x.shape[:-1], self.groups, -1)
+        axes = (*range(1, x.dim() - 1), -1)
+        mean = grouped.mean(axes, keepdim=True)
+        variance = grouped.var(axes, correction=0, keepdim=True)
+        y = ((grouped - mean) * torch.rsqrt(variance + 1e-3)).reshape(x.shape)
+        return (y if self.gamma is None else y * self.gamma + self.beta).to(x.dtype)
+
+
+SHAPES = [(2, 5, 6, 12), (2, 12, 6, 12), (2, 7, 12), (2, 12, 12), (2, 3, 4, 5, 12)]
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("groups", [3, 12])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_channels_last_is_found_by_what_it_does(shape, groups, affine):
+    module = KerasGroupNorm(groups, 12, affine=affine)
+    passport = nk.identify(module, shape)
+    assert passport.spec == NormSpec(axes=CHANNELS_LAST, groups=groups, eps=1e-3, has_weight=affine, has_bias=affine)
+    assert "rows" not in passport.undecidable
+    assert (passport.weight_name, passport.bias_name) == (("gamma", "beta") if affine else (None, None))
+    x = torch.randn(shape)
+    torch.testing.assert_close(passport(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [3, 12])
+def test_channels_first_of_the_same_shape_is_told_apart(groups):
+    passport = nk.identify(nn.GroupNorm(groups, 12), (2, 12, 12))
+    assert passport.spec == NormSpec(axes="all_but_batch", groups=groups)
+
+
+def test_one_group_with_a_gain_along_the_last_axis_is_a_row_of_trailing_axes():
+    # Both specs are one function: a gain of trailing axes broadcasts on the right.
+    module = KerasGroupNorm(1, 12)
+    passport = nk.identify(module, (2, 5, 6, 12))
+    assert passport.spec == NormSpec(axes=(-3, -2, -1), eps=1e-3)
+    x, weight, bias = torch.randn(2, 5, 6, 12), torch.randn(12), torch.randn(12)
+    last = passport.spec.replace(axes=CHANNELS_LAST)
+    torch.testing.assert_close(nk.normalize(x, last, weight, bias), nk.normalize(x, passport.spec, weight, bias))
+
+
+def test_a_gain_in_front_of_the_division():
+    spec = NormSpec(axes=CHANNELS_LAST, groups=3, weight_placement="before")
+    assert nk.identify(nk.Norm(spec, 12), (2, 5, 12)).spec == spec
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 12), (2, 12, 12)])
+def test_without_gain_and_with_three_axes_alone_nothing_tells(shape):
+    def norm(x):
+        batch, axis, other = x.shape
+        return F.layer_norm(x.mT.reshape(batch, other, axis), (axis,)).mT
+
+    passport = nk.identify(norm, shape)
+    assert passport.spec.axes == (1,)
+    assert passport.readings["rows"].value is None
+    assert "without gain or bias" in passport.undecidable["rows"]
+
+
+def test_without_gain_an_input_of_four_axes_tells():
+    assert "rows" not in nk.identify(lambda x: F.normalize(x, dim=1), (2, 8, 12)).undecidable
+    passport = nk.identify(KerasGroupNorm(12, 12, affine=False), (2, 8, 12))
+    assert passport.spec.axes == CHANNELS_LAST
+    assert passport.readings["rows"].evidence[1].startswith("with another axis, changing one element moves 8 x 3")
+
+
+def test_a_gain_of_more_than_the_channels_is_no_spec():
+    class Spatial(KerasGroupNorm):
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    module = Spatial(3, 12, affine=False)
+    module.scale = nn.Parameter(torch.rand(5, 12) + 0.5)
+    assert nk.identify(module, (2, 5, 12)).spec is None

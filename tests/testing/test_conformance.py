@@ -61,6 +61,7 @@ def test_what_is_raised_is_what_is_listed():
 # Each kind of axes, centring, eps, cast, gain and output that a preset has.
 QUICK = ("TORCH_LAYER_NORM", "TORCH_RMS_NORM", "LLAMA", "GEMMA", "T5", "DEBERTA", "CONVNEXT", "POOLFORMER")
 QUICK += ("SCALE_NORM",)
+CHANNELS_LAST_NORM = NormSpec(axes="all_but_batch_channels_last", groups=4)
 
 
 @pytest.mark.sampled(5)
@@ -72,7 +73,9 @@ def test_every_preset_conforms_to_itself(name):
     assert_conforms_to_itself(spec)
 
 
-@pytest.mark.parametrize("spec", [specs.LLAMA.replace(output_dtype="float32"), NormSpec(cast="input")], ids=str)
+@pytest.mark.parametrize(
+    "spec", [specs.LLAMA.replace(output_dtype="float32"), NormSpec(cast="input"), CHANNELS_LAST_NORM], ids=str
+)
 def test_conventions_that_no_preset_has_conform_to_themselves(spec):
     assert_conforms_to_itself(spec)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-Axes = tuple[int, ...] | Literal["all_but_batch"]
+Samples = Literal["all_but_batch", "all_but_batch_channels_last"]
+Axes = tuple[int, ...] | Samples
+
+CHANNELS_LAST: Samples = "all_but_batch_channels_last"
+"""Rows of a whole sample whose groups, gain and bias follow the last axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +32,21 @@ class Rows:
         return self.axes == (-1,) and self.groups == 1
 
     @property
+    def channel_axis(self) -> int | None:
+        """The one axis along which gain and bias lie, 1 or -1; None where they span the axes of a row."""
+        if self.axes == CHANNELS_LAST:
+            return -1
+        return 1 if self.are_places or self.are_samples else None
+
+    @property
     def are_channels(self) -> bool:
-        """Whether gain and bias lie along axis 1."""
-        return self.are_places or self.are_samples
+        """Whether gain and bias lie along the channels, whatever axes a row spans."""
+        return self.channel_axis is not None
 
     @property
     def are_samples(self) -> bool:
         """Whether a row is a whole sample, or a group of its channels."""
-        return self.axes == "all_but_batch"
+        return self.axes in get_args(Samples)
 
     @property
     def are_places(self) -> bool:
@@ -52,6 +63,12 @@ class Rows:
         """How many axes gain and bias have."""
         return 1 if self.are_channels else len(self.axes)
 
+    def parameter_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of gain and bias for an input of this shape: its channels, or its trailing sizes."""
+        if self.channel_axis is not None:
+            return (shape[self.channel_axis],)
+        return tuple(shape[len(shape) - len(self.axes) :])
+
     @property
     def no_kernel(self) -> str | None:
         """Why no kernel computes such rows; None if some do."""
@@ -63,7 +80,9 @@ class Rows:
 
     def split(self, x: Tensor) -> Tensor:
         """x as rows of shape (..., groups, m): one row is what shares one set of statistics."""
-        if self.axes == "all_but_batch":
+        if self.axes == CHANNELS_LAST:
+            x = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), self.groups, x.shape[-1] // self.groups).movedim(2, 1)
+        if self.are_samples:
             return x.reshape(x.shape[0], self.groups, math.prod(x.shape[1:]) // self.groups)
         if self.are_places:
             x = x.movedim(1, -1)
@@ -75,6 +94,9 @@ class Rows:
         """The inverse of `split`: rows in the layout of x."""
         if self.are_places:
             return rows.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
+        if self.axes == CHANNELS_LAST:
+            sizes = (x.shape[0], self.groups, math.prod(x.shape[1:-1]), x.shape[-1] // self.groups)
+            rows = rows.reshape(sizes).movedim(1, 2)
         return rows.reshape(x.shape)
 
     def numbers(self, x: Tensor) -> Tensor:
@@ -87,12 +109,14 @@ class Rows:
 
     def aligned(self, parameter: Tensor, x: Tensor) -> Tensor:
         """Gain or bias in the shape that broadcasts against x."""
-        return parameter.reshape(-1, *(1,) * (x.dim() - 2)) if self.are_channels else parameter
+        if self.channel_axis is None:
+            return parameter
+        return parameter.reshape(-1) if self.channel_axis == -1 else parameter.reshape(-1, *(1,) * (x.dim() - 2))
 
     def notes(self) -> list[str]:
         """What is unusual, for the one line of a spec."""
         notes = []
-        if self.axes == "all_but_batch":
+        if self.are_samples:
             notes.append("over all axes but the first")
         elif self.axes != (-1,):
             plural = "axis" if len(self.axes) == 1 else "axes"
@@ -102,7 +126,11 @@ class Rows:
     @property
     def labels(self) -> tuple[str, ...]:
         """What is unusual, for a short name."""
-        return (f"{self.groups} groups",) if self.groups > 1 else ()
+        return (*self._channels, *((f"{self.groups} groups",) if self.groups > 1 else ()))
+
+    @property
+    def _channels(self) -> tuple[str, ...]:
+        return ("channels last",) if self.axes == CHANNELS_LAST else ()
 
     @property
     def words(self) -> str:
@@ -111,14 +139,14 @@ class Rows:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What a row is, and into how many groups it is split."""
+        """What a row is, where the channels lie if not along axis 1, and into how many groups it is split."""
         if self.are_samples:
             words = "a whole sample"
         elif self.are_places:
             words = "axis 1"
         else:
             words = "the last axis" if len(self.axes) == 1 else f"the last {len(self.axes)} axes"
-        return (words, f"in {self.groups} groups") if self.groups > 1 else (words,)
+        return (words, *self._channels, *((f"in {self.groups} groups",) if self.groups > 1 else ()))
 
 
 @dataclass(frozen=True, slots=True)

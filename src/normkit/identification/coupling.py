@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from normkit.conventions.rows import Axes
+from normkit.conventions.rows import CHANNELS_LAST, Axes
 from normkit.errors import ShapeError
 from normkit.identification.passport import Reading
 from normkit.identification.precision import precision_of
@@ -29,10 +29,12 @@ class Coupling:
 
     choices: tuple[tuple[Axes, int], ...]
     """Pairs (axes, groups) as in `NormSpec`. Where two pairs describe the same rows, only a gain or a bias tells which
-    is meant: it varies along the trailing axes for the first pair, along the channels for the second."""
+    is meant: each pair says along which axes it varies."""
     row: tuple[int, ...]
     """The axes of the input that a row spans, counted from 0."""
     evidence: str
+    n: int
+    """How many features share statistics."""
 
     @property
     def axes(self) -> Axes:
@@ -73,14 +75,18 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
         choices = [(tuple(range(-len(row), 0)), 1)]
         if len(shape) > 2 and row[0] <= 2:
             choices.append(("all_but_batch", 1 if row[0] == 1 else shape[1]))
-    elif whole and row == (1,):
-        choices = [((1,), 1)]
+    elif whole and row in ((1,), tuple(range(1, len(shape) - 1))):
+        choices = [((1,), 1)] if row == (1,) else []
+        if row[-1] == len(shape) - 2:
+            choices.append((CHANNELS_LAST, shape[-1]))
     elif trailing and covered[1:] == sizes[1:] and sizes[0] % covered[0] == 0:
         # Groups split the features, or the channels and with them all that follows.
         groups = sizes[0] // covered[0]
         choices = [((-1,), groups)] if len(row) == 1 else [("all_but_batch", groups)] if row[0] == 1 else []
+    elif row == tuple(range(1, len(shape))) and covered[:-1] == sizes[:-1] and sizes[-1] % covered[-1] == 0:
+        choices = [(CHANNELS_LAST, sizes[-1] // covered[-1])]
     if choices:
-        return Coupling(choices=tuple(choices), row=row, evidence=evidence)
+        return Coupling(choices=tuple(choices), row=row, evidence=evidence, n=math.prod(extent))
     reading = Reading(value=list(row), evidence=(evidence,))
     raise UnrecognisedError("norm", f"{evidence}: no spec describes such rows", {"coupled axes": reading})
 
@@ -180,11 +186,10 @@ def time_reading(
         features = 1 if last == "causal" and first == "both directions" else dim - 1
         found = {axis: coupling for axis, coupling in found.items() if axis != features}
     else:
-        channels = spec.axes in ((1,), "all_but_batch")
         coupled = range(1, dim) if isinstance(spec.axes, str) else [axis % dim for axis in spec.axes]
         found = {
             axis: _coupling_along(specimen, shape, axis, generator) if axis in coupled else ("none", _alone(axis))
-            for axis in (range(2, dim) if channels else range(1, dim - 1))
+            for axis in (range(2, dim) if spec.rows.channel_axis == 1 else range(1, dim - 1))
         }
     value = [{"axis": axis, "coupling": coupling} for axis, (coupling, _) in found.items()]
     return {"time": Reading(value=value, evidence=tuple(line for _, line in found.values()))}

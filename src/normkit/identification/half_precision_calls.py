@@ -137,16 +137,16 @@ def _has_kernel(spec: NormSpec) -> bool:
 
 def _fused(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """The output of torch's own norm in float32 with gain and bias; None if torch has no such norm."""
-    if not _has_kernel(spec) or spec.axes == (1,):
+    rows = spec.rows
+    if not _has_kernel(spec) or rows.are_places or rows.channel_axis == -1:
         return None
     wide, eps = x.float(), reference.machine_eps(x, spec)
     gain = None if weight is None else spec.gain.effective(weight, torch.float32).float()
     shift = None if bias is None else bias.float()
-    over_channels = spec.axes == "all_but_batch"
-    sizes = x.shape[1:2] if over_channels else x.shape[-len(spec.axes) :]
+    sizes = rows.parameter_sizes(x.shape)
     if any(part is not None and part.shape != sizes for part in (gain, shift)):
         return None
-    if over_channels:
+    if rows.are_samples:
         return F.group_norm(wide, spec.groups, gain, shift, eps) if spec.centring.numerator else None
     if spec.groups > 1:
         return None

@@ -253,9 +253,7 @@ def _trailing(normalized_shape: Sequence[int]) -> tuple[int, ...]:
 
 def _feature_shape(input_shape: Sequence[int], spec: NormSpec) -> tuple[int, ...]:
     """Sizes of the axes that a weight spans: the channels, or the trailing axes of a row."""
-    if spec.axes == "all_but_batch" or spec.axes == (1,):
-        return (input_shape[1],)
-    return tuple(input_shape[len(input_shape) - len(spec.axes) :])
+    return spec.rows.parameter_sizes(input_shape)
 
 
 def _effective(weight: Tensor, spec: NormSpec) -> Tensor:

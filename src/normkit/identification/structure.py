@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from normkit.conventions.divisor import DIVISORS
+from normkit.conventions.rows import CHANNELS_LAST, Rows
 from normkit.errors import ShapeError
 from normkit.identification import affine, coupling, divisor, formula
 from normkit.identification.affine import Part
@@ -67,7 +68,6 @@ def recover(
         if shape[axis] < given[axis] and axis not in rows.row and _split_by_count(specimen, shape, axis, rows, given):
             shape = tuple(size if at != axis else given[axis] for at, size in enumerate(shape))
             rows = coupling.rows_of(specimen, shape, generator)
-    n = math.prod(shape[axis] for axis in rows.row) // rows.groups
     draws, parities = [], []
     # Both signs, because a gain of abs(weight) is no straight line of it. Two single numbers always lie on a line.
     has_scalar = any(parameter.numel() == 1 for parameter in specimen.parameters.values())
@@ -78,11 +78,15 @@ def recover(
         if not float(parities[-1].odd.square().sum()) > 0:
             raise ComputedAffineError("norm", "its gain vanishes, or is no number, for parameters of one sign")
     spec, gain, bias, residual = _settled(specimen, parities, draws, rows)
-    spec, length = _weighted(spec, gain, n, precision_of(specimen.dtype))
+    spec, length = _weighted(spec, gain, rows.n, precision_of(specimen.dtype))
     spec = spec.replace(has_bias=bool(bias.names) or bias.values is not None)
+    rows_reading = Reading(value=value_of(spec, "rows"), evidence=(rows.evidence,))
+    if rows.axes == (1,) and len(rows.choices) > 1 and gain.constant is not None and not spec.has_bias:
+        # Rows over axis 1 of three: neither gain nor bias says whether that axis holds the channels.
+        spec, rows_reading = _with_another_axis(specimen, shape, spec, rows)
     readings = {
         "kind": Reading(value="norm", evidence=(degree,)),
-        "rows": Reading(value=value_of(spec, "rows"), evidence=(rows.evidence,)),
+        "rows": rows_reading,
         "centring": Reading(
             value=value_of(spec, "centring"),
             evidence=(f"rows of different means: {_centring_in_words(spec)} (residual {residual:.0e})",),
@@ -90,7 +94,7 @@ def recover(
         "gain": _gain_reading(specimen, spec, gain, length),
         "bias": _bias_reading(spec, bias),
     }
-    return Structure(spec=spec, shape=shape, n=n, length=length, gain=gain, bias=bias, readings=readings)
+    return Structure(spec=spec, shape=shape, n=rows.n, length=length, gain=gain, bias=bias, readings=readings)
 
 
 def _split_by_count(
@@ -104,6 +108,29 @@ def _split_by_count(
         return True
 
 
+def _spans_more(gain: Part, bias: Part, parameters: Mapping[str, Tensor], parity: Parity) -> bool:
+    """Whether gain or bias is no vector along the last axis."""
+    acting = [part.values if part.name is None else parameters[part.name] for part in (gain, bias)]
+    return any(values is not None and values.numel() != parity.x.shape[-1] for values in acting)
+
+
+def _with_another_axis(
+    specimen: Specimen, shape: tuple[int, ...], spec: NormSpec, rows: Coupling
+) -> tuple[NormSpec, Reading]:
+    """Rows over axis 1 of three as an input of four axes tells them: axis 1 alone, or with the new axis between."""
+    try:
+        longer = coupling.rows_of(specimen, (*shape[:2], 3, *shape[2:]), torch.Generator().manual_seed(0))
+    except (UnrecognisedError, ShapeError):
+        longer = None
+    if longer is None or longer.row not in ((1,), (1, 2)):
+        reason = "without gain or bias, one function of such inputs normalizes axis 1, or each channel of the last axis"
+        return spec, Reading.open(reason, rows.evidence)
+    axes, groups = rows.choices[0 if longer.row == (1,) else 1]
+    spec = spec.replace(axes=axes, groups=groups)
+    evidence = (rows.evidence, f"with another axis, {longer.evidence}")
+    return spec, Reading(value=value_of(spec, "rows"), evidence=evidence)
+
+
 def _settled(
     specimen: Specimen, parities: Sequence[Parity], draws: Sequence[Mapping[str, Tensor]], rows: Coupling
 ) -> tuple[NormSpec, Part, Part, float]:
@@ -112,7 +139,7 @@ def _settled(
     explained = all(formula.explains(fit) for fit in fits)
     scale, tolerance = float(parities[0].odd.square().mean().sqrt()), parities[0].fits
     for axes, groups in rows.choices:
-        channels = axes == (1,) or axes == "all_but_batch"
+        channels = Rows(axes, groups).channel_axis == 1
         bias = affine.bias_of([parity.bias for parity in parities], draws, channels, scale, tolerance)
         if explained:
             spec, residual = fits[0].spec.replace(axes=axes, groups=groups), fits[0].residual
@@ -124,7 +151,8 @@ def _settled(
                 continue
             spec, residual = before.spec, before.residual
             gain = Part(name=before.name, slope=before.scale, intercept=before.scale * spec.weight_offset)
-        if gain is not None and bias is not None:
+        is_last = axes == CHANNELS_LAST
+        if gain is not None and bias is not None and not (is_last and _spans_more(gain, bias, draws[0], parities[0])):
             return spec, gain, bias, residual
     if explained:
         return _gathered(parities, draws, fits, rows)
@@ -141,21 +169,22 @@ def _gathered(
     """Gain and bias whose entries are in several parameters, or in one that varies along another axis."""
     axes, groups = rows.choices[0]
     spec = fits[0].spec.replace(axes=axes, groups=groups)
-    n = math.prod(parities[0].x.shape[axis] for axis in rows.row) // groups
-    slopes = sorted({divisor.row_rms(known, n) for known in DIVISORS.values()}, key=lambda rms: abs(rms - 1.0))
+    slopes = sorted({divisor.row_rms(known, rows.n) for known in DIVISORS.values()}, key=lambda rms: abs(rms - 1.0))
     scale, tolerance = float(parities[0].odd.square().mean().sqrt()), parities[0].fits
     gains, biases = [fit.gain for fit in fits], [parity.bias for parity in parities]
     gain = affine.gain_of(gains, draws, False, tolerance) or affine.gathered_of(gains, draws, slopes, tolerance)
     bias = affine.bias_of(biases, draws, False, scale, tolerance)
     bias = bias or affine.gathered_of(biases, draws, (1.0,), tolerance)
     # A spec's gain varies along the channels if its rows span them, whatever entries of parameters it consists of.
-    over_channels = axes == (1,) or axes == "all_but_batch"
+    over_channels = spec.rows.are_channels
     if gain is None or bias is None or bias.intercept or over_channels:
         reason = "its gain and bias are not entries of parameters, plus a constant in the gain"
         if over_channels and gain is not None and bias is not None:
-            over = "axis 1" if axes == (1,) else "all axes but the first"
+            over = "axis 1" if spec.rows.are_places else "all axes but the first"
             reason = f"its gain or bias lies along the last axis; of rows over {over}, a spec's lies along axis 1"
-        raise ComputedAffineError("norm", reason, _common_factor(gain, biases, draws, tolerance, n))
+            if axes == CHANNELS_LAST:
+                reason = "its gain or bias lies along another axis than the channels of its rows, the last axis"
+        raise ComputedAffineError("norm", reason, _common_factor(gain, biases, draws, tolerance, rows.n))
     return spec, gain, bias, fits[0].residual
 
 
@@ -230,7 +259,7 @@ def _kind(sizes: Sequence[int], spec: NormSpec) -> str:
     """What a weight of these sizes holds: one number, one for each feature, or one row for each head."""
     if math.prod(sizes) == 1:
         return "scalar"
-    if spec.axes == "all_but_batch" or spec.axes == (1,):
+    if spec.rows.are_channels:
         return "vector"
     return "per head" if any(size > 1 for size in sizes[: -len(spec.axes)]) else "vector"
 

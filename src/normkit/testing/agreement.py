@@ -98,9 +98,7 @@ def _largest_gain(norm: NormUnderTest) -> int:
     """Where in a sample, flattened, the largest gain acts."""
     if norm.weight is None:
         return 0
-    weight = norm.weight.double().abs()
-    if norm.spec.rows.are_channels:
-        weight = weight.reshape(-1, *(1,) * (len(norm.shape) - 2))
+    weight = norm.spec.rows.aligned(norm.weight.double().abs(), torch.empty(norm.shape, device="meta"))
     return int(weight.expand(norm.shape[1:]).flatten().argmax())
 
 

@@ -83,7 +83,7 @@ class Subject:
         self.bias_name = self._name_of("bias", given["bias"]) if spec.has_bias else None
         for kind, name in (("weight", self.weight_name), ("bias", self.bias_name)):
             sizes = None if name is None else tuple(self._parameters[name].shape)
-            wanted = self.shape[1:2] if spec.rows.are_channels else self.shape[1:]
+            wanted = spec.rows.parameter_sizes(self.shape) if spec.rows.are_channels else self.shape[1:]
             if sizes is not None and not _broadcasts(sizes, wanted):
                 raise ShapeError(f"{kind}: {name} of shape {sizes} does not broadcast against a sample of {wanted}")
 
@@ -346,7 +346,7 @@ def _sizes(shape: int | Sequence[int] | None, spec: NormSpec, parameters: dict[s
         if not known:
             raise ShapeError("no parameter tells the shape of an input; give shape=, such as (2, 3, 64)")
         widest = max(known, key=len)
-        shape = (2, *widest, 4, 3) if spec.rows.are_channels else (2, 3, *widest)
+        shape = (2, *widest, 4, 3) if spec.rows.channel_axis == 1 else (2, 3, *widest)
     sizes = (2, 3, shape) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Sequence) else ()
     if len(sizes) < 2 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
         raise ShapeError(f"shape must be a number of features or at least a batch and a row, got {shape!r}")

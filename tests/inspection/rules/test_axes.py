@@ -10,12 +10,13 @@ from torch import nn
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from normkit.conventions.rows import CHANNELS_LAST
 from normkit.identification.passport import Passport
 from normkit.inspection.baseline import infer
 from normkit.inspection.intent import Intent
 from normkit.inspection.rules.axes import RULES
 
-_, C2 = RULES
+C1, C2 = RULES
 WIDTH = 64
 
 
@@ -88,6 +89,17 @@ def test_rows_that_no_spec_describes(models, inspected, finding, status):
     found = finding(inspected(model), "C1")
     assert found.sites == ("model.layers.1.self_attn.q_norm",)
     assert "along axis 2; the config says that a row is the last axis" in found.evidence[0]
+
+
+@pytest.mark.parametrize(("axes", "groups"), [(CHANNELS_LAST, 4), (CHANNELS_LAST, WIDTH), ("all_but_batch", 1)])
+def test_groups_of_channels_last_hold_several_tokens(models, inspected, facts_of, axes, groups):
+    facts = facts_of(inspected(models.plain()), models.plain())
+    spec = facts.sites[0].spec.replace(axes=axes, groups=groups)
+    site = replace(facts.sites[0], spec=spec)
+    passport = Passport(verdict="norm", spec=spec, readings={}, shape=(2, 40, WIDTH))
+    found = C1.check(replace(facts, sites=(site, *facts.sites[1:]), intent=None, passports={site.path: passport}))
+    assert found.sites == (site.path,)
+    assert "other norms is the last axis" in found.evidence[0]
 
 
 # C2.
@@ -164,7 +176,8 @@ def test_heads_taken_one_by_one_where_the_config_mixes_them(models, inspected):
 
 
 @pytest.mark.parametrize(
-    ("axes", "of_heads"), [((-1,), True), ("all_but_batch", False), ((1,), False), ((-2, -1), False)]
+    ("axes", "of_heads"),
+    [((-1,), True), ("all_but_batch", False), (CHANNELS_LAST, False), ((1,), False), ((-2, -1), False)],
 )
 def test_what_else_a_row_holds_is_no_head(models, inspected, facts_of, axes, of_heads):
     """Of unknown role, with four times the features that are declared: in one row of (batch, token, feature)."""

@@ -69,7 +69,8 @@ def _spans_tokens(site: Site, facts: Facts) -> bool:
     if len(shape) != 3 or shape[-1] != facts.model.width:
         return False
     rows = site.spec.rows
-    return rows.are_places or rows.num_trailing == 2 or (rows.are_samples and rows.groups == 1)
+    is_sample = rows.are_samples and (rows.groups == 1 or rows.channel_axis == -1)
+    return rows.are_places or rows.num_trailing == 2 or is_sample
 
 
 def _heads_mixed(facts: Facts) -> Outcome:
