@@ -161,4 +161,4 @@ def test_an_inspection_warns_of_it():
     net[3].register_forward_pre_hook(clamp)
     found = next(found for found in inspect(net, {"input": x}).findings if found.rule == "E5")
     assert (found.severity, found.sites) == ("warning", ("3",))
-    assert "a hook changes what enters" in found.evidence[0]
+    assert "a hook changes the input" in found.evidence[0]

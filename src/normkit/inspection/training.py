@@ -49,7 +49,7 @@ parameter gradient    norm of one parameter's gradient
 activation gradient   root mean square of the loss's gradient with respect to what leaves a block
 update ratio          rms of one parameter's change in an optimizer step over its own rms, on a fixed sample; at
                       reports, and where it is past its limit; without a path the median weight's, at every step
-stream rms            median row's rms of what leaves a block
+stream rms            median row's rms of a block's output
 input rms             median row's rms of what enters a norm
 kurtosis              mean over the rows of what enters a norm of E[(x - mean)^4] / var^2; 3 for Gaussian rows
 eps share             share of the rows entering a norm that its eps shortens by more than 1 %

@@ -192,10 +192,10 @@ def test_a_massive_activation_has_a_birth_a_token_a_feature_and_an_end(inspected
     found = finding(inspection, "F13")
     assert (found.severity, found.sites[0], found.sites[-1]) == ("note", "blocks.1", "blocks.4")
     assert "leave 3 of 6 blocks" in found.measured
-    assert "born here: 2e+04 in feature 3 of the token at position 0" in found.evidence[0]
+    assert "it begins here: the output has 2e+04 in feature 3 of the token at position 0" in found.evidence[0]
     assert "2 of 80 rows are over 10 times" in found.evidence[-3]
-    assert found.evidence[-2].startswith("blocks.4: it goes here")
-    assert "a sink" in found.evidence[-1]
+    assert found.evidence[-2].startswith("blocks.4: it ends here")
+    assert "attention sink" in found.evidence[-1]
 
 
 def test_a_massive_activation_of_the_embedding(inspected, finding):
@@ -203,8 +203,8 @@ def test_a_massive_activation_of_the_embedding(inspected, finding):
     model.embedding.weight.data[10, 3] = 1e5
     found = finding(inspected(model), "F13")
     assert (found.severity, found.sites) == ("note", ("blocks.0", "blocks.3"))
-    assert "born before the blocks" in found.evidence[0]
-    assert "blocks.3: the last block hands it on, with 1e+05" in found.evidence[-1]
+    assert "begins before the blocks" in found.evidence[0]
+    assert "blocks.3: the last block still has it in its output, with 1e+05" in found.evidence[-1]
 
 
 def test_a_massive_activation_beside_rows_that_grow_has_not_gone(healthy, models, facts_of):
@@ -218,7 +218,7 @@ def test_a_massive_activation_beside_rows_that_grow_has_not_gone(healthy, models
     )
     found = MASSIVE.check(replace(facts, blocks=blocks))
     assert "leave 1 of 3 blocks" in found.measured
-    assert found.evidence[-1].startswith("transformer.h.2: the last block hands it on, with 2.39e+04")
+    assert found.evidence[-1].startswith("transformer.h.2: the last block still has it in its output, with 2.39e+04")
 
 
 def test_no_massive_activation(healthy, status):

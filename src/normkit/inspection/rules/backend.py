@@ -97,7 +97,7 @@ def _off_its_formula(facts: Facts) -> Outcome:
             hook.path,
             "warning",
             hook.change,
-            f"{hook.path}: a hook changes what enters by up to {percent(hook.change)} of its largest element: "
+            f"{hook.path}: a hook changes the input by up to {percent(hook.change)} of its largest element: "
             f"{'; '.join(hook.hooks)}; the formula holds for what enters, and not for what is given",
         )
         for hook in facts.input_hooks
@@ -238,7 +238,7 @@ RULES = (
             f"(warning), {percent(_WRONG)} of the size of its terms there (error); a norm that no spec describes "
             "where the config's class or the intent file has one (error), or one whose output is multiplied by another "
             f"number than there, by {percent(VISIBLE)} (warning) or {percent(HARMFUL)} (error); a pre-hook of the user "
-            "that changes what enters a norm (warning)"
+            "that changes the input of a norm (warning)"
         ),
         source="microsoft/onnxruntime#29034, pytorch/pytorch#66707; norms of 16 families stay below 1.9 units",
         why=(

@@ -65,7 +65,9 @@ def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
     dead = [block.path for block in seen if block.branch_share == 0]
     constant = [path for path in facts.constant if not path.startswith(tuple(f"{path}." for path in dead))]
     lines = dict.fromkeys(dead, "adds exactly nothing to its stream, though the other blocks work")
-    lines |= dict.fromkeys(constant, "adds the same vector to every row, whatever enters it: what is in it is dead")
+    lines |= dict.fromkeys(
+        constant, "adds the same vector to every row, whatever its input is: nothing in it depends on the row"
+    )
     # A design, or the start of training, affects most of the blocks; a watch sees how they develop.
     severity: Severity = "note" if 2 * len(lines) > len(seen) or facts.training is not None else "warning"
     cases = [Case(path, severity, 0.0, f"{path}: {line}") for path, line in lines.items()]

@@ -104,31 +104,33 @@ def _huge_branch(blocks: Sequence[Block]) -> Outcome:
 
 
 def _massive_activations(facts: Facts) -> Outcome:
-    """Single elements far above the rest: where they are born, who carries them, and where they go."""
+    """Single elements far above the rest: where they begin, which blocks keep them, and where they end."""
     if not facts.blocks:
         return NotChecked("no repeated blocks were found")
     massive = [block for block in facts.blocks if is_massive(block.stream_out)]
     if not massive:
         return None
-    born, fullest = massive[0], max(massive, key=lambda block: block.stream_out.absmax)
+    first, fullest = massive[0], max(massive, key=lambda block: block.stream_out.absmax)
     # The threshold alone may be crossed because the other rows have grown.
     smaller = (block for block in facts.blocks if block.stream_out.absmax < _TAKEN_AWAY * fullest.stream_out.absmax)
     gone = next((block for block in smaller if block.index > fullest.index), None)
-    lines = [_birth(born)]
-    if fullest is not born:
-        lines.append(f"{fullest.path}: {_largest(fullest)} leaves it, where it is largest")
+    lines = [_beginning(first)]
+    if fullest is not first:
+        lines.append(f"{fullest.path}: it is largest here: the output has {_largest(fullest)}")
     lines.append(_carriers(fullest))
     last = facts.blocks[-1]
     if gone is None:
-        lines.append(f"{last.path}: the last block hands it on, with {last.stream_out.absmax:.4g}")
+        lines.append(f"{last.path}: the last block still has it in its output, with {last.stream_out.absmax:.4g}")
     else:
-        lines.append(f"{gone.path}: it goes here; what leaves is at most {gone.stream_out.absmax:.4g}")
+        lines.append(f"{gone.path}: it ends here: the output has at most {gone.stream_out.absmax:.4g}")
     if fullest.peak is not None and fullest.peak.position == 0:
-        lines.append("it sits on the first token of its text, which heads attend to that look for nothing: a sink")
+        lines.append(
+            "it sits on the first token of its text, an attention sink: heads with nothing to look for attend to it"
+        )
     ratio = fullest.stream_out.absmax / fullest.stream_out.rms_median
     return Hit(
         severity="note",
-        sites=tuple(dict.fromkeys(block.path for block in (born, fullest, gone or last))),
+        sites=tuple(dict.fromkeys(block.path for block in (first, fullest, gone or last))),
         measured=(
             f"an element {ratio:.4g} times the median row's rms; such elements leave "
             f"{len(massive)} of {counted(len(facts.blocks), 'block')}"
@@ -142,10 +144,11 @@ def is_massive(stream: RowStatistics) -> bool:
     return stream.absmax > _MASSIVE * stream.rms_median > 0
 
 
-def _birth(block: Block) -> str:
+def _beginning(block: Block) -> str:
     if is_massive(block.stream_in):
-        return f"{block.path}: it comes in with {block.stream_in.absmax:.4g}: it is born before the blocks"
-    return f"{block.path}: born here: {_largest(block)} leaves it, at most {block.stream_in.absmax:.4g} enters"
+        return f"{block.path}: it comes in with {block.stream_in.absmax:.4g}: it begins before the blocks"
+    entering = block.stream_in.absmax
+    return f"{block.path}: it begins here: the output has {_largest(block)}, the input at most {entering:.4g}"
 
 
 def _largest(block: Block) -> str:
@@ -270,7 +273,7 @@ RULES = (
         id="F13",
         title="Massive activations",
         severity="note",
-        threshold=f"an element of what leaves a block above {_MASSIVE:g} times the median row's rms",
+        threshold=f"an element of a block's output above {_MASSIVE:g} times the median row's rms",
         source="Sun et al. 2024, arXiv:2402.17762; attention sinks: Xiao et al. 2023, arXiv:2309.17453",
         why=(
             "Trained transformers often keep a few huge elements in fixed features of the first token or of a "

@@ -110,7 +110,7 @@ def _input_too_small(facts: Facts) -> Outcome:
         return NO_TRAINING
     shares = {series.path: series.values for series in facts.training.of("eps share") if series.values}
     if not shares:
-        return NotChecked("what enters the norms was not measured")
+        return NotChecked("the inputs of the norms were not measured")
     # If eps itself is wrong or dominates, A1 reports it.
     outcome = next(rule for rule in formula.RULES if rule.id == "A1").check(facts)
     known = outcome.sites if isinstance(outcome, Hit) else ()
@@ -206,7 +206,7 @@ RULES = (
         source="a step follows its own batch's gradient: Bottou et al. 2018, arXiv:1606.04838; torch adds to .grad",
         why=(
             "Each step then follows the sum of all gradients so far, as with a momentum of 1: it grows from step to "
-            "step, and what comes of it looks like a learning rate that is too high."
+            "step, as it does with a learning rate that is too high."
         ),
         remedy=("call optimizer.zero_grad() once between two steps", "see that it clears the parameters of all groups"),
         confirm="parameter.grad is None, or zeros, before loss.backward()",
