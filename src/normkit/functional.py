@@ -180,7 +180,7 @@ def normalize(
     `NormSpec` defines the formula, and `print(spec)` shows that of one spec.
 
     Args:
-        x: Tensor of shape (..., n); (N, C, ...) if the spec's axes are the channels.
+        x: Tensor of shape (..., n); (N, C, ...) or (N, ..., C) as the spec's axes say.
         spec: The conventions.
         weight: Gain, broadcast on the right against x (of shape (C,) for channel axes); required if
             and only if `spec.has_weight`.
