@@ -102,7 +102,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.parametrize("path", PATHS)
 def test_no_arguments_crash_or_are_computed_wrong(path, seed):

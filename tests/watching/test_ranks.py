@@ -95,7 +95,7 @@ def in_order(inspection: Inspection) -> tuple[Any, ...]:
     return inspection.sites, inspection.blocks, inspection.attentions, training.parameters, series
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "ddp_empty", "fsdp", "tp", "by_hand"])
 def test_several_processes_measure_what_one_does(runs: Any, name: str) -> None:

@@ -82,7 +82,7 @@ def values(training: Training, quantity: Quantity) -> tuple[float, ...]:
     return next((series.values for series in training.of(quantity)), ())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "accumulated" else pytest.mark.slow) for name in WAYS]
 )

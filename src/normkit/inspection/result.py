@@ -193,6 +193,7 @@ class Finding:
     title: str
     """One line."""
     severity: Severity
+    """One of "error", "warning" and "note"."""
     sites: tuple[str, ...]
     """Paths it applies to, in forward order; all sites of one cause are one finding."""
     measured: str
