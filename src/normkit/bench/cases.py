@@ -121,9 +121,9 @@ class Arguments:
     """The tensors of a case; leaves that want a gradient if its pass has one."""
 
     x: Tensor
-    """Of the case's shape."""
+    """A tensor of the case's shape."""
     residual: Tensor | None
-    """Of the case's shape; None if nothing is added."""
+    """A tensor of the case's shape; None if nothing is added."""
     weight: Tensor
     """Gain, shape (features,)."""
     bias: Tensor | None

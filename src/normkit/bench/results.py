@@ -19,7 +19,7 @@ class Machine:
     """Threads of the CPU that torch uses."""
     torch: str
     kernels: str
-    """What computed normkit's norms."""
+    """The code that computed normkit's norms."""
     date: str
     """In UTC."""
     gpu: str | None = None

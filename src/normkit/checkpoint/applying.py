@@ -54,7 +54,7 @@ class MadeVector:
 
 @dataclass
 class Outcome:
-    """What was measured while a tensor was made; filled in at the end."""
+    """The measurements made along with a tensor; filled in at the end."""
 
     residual: float = 0.0
     """Largest |mean along the centred axis| of what is written / its root mean square; 0 if it is not centred."""
@@ -270,7 +270,7 @@ class _GainByRow:
         self._factor = factor(values, TORCH[info.dtype], output)
 
     def at(self, start: int, stop: int) -> Factor:
-        """What rows start..stop are multiplied by."""
+        """The factors of rows start..stop."""
         if self._is_last:
             return self._factor
         period = self._factor.values.numel()

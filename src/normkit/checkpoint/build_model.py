@@ -114,7 +114,7 @@ def _mismatch(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reload:
-    """What transformers reports when it loads a folder."""
+    """The report of transformers on loading a folder."""
 
     class_name: str
     """The class that the configuration names."""
@@ -131,7 +131,7 @@ class Reload:
 
 
 def reload_check(folder: Path) -> Reload:
-    """What transformers reports for a folder with a configuration and safetensors.
+    """Return the report of transformers on a folder with a configuration and safetensors.
 
     Raises:
         ModelError: If transformers cannot build the model, or its record of replaced norms does not fit it; one line.

@@ -52,12 +52,12 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Certificate:
-    """What folding did to a checkpoint."""
+    """The changes that folding made to a checkpoint."""
 
     normkit: str
     """Version that made it."""
     operations: tuple[str, ...]
-    """What was asked for, in the order of `OPERATIONS`."""
+    """The operations asked for, in the order of `OPERATIONS`."""
     untie: bool
     """Whether a tied head was to be given a table of its own."""
     dtype: str
@@ -78,9 +78,9 @@ class Certificate:
     """The gain nearest to zero that a bias was divided by: its weight, coordinate and size; None if nothing was
     divided."""
     reload: Mapping[str, Any]
-    """What transformers reports when it loads the result: a `Reload` as JSON."""
+    """The report of transformers on loading the result: a `Reload` as JSON."""
     limits: tuple[str, ...] = ()
-    """What the certificate does not prove, in words; early versions have none."""
+    """The limits of the proof, in words; certificates of early versions have none."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, the same for the same certificate."""
@@ -135,11 +135,11 @@ def certify(
     Args:
         plan: What was done.
         written: Hashes and residuals of the weights; other files are hashed here.
-        reload: What transformers reports for the result.
+        reload: The report of transformers on the result.
         opened: The source.
         folder: The result.
-        dtype: What was asked for.
-        untie: What was asked for; the plan may have refused it.
+        dtype: The dtype asked for.
+        untie: Whether untying was asked for; the plan may have refused it.
 
     Raises:
         InputError: If a file cannot be read.

@@ -172,8 +172,8 @@ class Casts:
     def notes(self) -> list[str]:
         """What is unusual, for the one line of a spec; the output comes last, after the notes of the gain."""
         notes = [_NOTES[self.cast]] if self.cast != "late" else []
-        if self.statistics == "input" and self.cast != "none":
-            notes.append("statistics in the input's dtype")
+        if self.has_narrow_statistics and self.cast != "none":
+            notes.append(self.statistics_words)
         if self.round_rstd:
             notes.append("rounded rstd")
         return notes

@@ -27,7 +27,7 @@ class Divisor:
 
     def count(self, n: int) -> int:
         """What the sum of n squares is divided by: n, n - 1 or 1."""
-        return 1 if self.reduction == "sum" else n - self.correction
+        return 1 if self.is_sum else n - self.correction
 
     def factor(self, n: int) -> float:
         """What multiplies a row of n features: 1 or sqrt(n)."""
@@ -58,14 +58,15 @@ class Divisor:
 
     def of_squares(self, squares: Tensor) -> Tensor:
         """v of squares of shape (..., n), of shape (..., 1)."""
-        if self.reduction == "mean" and self.correction == 0:
+        if self.is_sum:
+            return squares.sum(-1, keepdim=True)
+        if self.correction == 0:
             return squares.mean(-1, keepdim=True)
-        total = squares.sum(-1, keepdim=True)
-        return total if self.reduction == "sum" else total / (squares.shape[-1] - 1)
+        return squares.sum(-1, keepdim=True) / (squares.shape[-1] - 1)
 
     def multiplied(self, rows: Tensor) -> Tensor:
         """Rows of shape (..., n) times `factor(n)`."""
-        return rows * math.sqrt(rows.shape[-1]) if self.is_multiplied else rows
+        return rows * self.factor(rows.shape[-1]) if self.is_multiplied else rows
 
     def conventions(self) -> dict[str, Any]:
         """As fields of `NormSpec`."""
@@ -74,7 +75,7 @@ class Divisor:
     @property
     def codes(self) -> tuple[int, int]:
         """The kernels' numbers: 0 for n, 1 for n - 1, 2 for no division; and 1 where sqrt(n) multiplies."""
-        return 2 if self.reduction == "sum" else self.correction, int(self.is_multiplied)
+        return 2 if self.is_sum else self.correction, int(self.is_multiplied)
 
     @property
     def words(self) -> str:
@@ -101,14 +102,14 @@ class Divisor:
     @property
     def radius_in_words(self) -> str:
         """`radius` as a formula: "sqrt(n)", "sqrt(n - 1)", "1" or "n", say."""
-        words = "1" if self.reduction == "sum" else "sqrt(n - 1)" if self.correction else "sqrt(n)"
-        if self.multiplier == "one":
+        words = "1" if self.is_sum else "sqrt(n - 1)" if self.correction else "sqrt(n)"
+        if not self.is_multiplied:
             return words
         return {"1": "sqrt(n)", "sqrt(n)": "n"}.get(words, f"{words} * sqrt(n)")
 
     def plain_square(self, row: str, *, is_centred: bool) -> str:
         """v in plain text."""
-        if self.reduction == "sum":
+        if self.is_sum:
             return f"sum(({row} - mean({row}))^2)" if is_centred else f"sum({row}^2)"
         if is_centred:
             return f"var({row}{', correction=1' if self.correction else ''})"
@@ -116,7 +117,7 @@ class Divisor:
 
     def plain_root(self, row: str, *, is_centred: bool) -> str:
         """sqrt(v) in plain text, by its usual name where it has one."""
-        if self.reduction == "sum":
+        if self.is_sum:
             return f"norm({row} - mean({row}))" if is_centred else f"norm({row})"
         if is_centred:
             return f"std({row}{', correction=1' if self.correction else ''})"
@@ -125,8 +126,8 @@ class Divisor:
     def latex_square(self, row: str, *, is_centred: bool) -> str:
         """v in LaTeX."""
         deviation = rf"({row}_i - \mu_{row})" if is_centred else f"{row}_i"
-        share = {"sum": "", "mean": r"\tfrac{1}{n - 1}" if self.correction else r"\tfrac{1}{n}"}[self.reduction]
-        return rf"{share}\sum_i {deviation}^2"
+        share = r"\tfrac{1}{n - 1}" if self.correction else r"\tfrac{1}{n}"
+        return rf"{'' if self.is_sum else share}\sum_i {deviation}^2"
 
     def mathml_square(self, row: str, *, is_centred: bool) -> str:
         """v in MathML."""
@@ -135,7 +136,7 @@ class Divisor:
             element = f"<msub><mi>{row}</mi><mi>i</mi></msub>"
             square = f"<msup><mrow><mo>(</mo>{element}<mo>−</mo><mi>μ</mi><mo>)</mo></mrow><mn>2</mn></msup>"
         squares = f"<munder><mo>∑</mo><mi>i</mi></munder>{square}"
-        if self.reduction == "sum":
+        if self.is_sum:
             return f"<mrow>{squares}</mrow>"
         count = "<mrow><mi>n</mi><mo>−</mo><mn>1</mn></mrow>" if self.correction else "<mi>n</mi>"
         return f"<mrow><mfrac><mn>1</mn>{count}</mfrac>{squares}</mrow>"

@@ -57,7 +57,7 @@ class Gain:
         """weight + offset, added in `dtype`, or in the parameter's dtype where the spec says so."""
         if not self.offset:
             return weight
-        if self.offset_dtype == "parameter":
+        if self.is_added_narrow:
             return weight + self.offset
         return weight.to(dtype) + self.offset
 
@@ -65,10 +65,6 @@ class Gain:
         """What multiplies the row before it is normalized and what does after: the effective gain and a one."""
         one = gain.new_ones(())
         return (gain, one) if self.is_before else (one, gain)
-
-    def stored(self, effective: Tensor) -> Tensor:
-        """The weight that acts as `effective`."""
-        return effective - self.offset if self.offset else effective
 
     @property
     def row(self) -> str:
