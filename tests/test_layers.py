@@ -120,6 +120,7 @@ def test_modules_are_copied_and_pickled(name):
         assert twin.weight is not module.weight
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_compile_takes_the_whole_graph(name):
@@ -158,6 +159,7 @@ def test_export_leaves_the_number_of_rows_open(name):
     assert_close(program.module()(x), module(x))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_leaves_the_number_of_features_open(strict):

@@ -63,6 +63,7 @@ def test_it_is_the_oldest() -> None:
     assert OLDEST
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_norm_is_found_measured_and_converted(family: str) -> None:

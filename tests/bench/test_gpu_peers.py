@@ -77,7 +77,7 @@ def pretended(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("pretended")
 @pytest.mark.parametrize("direction", ["forward", "forward+backward"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -93,6 +93,7 @@ def test_all_that_is_legal_leaves_the_scores(family, tied):
         assert norm.reasons or norm.gain in ("folded", "none")
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("place", range(len(SIZES)))
 @pytest.mark.parametrize("family", RECIPES)
 def test_it_does_so_for_each_eps_and_for_square_matrices(family, place):
@@ -184,6 +185,7 @@ def stock(folder: Path, **choices: str) -> Any:
     return model.eval()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize("family", SOME)
 def test_a_checkpoint_in_pieces_folds_loads_and_has_the_bits_of_the_fold_in_memory(family, tmp_path):
@@ -197,6 +199,7 @@ def test_so_does_every_family(family, tied, tmp_path):
     folded_on_disk(family, tied, square=False, folder=tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", SOME)
@@ -351,6 +354,7 @@ def test_dropout_is_told_and_refused_for_training(family):
 # What a file must declare
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", RECIPES)
 def test_a_tensor_too_few_or_too_many_is_an_error(family):
     model, _ = tiny(family)

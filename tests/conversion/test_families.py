@@ -46,7 +46,7 @@ def assert_as_promised(family: Family) -> None:
     assert done.swapped == SWAPPED.get(family.name, done.swapped)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*QUICK, *LIKE])
 def test_a_converted_family_is_as_near_to_float64(name, built):
     assert_as_promised(built[name])

@@ -91,7 +91,7 @@ def output(model, name):
 LIKE = ("Qwen3", "BERT", "OLMo", "ViT")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [*(name for name in MODELS if name not in LIKE), *(pytest.param(name, marks=pytest.mark.slow) for name in LIKE)],

@@ -61,6 +61,7 @@ def assert_unharmed(page: Page) -> None:
     assert page.locator("script").count() == 4
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("n", [3, 4, 6])
 def test_a_token_that_is_markup_is_text(explorer: Open, n: int) -> None:
     points = torch.randn(5, n)
@@ -110,13 +111,14 @@ CLOUDS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("points", CLOUDS.values(), ids=CLOUDS)
 def test_few_and_degenerate_points_can_be_toured(explorer: Open, points: torch.Tensor) -> None:
     page = opened(explorer, nk.explore(points))
     assert page.evaluate(_TOUR, [STAGES, PAINTED]) > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("n", [3, 384])
 def test_very_many_points_are_drawn_and_the_thinning_is_told(explorer: Open, n: int) -> None:
     points = torch.randn(100_000, 3) if n == 3 else torch.randn(3000, n)

@@ -72,6 +72,7 @@ def test_the_drawing_keeps_its_size_while_the_stages_pass(explorer, models):
     assert len(set(sizes)) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [(1280, 800), (1100, 1000), (1000, 500)])
 def test_scrolled_anywhere_nothing_lies_over_the_numbers(lasting_page, size):
     page = lasting_page(viewport={"width": size[0], "height": size[1]})

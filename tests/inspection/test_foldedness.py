@@ -43,6 +43,7 @@ def centre_rows(table: Tensor) -> None:
         table -= table.mean(-1, keepdim=True)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("family", RECIPES)
 def test_every_declared_family_is_known(family: str) -> None:
     model, _ = tiny(family)

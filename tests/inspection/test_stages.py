@@ -46,6 +46,7 @@ CASES = {
 PLACEMENTS = {"sandwich": "peri", "post": "post"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_where_the_norms_of_x_transformers_sit(name):
     """A pre-norm decoder was read as post-norm: its norms, which a list holds, were taken for its blocks."""

@@ -108,6 +108,7 @@ def test_an_odd_upstream_gradient_leaves_its_neighbours_alone(name, dtype):
                 assert_same_bits(ours.x, expected, f"dx, {odd} gradient at {place} of {count}")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), diagonal(["layer_norm", "rms_norm", "deberta"], [*DTYPES]))
 def test_one_to_nine_rows_of_every_length(name, dtype):

@@ -189,6 +189,7 @@ def test_compiled_transforms_give_the_right_values(name, transform, order):
     assert_transformed(name, transform, transformed)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "dynamic"), diagonal([*FUNCTIONS], [False, True]))
 def test_compile_keeps_the_operators_and_compiles_once(called, name, dynamic):
     function = FUNCTIONS[name]
@@ -215,6 +216,7 @@ def test_compile_keeps_the_operators_and_compiles_once(called, name, dynamic):
     assert len(graphs) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("called")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_compiler_partitions_forward_and_backward_around_them(name):

@@ -20,6 +20,7 @@ def pre_norm(blocks):
     return [None, *inner, None], ["emb", *("" for _ in inner), "final"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("blocks", [1, 2, 6, 12, 14, 15, 28, 29, 48, 61, 100, 130])
 def test_labels_never_touch(blocks):
     with theme.style():

@@ -54,7 +54,7 @@ def hostile_run(hostile):
     return dataclasses.replace(hostile, training=imagined_runs.hostile(hostile, hostile.model.name))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["faulty", "hostile", "long", "empty", "spiking", "hostile_run"])
 @pytest.mark.parametrize("width", [320, 1280])
 def test_the_page_loads_alone_and_fits_its_window(opened, request, name, width):

@@ -86,6 +86,7 @@ def assert_conforms_to_itself(spec):
     assert_conforms(nk.Norm(spec, features), spec, shape)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("path", "spec"),
     [

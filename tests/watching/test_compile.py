@@ -111,6 +111,7 @@ def eager(run: Run, steps: int = 3, **options: Any) -> Run:
     return run.go(steps=steps, **options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "way",
     [

@@ -37,6 +37,7 @@ def random_site(n):
     return basis, gain, {"n": n, "gain": list(basis @ gain), "square": square}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("n", [3, 4, 16])
 def test_the_shadow_after_gain_is_the_image_of_the_whole_sphere(modules, n):
     basis, gain, site = random_site(n)

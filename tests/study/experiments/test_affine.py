@@ -23,7 +23,7 @@ def test_frozen_gains_differ_by_norm_and_are_not_trained():
     assert one.weight.detach().log().std().item() == pytest.approx(0.5, rel=0.2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "learned"),

@@ -60,6 +60,7 @@ def test_a_batch_norm_of_single_rows_stays_as_it_began():
     assert measured(batch_models.perceptron, norm="LayerNorm", batch=1)["trained"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("norm", ["BatchNorm", "LayerNorm", "no norm"])
 def test_a_cnn_is_read_and_only_batch_norms_have_batch_variances(norm):
     result = measured(batch_models.convolutional, norm=norm, batch=2)
