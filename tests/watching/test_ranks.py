@@ -95,7 +95,7 @@ def in_order(inspection: Inspection) -> tuple[Any, ...]:
     return inspection.sites, inspection.blocks, inspection.attentions, training.parameters, series
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "ddp_empty", "fsdp", "tp", "by_hand"])
 def test_several_processes_measure_what_one_does(runs: Any, name: str) -> None:
@@ -106,6 +106,7 @@ def test_several_processes_measure_what_one_does(runs: Any, name: str) -> None:
         assert inspections[name].findings == ()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_sequence_parallel_rows_are_those_of_one_process(runs: Runs) -> None:
     found, alone = runs[0]["sp"], runs[0]["alone"]
@@ -115,6 +116,7 @@ def test_sequence_parallel_rows_are_those_of_one_process(runs: Runs) -> None:
     assert found.findings == ()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_gradients_that_are_parts_of_a_sum_are_left_out_with_a_remark(runs: Runs) -> None:
     training = runs[0]["sp"].training
@@ -127,6 +129,7 @@ def test_gradients_that_are_parts_of_a_sum_are_left_out_with_a_remark(runs: Runs
             assert parameter.gradient_rms == pytest.approx(expected.gradient_rms, rel=TOLERANCE)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_norm_gradients_that_are_never_reduced_are_a_finding(runs: Runs) -> None:
     for inspections in runs.inspections:
@@ -151,6 +154,7 @@ def test_a_norm_that_drifted_apart_is_a_finding(runs: Runs) -> None:
     assert set(spreads.values()) == {(0.0, 0.0)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_replicas_that_are_alike_differ_by_nothing(runs: Runs) -> None:
     for name in ("ddp", "ddp_empty", "tp", "sp", "fsdp", "by_hand"):
@@ -158,6 +162,7 @@ def test_replicas_that_are_alike_differ_by_nothing(runs: Runs) -> None:
         assert {(each.rank_spread, each.gradient_rank_spread) for each in parameters} == {(0.0, 0.0)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_processes_with_other_norms_are_watched_apart(runs: Runs) -> None:
     for rank, inspections in enumerate(runs.inspections):
@@ -167,6 +172,7 @@ def test_processes_with_other_norms_are_watched_apart(runs: Runs) -> None:
         assert [site.path for site in found.sites] == [f"blocks.{rank}.before", f"blocks.{rank}.between"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_break_in_another_process_is_found_in_the_first(runs: Runs) -> None:
     training = runs[0]["hole"].training
@@ -175,6 +181,7 @@ def test_a_break_in_another_process_is_found_in_the_first(runs: Runs) -> None:
     assert first.steps[0] == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_watch_proves_itself_in_every_run(runs: Runs) -> None:
     for name in ("ddp", "ddp_empty", "fsdp", "tp", "sp", "by_hand"):
@@ -183,6 +190,7 @@ def test_the_watch_proves_itself_in_every_run(runs: Runs) -> None:
         assert line.endswith(" of float64 on 5 uneven shards in 2 processes")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_when_a_process_is_killed_the_others_end_as_without_the_watch(runs: Runs) -> None:
     assert runs.codes == [0, -9]
@@ -192,12 +200,14 @@ def test_when_a_process_is_killed_the_others_end_as_without_the_watch(runs: Runs
     assert len((report / "history.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_process_that_leaves_its_watch_is_not_waited_for(runs: Runs) -> None:
     assert (runs.folder / "raised" / "other").read_text() == "raised ValueError"
     assert (runs.folder / "raised" / "end").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_watch_in_one_process_alone_is_of_that_process(runs: Runs) -> None:
     *alone, both = (runs.folder / "absent" / "end").read_text().splitlines()
