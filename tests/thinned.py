@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 
 import pytest
@@ -24,6 +25,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = {id(item) for cases in functions.values() for item in _thinned(cases)}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported and collected by now out of the garbage collector.
+
+    It is alive to the end, and to walk it again and again takes a tenth of the processor time of all tests.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _thinned(cases: list[pytest.Item]) -> list[pytest.Item]:
