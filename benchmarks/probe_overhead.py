@@ -24,8 +24,8 @@ import torch
 from normkit.bench.running import machine
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
-from normkit.inspection.blocks import find_blocks
-from normkit.inspection.probing import Probe
+from normkit.measurement.blocks import find_blocks
+from normkit.measurement.probing import Probe
 
 BATCH, TOKENS = 8, 128
 MORE = 128

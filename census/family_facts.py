@@ -16,9 +16,9 @@ from torch import nn
 from configurations import Family, default_model, epsilons, tiny_batch, tiny_configuration, tiny_model
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import first_output, trace
-from normkit.inspection import placement
-from normkit.inspection.blocks import find_blocks
-from normkit.inspection.observing import observed
+from normkit.measurement import placement
+from normkit.measurement.blocks import find_blocks
+from normkit.measurement.observing import observed
 from normkit.spec import NormSpec
 from wiring import Wiring, is_parallel
 

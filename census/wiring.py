@@ -10,8 +10,8 @@ from torch import Tensor
 
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import Trace, first_tensor
-from normkit.inspection.blocks import BlockCall
-from normkit.inspection.observing import Listener
+from normkit.measurement.blocks import BlockCall
+from normkit.measurement.observing import Listener
 
 # So few rows may have like lengths by chance.
 _FEW_ROWS = 4

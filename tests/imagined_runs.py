@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from normkit.inspection.result import Inspection
-from normkit.inspection.training import Answer, Origin, Parameter, Quantity, Series, Training
+from normkit.measurement.training import Answer, Origin, Parameter, Quantity, Series, Training
 
 QUESTIONS = (
     "Is a norm wrong?",

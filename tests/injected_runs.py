@@ -17,9 +17,9 @@ from altered_norms import Altered
 from injection import Trial, summary
 from normkit import demo
 from normkit.demo.architecture import build
-from normkit.inspection import baseline
-from normkit.inspection.baseline import Baseline
+from normkit.inspection.build_inspection import infer
 from normkit.inspection.result import Inspection
+from normkit.measurement.baseline import Baseline
 from normkit.study.model_parts import BatchNorm
 from planting import Plant, blocks, final, missing, norms, residual_after_norm
 from subjects import WIDTH, Studied
@@ -109,7 +109,7 @@ def judged(fault: RunFault, twin: str, seed: int, **changes: Any) -> tuple[Trial
     model, chance = fresh(twin), random.Random(f"{fault.name} {twin} {seed}")
     intent = None
     if twin == "study" and fault.is_declared:
-        intent = baseline.infer(nk.inspect(model.eval(), {"input_ids": _text()[None, :64]}), source="the intent file")
+        intent = infer(nk.inspect(model.eval(), {"input_ids": _text()[None, :64]}), source="the intent file")
     planted = fault.plant(model, chance)
     found = watched(model, Recipe(**{**fault.recipe, **changes}), seed, fault.strike, intent)
     assert found.training is not None

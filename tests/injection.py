@@ -14,8 +14,9 @@ import torch
 
 import altered_norms
 import normkit as nk
-from normkit.inspection import baseline
-from normkit.inspection.result import Finding, Inspection
+from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import Inspection
+from normkit.rules.finding import Finding
 from planting import (
     Plant,
     applied_twice,
@@ -138,7 +139,7 @@ def attempt(fault: Fault, family: str, seed: int) -> Trial:
     clean = subject(family, **fault.options)
     declared = None
     if clean.is_declared:
-        declared = baseline.infer(nk.inspect(clean.model, clean.batch), source="the intent file")
+        declared = infer(nk.inspect(clean.model, clean.batch), source="the intent file")
     planted = fault.plant(clean.model, chance)
     found = nk.inspect(clean.model, clean.batch, intent=declared)
     return Trial(
@@ -156,7 +157,7 @@ def inspected(clean: Subject) -> Inspection:
     first = nk.inspect(clean.model, clean.batch)
     if not clean.is_declared:
         return first
-    return nk.inspect(clean.model, clean.batch, intent=baseline.infer(first, source="the intent file"))
+    return nk.inspect(clean.model, clean.batch, intent=infer(first, source="the intent file"))
 
 
 def summary(findings: tuple[Finding, ...]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:

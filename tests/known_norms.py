@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from normkit.identification import finder
 from normkit.identification.behaviour import Examination, examine
-from normkit.inspection import intent
-from normkit.inspection.patches import is_as_written
+from normkit.measurement import intent
+from normkit.measurement.patches import is_as_written
 
 _LIBRARIES = (
     "torch.nn.modules.",

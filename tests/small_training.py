@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from normkit.inspection.training import Series
+from normkit.measurement.training import Series
 from normkit.watching.watcher import Watch, watch
 
 VOCABULARY = 20

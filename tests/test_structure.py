@@ -26,9 +26,11 @@ ROWS = [
     ["layers"],
     ["identification", "models"],
     ["conversion", "testing", "hub_kernels"],
-    ["checkpoint", "inspection"],
-    ["watching"],
-    ["study", "bench"],
+    ["checkpoint"],
+    ["measurement"],
+    ["rules"],
+    ["inspection", "watching"],
+    ["study", "comparison", "bench"],
     ["demo", "plots"],
     ["report", "explorer"],
     ["cli"],
@@ -107,8 +109,8 @@ EXTRA_TESTS = {
     "test_injection.py": "tests/injection.py, and what docs/explanation/faults.md states",
     "watching/test_bad_input.py": "models, optimizers and calls that a watch has not foreseen",
     "watching/test_compile.py": "torch.compile",
-    "inspection/test_own_formula.py": "normkit.inspection.sampling: outputs against their own formula",
-    "inspection/rules/test_families.py": "all rules together, on untrained models of many families",
+    "measurement/test_own_formula.py": "normkit.measurement.sampling: outputs against their own formula",
+    "rules/test_families.py": "all rules together, on untrained models of many families",
 }
 
 PYTHON = sorted(SOURCE.rglob("*.py"))
@@ -246,7 +248,7 @@ def test_the_package_itself_imports_nothing_of_its_own():
         ),
         ("normkit.spec", "if TYPE_CHECKING:\n    from normkit.layers import Norm", []),
         ("normkit.specs", "from normkit.spec import NormSpec", []),
-        ("normkit.inspection.walk", "from normkit.inspection.result import Walk", []),
+        ("normkit.inspection.walk", "from normkit.inspection.result import Inspection", []),
     ],
 )
 def test_the_walk_sees_what_it_should(module, source, expected):

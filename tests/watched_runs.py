@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normkit.inspection.result import Attention, Attenuation, Block, ModelFacts, RowStatistics, Site
-from normkit.inspection.rules import Facts
-from normkit.inspection.training import Parameter, Quantity, Series, Training
+from normkit.measurement.facts import Attention, Block, ModelFacts, Site
+from normkit.measurement.quantities import Attenuation, RowStatistics
+from normkit.measurement.training import Parameter, Quantity, Series, Training
+from normkit.rules import Facts
 from normkit.spec import NormSpec
 
 VOCABULARY, WIDTH = 32, 16

@@ -6,7 +6,7 @@ import re
 from itertools import groupby
 
 from marking import marked, table
-from normkit.inspection.rules import RULES, Rule
+from normkit.rules import RULES, Rule
 from rule_examples import EXAMPLES, program
 
 FOLDER = "reference/rules"

@@ -11,8 +11,8 @@ from torch import nn
 from helpers import ROOT
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
-from normkit.inspection import placement
-from normkit.inspection.blocks import find_blocks
+from normkit.measurement import placement
+from normkit.measurement.blocks import find_blocks
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from normkit.cli.entry import verbs
-from normkit.inspection.rules import RULES
+from normkit.rules import RULES
 
 
 def rule(*arguments: str) -> Result:

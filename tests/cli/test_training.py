@@ -25,7 +25,8 @@ from normkit.cli.texts import Batches, from_random_ids
 from normkit.cli.training import joined, training_step
 from normkit.errors import InputError, ModelError
 from normkit.inspection.inspecting import inspect
-from normkit.inspection.result import Check, Finding, Inspection
+from normkit.inspection.result import Inspection
+from normkit.rules.finding import Check, Finding
 
 pytestmark = pytest.mark.slow
 

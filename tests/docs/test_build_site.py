@@ -20,8 +20,9 @@ from helpers import ROOT, SOURCE
 from marking import marked
 from normkit.checkpoint.plan import FoldPlan
 from normkit.cli.entry import verbs
-from normkit.inspection.result import Finding, Inspection
-from normkit.inspection.rules import RULES
+from normkit.inspection.result import Inspection
+from normkit.rules import RULES
+from normkit.rules.finding import Finding
 
 PAGES = build_site.generated()
 

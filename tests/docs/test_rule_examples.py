@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from normkit.inspection.rules import RULES
+from normkit.rules import RULES
 from rule_examples import EXAMPLES, program
 
 SINGLE = [rule for rule, example in EXAMPLES.items() if "words" not in example and "run" not in example]

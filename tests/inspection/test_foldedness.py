@@ -15,7 +15,7 @@ from normkit import demo
 from normkit.geometry import centred_defect
 from normkit.inspection import foldedness as module
 from normkit.inspection.foldedness import foldedness
-from normkit.inspection.quantities import Foldedness, WriterForm
+from normkit.measurement.quantities import Foldedness, WriterForm
 from tiny_models import RECIPES, tiny
 
 

@@ -4,7 +4,7 @@ import math
 import pytest
 
 import imagined_runs
-from normkit.inspection.training import Series
+from normkit.measurement.training import Series
 from normkit.plots import theme
 from normkit.plots.course import draw, largest, step_axis, thinned, worst_update
 from normkit.plots.depth import figure_of

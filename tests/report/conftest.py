@@ -10,19 +10,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import imagined_peri
 from normkit import specs
 from normkit.inspection.inspecting import inspect
-from normkit.inspection.result import (
-    Attention,
+from normkit.inspection.result import Inspection
+from normkit.measurement.facts import Attention, Block, ModelFacts, Site
+from normkit.measurement.quantities import (
     Attenuation,
-    Block,
-    Check,
-    Finding,
     Foldedness,
-    Inspection,
     KeySelection,
-    ModelFacts,
     NormForm,
     RowStatistics,
-    Site,
     SiteGeometry,
     Spectrum,
     SumForm,
@@ -30,6 +25,7 @@ from normkit.inspection.result import (
     WalkStep,
     WriterForm,
 )
+from normkit.rules.finding import Check, Finding
 
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=https://evil.example/x onerror=alert(2)>"

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from normkit import specs
+from normkit.comparison.differences import Comparison, Pair, ParameterChange, Unmatched
+from normkit.comparison.divergence import Birth, Divergence
+from normkit.comparison.effects import Effect, Observed
+from normkit.comparison.pairing import Change, changes
 from normkit.identification.book import Entry
 from normkit.identification.passport import Passport, Reading
-from normkit.inspection.differences import Comparison, Pair, ParameterChange, Unmatched
-from normkit.inspection.divergence import Birth, Divergence
-from normkit.inspection.effects import Effect, Observed
-from normkit.inspection.pairing import Change, changes
 from normkit.report.comparison import contrast_list, describe_comparison
 from normkit.spec import NormSpec
 

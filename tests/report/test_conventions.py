@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from normkit import specs
+from normkit.comparison.pairing import Change
 from normkit.identification.passport import CONVENTIONS, value_of
-from normkit.inspection.pairing import Change
 from normkit.report.conventions import LABELS, difference, in_words, is_ordinary
 from normkit.spec import NormSpec
 

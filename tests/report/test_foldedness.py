@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from normkit.inspection.result import Foldedness, NormForm, SumForm, WriterForm
+from normkit.measurement.quantities import Foldedness, NormForm, SumForm, WriterForm
 from normkit.report.foldedness import describe_foldedness, foldedness_facts
 
 TIED = "its reader lm_head shares the table wte; untying gives the head a table of its own"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import imagined_runs
-from normkit.inspection.training import Series
+from normkit.measurement.training import Series
 from normkit.report.description import describe
 from normkit.report.training import describe_training
 

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from normkit.inspection.result import Attention, Finding
-from normkit.inspection.rules import check
+from normkit.measurement.facts import Attention
+from normkit.rules import check
+from normkit.rules.finding import Finding
 from normkit.watching.answers import CLIPPING, DATA, NORM, RATE, START, answer
 from watched_runs import VOCABULARY, Tiny, block, calm, facts, parameter, raised, rows, series, site, trained, training
 

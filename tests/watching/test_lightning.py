@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from normkit.errors import InputError
-from normkit.inspection.training import Quantity, Training
+from normkit.measurement.training import Quantity, Training
 from normkit.watching.lightning import LightningWatch
 from normkit.watching.messages import ReportFiles
 from small_training import VOCABULARY, Transformer, fingerprint

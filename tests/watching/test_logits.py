@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normkit.inspection.attention import AttentionAccumulator, QueriesAndKeys, select
+from normkit.measurement.attention import AttentionAccumulator, QueriesAndKeys, select
 from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS, add_call, add_logits, head_tables
 from normkit.watching.tables import Tables
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from normkit import NormSpec, reference, specs
-from normkit.inspection.result import RowStatistics
-from normkit.inspection.site_accumulator import SiteGauge, spec_moments
+from normkit.measurement.quantities import RowStatistics
+from normkit.measurement.site_accumulator import SiteGauge, spec_moments
 from normkit.watching.row_counters import GRADIENT_SUMS, RowCounter, add_gradient, gradient_table, named, row_tables
 from normkit.watching.table_reader import TableReader
 from normkit.watching.tables import Tables

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from normkit.inspection.history import height
+from normkit.measurement.history import height
 from normkit.watching.time_series import _SKIPPED
 from small_training import Run
 

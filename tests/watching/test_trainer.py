@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from normkit.errors import InputError
-from normkit.inspection.training import Quantity, Training
+from normkit.measurement.training import Quantity, Training
 from normkit.watching.messages import ReportFiles
 from normkit.watching.trainer import WatchCallback
 from small_training import fingerprint

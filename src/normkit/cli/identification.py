@@ -31,8 +31,8 @@ from normkit.errors import InputError, NormkitError
 if TYPE_CHECKING:
     from normkit.checkpoint.loading import LoadedModel
     from normkit.cli.texts import Batches
+    from normkit.comparison.differences import Comparison
     from normkit.identification.book import PassportBook
-    from normkit.inspection.differences import Comparison
 
 _OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
 # Enough tokens that every norm is called.
@@ -184,7 +184,7 @@ def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBo
     from normkit.checkpoint.quiet_libraries import quiet_libraries
     from normkit.cli.texts import batches_for, check_runs
     from normkit.identification.book import survey
-    from normkit.inspection.running import evaluating, first_tokens, runner
+    from normkit.measurement.running import evaluating, first_tokens, runner
 
     batch = batches_for(loaded, None, None, length=None, max_tokens=_TOKENS, batch_size=1).batches[0]
     with progress(shown=shown) as report, quiet_libraries(), evaluating(loaded.model):
@@ -206,7 +206,7 @@ def _compare(
 ) -> Comparison:
     from normkit.checkpoint.quiet_libraries import quiet_libraries
     from normkit.cli.texts import check_runs
-    from normkit.inspection.comparison import compare
+    from normkit.comparison.comparing import compare
 
     with progress(shown=shown) as report, quiet_libraries():
         check_runs(loaded.model, batches.batches[0])

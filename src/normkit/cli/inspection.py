@@ -113,7 +113,7 @@ def inspect_model(
     from normkit.checkpoint.loading import load_model
     from normkit.cli.reports import output_folder, write_report
     from normkit.cli.texts import batches_for, read_text
-    from normkit.inspection import baseline
+    from normkit.measurement import baseline
 
     # Read before the model is, so that a mistake in the file is reported at once.
     _, unwritten = baseline.declared(intent)

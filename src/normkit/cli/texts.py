@@ -162,7 +162,7 @@ def _window_length(model: Any, tokenizer: Any, wanted: int | None) -> int:
 
 def _vocabulary(model: Any) -> int:
     # Imported here because it brings torch, and a wrong path is reported at once.
-    from normkit.inspection.running import vocabulary
+    from normkit.measurement.running import vocabulary
 
     size = vocabulary(model)
     if size is None:

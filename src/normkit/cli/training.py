@@ -17,9 +17,10 @@ from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.cli.texts import Batches, check_runs
 from normkit.errors import InputError, ModelError
 from normkit.identification.state import buffers_kept, in_mode
-from normkit.inspection.result import Inspection, Status
-from normkit.inspection.rules import ranked
-from normkit.inspection.running import evaluating
+from normkit.inspection.result import Inspection
+from normkit.measurement.running import evaluating
+from normkit.rules import ranked
+from normkit.rules.finding import Status
 from normkit.watching.watcher import watch
 
 _TOLD_FIRST: tuple[Status, ...] = ("finding", "clean", "not applicable", "not checked")

@@ -17,9 +17,9 @@ from normkit.explorer.points import BUDGET, drawable_rows, label_text
 from normkit.explorer.selection import Places, Selection, by_stream, grouped, left_out, select, telling
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import trace
-from normkit.inspection.blocks import find_blocks
-from normkit.inspection.observing import observed
-from normkit.inspection.running import Batch, evaluating, first_tokens, runner
+from normkit.measurement.blocks import find_blocks
+from normkit.measurement.observing import observed
+from normkit.measurement.running import Batch, evaluating, first_tokens, runner
 from normkit.text import shortened
 
 Progress = Callable[[str, int, int], None]

@@ -19,7 +19,7 @@ from normkit.explorer.document import document
 from normkit.explorer.points import BUDGET, Points, checked, label_text, vector
 from normkit.explorer.projection import principal_basis, site_record
 from normkit.files import write_text
-from normkit.inspection.sampling import evenly
+from normkit.measurement.sampling import evenly
 from normkit.report.embedding import frame
 from normkit.spec import NormSpec
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from normkit.identification.sites import NormSite
-from normkit.inspection.observing import Listener
-from normkit.inspection.running import Batch, token_mask
-from normkit.inspection.sampling import evenly
+from normkit.measurement.observing import Listener
+from normkit.measurement.running import Batch, token_mask
+from normkit.measurement.sampling import evenly
 
 DECODER = "decoder_"
 """What the names of a decoder's arguments begin with."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit.errors import DtypeError, InputError, KindError, ShapeError
-from normkit.inspection.sampling import evenly
+from normkit.measurement.sampling import evenly
 from normkit.text import first_line
 
 BUDGET = 2000

@@ -10,9 +10,9 @@ from normkit.explorer.conventions import Convention, convention_of
 from normkit.explorer.gathering import DECODER
 from normkit.identification.sites import NormSite, OtherNorm, chosen
 from normkit.identification.tracing import Trace
-from normkit.inspection.blocks import BlockCall, block_of
-from normkit.inspection.running import Batch
-from normkit.inspection.sampling import evenly
+from normkit.measurement.blocks import BlockCall, block_of
+from normkit.measurement.running import Batch
+from normkit.measurement.sampling import evenly
 from normkit.text import shortened
 
 MOST_SITES = 48

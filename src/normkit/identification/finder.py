@@ -1,7 +1,7 @@
 """Which modules are norms and what each computes, by behaviour and never by class: the only finder.
 
 `normkit.identification.sites` asks it about the modules that one forward pass called, `normkit.conversion` also about
-modules that no pass has shown, and `normkit.inspection.intent` about the modules of a stock model.
+modules that no pass has shown, and `normkit.measurement.intent` about the modules of a stock model.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from normkit.checkpoint.opening import open_model
 from normkit.errors import ModelError, NormkitError
 from normkit.geometry.gauge import weightless_defect
 from normkit.identification.sites import NormSite
-from normkit.inspection.quantities import Foldedness, NormForm, SumForm, WriterForm
+from normkit.measurement.quantities import Foldedness, NormForm, SumForm, WriterForm
 from normkit.models import legality
 from normkit.models.graph import Graph, Linear, Norm, Table
 from normkit.text import typed_line

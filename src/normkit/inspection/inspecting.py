@@ -13,21 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normkit import rules
 from normkit.errors import InputError
 from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite, chosen
-from normkit.inspection import baseline, rules
-from normkit.inspection.baseline import Baseline
+from normkit.inspection.build_inspection import infer
 from normkit.inspection.foldedness import foldedness
-from normkit.inspection.gain_gradients import gain_gradient_errors
-from normkit.inspection.intent import stock_intent
 from normkit.inspection.key_selectability import key_selections
 from normkit.inspection.loss import NextTokenLoss
-from normkit.inspection.patches import patches
-from normkit.inspection.probing import Probe
-from normkit.inspection.result import Block, Inspection, ModelFacts, Site, Walk
-from normkit.inspection.row_leakage import find_leaks
-from normkit.inspection.running import (
+from normkit.inspection.result import Inspection
+from normkit.inspection.walk import capture, walk
+from normkit.measurement import baseline
+from normkit.measurement.baseline import Baseline
+from normkit.measurement.facts import Block, ModelFacts, Site
+from normkit.measurement.gain_gradients import gain_gradient_errors
+from normkit.measurement.intent import stock_intent
+from normkit.measurement.patches import patches
+from normkit.measurement.probing import Probe
+from normkit.measurement.quantities import Walk
+from normkit.measurement.row_leakage import find_leaks
+from normkit.measurement.running import (
     Batch,
     arguments,
     batches_of,
@@ -39,10 +44,9 @@ from normkit.inspection.running import (
     token_ids,
     token_mask,
 )
-from normkit.inspection.sharing import find_shared
-from normkit.inspection.structure import Progress, Structure, measured_block, measured_site, survey
-from normkit.inspection.walk import capture, walk
-from normkit.inspection.weights import recurring_outliers, row_scatter, ungathered
+from normkit.measurement.sharing import find_shared
+from normkit.measurement.structure import Progress, Structure, measured_block, measured_site, survey
+from normkit.measurement.weights import recurring_outliers, row_scatter, ungathered
 from normkit.text import dtype_name
 
 
@@ -168,7 +172,7 @@ def inspect(
         foldedness_unknown=unknown,
     )
     if unwritten is not None:
-        baseline.write(baseline.infer(inspection, facts.intent, source=unwritten.name), unwritten)
+        baseline.write(infer(inspection, facts.intent, source=unwritten.name), unwritten)
     return inspection
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from normkit.errors import InputError
 from normkit.geometry.selection import selectable
 from normkit.identification.tracing import Trace
-from normkit.inspection.attention import queries_and_keys
-from normkit.inspection.blocks import BlockCall, block_of
-from normkit.inspection.observing import Listener, observed
-from normkit.inspection.result import KeySelection
-from normkit.inspection.sampling import evenly
+from normkit.measurement.attention import queries_and_keys
+from normkit.measurement.blocks import BlockCall, block_of
+from normkit.measurement.observing import Listener, observed
+from normkit.measurement.quantities import KeySelection
+from normkit.measurement.sampling import evenly
 
 _KEYS = 256
 _SAMPLED = 16

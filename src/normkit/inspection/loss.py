@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normkit.inspection.running import Batch, first_tokens, name_of_ids, runner, token_ids, token_mask, vocabulary
+from normkit.measurement.running import Batch, first_tokens, name_of_ids, runner, token_ids, token_mask, vocabulary
 
 # Logits that are made float32 at a time: 64 MB.
 _MOST_LOGITS = 2**24

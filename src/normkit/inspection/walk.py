@@ -12,8 +12,8 @@ from normkit import reference
 from normkit.geometry.decomposition import Step, decompose, pulled_back
 from normkit.geometry.rows import sphere_radius
 from normkit.identification.sites import NormSite
-from normkit.inspection.observing import Listener, observed
-from normkit.inspection.result import Walk, WalkStep
+from normkit.measurement.observing import Listener, observed
+from normkit.measurement.quantities import Walk, WalkStep
 from normkit.spec import NormSpec
 from normkit.text import percent
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from normkit.inspection.training import Parameter, Series, Training
+from normkit.measurement.training import Parameter, Series, Training
 from normkit.plots.depth import log_axis, positive
 from normkit.plots.theme import colour
 

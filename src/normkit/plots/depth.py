@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from normkit.errors import InputError
-from normkit.inspection.result import Role, Site
+from normkit.measurement.facts import Role, Site
 from normkit.plots.theme import colour
 from normkit.text import significant
 

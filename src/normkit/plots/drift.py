@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from normkit.errors import InputError
 from normkit.inspection.result import Inspection
-from normkit.inspection.training import Quantity, Series, Training
+from normkit.measurement.training import Quantity, Series, Training
 from normkit.plots import course, theme
 from normkit.plots.depth import figure_of, log_axis, shared_legend
 from normkit.plots.drawing import Drawing

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from normkit.errors import InputError
 from normkit.geometry.image import image_of
-from normkit.inspection.result import Inspection, Site
+from normkit.inspection.result import Inspection
+from normkit.measurement.facts import Site
 from normkit.plots import theme
 from normkit.plots.depth import figure_of, legend, log_axis, marker_size, present, site_axis
 from normkit.plots.drawing import Drawing

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from normkit.errors import InputError
-from normkit.inspection.result import Inspection, Site
+from normkit.inspection.result import Inspection
+from normkit.measurement.facts import Site
 from normkit.plots import theme
 from normkit.plots.depth import figure_of, legend, log_axis, marker_size, site_axis, symlog_axis
 from normkit.plots.drawing import Drawing

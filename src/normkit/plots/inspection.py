@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from normkit.conventions.eps import eps_in
-from normkit.inspection.result import Inspection, Role, Site
+from normkit.inspection.result import Inspection
+from normkit.measurement.facts import Role, Site
 from normkit.plots import theme
 from normkit.plots.attention import attention_entropy, attention_logits
 from normkit.plots.depth import figure_of, legend, log_axis, marker_size, positive, present, site_axis

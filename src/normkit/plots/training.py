@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from normkit.errors import InputError
 from normkit.inspection.result import Inspection
-from normkit.inspection.training import Quantity, Training
+from normkit.measurement.training import Quantity, Training
 from normkit.plots import course, theme
 from normkit.plots.course import Course
 from normkit.plots.depth import figure_of, shared_legend

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from normkit.inspection.differences import Comparison, Pair
-from normkit.inspection.divergence import Birth
+from normkit.comparison.differences import Comparison, Pair
+from normkit.comparison.divergence import Birth
 from normkit.report.conventions import difference
 from normkit.report.grids import lines, marked, ruled
 from normkit.report.parts import Cell, Column, Fact, Table, Verdict

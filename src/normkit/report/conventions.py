@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from normkit.comparison.pairing import Change, said
 from normkit.identification.passport import CONVENTIONS, words_of
-from normkit.inspection.pairing import Change, said
 from normkit.spec import NormSpec
 
 LABELS = {

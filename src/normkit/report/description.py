@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from normkit.inspection.result import Block, Check, Inspection, Walk, WalkStep
+from normkit.inspection.result import Inspection
+from normkit.measurement.facts import Block
+from normkit.measurement.quantities import Walk, WalkStep
 from normkit.report.foldedness import FOLDING_METHOD, describe_foldedness, foldedness_facts
 from normkit.report.geometry import geometry_facts, geometry_table, selection_table
 from normkit.report.grouping import grouped, grouped_paths
@@ -28,6 +30,7 @@ from normkit.report.parts import (
 from normkit.report.sites import formulas, site_table
 from normkit.report.training import RUN_METHOD, describe_training
 from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable
+from normkit.rules.finding import Check
 from normkit.text import counted, degrees, rounded_percent, shortened, significant, spread
 
 _MOST_FACTS = 5

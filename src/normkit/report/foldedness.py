@@ -6,7 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from normkit.inspection.result import Foldedness, Inspection, NormForm, SumForm, WriterForm
+from normkit.inspection.result import Inspection
+from normkit.measurement.quantities import Foldedness, NormForm, SumForm, WriterForm
 from normkit.report.parts import Cell, Column, Distance, Fact, Table
 from normkit.report.passports import pattern
 from normkit.text import counted, percent_spread, rounded_percent, shortened, spread

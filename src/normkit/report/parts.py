@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from normkit.inspection.result import Check, Finding, Severity
+from normkit.rules.finding import Check, Finding, Severity
 from normkit.spec import NormSpec
 
 Tone = Severity | Literal["good", "neutral"]

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from normkit.comparison.pairing import said
 from normkit.identification.book import Entry, PassportBook
 from normkit.identification.passport import CONVENTIONS, value_of
-from normkit.inspection.pairing import said
 from normkit.report.conventions import LABELS, in_words, is_ordinary
 from normkit.report.grids import lines, marked, ruled
 from normkit.report.parts import Cell, Column, Fact, Table

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from normkit.inspection.result import Inspection, Site
+from normkit.inspection.result import Inspection
+from normkit.measurement.facts import Site
 from normkit.report.grouping import grouped
 from normkit.report.parts import Cell, Column, Formula, Table
 from normkit.report.wording import formula_name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from normkit.inspection.history import LIMIT
-from normkit.inspection.training import CUT, Answer, Origin, OriginKind, Parameter, Quantity, Training
+from normkit.measurement.history import LIMIT
+from normkit.measurement.training import CUT, Answer, Origin, OriginKind, Parameter, Quantity, Training
 from normkit.plots.course import height, is_bias, largest
 from normkit.report.parts import Cell, Column, Fact, Onset, Reply, Run, Table, Tone, Verdict
 from normkit.text import counted, rounded_percent, significant

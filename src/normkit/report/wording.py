@@ -7,7 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
-from normkit.inspection.result import Placement, Severity
+from normkit.measurement.facts import Placement
+from normkit.rules.finding import Severity
 from normkit.spec import NormSpec
 
 T = TypeVar("T")

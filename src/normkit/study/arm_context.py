@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normkit.errors import InputError
 from normkit.files import finite, write_text
 from normkit.inspection.inspecting import inspect
-from normkit.inspection.running import evaluating
+from normkit.measurement.running import evaluating
 from normkit.study.loop import train
 from normkit.study.ranks import ALONE, Ranks
 from normkit.study.run_checkpoint import RunCheckpoint

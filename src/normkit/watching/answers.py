@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from normkit.inspection.feed import described
-from normkit.inspection.history import FEWEST, WINDOW, jumps
-from normkit.inspection.pace import paces, too_fast
-from normkit.inspection.result import Attention, Block, Finding, Site
-from normkit.inspection.rules.depth import start_of
-from normkit.inspection.training import CUT, Answer, Origin, Series, Training, Verdict
+from normkit.measurement.facts import Attention, Block, Site
+from normkit.measurement.history import FEWEST, WINDOW, jumps
+from normkit.measurement.pace import paces, too_fast
+from normkit.measurement.training import CUT, Answer, Origin, Series, Training, Verdict
+from normkit.rules.depth import start_of
+from normkit.rules.feed import described
+from normkit.rules.finding import Finding
 from normkit.text import counted, percent, shortened
 from normkit.watching.onset import EXPLODED_LOGITS, origin, pairs
 

@@ -6,15 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from normkit import rules
 from normkit.identification.sites import NormSite
-from normkit.inspection import rules
-from normkit.inspection.blocks import block_of
 from normkit.inspection.inspecting import model_facts
-from normkit.inspection.result import Attention, Block, Inspection, Site
-from normkit.inspection.site_accumulator import SiteMeasurement, headroom_bits
-from normkit.inspection.structure import Structure, measured_block, measured_site
-from normkit.inspection.training import Training
-from normkit.inspection.weights import recurring_outliers, ungathered
+from normkit.inspection.result import Inspection
+from normkit.measurement.blocks import block_of
+from normkit.measurement.facts import Attention, Block, Site
+from normkit.measurement.site_accumulator import SiteMeasurement, headroom_bits
+from normkit.measurement.structure import Structure, measured_block, measured_site
+from normkit.measurement.training import Training
+from normkit.measurement.weights import recurring_outliers, ungathered
 from normkit.reference import HALF
 from normkit.text import dtype_name
 from normkit.watching.answers import answer

@@ -10,8 +10,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from normkit.inspection.pace import FASTEST_LIMIT, FROM_NOTHING, GAIN_LIMIT, TYPICAL_LIMIT
-from normkit.inspection.training import Change, Setting, Stop
+from normkit.measurement.pace import FASTEST_LIMIT, FROM_NOTHING, GAIN_LIMIT, TYPICAL_LIMIT
+from normkit.measurement.training import Change, Setting, Stop
 from normkit.watching.parameters import MOVES
 from normkit.watching.row_counters import ROW_PEAKS, ROW_SUMS
 from normkit.watching.step_recorder import StepRecorder

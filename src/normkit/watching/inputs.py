@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import is_distributed, local
-from normkit.inspection.training import Quantity
+from normkit.measurement.training import Quantity
 from normkit.watching.hooks import Failures, Hook
 from normkit.watching.tables import widest_dtype
 

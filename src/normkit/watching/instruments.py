@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import local
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
-from normkit.inspection.attention import queries_and_keys, softmax_logits
+from normkit.measurement.attention import queries_and_keys, softmax_logits
 from normkit.ops import counting
 from normkit.spec import NormSpec
 from normkit.watching.hooks import Failures, Forward, Hook

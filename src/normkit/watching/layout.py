@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import FunctionCall
-from normkit.inspection.blocks import BlockCall
-from normkit.inspection.structure import Structure
+from normkit.measurement.blocks import BlockCall
+from normkit.measurement.structure import Structure
 from normkit.watching.logits import head_tables
 from normkit.watching.row_counters import gradient_table, row_tables
 from normkit.watching.tables import Table

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
-from normkit.inspection.baseline import Baseline
-from normkit.inspection.result import Finding, Inspection
+from normkit.inspection.result import Inspection
+from normkit.measurement.baseline import Baseline
+from normkit.rules.finding import Finding
 from normkit.watching.watcher import Watch, watch
 
 try:

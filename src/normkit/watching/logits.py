@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from normkit.inspection.attention import SATURATED, QueriesAndKeys
+from normkit.measurement.attention import SATURATED, QueriesAndKeys
 from normkit.watching.tables import Table, Tables
 
 HEAD_SUMS = ("rows", "entropy", "uniform", "contested", "spread", "saturated")

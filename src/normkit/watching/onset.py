@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from normkit.inspection.feed import grave
-from normkit.inspection.history import STAYS, Jump, jumps, movers
-from normkit.inspection.pace import FAR_TOO_FAST, Pace, paces, too_fast
-from normkit.inspection.rules.interventions import in_words
-from normkit.inspection.training import Origin, OriginKind, Quantity, Series, Training
+from normkit.measurement.history import STAYS, Jump, jumps, movers
+from normkit.measurement.pace import FAR_TOO_FAST, Pace, paces, too_fast
+from normkit.measurement.training import Origin, OriginKind, Quantity, Series, Training
+from normkit.rules.feed import grave
+from normkit.rules.interventions import in_words
 
 EXPLODED_LOGITS = 1e3
 """Logits of this size have exploded in the sense of rule F1: ten times what Megatron-LM and Kimi K2 clip at."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from normkit.identification.sharding import local
-from normkit.inspection.blocks import block_of
-from normkit.inspection.structure import Structure
-from normkit.inspection.training import ParameterKind
+from normkit.measurement.blocks import block_of
+from normkit.measurement.structure import Structure
+from normkit.measurement.training import ParameterKind
 from normkit.watching.tables import widest_dtype
 
 PARAMETER_SUMS = ("elements", "sum", "squares", "gradient squares", "gradients", "inner", "small", "moments")

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from normkit.identification.sharding import is_distributed
-from normkit.inspection.structure import Structure
+from normkit.measurement.structure import Structure
 from normkit.watching.parameters import norm_parameters
 from normkit.watching.ranks import ManyRanks, Ranks
 from normkit.watching.surveying import Arguments

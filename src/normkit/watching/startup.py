@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from normkit.identification.sharding import is_elsewhere
-from normkit.inspection.baseline import Baseline, check_fits
-from normkit.inspection.gain_gradients import gain_gradient_errors
-from normkit.inspection.intent import Intent, stock_intent
-from normkit.inspection.running import vocabulary
-from normkit.inspection.sharing import Sharing, find_shared
-from normkit.inspection.structure import Structure
+from normkit.measurement.baseline import Baseline, check_fits
+from normkit.measurement.gain_gradients import gain_gradient_errors
+from normkit.measurement.intent import Intent, stock_intent
+from normkit.measurement.running import vocabulary
+from normkit.measurement.sharing import Sharing, find_shared
+from normkit.measurement.structure import Structure
 from normkit.text import dtype_name, first_line
 from normkit.watching.ranks import Ranks
 from normkit.watching.rendezvous import is_distributed_run, meet

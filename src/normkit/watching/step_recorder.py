@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit.identification.sharding import local
-from normkit.inspection.structure import Structure
+from normkit.measurement.structure import Structure
 from normkit.watching.hooks import Failures
 from normkit.watching.inputs import INPUTS, InputRecorder
 from normkit.watching.instruments import Instruments, Switch

@@ -20,8 +20,8 @@ from normkit.errors import InputError
 from normkit.identification.sharding import fully_sharded
 from normkit.identification.state import buffers_kept, random_numbers_kept
 from normkit.identification.tracing import first_output
-from normkit.inspection.running import evaluating
-from normkit.inspection.structure import Structure, survey
+from normkit.measurement.running import evaluating
+from normkit.measurement.structure import Structure, survey
 
 _TOKENS = 16
 

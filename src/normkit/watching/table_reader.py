@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from normkit.identification.sites import NormSite
-from normkit.inspection.moments import log_quantiles
-from normkit.inspection.result import Attenuation, RowStatistics
+from normkit.measurement.moments import log_quantiles
+from normkit.measurement.quantities import Attenuation, RowStatistics
 from normkit.watching.row_counters import (
     BINS_PER_OCTAVE,
     GRADIENT_SUMS,

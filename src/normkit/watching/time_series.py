@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from normkit.inspection.history import height, stands_out
-from normkit.inspection.site_accumulator import headroom_bits
-from normkit.inspection.training import Parameter, Quantity, Series
+from normkit.measurement.history import height, stands_out
+from normkit.measurement.site_accumulator import headroom_bits
+from normkit.measurement.training import Parameter, Quantity, Series
 from normkit.text import dtype_name
 from normkit.watching.change_tracker import ChangeTracker
 from normkit.watching.inputs import batch_series

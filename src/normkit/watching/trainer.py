@@ -15,8 +15,9 @@ from torch.autograd.graph import register_multi_grad_hook
 from transformers import TrainerCallback
 
 from normkit.errors import InputError
-from normkit.inspection.baseline import Baseline
-from normkit.inspection.result import Finding, Inspection
+from normkit.inspection.result import Inspection
+from normkit.measurement.baseline import Baseline
+from normkit.rules.finding import Finding
 from normkit.watching.hooks import Failures, Hook
 from normkit.watching.watcher import Watch, watch
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normkit.errors import InputError
-from normkit.inspection.baseline import Baseline, declared, infer, write
-from normkit.inspection.result import Finding, Inspection
+from normkit.inspection.build_inspection import infer
+from normkit.inspection.result import Inspection
+from normkit.measurement.baseline import Baseline, declared, write
+from normkit.rules.finding import Finding
 from normkit.watching.build_inspection import inspection_of_run
 from normkit.watching.hooks import Failures, Hook
 from normkit.watching.loop import describe_optimizers, learning_rates

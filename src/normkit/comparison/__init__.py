@@ -1,0 +1,9 @@
+"""A model against its reference: which norms differ, in which conventions, and what that does to the rows that arrive.
+
+pairing.py      which norm of a port stands for which of its reference, and in which conventions they differ
+effects.py      how far two formulas are apart on the rows that arrive
+divergence.py   where two runs begin to differ
+differences.py  what a comparison found, as frozen values with JSON out
+contrasts.py    what can be said of two norms before anything is run
+comparing.py    `compare`: composes all of the above
+"""

@@ -1,0 +1,164 @@
+"""The distance of two formulas on the rows that really arrive at a norm, row by row.
+
+Both are computed where the rows pass by; only three numbers a row are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normkit import reference
+from normkit.conventions.gain import Gain
+from normkit.identification.passport import Passport
+from normkit.measurement.sampling import RowPicker, evenly
+from normkit.spec import NormSpec
+from normkit.text import dtype_name
+
+# An image can only be normalized as a whole sample; a few samples are many rows.
+_IMAGES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """The distance of two formulas in one dtype."""
+
+    dtype: str
+    """Dtype of rows and parameters."""
+    median: float
+    """|y - y of the reference| over |y of the reference|, of the median row."""
+    worst: float
+    """The same of the worst row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """The rows that arrived at a norm, and what two formulas make of them."""
+
+    rows: int
+    """Rows sampled, spread evenly over each batch."""
+    rms: tuple[float, float, float]
+    """5 %, 50 % and 95 % quantile of their root mean square."""
+    effects: tuple[Effect, ...]
+    """The distance in float32, and in the dtype of the arriving rows if that is another."""
+
+    @property
+    def worst(self) -> float:
+        """The worst row's difference in the worst dtype."""
+        return max(effect.worst for effect in self.effects)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Formula:
+    """A norm's formula as a callable on the CPU."""
+
+    spec: NormSpec
+    weight: Tensor | None
+    """The weight as the spec takes it, or None."""
+    bias: Tensor | None
+    """The bias as the spec takes it, or None."""
+
+    @classmethod
+    def of(cls, spec: NormSpec, passport: Passport) -> Formula:
+        """The formula with the parameters of a passport that the spec takes."""
+        weight, bias = passport.weight, passport.bias
+        return cls(
+            spec=spec,
+            weight=weight.detach().cpu() if weight is not None and spec.has_weight else None,
+            bias=bias.detach().cpu() if bias is not None and spec.has_bias else None,
+        )
+
+    @classmethod
+    def bare(cls, spec: NormSpec) -> Formula:
+        """The formula without gain and bias."""
+        return cls(spec=spec.replace(**Gain(is_present=False, has_bias=False).conventions()), weight=None, bias=None)
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The formula's output with x and the parameters in this dtype, returned as float64."""
+        weight, bias = (None if each is None else each.to(dtype) for each in (self.weight, self.bias))
+        return reference.forward(x.to(dtype), self.spec, weight, bias).double()
+
+    @property
+    def span(self) -> int | None:
+        """Number of trailing axes that make a row; None if the formula needs a whole sample."""
+        if (trailing := self.spec.rows.num_trailing) is None:
+            return None
+        return max(trailing, *(0 if each is None else each.dim() for each in (self.weight, self.bias)))
+
+
+def common_span(formula: Formula, other: Formula) -> int | None:
+    """Number of trailing axes that make a row of both; None if one of the formulas needs a whole sample."""
+    spans = formula.span, other.span
+    return None if spans[0] is None or spans[1] is None else max(spans[0], spans[1])
+
+
+def sampled(x: Tensor, span: int | None, picker: RowPicker) -> Tensor | None:
+    """Copies of parts of x that can each be normalized on their own, spread evenly; on the CPU.
+
+    Args:
+        x: Input or output of a norm.
+        span: Trailing axes of a part; None takes whole samples.
+        picker: Picks the rows of the batch.
+
+    Returns:
+        Shape (parts, ...), in float32 or wider; None where the token mask does not tell them.
+    """
+    if span is None:
+        images = x.detach()[evenly(len(x), _IMAGES).to(x.device)].cpu()
+        return images if images.dtype == torch.float64 else images.float()
+    rows = picker.rows(x, NormSpec(axes=tuple(range(-span, 0))))
+    return None if rows is None else rows.reshape(-1, *x.shape[x.dim() - span :])
+
+
+def distances(y: Tensor, expected: Tensor) -> Tensor:
+    """|y - expected| over |expected| of each part, in float64: 0 where they agree, infinite where one is not finite."""
+    y, expected = y.double().flatten(1), expected.double().flatten(1)
+    apart = torch.linalg.vector_norm(y - expected, dim=1) / torch.linalg.vector_norm(expected, dim=1)
+    same = ((y == expected) | (y.isnan() & expected.isnan())).all(1)
+    return torch.where(same, 0.0, apart.nan_to_num(nan=torch.inf, posinf=torch.inf))
+
+
+class EffectGauge:
+    """Compares two formulas on the rows that pass.
+
+    Args:
+        formula: Formula of the model's norm.
+        expected: Formula of the reference's norm.
+    """
+
+    def __init__(self, formula: Formula, expected: Formula) -> None:
+        self._formula, self._expected = formula, expected
+        self._span = common_span(formula, expected)
+        self._rms: list[Tensor] = []
+        self._apart: dict[torch.dtype, list[Tensor]] = {}
+
+    def enter(self, x: Tensor, picker: RowPicker) -> None:
+        """Count the rows of a call."""
+        parts = sampled(x, self._span, picker)
+        if parts is None or not len(parts):
+            return
+        self._rms.append(parts.double().flatten(1).square().mean(1).sqrt())
+        for dtype in dict.fromkeys((torch.float32, x.dtype)):
+            apart = distances(self._formula(parts, dtype), self._expected(parts, dtype))
+            self._apart.setdefault(dtype, []).append(apart)
+
+    def result(self) -> Observed | None:
+        """The result so far; None without a row."""
+        if not self._rms:
+            return None
+        rms = torch.cat(self._rms)
+        low, median, high = rms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+        return Observed(
+            rows=len(rms),
+            rms=(low, median, high),
+            effects=tuple(_effect(dtype, torch.cat(apart)) for dtype, apart in self._apart.items()),
+        )
+
+
+def _effect(dtype: torch.dtype, apart: Tensor) -> Effect:
+    return Effect(
+        dtype=dtype_name(dtype), median=float(apart.sort().values[(len(apart) - 1) // 2]),
+        worst=float(apart.max()),
+    )  # fmt: skip

@@ -1,0 +1,20 @@
+"""The measuring engine: what a model's norms, blocks and attention do, seen from hooks.
+
+facts.py, quantities.py, training.py  what is measured, as frozen values
+running.py         how a model is run to be looked at
+observing.py       hooks and one mode that tell a listener of every call of a norm, a block or attention
+probing.py         the probe: everything measured while a model runs
+moments.py, site_accumulator.py, sampling.py  statistics over the rows of one norm, and a sample of them
+attention.py       statistics of attention logits
+blocks.py          the repeated blocks of a model
+replaying.py       a block called again on its own arguments, with the stream scaled or a norm altered
+block_response.py, placement.py, stages.py  what a block's answers to two scales say about its norms
+structure.py       all that one pass shows of how a model is built
+handwritten.py, idle.py, patches.py, sharing.py  norms in code, norms that nothing reads, patched and shared norms
+perturbed_batches.py, row_leakage.py  which norms let rows know of others
+weights.py         gains and biases: their spread, their outliers, outliers that recur
+gain_gradients.py  errors of the gradients of gains
+intent.py          what the stock class of the model's config computes at each norm
+baseline.py        what a model is declared to be, read and written
+history.py, pace.py  series of a run: what is unusual in them, and how fast parameters move
+"""

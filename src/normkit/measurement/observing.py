@@ -1,0 +1,155 @@
+"""Reports every call of a norm site, a block or an attention function to a listener while a model runs.
+
+Modules with a fused path that calls none of their parts, such as `torch.nn.TransformerEncoderLayer` in
+evaluation mode, leave that path while they are hooked. The inside of `torch.nn.MultiheadAttention` stays unseen: to a
+mode it is one function.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from normkit.identification.sharding import is_distributed
+from normkit.identification.sites import NormSite
+from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_output, first_tensor
+from normkit.measurement.blocks import BlockCall
+
+
+class Listener:
+    """Receives the calls of a model. The tensors are the model's own: read them, and do not keep them."""
+
+    def before_site(self, site: NormSite, x: Tensor, /) -> None:
+        """A norm is about to be called on x."""
+
+    def after_site(self, site: NormSite, y: Tensor, /) -> Tensor | None:
+        """A norm returned y; a tensor returned here takes its place."""
+
+    def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object], /) -> None:
+        """A block is about to be called; the first tensor of its arguments is the stream."""
+
+    def after_block(self, block: BlockCall, y: Tensor, /) -> None:
+        """A block returned the stream y."""
+
+    def before_parent(self, path: str, args: tuple[object, ...], kwargs: dict[str, object], /) -> None:
+        """One of the modules that call norms or attention as functions is about to be called."""
+
+    def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> None:
+        """The module at the path `parent` calls scaled_dot_product_attention ("sdpa") or a softmax."""
+
+
+@contextmanager
+def observed(
+    model: nn.Module, sites: Sequence[NormSite], blocks: Sequence[BlockCall], parents: Iterable[str], listener: Listener
+) -> Iterator[None]:
+    """Have the listener told of every call, until the context is left.
+
+    Args:
+        model: The model; left without hooks and mode, also if it raises.
+        sites: The norms of the model.
+        blocks: The blocks of the model.
+        parents: Paths of the modules that call norms or attention as functions; a call belongs to the
+            innermost of them that is running.
+        listener: Receives the calls.
+    """
+    observer = _Observer(sites, listener)
+    handles: list[RemovableHandle] = []
+    parents = sorted(set(parents))
+    try:
+        for path in parents:
+            handles.extend(observer.hook_parent(path, model.get_submodule(path)))
+        for block in blocks:
+            handles.extend(_hook_block(block, listener))
+        for site in sites:
+            if site.module is not None:
+                handles.extend(_hook_site(site, site.module, listener))
+        # A mode is in the way of every function that the model calls.
+        with observer if parents else nullcontext():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Observer(TorchFunctionMode):
+    """The mode: sees functions, and knows which module is running."""
+
+    def __init__(self, sites: Sequence[NormSite], listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+        self._sites = {(site.parent, site.function, site.ordinal): site for site in sites if site.function is not None}
+        # A forward that raises leaves its frames behind; those of the next one lie on top.
+        self._stack: list[tuple[str, Counter[str]]] = [("", Counter())]
+
+    def hook_parent(self, path: str, module: nn.Module) -> Iterator[RemovableHandle]:
+        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            self._stack.append((path, Counter()))
+            self._listener.before_parent(path, args, kwargs)
+
+        def after(_module: nn.Module, _args: object, _output: object) -> None:
+            self._stack.pop()
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(after)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (name := ATTENTION_FUNCTIONS.get(function)) is not None:
+            self._listener.at_attention(self._stack[-1][0], name, args, kwargs)
+        elif (name := NORM_FUNCTIONS.get(function)) is not None:
+            return self._norm(name, function, args, kwargs)
+        return function(*args, **kwargs)
+
+    def _norm(self, name: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        parent, made = self._stack[-1]
+        site = self._sites.get((parent, name, made[name]))
+        made[name] += 1
+        x = first_tensor(args, kwargs)
+        if site is None or x is None:
+            return function(*args, **kwargs)
+        self._listener.before_site(site, x)
+        y = function(*args, **kwargs)
+        replaced = self._listener.after_site(site, y)
+        return y if replaced is None else replaced
+
+
+def _hook_site(site: NormSite, module: nn.Module, listener: Listener) -> Iterator[RemovableHandle]:
+    # Before and after are two hooks: a norm may overwrite its input.
+    def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if (x := first_tensor(args, kwargs)) is not None:
+            listener.before_site(site, x)
+
+    def after(_module: nn.Module, _args: object, output: object) -> object:
+        return listener.after_site(site, output) if isinstance(output, Tensor) else None
+
+    yield module.register_forward_pre_hook(before, with_kwargs=True)
+    yield module.register_forward_hook(after)
+
+
+def _hook_block(block: BlockCall, listener: Listener) -> Iterator[RemovableHandle]:
+    def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        listener.before_block(block, args, kwargs)
+
+    def after(_module: nn.Module, _args: object, output: object) -> None:
+        if (y := first_output(output)) is not None:
+            listener.after_block(block, y)
+
+    def leave(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if (y := first_tensor(args, kwargs)) is not None:
+            listener.after_block(block, y)
+
+    # Before the hooks that gather a sharded block's parameters and free them again: a replay goes through these itself.
+    is_split = any(map(is_distributed, block.module.parameters()))
+    yield block.module.register_forward_pre_hook(before, with_kwargs=True, prepend=is_split)
+    if block.leaves is None:
+        yield block.module.register_forward_hook(after)
+    else:
+        yield block.leaves.register_forward_pre_hook(leave, with_kwargs=True)

@@ -1,0 +1,124 @@
+"""What is said of a pair before anything is run: other names, missing norms, and a file in place of the reference."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import planted_faults as faults
+from normkit.comparison.comparing import compare
+from normkit.comparison.differences import Comparison
+from normkit.files import json_text
+from normkit.identification.book import PassportBook, survey
+
+pytestmark = pytest.mark.slow
+
+MIDDLE = "transformer.h.3.ln_2"
+
+
+def birth_of(found: Comparison) -> tuple[str, str | None]:
+    assert found.divergence.birth is not None
+    return found.divergence.birth.where, found.divergence.birth.path
+
+
+class Renamed(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, **batch: Tensor) -> Any:
+        return self.inner(**batch)
+
+
+def test_other_names_are_paired_in_order(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
+    port.get_submodule(MIDDLE).eps = 1e-2
+    found = compare(Renamed(port), stock, batch)
+    assert {pair.matched_by for pair in found.pairs} == {"order"}
+    assert all(pair.entry.path == f"inner.{pair.reference.path}" for pair in found.pairs)
+    assert birth_of(found) == ("at", f"inner.{MIDDLE}")
+    assert [pair.reference.path for pair in found.changed] == [MIDDLE]
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_norm_left_out(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor], renamed: bool) -> None:
+    port.set_submodule(MIDDLE, nn.Identity())
+    found = compare(Renamed(port) if renamed else port, stock, batch)
+    assert [(each.path, each.owner, each.class_name) for each in found.unmatched] == [
+        (MIDDLE, "reference", "LayerNorm")
+    ]
+    assert found.changed == ()
+    assert birth_of(found) == ("before", f"{'inner.' if renamed else ''}transformer.h.4.ln_1")
+
+
+def test_a_norm_too_many(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
+    found = compare(stock, faults.without_final_norm(port), batch)
+    assert [(each.path, each.owner) for each in found.unmatched] == [("transformer.ln_f", "model")]
+    assert found.differs
+
+
+def test_what_the_reference_could_not_identify_is_named_with_the_reason(
+    port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]
+) -> None:
+    book = survey(stock, lambda: stock(**batch))
+    entries = tuple(entry for entry in book.entries if entry.path != MIDDLE)
+    found = compare(port, PassportBook(model="r", entries=entries, left_out={MIDDLE: "gated"}), batch)
+    assert [(each.path, each.owner, each.reason) for each in found.unmatched] == [(MIDDLE, "model", "gated")]
+
+
+def test_what_neither_could_identify_is_not_compared() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.LayerNorm(8)).eval()
+    model[0].running_mean.fill_(0.5)
+    found = compare(model, model, {"input": torch.randn(2, 3, 8)})
+    assert list(found.left_out) == ["0"]
+    assert "BatchNorm1d" in found.left_out["0"][0]
+    assert found.left_out["0"][0] == found.left_out["0"][1] == found.to_json()["left_out"]["0"][1]
+    assert found.unmatched == ()
+
+
+# A file in place of the reference.
+
+
+def read_back(model: nn.Module, batch: dict[str, Tensor]) -> PassportBook:
+    book = survey(model, lambda: model(**batch), name="filed")
+    return PassportBook.from_json(json.loads(json_text(book.to_json())))
+
+
+def test_a_file_tells_what_a_model_tells_but_where_it_begins(
+    port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]
+) -> None:
+    faults.wrong_eps(port)
+    of_model, of_file = compare(port, stock, batch), compare(port, read_back(stock, batch), batch)
+    assert (of_file.reference, of_file.differs) == ("filed", True)
+    assert of_file.divergence.not_run == "a file of passports cannot be run"
+    assert of_file.divergence.birth is None
+    assert [pair.changes for pair in of_file.changed] == [pair.changes for pair in of_model.changed]
+    for one, other in zip(of_file.changed, of_model.changed, strict=True):
+        assert one.with_parameters
+        assert one.observed == other.observed
+
+
+def test_other_parameters_than_a_file_s_are_noted_and_no_difference(
+    port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]
+) -> None:
+    with torch.no_grad():
+        port.get_submodule(MIDDLE).weight[7] *= 3
+    found = compare(port, read_back(stock, batch), batch)
+    assert not found.differs
+    [pair] = [pair for pair in found.pairs if pair.parameters]
+    assert (pair.entry.path, pair.parameters[0].difference, pair.with_parameters) == (MIDDLE, None, False)
+    # The formulas alone are the same: there is nothing to measure.
+    assert pair.observed is None
+
+
+def test_a_file_of_itself_is_no_difference_and_nothing_is_run(
+    port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]
+) -> None:
+    book, calls = read_back(stock, batch), []
+    port.register_forward_pre_hook(lambda *_: calls.append(1))
+    assert not compare(port, book, batch).differs
+    # Once on a few tokens, to find the norms.
+    assert len(calls) == 1

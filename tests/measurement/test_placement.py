@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+
+from helpers import diagonal
+from normkit.identification.sites import find_sites
+from normkit.identification.tracing import trace
+from normkit.measurement.blocks import find_blocks
+from normkit.measurement.placement import sweep
+
+WIDTH, TOKENS = 32, 12
+SIZES = {"vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}
+LLAMA = {**SIZES, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
+GPT = {"vocab_size": 64, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT |= {"bos_token_id": 1, "eos_token_id": 2}
+T5 = {"vocab_size": 64, "d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+BART = {"vocab_size": 64, "d_model": WIDTH, "max_position_embeddings": 64}
+BART |= {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("layers", 2), ("ffn_dim", 48))}
+BART |= {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+
+# Class of the model: its config, where its norms sit, the roles of the first block's norms by their calls.
+PRE, POST, PERI = ["pre", "pre"], ["post", "post"], ["pre", "output", "pre", "output"]
+QK = ["query-key", "query-key"]
+FAMILIES = {
+    "GPT2Model": (GPT, "pre", PRE),
+    "LlamaModel": (LLAMA, "pre", PRE),
+    "MistralModel": (LLAMA, "pre", PRE),
+    "Qwen3Model": ({**LLAMA, "head_dim": 16}, "pre", ["pre", *QK, "pre"]),
+    "OPTModel": ({**SIZES, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}, "pre", PRE),
+    "GPTNeoXModel": (SIZES, "pre", PRE),
+    "GPTJModel": ({**GPT, "rotary_dim": 4}, "pre", ["pre"]),
+    "FalconModel": ({**SIZES, "new_decoder_architecture": True}, "pre", PRE),
+    "CohereModel": (LLAMA, "pre", ["pre"]),
+    "OlmoModel": (LLAMA, "pre", PRE),
+    "T5EncoderModel": (T5, "pre", PRE),
+    "BertModel": (SIZES, "post", POST),
+    "RobertaModel": (SIZES, "post", POST),
+    "OpenAIGPTModel": (GPT, "post", POST),
+    "Gemma2Model": ({**LLAMA, "head_dim": 8}, "peri", PERI),
+    "Gemma3TextModel": ({**LLAMA, "head_dim": 8}, "peri", ["pre", *QK, "output", "pre", "output"]),
+    "Olmo2Model": (LLAMA, "output-only", [*QK, "output", "output"]),
+}
+
+
+def build(name, config):
+    class_name = {"T5EncoderModel": "T5", "BertForMaskedLM": "Bert", "T5Model": "T5", "BartModel": "Bart"}.get(name)
+    configured = getattr(transformers, f"{class_name or name.removesuffix('Model')}Config")(**config)
+    return getattr(transformers, name)(configured)
+
+
+def runner(model, x=None):
+    if x is None:
+        x = torch.randint(3, 64, (1, TOKENS))
+    uncached = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
+        uncached["decoder_input_ids"] = x[:, :7]
+    return lambda: model(x, **uncached)
+
+
+def swept(model, x=None):
+    """(sweeps, roles in forward order, final norm) of a model in evaluation mode."""
+    run = runner(model.eval(), x)
+    called = trace(model, run)
+    sites, _ = find_sites(model, called)
+    sweeps, roles, final_norm = sweep(model, sites, find_blocks(model, called), run)
+    return sweeps, {site.path: roles[site.path] for site in sites}, final_norm
+
+
+def roles_in(roles, block):
+    return [role for path, role in roles.items() if path.startswith(f"{block}.")]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(("name", "dtype"), diagonal([*FAMILIES], [torch.float32, torch.bfloat16]))
+def test_families(name, dtype):
+    config, placement, roles = FAMILIES[name]
+    model = build(name, config).to(dtype)
+    sweeps, found, final_norm = swept(model)
+    assert [one.placement for one in sweeps] == [placement] * 2
+    blocks = find_blocks(model, trace(model, runner(model)))
+    assert [roles_in(found, block.path) for block in blocks] == [roles] * 2
+    for one in sweeps:
+        assert one.output_slope == pytest.approx(0.0 if placement == "post" else 1.0, abs=0.05)
+        assert one.branch_slope == pytest.approx(1.0 if placement == "post" else 0.0, abs=0.05)
+        assert one.rows_normalized is (True if placement == "post" else None)
+    assert (final_norm is None) is (placement == "post")
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_torch_encoder_layers(norm_first):
+    # In evaluation mode they have a fused path that calls none of their modules; it gives way to hooks.
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 48, norm_first=norm_first, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    sweeps, roles, _ = swept(model, torch.randn(2, TOKENS, WIDTH))
+    expected = "pre" if norm_first else "post"
+    assert [one.placement for one in sweeps] == [expected] * 2
+    assert list(roles.values()) == [expected] * 4
+
+
+def test_norms_called_as_functions():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.m = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            x = x + self.a(F.rms_norm(x, (WIDTH,), eps=1e-6))
+            return x + F.rms_norm(self.m(x), (WIDTH,), eps=1e-6)
+
+    model = nn.Sequential(Functional(), Functional())
+    _, roles, _ = swept(model, torch.randn(1, TOKENS, WIDTH))
+    assert roles == {"0:rms_norm": "pre", "0:rms_norm#2": "output", "1:rms_norm": "pre", "1:rms_norm#2": "output"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config", "expected", "final"),
+    [
+        ("BertModel", SIZES, {"embeddings.LayerNorm": "embedding"}, None),
+        # The norm in the head reads a transformed token, not the stream.
+        (
+            "BertForMaskedLM",
+            SIZES,
+            {"bert.embeddings.LayerNorm": "embedding", "cls.predictions.transform.LayerNorm": "unknown"},
+            None,
+        ),
+        ("GPT2Model", GPT, {"ln_f": "final"}, "ln_f"),
+        (
+            "T5Model",
+            T5,
+            {"encoder.final_layer_norm": "final", "decoder.final_layer_norm": "final"},
+            "decoder.final_layer_norm",
+        ),
+        (
+            "BartModel",
+            BART,
+            {"encoder.layernorm_embedding": "embedding", "decoder.layernorm_embedding": "embedding"},
+            None,
+        ),
+    ],
+)
+def test_norms_outside_the_blocks(name, config, expected, final):
+    sweeps, roles, final_norm = swept(build(name, config))
+    assert all(one.placement in ("pre", "post") for one in sweeps)
+    inside = (".layer.", ".layers.", ".block.")
+    outside = {path: role for path, role in roles.items() if not any(part in f".{path}" for part in inside)}
+    assert {path: role for path, role in outside.items() if not path.startswith("h.")} == expected
+    assert final_norm == final
+
+
+class Block(nn.Module):
+    """A pre-norm block with one sublayer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+def test_a_pooled_row_is_what_is_left_of_the_stream():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.norm = nn.Sequential(Block(), Block()), nn.LayerNorm(WIDTH)
+
+        def forward(self, x):
+            return self.norm(self.layers(x).mean(1))
+
+    _, roles, final_norm = swept(Pooled(), torch.randn(2, TOKENS, WIDTH))
+    assert (roles["norm"], final_norm) == ("final", "norm")
+
+
+def test_without_blocks_there_is_nothing_to_say():
+    sweeps, roles, final_norm = swept(
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), torch.randn(3, WIDTH)
+    )
+    assert (sweeps, roles, final_norm) == ((), {"1": "unknown"}, None)
+
+
+def test_a_block_that_cannot_be_scaled_is_unknown():
+    class Picky(Block):
+        def forward(self, x):
+            if x.abs().max() > 50:
+                raise RuntimeError("too large")
+            return super().forward(x)
+
+    sweeps, _, _ = swept(nn.Sequential(Picky(), Picky()), torch.randn(1, TOKENS, WIDTH))
+    assert [one.placement for one in sweeps] == ["unknown"] * 2
+    assert all(math.isnan(one.output_slope) for one in sweeps)
+
+
+def test_how_far_a_block_moves_its_stream():
+    class Adding(nn.Module):
+        """Adds a fixed share of its input, in a direction orthogonal to it; overwrites what it was given."""
+
+        def __init__(self, share):
+            super().__init__()
+            self.norm, self.share = nn.LayerNorm(WIDTH), share
+
+        def forward(self, x):
+            self.norm(x)
+            turned = x.reshape(*x.shape[:-1], -1, 2).flip(-1) * torch.tensor([1.0, -1.0])
+            return x.add_(self.share * turned.reshape(x.shape))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Adding(0.01), Adding(0.5)])
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = Model().eval()
+    x = torch.randn(1, TOKENS, WIDTH)
+    called = trace(model, lambda: model(x.clone()))
+    sites, _ = find_sites(model, called)
+    sweeps, _, _ = sweep(model, sites, find_blocks(model, called), lambda: model(x.clone()))
+    assert [one.branch_share for one in sweeps] == pytest.approx([0.01, 0.5], rel=1e-4)
+    assert [one.cosine for one in sweeps] == pytest.approx([1 / math.hypot(1, 0.01), 1 / math.hypot(1, 0.5)], rel=1e-6)

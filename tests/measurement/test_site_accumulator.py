@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from normkit import specs
+from normkit.identification.passport import Passport
+from normkit.identification.tracing import Trace
+from normkit.measurement.blocks import BlockCall
+from normkit.measurement.moments import RowAccumulator, row_moments
+from normkit.measurement.probing import Probe
+from normkit.measurement.site_accumulator import SiteGauge, spec_moments
+
+WIDTH, BATCH, TOKENS = 16, 3, 10
+MASK = torch.arange(TOKENS) < torch.tensor([[4], [TOKENS], [7]])
+
+
+def gauged(x, spec, *, y=None, gain=None, mask=None):
+    """One call of a norm on x."""
+    gauge = SiteGauge(spec, gain)
+    gauge.enter(x, spec_moments(x, spec, mask), mask)
+    left = x if y is None else y
+    gauge.leave(left, spec_moments(left, spec, mask))
+    return gauge.result()
+
+
+def statistics(*tensors):
+    accumulator = RowAccumulator()
+    for tensor in tensors:
+        accumulator.add(row_moments(tensor))
+    return accumulator.result()
+
+
+def test_one_call():
+    x, y = torch.randn(2, BATCH, TOKENS, WIDTH)
+    found = gauged(x, specs.LLAMA, y=y, mask=MASK)
+    assert (found.input, found.output) == (statistics(x[MASK]), statistics(y[MASK]))
+    assert (found.calls, found.left_out, found.dtype) == (1, 0, "float32")
+
+
+def test_rows_that_were_flattened():
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    assert gauged(x.flatten(0, 1), specs.LLAMA, mask=MASK).input == statistics(x[MASK])
+
+
+def test_before_any_call():
+    found = SiteGauge(specs.LLAMA, None).result()
+    assert (found.calls, found.dtype, found.input.rows, found.output.rows) == (0, "", 0, 0)
+    assert math.isnan(found.attenuation.median)
+    assert math.isinf(found.headroom_bits)
+    assert found.statistics_headroom_bits is None
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 2.0**128), (torch.float16, 65504.0)])
+def test_headroom(dtype, largest):
+    x = torch.tensor([[1.0, -4.0], [2.0, 0.0]], dtype=dtype)
+    assert gauged(x, specs.LLAMA).headroom_bits == pytest.approx(math.log2(largest / 4), abs=1e-6)
+    # The output counts too; and it has all the room there is where both are 0.
+    assert gauged(x, specs.LLAMA, y=2 * x).headroom_bits == pytest.approx(math.log2(largest / 8), abs=1e-6)
+    assert gauged(0 * x, specs.LLAMA).headroom_bits == math.inf
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spec", "expected"),
+    [
+        (torch.float16, specs.IMAGEGPT, math.log2(65504) - math.log2(8 * 9)),
+        (torch.bfloat16, specs.IMAGEGPT, 128 - math.log2(8 * 9)),
+        (torch.float32, specs.IMAGEGPT, None),
+        (torch.float16, specs.LLAMA, None),
+    ],
+)
+def test_headroom_of_a_sum_of_squares_in_16_bits(dtype, spec, expected):
+    x = torch.tensor([[3.0] * 8, [1.0] * 8], dtype=dtype)
+    assert gauged(x, spec).statistics_headroom_bits == (None if expected is None else pytest.approx(expected, abs=0.01))
+
+
+def test_channels_are_rows():
+    x = torch.randn(BATCH, 6, TOKENS)
+    assert gauged(x, specs.CONVNEXT, mask=MASK).input == statistics(x.transpose(1, 2)[MASK])
+
+
+def test_rows_over_all_axes_cannot_be_masked():
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    assert gauged(x, specs.POOLFORMER).input == statistics(x.flatten(1))
+    assert gauged(x, specs.POOLFORMER, mask=MASK).left_out == 1
+    # Nor where there happen to be as many groups as tokens.
+    assert gauged(x, specs.POOLFORMER.replace(groups=TOKENS), mask=MASK).left_out == 1
+
+
+def test_groups_are_rows():
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    found = gauged(x, specs.LLAMA.replace(groups=4), mask=MASK)
+    assert found.input == statistics(x.unflatten(-1, (4, 4))[MASK])
+
+
+def test_a_gain_before_the_norm_counts_for_the_attenuation_alone():
+    x, gain = torch.randn(BATCH, TOKENS, WIDTH), torch.full((WIDTH,), 1e-4, dtype=torch.float64)
+    found = gauged(x, specs.MUSE_SPARK_INPUT_SCALED.replace(eps=1e-8), gain=gain, mask=MASK)
+    assert found.input == statistics(x[MASK])
+    # v is about 1e-8, which is eps.
+    assert found.attenuation.median == pytest.approx(0.5**0.5, rel=0.1)
+    after = gauged(x, specs.LLAMA.replace(eps=1e-8), gain=gain)
+    assert after.attenuation.median == pytest.approx(1.0, abs=1e-6)
+
+
+def test_machine_eps_is_that_of_the_input():
+    # Rows whose mean square is 2**-52, the machine epsilon of float64.
+    tiny = F.rms_norm(torch.randn(100, WIDTH, dtype=torch.float64), (WIDTH,), eps=0.0) * 2.0**-26
+    assert gauged(tiny, specs.TORCH_RMS_NORM).attenuation.median == pytest.approx(0.5**0.5, rel=0.01)
+    assert gauged(tiny.float(), specs.TORCH_RMS_NORM).attenuation.median < 1e-3
+
+
+def test_the_dtype_of_what_leaves():
+    x = torch.randn(2, 3, WIDTH).bfloat16()
+    found = gauged(x, specs.LLAMA, y=x.float())
+    assert (found.dtype, found.output_dtype) == ("bfloat16", "float32")
+    assert SiteGauge(specs.LLAMA, None).result().output_dtype == ""
+
+
+def bare_site(module, spec):
+    """What a probe needs to know of a norm."""
+    passport = Passport(verdict="norm", spec=spec, readings={})
+    return SimpleNamespace(
+        path="0", parent="0", function=None, ordinal=0, module=module, spec=spec, gain=None, passport=passport
+    )
+
+
+@torch.no_grad()
+def test_how_far_outputs_are_off_their_formula():
+    class Late(nn.Module):
+        """A norm that is wrong for more than one row."""
+
+        def forward(self, x):
+            y = torch.nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6)
+            return 2 * y if x.shape[1] == TOKENS else y
+
+    # One rounding or two of float32; and all of the output.
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), Late()), torch.randn(BATCH, TOKENS, WIDTH)
+    spec = specs.TORCH_RMS_NORM.replace(eps=1e-6, has_weight=False)
+    for tokens, least, most in ((TOKENS - 1, 0.0, 4.0), (TOKENS, 0.9 * 2**23, 1.1 * 2**23)):
+        with Probe(model, [bare_site(model[1], spec)], [], Trace(modules=(), functions=())) as probe:
+            probe.batch(None)
+            model(x[:, :tokens])
+        assert least <= probe.error(bare_site(model[1], spec)) < most
+
+
+@torch.no_grad()
+def test_an_input_that_is_overwritten_was_measured_before():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.div_(x.square().mean(-1, keepdim=True).sqrt())
+
+    model = nn.Sequential(InPlace())
+    site = bare_site(model[0], specs.LLAMA)
+    x = 7 * torch.randn(BATCH, TOKENS, WIDTH)
+    expected = statistics(x)
+    probe = Probe(model, [site], [], Trace(modules=(), functions=()))
+    with probe:
+        model(x)
+    assert probe.site(site).input == expected
+    assert probe.site(site).output.rms_max == pytest.approx(1.0, rel=1e-5)
+
+
+@torch.no_grad()
+def test_one_tensor_may_be_rows_of_two_kinds():
+    model, spec = nn.Sequential(nn.Identity()), specs.LLAMA.replace(groups=4)
+    site = bare_site(model[0], spec)
+    block = BlockCall(path="0", index=0, module=model[0])
+    x = torch.randn(BATCH, TOKENS, WIDTH)
+    probe = Probe(model, [site], [block], Trace(modules=(), functions=()))
+    with probe:
+        model(x)
+    assert probe.block(block) == (statistics(x), statistics(x))
+    assert probe.site(site).input == statistics(x.unflatten(-1, (4, 4)))

@@ -1,0 +1,182 @@
+"""Gains and biases described, matrices as drawn or trained, batch norms without statistics."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from normkit.identification.passport import Passport
+from normkit.identification.sites import OtherNorm
+from normkit.measurement.quantities import Spectrum
+from normkit.measurement.weights import recurring_outliers, row_scatter, spectrum, ungathered
+
+INITIALISERS = (
+    nn.init.normal_,
+    nn.init.uniform_,
+    nn.init.trunc_normal_,
+    lambda weight: nn.init.sparse_(weight, 0.5),
+)
+
+
+def test_the_entries_are_described():
+    values = torch.tensor([[3.0, -1.0], [0.0, 2.0]])
+    found = spectrum(values, 1.0)
+    assert found.size == 4
+    assert found.mean == 1.0
+    assert found.quantiles == pytest.approx((-1.0, -0.85, -0.25, 1.0, 2.25, 2.85, 3.0))
+    assert found.negative == 0.25
+    assert found.nonfinite == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "neutral", "expected"),
+    [
+        ([1.0, 1.0], 1.0, True),
+        ([0.0, 0.0], 0.0, True),
+        ([1.0, 1.0], 0.0, False),
+        ([1.0, 1.0 + 1e-15], 1.0, False),
+        ([1.0, math.nan], 1.0, False),
+    ],
+)
+def test_at_initialisation_means_exactly(values, neutral, expected):
+    assert spectrum(torch.tensor(values, dtype=torch.float64), neutral).at_initialisation is expected
+
+
+def test_outliers_come_farthest_first():
+    values = torch.randn(1000, dtype=torch.float64) * 0.1 + 1
+    values[[7, 500, 999]] = torch.tensor([9.0, -30.0, 4.0], dtype=torch.float64)
+    assert spectrum(values, 1.0).outliers == ((500, -30.0), (7, 9.0), (999, 4.0))
+
+
+def test_an_outlier_is_more_than_six_robust_deviations_away():
+    # The median is 0 and so many entries lie at -1 and 1 that the median absolute deviation is 1.
+    values = torch.cat([torch.ones(30), -torch.ones(30), torch.tensor([0.0, 6 * 1.4826 + 0.01, -6 * 1.4826 + 0.01])])
+    assert [index for index, _ in spectrum(values, 0.0).outliers] == [61]
+
+
+def test_at_most_sixteen_outliers():
+    values = torch.zeros(200)
+    values[:40] = torch.arange(1.0, 41.0)
+    outliers = spectrum(values, 0.0).outliers
+    assert [value for _, value in outliers] == list(range(40, 24, -1))
+
+
+def test_neighbouring_16_bit_numbers_are_no_outliers():
+    # More than half of the entries agree, so the median absolute deviation is 0.
+    values = torch.full((100,), 1.0)
+    values[:20] = 1 + torch.finfo(torch.bfloat16).eps
+    assert spectrum(values, 1.0).outliers == ()
+
+
+def test_entries_that_are_not_finite_are_counted_and_left_out():
+    values = torch.linspace(0.5, 1.5, 101, dtype=torch.float64)
+    clean = spectrum(values, 1.0)
+    broken = spectrum(torch.cat([torch.tensor([math.nan, -math.inf, math.inf]), values]), 1.0)
+    assert broken.nonfinite == 3
+    assert broken.size == 104
+    assert (broken.mean, broken.quantiles, broken.outliers) == (clean.mean, clean.quantiles, clean.outliers)
+
+
+def test_nothing_finite():
+    found = spectrum(torch.tensor([math.nan, math.inf]), 1.0)
+    assert (found.size, found.nonfinite, found.outliers, found.at_initialisation) == (2, 2, (), False)
+    assert math.isnan(found.mean)
+    assert all(math.isnan(value) for value in found.quantiles)
+
+
+def with_outliers(size: int, *indices: int) -> Spectrum:
+    return Spectrum(
+        size=size,
+        mean=1.0,
+        quantiles=(1.0,) * 7,
+        negative=0.0,
+        at_initialisation=False,
+        nonfinite=0,
+        outliers=tuple((index, 9.0) for index in indices),
+    )
+
+
+def test_a_feature_recurs_at_three_sites_of_one_size():
+    spectra = {
+        "a": with_outliers(64, 5, 11),
+        "q": with_outliers(16, 11),
+        "b": with_outliers(64, 5, 11),
+        "c": with_outliers(64, 5),
+        "d": with_outliers(64, 7),
+    }
+    assert recurring_outliers(spectra) == ((5, ("a", "b", "c")),)
+
+
+@pytest.mark.parametrize(("sites", "expected"), [(12, ((3, ("0", "1", "2")),)), (13, ())])
+def test_a_feature_recurs_at_a_quarter_of_the_sites(sites, expected):
+    assert recurring_outliers({str(i): with_outliers(64, *([3] if i < 3 else [])) for i in range(sites)}) == expected
+
+
+def test_the_most_frequent_feature_comes_first():
+    spectra = {str(i): with_outliers(8, *([2, 6, 1] if i else [6])) for i in range(4)}
+    assert [index for index, _ in recurring_outliers(spectra)] == [6, 1, 2]
+
+
+def model(initialise, layers=8):
+    torch.manual_seed(0)
+    made = nn.Sequential(*(nn.Linear(64, 64) for _ in range(layers)))
+    for number, layer in enumerate(made):
+        initialise(layer.weight)
+        layer.weight.data *= 0.5**number
+    return made
+
+
+@pytest.mark.parametrize("initialise", INITIALISERS)
+def test_independent_entries_of_any_distribution_and_scale(initialise):
+    # The variance of 64 numbers is off by 18 %, the median of eight such by 8 %.
+    assert row_scatter(model(initialise)) == pytest.approx(1.0, abs=0.3)
+
+
+def test_rows_of_several_lengths():
+    made = model(nn.init.normal_)
+    for layer in made:
+        layer.weight.data *= torch.linspace(0.7, 1.3, 64)[:, None]
+    assert row_scatter(made) > 2
+
+
+def test_rows_of_zeros_and_small_matrices_do_not_count():
+    made = model(nn.init.normal_)
+    for layer in made:
+        layer.weight.data[:8] = 0
+    assert row_scatter(made) == pytest.approx(1.0, abs=0.3)
+    assert math.isnan(row_scatter(nn.Linear(8, 8)))
+
+
+def ungathered_at(norm):
+    model = nn.Sequential(norm)
+    passport = Passport(verdict="batch", spec=None, readings={}, shape=(2, 4))
+    return ungathered(model, [OtherNorm(path="0", reason="BatchNorm1d: batch norm", passport=passport)])
+
+
+def moved(name, **options):
+    norm = nn.BatchNorm1d(4, **options)
+    with torch.no_grad():
+        getattr(norm, name)[1] += 0.5
+    return norm
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_gain_or_bias_that_moved_beside_statistics_that_did_not(name):
+    assert ungathered_at(moved(name)) == ("0",)
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+def test_statistics_that_moved_in_one_channel(name):
+    norm = moved("weight")
+    getattr(norm, name)[2] += 0.1
+    assert ungathered_at(norm) == ()
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False), moved("weight", track_running_stats=False)]
+)
+def test_what_was_not_trained_or_keeps_no_statistics(norm):
+    assert ungathered_at(norm) == ()

@@ -1,0 +1,238 @@
+"""Group E on real tiny models: cast order, outputs off their own formula, dtypes that change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import normkit as nk
+from faulty_norms import Gain, LlamaWithEps, MultiplyThenCast, SixteenBitStatistics
+from normkit.inspection.build_inspection import infer
+from normkit.rules.backend import RULES
+
+CASTS, FORMULA, DTYPE, PATCHED = RULES
+PATH = "model.layers.1.input_layernorm"
+
+
+class WrongForManyRows(Gain):
+    """A norm whose kernel for more than 32 rows is wrong in its last block of features."""
+
+    def __init__(self, n: int, by: float = 1.01) -> None:
+        super().__init__(n)
+        self.by = by
+
+    def forward(self, x):
+        y = (self.rms(x) * self.weight.float()).to(x.dtype)
+        if x.shape[-2] > 32:
+            y[..., -8:] *= self.by
+        return y
+
+
+def llama(models, norm=None):
+    model = models.tiny("Llama", layers=2)
+    if norm is not None:
+        model.set_submodule(PATH, norm)
+    return model
+
+
+def of(inspection, rule):
+    return next((found for found in inspection.findings if found.rule == rule), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "severity"), [(torch.float32, "note"), (torch.bfloat16, "warning")])
+def test_another_order_of_casts(models, inspected, status, dtype, severity):
+    assert status(inspected(llama(models).to(dtype)), "E1") == "clean"
+    found = of(inspected(llama(models, MultiplyThenCast(64)).to(dtype)), "E1")
+    assert (found.severity, found.sites) == (severity, (PATH,))
+    assert (
+        "rounded once at the end; the config says statistics in float32, rounded before the gain" in found.evidence[0]
+    )
+
+
+@pytest.mark.slow
+def test_statistics_in_16_bits_are_another_rules(models, inspected):
+    assert of(inspected(llama(models, SixteenBitStatistics(64)).bfloat16()), "E1") is None
+
+
+def test_without_a_config_no_order_is_meant(models, inspected, status):
+    assert status(inspected(models.plain()), "E1") == "not checked"
+
+
+@pytest.mark.slow
+def test_the_order_of_an_earlier_run_is_meant(models, inspected, facts_of):
+    model, other = models.plain(LlamaWithEps), models.plain(MultiplyThenCast)
+    first = infer(inspected(model))
+    inspection = inspected(other)
+    facts = replace(facts_of(inspection, other), baseline=first)
+    passports = {site.path: nk.identify(other.get_submodule(site.path), 64) for site in inspection.sites}
+    hit = CASTS.check(replace(facts, passports=passports))
+    assert (hit.severity, len(hit.sites)) == ("note", 7)
+    assert CASTS.check(replace(facts, passports=passports, baseline=infer(inspection))) is None
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_wrong_for_the_models_rows(models, inspected, finding, status):
+    assert status(inspected(models.plain(lambda width: WrongForManyRows(width, by=1.0))), "E5") == "clean"
+    found = finding(inspected(models.plain(WrongForManyRows)), "E5")
+    assert (found.severity, len(found.sites)) == ("error", 7)
+    assert "units of float32 off y = weight * x" in found.evidence[0]
+    assert "1 % of the size of its terms" in found.evidence[0]
+
+
+@pytest.mark.slow
+def test_a_norm_of_no_known_formula(models, inspected, finding):
+    class Longer(LlamaWithEps):
+        def forward(self, x):
+            return 1.01 * super().forward(x)
+
+    plain = models.plain(Longer)
+    assert "E5" not in [found.rule for found in inspected(plain).findings]
+    model = models.train(models.tiny("Llama"))
+    model.model.norm = Longer(64)
+    found = finding(inspected(model), "E5")
+    assert (found.severity, found.sites) == ("error", ("model.norm",))
+    assert found.measured == "outputs of no formula that is known at 1 norm"
+    assert "model.norm: the config says y = weight * x" in found.evidence[0]
+    assert "no spec has" in found.evidence[0]
+
+
+class Scaled(nn.LayerNorm):
+    """A LayerNorm whose output is multiplied, bias and all."""
+
+    def __init__(self, n: int, by: float = 1.02) -> None:
+        super().__init__(n)
+        self.by = by
+
+    def forward(self, x):
+        return self.by * super().forward(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("by", "severity"), [(1.0, None), (1.005, "warning"), (1.02, "error"), (-1.0, "error")])
+def test_an_output_that_is_multiplied(models, inspected, by, severity):
+    model = models.train(models.tiny("GPT2"))
+    clean, model.transformer.ln_f = model.transformer.ln_f, Scaled(64, by)
+    model.transformer.ln_f.load_state_dict(clean.state_dict())
+    inspection = inspected(model)
+    assert [(found.rule, found.severity) for found in inspection.findings] == ([("E5", severity)] if severity else [])
+    assert inspection.sites[-1].factor == pytest.approx(by, rel=1e-5)
+    if severity:
+        found = inspection.findings[0]
+        assert found.sites == ("transformer.ln_f",)
+        assert found.measured == "outputs multiplied by a number that is not meant at 1 norm"
+        line = (
+            f"transformer.ln_f: its output is {by:g} times what its gain and bias make of a row, the config says once"
+        )
+        assert found.evidence == (line,)
+
+
+@pytest.mark.slow
+def test_a_factor_is_held_against_the_declared_one(models, inspected, finding):
+    model = models.plain(Scaled)
+    assert "E5" not in [found.rule for found in inspected(model).findings]
+    declared = infer(inspected(model), source="intent.json")
+    assert "E5" not in [found.rule for found in inspected(model, intent=declared).findings]
+    found = finding(inspected(models.plain(), intent=declared), "E5")
+    assert len(found.sites) == 7
+    assert found.evidence[0].endswith(
+        "its output is 1 times what its gain and bias make of a row, intent.json says 1.02 times"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("by", "severity"), [(1.01, None), (1.06, "warning"), (1.5, "error")])
+def test_in_16_bits_more_is_rounding(models, inspected, by, severity):
+    found = of(inspected(models.plain(lambda width: WrongForManyRows(width, by=by)).bfloat16()), "E5")
+    assert (None if found is None else found.severity) == severity
+
+
+@pytest.mark.slow
+def test_overflow_is_another_rules(models, inspected):
+    model = models.plain(SixteenBitStatistics).half()
+    model.embedding.weight.data *= 300.0
+    inspection = inspected(model)
+    assert of(inspection, "E2").severity == "error"
+    assert of(inspection, "E5") is None
+
+
+def mixed(models, norm):
+    """A model in bfloat16 whose last norm and head have float32 parameters."""
+    model = models.plain(norm).bfloat16()
+    model.norm.float()
+    model.head.float()
+    return model
+
+
+class Promoting(nn.Module):
+    """A last norm with a float32 gain: its output has float32, whatever enters."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@pytest.mark.slow
+def test_a_dtype_that_changes(models, inspected, status):
+    assert status(inspected(models.plain(Promoting).bfloat16()), "E6") == "clean"
+    found = of(inspected(mixed(models, Promoting)), "E6")
+    assert (found.severity, found.sites) == ("note", ("norm",))
+    assert "bfloat16 enters, float32 leaves, bfloat16 is expected" in found.evidence[0]
+
+
+@pytest.mark.slow
+def test_a_dtype_that_changes_where_the_config_keeps_it(models, inspected, status):
+    gemma = models.tiny("Gemma", layers=2, head_dim=16).bfloat16()
+    assert status(inspected(gemma), "E6") == "clean"
+    gemma.model.norm, gemma.lm_head = Promoting(64), nn.Linear(64, 99)
+    found = of(inspected(gemma), "E6")
+    assert (found.severity, found.sites) == ("warning", ("model.norm",))
+
+
+@pytest.mark.slow
+def test_a_dtype_that_changes_as_the_configs_class_does_is_clean(models, inspected, status):
+    llama = models.tiny("Llama", layers=2).bfloat16()
+    llama.model.norm.float()
+    llama.lm_head.float()
+    inspection = inspected(llama)
+    assert inspection.sites[-1].output_dtype == "float32"
+    assert status(inspection, "E6") == "clean"
+
+
+@pytest.mark.slow
+def test_a_dtype_that_changed_since_an_earlier_run(models, inspected, facts_of):
+    model = models.plain(Promoting).bfloat16()
+    first = infer(inspected(model))
+    other = mixed(models, Promoting)
+    hit = DTYPE.check(replace(facts_of(inspected(other), other), baseline=first))
+    assert (hit.severity, hit.sites) == ("warning", ("norm",))
+    second = infer(inspected(other))
+    assert DTYPE.check(replace(facts_of(inspected(other), other), baseline=second)) is None
+
+
+class Narrow(nn.Module):
+    """A LayerNorm of float16 that rounds the float32 which enters."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(part.detach().half()) for part in (norm.weight, norm.bias))
+
+    def forward(self, x):
+        row = x.half().float()
+        return F.layer_norm(row, row.shape[-1:], self.weight.float(), self.bias.float()).half().to(x.dtype)
+
+
+@pytest.mark.slow
+def test_one_norm_of_float16_in_a_model_of_float32(models, inspected):
+    model = models.train(models.tiny("GPT2", layers=2))
+    model.transformer.h[1].ln_1 = Narrow(model.transformer.h[1].ln_1)
+    found = inspected(model).findings[0]
+    assert (found.rule, found.severity, found.sites) == ("E6", "warning", ("transformer.h.1.ln_1",))
+    assert "its parameters are float16, and it rounds the float32 that enters" in found.evidence[0]

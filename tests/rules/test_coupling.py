@@ -1,0 +1,281 @@
+"""Group C on real tiny models: time, batch, padding, and batch norms in a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import normkit as nk
+from normkit.identification.passport import Passport, Reading
+from normkit.identification.sites import OtherNorm
+from normkit.measurement.training import Training
+from normkit.rules import RULES
+from normkit.rules.rule import Hit, NotChecked
+
+WIDTH = 64
+
+
+class OverTokens(nn.Module):
+    """A LayerNorm along axis 1 of (batch, token, feature)."""
+
+    def __init__(self, _width):
+        super().__init__()
+
+    def forward(self, x):
+        return (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
+
+
+class OverSample(OverTokens):
+    """One set of statistics for all tokens and features of a sample."""
+
+    def forward(self, x):
+        return x / (x.square().mean((1, 2), keepdim=True) + 1e-5).sqrt()
+
+
+class SoFar(OverTokens):
+    """Statistics over this token and those before it."""
+
+    def forward(self, x):
+        counts = torch.arange(1, x.shape[1] + 1)[:, None]
+        return x / (x.square().mean(-1, keepdim=True).cumsum(1) / counts + 1e-5).sqrt()
+
+
+class OverBatch(OverTokens):
+    """Statistics over samples, in evaluation too."""
+
+    def forward(self, x):
+        return x / (x.square().mean((0, 2), keepdim=True) + 1e-5).sqrt()
+
+
+class BatchNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        return self.inner(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Encoder(nn.Module):
+    """Attention in both directions that heeds a mask, behind norms."""
+
+    def __init__(self, norm=nn.LayerNorm, layers=2):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(99, WIDTH)
+        self.norms = nn.ModuleList(norm(WIDTH) for _ in range(layers))
+        self.projections = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(layers))
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embedding(input_ids)
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None]
+        for norm, projection in zip(self.norms, self.projections, strict=True):
+            query, key, value = projection(norm(x))[:, None].chunk(3, -1)
+            x = x + F.scaled_dot_product_attention(query, key, value, attn_mask=mask)[:, 0]
+        return x
+
+
+def rule(identifier):
+    return next(rule for rule in RULES if rule.id == identifier)
+
+
+# C4.
+
+
+@pytest.mark.parametrize("norm", [OverTokens, OverSample])
+def test_statistics_over_time_leak_the_future(models, inspected, norm):
+    model = models.plain()
+    model.blocks[1].norm_2 = norm(WIDTH)
+    found = next(found for found in inspected(model).findings if found.rule == "C4")
+    assert (found.severity, found.sites) == ("error", ("blocks.1.norm_2",))
+    assert "in evaluation mode" in found.evidence[0]
+
+
+def test_every_leaking_norm_is_named_once(models, inspected, finding):
+    found = finding(inspected(models.plain(OverTokens)), "C4")
+    assert len(found.sites) == 7
+    assert found.measured == "7 norms that let earlier tokens know of later ones"
+
+
+def test_statistics_of_the_past_do_not_leak(models, inspected):
+    assert "C4" not in [found.rule for found in inspected(models.plain(SoFar)).findings]
+
+
+def test_a_model_that_looks_both_ways_has_no_future_to_leak(inspected):
+    assert "C4" not in [found.rule for found in inspected(Encoder(OverTokens).eval()).findings]
+
+
+def test_without_token_ids_leaks_are_not_checked():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    checks = {check.rule: check for check in nk.inspect(model, {"input": torch.randn(2, 5, 8)}).checks}
+    assert {checks[rule].status for rule in ("C4", "C6")} == {"not checked"}
+    assert "token ids" in checks["C4"].reason
+
+
+# C5.
+
+
+def test_samples_that_are_coupled_in_evaluation(models, inspected, finding):
+    model = models.plain()
+    model.blocks[2].norm_1 = OverBatch(WIDTH)
+    found = finding(inspected(model), "C5")
+    assert (found.severity, found.sites) == ("error", ("blocks.2.norm_1",))
+    assert found.measured == "1 norm that couples the samples of a batch"
+
+
+@pytest.mark.slow
+def test_a_batch_norm_couples_samples_in_training_by_design(models, inspected, finding):
+    inspection = inspected(models.plain(BatchNorm))
+    found = finding(inspection, "C5")
+    assert (found.severity, len(found.sites)) == ("note", 7)
+    assert "in training mode" in found.measured
+    assert "C5" not in [found.rule for found in inspected(models.plain()).findings]
+
+
+@pytest.mark.slow
+def test_running_statistics_that_do_not_fit(models, inspected, finding):
+    model = models.train(models.plain())
+    model.norm = BatchNorm(WIDTH)
+    model.norm.inner.running_var.fill_(100.0)
+    found = finding(inspected(model.eval()), "C5")
+    assert (found.severity, found.sites) == ("warning", ("norm",))
+    assert "of what the running ones give" in found.evidence[0]
+
+
+# C6.
+
+
+def padded(model):
+    ids = torch.randint(3, 99, (2, 40), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 40, dtype=torch.long)
+    mask[1, 30:] = 0
+    return nk.inspect(model, {"input_ids": ids, "attention_mask": mask})
+
+
+def test_padding_that_enters_statistics(finding, status):
+    assert status(padded(Encoder().eval()), "C6") == "clean"
+    model = Encoder().eval()
+    model.norms[1] = OverTokens(WIDTH)
+    found = finding(padded(model), "C6")
+    assert (found.severity, found.sites) == ("error", ("norms.1",))
+
+
+@pytest.mark.slow
+def test_padding_that_enters_a_batch_norm_in_training(inspected):
+    severities = {}
+    for name, run in (("padded", padded), ("whole", inspected)):
+        found = next(found for found in run(Encoder(BatchNorm).eval()).findings if found.rule == "C6")
+        severities[name] = found.severity
+        assert "in training mode" in found.measured
+    assert severities == {"padded": "warning", "whole": "note"}
+
+
+# C7.
+
+
+def run_of(ranks):
+    return Training(
+        steps=1,
+        every=1,
+        reports=1,
+        reason="asked",
+        reason_step=0,
+        ranks=ranks,
+        observer="",
+        remarks=(),
+        optimizers=(),
+        series=(),
+        parameters=(),
+        vocabulary=0,
+    )
+
+
+def batch_norm(name, axes):
+    reading = Reading(value={"axes": axes, "mode": "training"})
+    passport = Passport(verdict="batch", spec=None, readings={"batch": reading}, shape=(2, 64, 16))
+    return OtherNorm(path="norm", reason=f"{name}: batch norm: changing one sample moves the others", passport=passport)
+
+
+@pytest.fixture
+def c7(healthy, models, facts_of):
+    """The rule's answer for a batch norm in a run of some processes with so many rows a call."""
+    facts = facts_of(healthy, models.tiny("GPT2"))
+
+    def answer(name="BatchNorm1d", axes=(0, 2), ranks=1, rows=4096, watched=True, tokens=0):
+        entering = replace(facts.sites[0].input, rows=rows)
+        site = replace(facts.sites[0], calls=1, input=entering)
+        others = (batch_norm(name, list(axes)),)
+        training = replace(run_of(ranks), tokens=tokens) if watched else None
+        return rule("C7").check(replace(facts, sites=(site,), others=others, training=training))
+
+    return answer
+
+
+@pytest.mark.slow
+def test_batch_norms_in_a_run_of_several_processes(c7):
+    assert c7(ranks=1) is None
+    assert c7("SyncBatchNorm", ranks=4) is None
+    found = c7(ranks=4)
+    assert isinstance(found, Hit)
+    assert (found.severity, found.sites) == ("warning", ("norm",))
+    assert found.measured == "1 batch norm not synchronised over 4 processes"
+    assert isinstance(c7(watched=False), NotChecked)
+
+
+def test_batch_statistics_of_few_rows(c7):
+    assert c7(rows=256) is None
+    found = c7(rows=8)
+    assert "a variance of 8 rows has a relative noise of 50 %" in found.evidence[0]
+    # Over samples alone there are at most as many as were fed in a step.
+    assert c7(axes=(0,), rows=8) is None
+    assert c7(axes=(0,), tokens=16) is None
+    assert c7(axes=(0,), tokens=2).measured == "1 batch norm with batch statistics of 2 rows"
+    # An instance norm in training mode has no batch.
+    assert c7(axes=(2,), rows=8, ranks=4) is None
+
+
+def test_without_batch_norms_there_is_nothing_to_synchronise(healthy, models, facts_of):
+    assert rule("C7").check(facts_of(healthy, models.tiny("GPT2"))) is None
+
+
+# C8.
+
+
+class Batched(nn.Module):
+    """An embedding, a batch norm over all rows, and a layer that reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm, self.head = nn.Embedding(128, 16), nn.BatchNorm1d(16), nn.Linear(16, 128)
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        return self.head(self.norm(x.flatten(0, 1)).view_as(x))
+
+
+def trained(model):
+    """A few steps in the modes in which its parts are."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.randint(20, (4, 6), generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_a_batch_norm_that_was_trained_in_evaluation_mode(inspected):
+    model = Batched()
+    model.norm.eval()
+    found = inspected(trained(model)).findings[0]
+    assert (found.rule, found.severity, found.sites) == ("C8", "error", ("norm",))
+    assert found.measured == "1 batch norm with mean 0 and variance 1 in every channel"
+
+
+@pytest.mark.parametrize("make", [lambda: trained(Batched()), lambda: Batched().eval()])
+def test_a_batch_norm_that_gathered_statistics_or_was_never_trained(make, inspected):
+    assert "C8" not in {found.rule for found in inspected(make()).findings}

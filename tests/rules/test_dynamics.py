@@ -1,0 +1,235 @@
+"""Group F on real tiny models: attention logits, and growth over the depth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from normkit.rules.dynamics import RULES
+from watched_runs import block as swept
+from watched_runs import facts
+
+LOGITS, GROWTH, MASSIVE = RULES
+
+
+def sharpened(model, factor):
+    """Queries and keys of the middle block multiplied so that the logits grow `factor` times."""
+    projection = model.transformer.h[1].attn.c_attn
+    with torch.no_grad():
+        projection.weight[:, : 2 * 64] *= math.sqrt(factor)
+    return model
+
+
+def spread(inspection):
+    """Of the middle block's attention: the largest mean, over a head's rows, of a row's largest logit over its mean."""
+    return max(inspection.attentions[1].spreads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("felt", "severity"), [(500, "warning"), (3e3, "error"), (3e4, "error")])
+def test_large_logits(models, inspected, healthy, finding, status, felt, severity):
+    model = models.tiny("GPT2")
+    assert status(healthy, "F1") == "clean"
+    found = finding(inspected(sharpened(model, felt / spread(healthy))), "F1")
+    assert (found.severity, found.sites) == (severity, ("transformer.h.1.attn",))
+    measured = float(found.measured.split("lies ")[1].split(" above")[0])
+    # The head with the largest spread may be another one once its rows are sharp.
+    assert 0.7 * felt < measured < 1.01 * felt
+    assert ("critical" in found.measured) == (felt > 1e4)
+
+
+@pytest.mark.slow
+def test_spreads_that_healthy_models_reach_are_clean(models, inspected, healthy, status):
+    model = models.tiny("GPT2")
+    # The largest seen in a healthy trained model is 45, in Qwen2.5-Coder 0.5B.
+    assert status(inspected(sharpened(model, 90 / spread(healthy))), "F1") == "clean"
+
+
+@pytest.mark.slow
+def test_what_a_key_bias_adds_to_all_of_a_row_is_not_felt(models, inspected, status):
+    """Qwen2.5 was called broken at logits of 1,457: its key bias adds to all logits of a row alike."""
+    model = models.tiny("GPT2")
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_attn.bias[: 2 * 64] += 20.0
+    inspection = inspected(model)
+    assert inspection.attentions[1].sampled_max > 1e3
+    assert spread(inspection) < 10
+    assert status(inspection, "F1") == "clean"
+
+
+def test_far_logits_that_share_the_weight_are_clean(healthy, models, facts_of):
+    """As where a distance penalty is in the logits: far keys lie far below, near ones share the weight."""
+    facts = facts_of(healthy, models.tiny("GPT2"))
+    shared = tuple(replace(each, spreads=(2e3,), saturations=(0.2,)) for each in facts.attentions)
+    assert LOGITS.check(replace(facts, attentions=shared)) is None
+
+
+@pytest.mark.slow
+def test_sharp_attention_alone_is_clean(models, inspected, facts_of):
+    model = models.tiny("GPT2")
+    facts = facts_of(inspected(model, tokens=128), model)
+    # As in a head that looks at the token before.
+    sharp = tuple(replace(attention, entropy=0.5, entropy_min=0.01) for attention in facts.attentions)
+    assert LOGITS.check(replace(facts, attentions=sharp)) is None
+
+
+def test_a_large_bound_that_no_logit_confirms_is_clean(models, healthy, facts_of):
+    facts = facts_of(healthy, models.tiny("GPT2"))
+    bounded = tuple(replace(attention, bound=1e5) for attention in facts.attentions)
+    assert LOGITS.check(replace(facts, attentions=bounded)) is None
+
+
+@pytest.mark.slow
+def test_a_collapsed_head_is_told_beside_its_logits(models, inspected, healthy, finding):
+    model = models.tiny("GPT2")
+    found = finding(inspected(sharpened(model, 3e5 / spread(healthy)), tokens=128), "F1")
+    assert "one key takes over 99 % of the attention in 100 % of the rows" in found.evidence[0]
+
+
+def test_a_model_without_attention_is_not_checked(inspected, status):
+    model = nn.Sequential(nn.Embedding(99, 8), nn.LayerNorm(8))
+    inspection = inspected(_Taking(model))
+    assert status(inspection, "F1") == "not checked"
+    assert status(inspection, "F2") == "not checked"
+
+
+class _Taking(nn.Module):
+    """A model that takes its tokens by name."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids):
+        return self.inner(input_ids)
+
+
+class Stack(nn.Module):
+    """Residual blocks whose branches double the stream's variance, or read it through a norm."""
+
+    def __init__(self, norm, layers):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(99, 64)
+        self.blocks = nn.ModuleList(nn.Sequential(norm(64), nn.Linear(64, 64, bias=False)) for _ in range(layers))
+        self.blocks = nn.ModuleList(_Residual(block) for block in self.blocks)
+        for block in self.blocks:
+            nn.init.orthogonal_(block.branch[1].weight)
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class _Residual(nn.Module):
+    def __init__(self, branch):
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x):
+        return x + self.branch(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [4, 12])
+def test_variance_that_doubles_at_every_block(inspected, finding, status, layers):
+    found = finding(inspected(Stack(nn.Identity, layers)), "F2")
+    assert found.severity == "warning"
+    assert found.sites == tuple(f"blocks.{index}" for index in range(layers))
+    assert float(found.measured.split("grows ")[1].split(" times")[0]) == pytest.approx(2, rel=0.1)
+    assert status(inspected(Stack(nn.LayerNorm, layers)), "F2") == "clean"
+
+
+def test_variance_that_rises_in_a_straight_line_is_clean(inspected, status):
+    model = Stack(nn.Identity, 6)
+    for index, block in enumerate(model.blocks):
+        block.branch[1].weight.data /= math.sqrt(index + 1)
+    assert status(inspected(model), "F2") == "clean"
+
+
+@pytest.mark.slow
+def test_a_stream_that_starts_small_is_clean(inspected, status):
+    model = Stack(nn.LayerNorm, 12)
+    model.embedding.weight.data *= 0.01
+    assert status(inspected(model), "F2") == "clean"
+
+
+@pytest.mark.slow
+def test_weights_that_grow_with_depth_behind_norms(inspected, finding):
+    model = Stack(nn.LayerNorm, 12)
+    for index, block in enumerate(model.blocks):
+        block.branch[1].weight.data *= 2**index
+    found = finding(inspected(model), "F2")
+    assert found.sites == tuple(f"blocks.{index}" for index in range(6, 12))
+
+
+class _Writing(_Residual):
+    """A block that also adds a number to one feature of each text's first token."""
+
+    def __init__(self, block, value):
+        super().__init__(block.branch)
+        self.value = value
+
+    def forward(self, x):
+        y = super().forward(x).clone()
+        y[:, 0, 3] += self.value
+        return y
+
+
+def test_a_massive_activation_has_a_birth_a_token_a_feature_and_an_end(inspected, status, finding):
+    model = Stack(nn.LayerNorm, 6)
+    for index, value in ((1, 2e4), (4, -2e4)):
+        model.blocks[index] = _Writing(model.blocks[index], value)
+    inspection = inspected(model)
+    assert status(inspection, "F2") == "clean"
+    found = finding(inspection, "F13")
+    assert (found.severity, found.sites[0], found.sites[-1]) == ("note", "blocks.1", "blocks.4")
+    assert "leave 3 of 6 blocks" in found.measured
+    assert "it begins here: the output has 2e+04 in feature 3 of the token at position 0" in found.evidence[0]
+    assert "2 of 80 rows are over 10 times" in found.evidence[-3]
+    assert found.evidence[-2].startswith("blocks.4: it ends here")
+    assert "attention sink" in found.evidence[-1]
+
+
+def test_a_massive_activation_of_the_embedding(inspected, finding):
+    model = Stack(nn.LayerNorm, 4)
+    model.embedding.weight.data[10, 3] = 1e5
+    found = finding(inspected(model), "F13")
+    assert (found.severity, found.sites) == ("note", ("blocks.0", "blocks.3"))
+    assert "begins before the blocks" in found.evidence[0]
+    assert "blocks.3: the last block still has it in its output, with 1e+05" in found.evidence[-1]
+
+
+def test_a_massive_activation_beside_rows_that_grow_has_not_gone(healthy, models, facts_of):
+    """SmolLM2 keeps 24,000 up to its last block, where the median row has grown so that the ratio falls below 1,000."""
+    model = models.tiny("GPT2")
+    facts = facts_of(healthy, model)
+    rows = [(20.0, 10.0), (2.4e4, 10.0), (2.39e4, 30.0)]
+    blocks = tuple(
+        replace(block, stream_out=replace(block.stream_out, absmax=absmax, rms_quantiles=(rms, rms, rms)))
+        for block, (absmax, rms) in zip(facts.blocks, rows, strict=True)
+    )
+    found = MASSIVE.check(replace(facts, blocks=blocks))
+    assert "leave 1 of 3 blocks" in found.measured
+    assert found.evidence[-1].startswith("transformer.h.2: the last block still has it in its output, with 2.39e+04")
+
+
+def test_no_massive_activation(healthy, status):
+    assert status(healthy, "F13") == "clean"
+
+
+def test_one_block_that_adds_far_more_than_any_other_where_massive_activations_do_not():
+    blocks = tuple(swept(index) for index in range(4))
+    assert GROWTH.check(facts(None, blocks=blocks)) is None
+    blocks = (*blocks[:2], replace(blocks[2], branch_share=0.3 * 49), blocks[3])
+    assert GROWTH.check(facts(None, blocks=blocks)) is None
+    hit = GROWTH.check(facts(None, blocks=(*blocks[:2], replace(blocks[2], branch_share=0.3 * 51), blocks[3])))
+    assert (hit.severity, hit.sites) == ("warning", ("blocks.2",))
+    assert "51 times as much to the stream as any other" in hit.measured

@@ -1,0 +1,246 @@
+"""Group D on real tiny models: the side of the residual, and norms that are missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch.nn.functional as F
+from torch import nn
+from transformers import GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2Model
+
+from normkit.inspection.build_inspection import infer
+
+
+class ResidualAfterNorm(GPT2Block):
+    """norm(x) + f(norm(x))."""
+
+    def forward(self, hidden_states, *_args, attention_mask=None, **_kwargs):
+        x = self.ln_1(hidden_states)
+        x = x + self.attn(x, attention_mask=attention_mask)[0]
+        x = self.ln_2(x)
+        return x + self.mlp(x)
+
+
+class WithoutLast(GPT2Model):
+    """Calls every block and forgets the last norm, which is there."""
+
+    def forward(self, *args, **kwargs):
+        norm, self._modules["ln_f"] = self.ln_f, nn.Identity()
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._modules["ln_f"] = norm
+
+
+class Headed(GPT2LMHeadModel):
+    """A port: stock but for its trunk."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.transformer = WithoutLast(config)
+
+
+def test_a_residual_taken_after_the_norm(models, inspected, finding, status):
+    model = models.tiny("GPT2")
+    assert status(inspected(model), "D1") == "clean"
+    for index in (1, 2):
+        block = ResidualAfterNorm(model.config, layer_idx=index)
+        block.load_state_dict(model.transformer.h[index].state_dict())
+        model.transformer.h[index] = block
+    found = finding(inspected(model.eval()), "D1")
+    assert (found.severity, found.sites) == ("error", ("transformer.h.1", "transformer.h.2"))
+    assert found.measured == "2 blocks of 3 add the branch to the normalized stream"
+
+
+def test_a_list_of_branches_that_are_added_outside(models, inspected, status):
+    class Branches(type(models.plain())):
+        def forward(self, input_ids):
+            x = self.embedding(input_ids)
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(self.norm(x))
+
+    model = Branches()
+    model.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(3))
+    inspection = inspected(model)
+    assert {block.placement for block in inspection.blocks} == {"residual-after-norm"}
+    assert status(inspection, "D1") == "clean"
+
+
+def test_a_residual_taken_after_the_norm_by_design(models, inspected, status):
+    inspection = inspected(models.tiny("Bloom", apply_residual_connection_post_layernorm=True))
+    assert {block.placement for block in inspection.blocks} == {"residual-after-norm"}
+    assert status(inspection, "D1") == "clean"
+
+
+def test_a_final_norm_replaced_by_the_identity(models, inspected, finding, status):
+    model = models.tiny("GPT2")
+    assert status(inspected(model), "D3") == "clean"
+    model.transformer.ln_f = nn.Identity()
+    found = finding(inspected(model), "D3")
+    assert (found.severity, found.sites) == ("error", ("transformer.ln_f",))
+    assert found.measured == "1 norm of GPT2LMHeadModel is missing"
+    assert "rows leave the last block with an rms from" in found.evidence[1]
+
+
+def test_a_norm_of_another_kind_is_not_missing(models, inspected):
+    class Squared(nn.Module):
+        def forward(self, x):
+            x = x - x.mean(-1, keepdim=True)
+            return x / (x.square().mean(-1, keepdim=True) + 1e-5)
+
+    model = models.tiny("GPT2")
+    model.transformer.ln_f = Squared()
+    rules = {found.rule: found.sites for found in inspected(model).findings}
+    assert rules["A5"] == ("transformer.ln_f",)
+    assert "D3" not in rules
+
+
+@pytest.mark.slow
+def test_a_norm_in_a_block_replaced_by_the_identity(models, inspected, finding):
+    model = models.tiny("Olmo2")
+    model.model.layers[1].post_attention_layernorm = nn.Identity()
+    assert finding(inspected(model), "D3").sites == ("model.layers.1.post_attention_layernorm",)
+
+
+def test_a_final_norm_that_is_never_called(models, inspected, finding):
+    found = finding(inspected(Headed(models.tiny("GPT2").config).eval()), "D3")
+    assert found.sites == ("transformer.ln_f",)
+    assert "here it is never called" in found.evidence[0]
+
+
+def test_a_norm_called_as_a_function_is_not_missing(models, inspected, status):
+    class Functional(GPT2Block):
+        def forward(self, hidden_states, *_args, attention_mask=None, **_kwargs):
+            x = hidden_states + self.attn(F.layer_norm(hidden_states, (64,)), attention_mask=attention_mask)[0]
+            return x + self.mlp(F.layer_norm(x, (64,)))
+
+    model = models.tiny("GPT2")
+    for index in range(3):
+        block = Functional(model.config, layer_idx=index)
+        block.ln_1, block.ln_2 = nn.Identity(), nn.Identity()
+        model.transformer.h[index] = block
+    inspection = inspected(model.eval())
+    assert "transformer.h.0:layer_norm" in [site.path for site in inspection.sites]
+    assert status(inspection, "D3") == "clean"
+
+
+def test_layers_left_out_are_not_missing_norms(models, inspected, status):
+    model = models.tiny("GPT2")
+    del model.transformer.h[2]
+    assert status(inspected(model), "D3") == "clean"
+
+
+@pytest.mark.slow
+def test_norms_of_a_part_that_does_not_run_are_not_missing(inspected, status):
+    config = T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+    whole = T5ForConditionalGeneration(config).eval()
+    whole.forward = whole.encoder.forward
+    assert status(inspected(whole), "D3") == "clean"
+
+
+def test_without_a_config_missing_norms_are_not_checked(models, inspected, status):
+    assert status(inspected(models.plain()), "D3") == "not checked"
+
+
+def test_declared_norms_that_are_gone(models, inspected, finding, status):
+    model = models.plain()
+    declared = infer(inspected(model), source="intent.json")
+    assert status(inspected(model, intent=declared), "D3") == "clean"
+    model.norm, model.blocks[1].norm_2 = nn.Identity(), nn.Identity()
+    found = finding(inspected(model, intent=declared), "D3")
+    assert (found.severity, found.sites) == ("error", ("blocks.1.norm_2", "norm"))
+    assert found.measured == "2 norms of intent.json are missing"
+    assert "rows leave the last block with an rms from" in found.evidence[2]
+
+
+def test_a_declared_final_norm_that_runs_elsewhere(models, inspected, finding):
+    class Early(type(models.plain())):
+        def forward(self, input_ids):
+            x = self.norm(self.embedding(input_ids))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    declared = infer(inspected(models.plain()), source="intent.json")
+    found = finding(inspected(Early(), intent=declared), "D3")
+    assert found.sites == ("norm",)
+    assert "declared as the final norm; it runs, but nothing" in found.evidence[0]
+
+
+def test_declared_norms_of_blocks_left_out_are_not_missing(models, inspected, status):
+    model = models.plain()
+    declared = infer(inspected(model))
+    del model.blocks[2]
+    assert status(inspected(model, intent=declared), "D3") == "clean"
+
+
+def test_a_residual_after_the_norm_is_no_design_that_a_first_run_declares(models, inspected, finding):
+    class After(nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.norm, self.mlp = block.norm_1, block.mlp
+
+        def forward(self, x):
+            x = self.norm(x)
+            return x + self.mlp(x)
+
+    model = models.plain()
+    model.blocks = nn.ModuleList(After(block) for block in model.blocks)
+    declared = infer(inspected(model))
+    assert set(declared.placements.values()) == {"pre"}
+    assert len(finding(inspected(model, intent=declared), "D1").sites) == 3
+    meant = replace(declared, placements=dict.fromkeys(declared.placements, "residual-after-norm"))
+    assert "D1" not in [found.rule for found in inspected(model, intent=meant).findings]
+
+
+class Unread(nn.Module):
+    """A block that calls its norms and drops what they give; its list may be of several placements."""
+
+    def __init__(self, block, order):
+        super().__init__()
+        self.norm_1, self.mlp, self.order = block.norm_1, block.mlp, order
+
+    def forward(self, x):
+        if self.order == "post":
+            return self.norm_1(x + self.mlp(x))
+        y = self.norm_1(x)
+        return x + self.mlp(x if self.order == "unread" else y)
+
+
+def test_a_norm_whose_output_nobody_reads(models, inspected, finding):
+    model = models.plain()
+    model.blocks[1] = Unread(model.blocks[1], "unread")
+    found = finding(inspected(model), "D3")
+    assert (found.severity, found.sites) == ("error", ("blocks.1.norm_1",))
+    assert "nobody reads its output" in found.evidence[0]
+
+
+@pytest.mark.slow
+def test_a_pre_norm_stack_of_an_unknown_model_without_a_final_norm(models, inspected, finding, status):
+    model = models.plain()
+    model.norm = nn.Identity()
+    found = finding(inspected(model), "D3")
+    assert (found.severity, found.sites) == ("note", ("blocks.2",))
+    assert "no norm stands behind the last block" in found.evidence[0]
+    model.head = nn.Sequential(nn.LayerNorm(64), model.head)
+    assert status(inspected(model), "D3") == "not checked"
+
+
+def test_post_norm_blocks_need_no_final_norm(models, inspected, status):
+    model = models.plain()
+    model.norm = nn.Identity()
+    for index, each in enumerate(model.blocks):
+        model.blocks[index] = Unread(each, "post")
+    assert status(inspected(model), "D3") == "not checked"
+
+
+def test_a_single_block_that_is_placed_unlike_all_others(models, inspected, finding):
+    model = models.plain(layers=4)
+    for index, each in enumerate(model.blocks):
+        model.blocks[index] = Unread(each, "post" if index == 2 else "pre")
+    found = finding(inspected(model), "D2")
+    assert (found.severity, found.sites) == ("warning", ("blocks.2",))
+    assert found.evidence[0].startswith("blocks.2: placed as post-norm, the 3 other blocks as pre-norm")
