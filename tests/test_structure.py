@@ -19,7 +19,7 @@ from helpers import ROOT, SOURCE
 
 # A module imports from its own package and from what stands before it here; nothing else.
 ROWS = [
-    ["errors", "text", "files", "conventions", "spec", "specs"],
+    ["errors", "text", "files", "conventions", "spec", "specs", "show"],
     ["reference", "units", "kernels"],
     ["ops", "geometry"],
     ["arguments", "functional"],

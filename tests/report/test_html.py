@@ -15,7 +15,7 @@ import imagined_runs
 from normkit.errors import InputError
 from normkit.plots import theme
 from normkit.report import html
-from normkit.report.wording import printable
+from normkit.show.parts import printable
 from rendered_pages import rendered
 
 VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}

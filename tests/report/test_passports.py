@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from normkit import specs
 from normkit.identification.book import Entry, PassportBook
 from normkit.identification.passport import Passport, Reading
-from normkit.report.passports import describe_book, passport_list, pattern
+from normkit.report.passports import describe_book, passport_list
+from normkit.show.grouping import pattern
 from normkit.spec import NormSpec
 
 OPEN = {"casts": Reading.open("it runs in float32 only")}

@@ -19,8 +19,8 @@ from normkit.cli.texts import Batches, from_text
 from normkit.demo import write_twins
 from normkit.layers import LayerNorm
 from normkit.report.description import describe
-from normkit.report.grids import lines, marked
-from normkit.report.parts import Fact
+from normkit.show.parts import Fact
+from normkit.show.terminal import lines, marked
 from normkit.text import shortened
 
 if TYPE_CHECKING:

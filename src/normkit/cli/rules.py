@@ -20,9 +20,9 @@ def explain_rule(name: str | None, as_json: bool) -> None:
 
     Without RULE, list every rule with its title.
     """
-    from normkit.report.grids import lines
-    from normkit.report.parts import Fact
     from normkit.rules import RULES
+    from normkit.show.parts import Fact
+    from normkit.show.terminal import lines
 
     chosen = [rule for rule in RULES if name is None or rule.id == name.upper()]
     if name is not None and not chosen:

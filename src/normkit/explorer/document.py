@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from normkit.plots import theme
-from normkit.report.embedding import script_json
+from normkit.show.embedding import script_json
 
 _PAGE = Path(__file__).parent / "page"
 

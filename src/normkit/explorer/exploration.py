@@ -20,7 +20,7 @@ from normkit.explorer.points import BUDGET, Points, checked, label_text, vector
 from normkit.explorer.projection import principal_basis, site_record
 from normkit.files import write_text
 from normkit.measurement.sampling import evenly
-from normkit.report.embedding import frame
+from normkit.show.embedding import frame
 from normkit.spec import NormSpec
 
 TITLE = "The geometry of normalization"

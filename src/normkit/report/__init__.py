@@ -1,18 +1,16 @@
-"""An inspection in words: one description, drawn as text for a terminal and as one HTML file.
+"""Results in words: one description, drawn as text for a terminal and as one HTML file.
 
-    parts.py        the vocabulary: Report, Verdict, Table, Stage ... plain frozen strings
-    wording.py      what words stand for roles, placements, conventions; strings made safe to print
+    parts.py        what an inspection's report consists of: Report, Stage, Run ...
+    wording.py      what words stand for placements and severities
     sites.py        the table of norms, and the same with alike neighbours folded
     training.py     a watched run: what happened, where it began, the answers, the table of parameters
     description.py  Inspection -> Report: everything the two below say
     text.py         Report -> rich renderables: `summary`, `walk_table`
     html.py         Report -> one self-contained page: `render`, `write`, `frame`
-    formula.py      a NormSpec as MathML
     conventions.py  the conventions of a norm in words, and how two norms differ in one
     passports.py    the passports of a model -> rich renderables: `passport_list`
     comparison.py   a model against its reference -> rich renderables: `contrast_list`
-    grids.py        what texts for a terminal are laid out with
-    page.html       the page's template; page.css, page.js: its style and the sorting of its tables
+    inspection.html the page's template; page.js: the sorting of its tables
 
 Figures come from `normkit.plots`. Nothing is measured here.
 """

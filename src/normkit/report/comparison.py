@@ -13,10 +13,9 @@ from rich.text import Text
 from normkit.comparison.differences import Comparison, Pair
 from normkit.comparison.divergence import Birth
 from normkit.report.conventions import difference
-from normkit.report.grids import lines, marked, ruled
-from normkit.report.parts import Cell, Column, Fact, Table, Verdict
-from normkit.report.passports import pattern
-from normkit.report.wording import printable
+from normkit.show.grouping import pattern
+from normkit.show.parts import Cell, Column, Fact, Table, Verdict, printable
+from normkit.show.terminal import lines, marked, ruled
 from normkit.text import counted, shortened, significant
 
 _MOST_ROWS = 16

@@ -12,25 +12,14 @@ from normkit.measurement.facts import Block
 from normkit.measurement.quantities import Walk, WalkStep
 from normkit.report.foldedness import FOLDING_METHOD, describe_foldedness, foldedness_facts
 from normkit.report.geometry import geometry_facts, geometry_table, selection_table
-from normkit.report.grouping import grouped, grouped_paths
-from normkit.report.parts import (
-    NEEDS_RUN,
-    Cell,
-    Column,
-    Fact,
-    Formula,
-    Outcome,
-    Passage,
-    Report,
-    Run,
-    Stage,
-    Table,
-    Verdict,
-)
+from normkit.report.parts import NEEDS_RUN, Formula, Outcome, Passage, Report, Run, Stage
 from normkit.report.sites import formulas, site_table
 from normkit.report.training import RUN_METHOD, describe_training
-from normkit.report.wording import PLACEMENTS, SEVERITIES, formula_name, printable
+from normkit.report.wording import PLACEMENTS, SEVERITIES
 from normkit.rules.finding import Check
+from normkit.show.formula import formula_name
+from normkit.show.grouping import grouped, grouped_paths
+from normkit.show.parts import Cell, Column, Fact, Table, Verdict, printable
 from normkit.text import counted, degrees, rounded_percent, shortened, significant, spread
 
 _MOST_FACTS = 5

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from normkit.inspection.result import Inspection
 from normkit.measurement.quantities import Foldedness, NormForm, SumForm, WriterForm
-from normkit.report.parts import Cell, Column, Distance, Fact, Table
-from normkit.report.passports import pattern
+from normkit.report.parts import Distance
+from normkit.show.grouping import pattern
+from normkit.show.parts import Cell, Column, Fact, Table
 from normkit.text import counted, percent_spread, rounded_percent, shortened, spread
 
 FOLDING_METHOD = (

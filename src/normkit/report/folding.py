@@ -14,10 +14,9 @@ from rich.text import Text
 
 from normkit.checkpoint.header import TensorInfo
 from normkit.checkpoint.plan import FoldPlan, NormChange, TensorEdit, VectorEdit
-from normkit.report.grids import lines, marked, ruled
-from normkit.report.parts import Cell, Column, Fact, Table
-from normkit.report.passports import pattern
-from normkit.report.wording import printable
+from normkit.show.grouping import pattern
+from normkit.show.parts import Cell, Column, Fact, Table, printable
+from normkit.show.terminal import lines, marked, ruled
 from normkit.text import counted, shortened
 
 _MOST = 40

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from normkit.inspection.result import Inspection
 from normkit.measurement.facts import Site
 from normkit.measurement.quantities import SiteGeometry
-from normkit.report.grouping import grouped
-from normkit.report.parts import Cell, Column, Fact, Table
+from normkit.show.grouping import grouped
+from normkit.show.parts import Cell, Column, Fact, Table
 from normkit.text import counted, degree_spread, percent_spread, shortened, spread
 
 

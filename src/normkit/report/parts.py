@@ -1,101 +1,15 @@
-"""The parts of a report: frozen, worded and formatted, independent of the output medium.
-
-Strings are ready to print (no control characters) but not escaped for any markup.
-"""
+"""The parts of an inspection's report: frozen, worded and formatted, independent of the output medium."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from normkit.rules.finding import Check, Finding, Severity
+from normkit.rules.finding import Check, Finding
+from normkit.show.parts import Fact, Table, Tone, Verdict
 from normkit.spec import NormSpec
-
-Tone = Severity | Literal["good", "neutral"]
 
 NEEDS_RUN = "need a training run"
 """The label of rules that only a training run or a training step can tell."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fact:
-    """A line with a label and a value."""
-
-    label: str
-    value: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The answer, before any detail."""
-
-    tone: Tone
-    """The severity of the worst finding, "good" without one, "neutral" if there was nothing to judge."""
-    headline: str
-    detail: str
-    """A sentence or two."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One column of a table."""
-
-    key: str
-    """Identifier by which a backend chooses columns."""
-    heading: str
-    numeric: bool = False
-    """Cells are numbers, aligned right and sorted by value."""
-    meaning: str = ""
-    """One line for the legend, or ""."""
-    words: Callable[[Sequence[float]], str] | None = None
-    """The text of a cell that holds one or more numbers; None if cells hold no numbers."""
-
-    def cell(self, values: Sequence[float]) -> Cell:
-        """A cell of this column that holds these numbers; "none" without one."""
-        text = self.words(values) if self.words and values else "none"
-        return Cell(text=text, value=values[0] if values else None, values=tuple(values))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One entry of a table."""
-
-    text: str
-    value: float | None = None
-    """The number that the cell is sorted by."""
-    values: tuple[float, ...] = ()
-    """The numbers in the text, if the row stands for several norms or blocks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Rows under columns, with what a reader needs to read them."""
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    """Tuples of cells, one per column; the first cell names the row."""
-    empty: str
-    """The text to show if there are no rows."""
-    groups: tuple[tuple[Cell, ...], ...] = ()
-    """The same rows, with rows that are equal in several blocks merged into one; empty if that merges none."""
-
-    @property
-    def legend(self) -> str:
-        """The meanings of the headings, on one line."""
-        return " ".join(f"{column.heading}: {column.meaning}." for column in self.columns if column.meaning)
-
-    def only(self, *keys: str) -> Table:
-        """The same table with some columns, in the order of `keys`."""
-        places = [next(i for i, column in enumerate(self.columns) if column.key == key) for key in keys]
-        return Table(
-            title=self.title,
-            columns=tuple(self.columns[place] for place in places),
-            rows=tuple(tuple(row[place] for place in places) for row in self.rows),
-            empty=self.empty,
-            groups=tuple(tuple(row[place] for place in places) for row in self.groups),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

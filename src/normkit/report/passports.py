@@ -13,9 +13,10 @@ from normkit.comparison.pairing import said
 from normkit.identification.book import Entry, PassportBook
 from normkit.identification.passport import CONVENTIONS, value_of
 from normkit.report.conventions import LABELS, in_words, is_ordinary
-from normkit.report.grids import lines, marked, ruled
-from normkit.report.parts import Cell, Column, Fact, Table
-from normkit.report.wording import formula_name, printable
+from normkit.show.formula import formula_name
+from normkit.show.grouping import pattern
+from normkit.show.parts import Cell, Column, Fact, Table, printable
+from normkit.show.terminal import lines, marked, ruled
 from normkit.text import counted, rounded_percent
 
 _MOST_PATTERNS = 24
@@ -81,16 +82,6 @@ def passport_list(book: PassportBook) -> RenderableType:
     if not described.kinds and not described.left_out:
         parts += ["", marked("neutral", "this model has no norm")]
     return Group(*parts)
-
-
-def pattern(path: str) -> str:
-    """A path with every number in it replaced by a star.
-
-    Example:
-        >>> pattern("model.layers.17.input_layernorm")
-        'model.layers.*.input_layernorm'
-    """
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def _kind(entries: list[Entry]) -> Kind:

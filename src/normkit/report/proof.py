@@ -12,9 +12,8 @@ from rich.text import Text
 from normkit.checkpoint.certificate import Certificate
 from normkit.checkpoint.logits import Agreement
 from normkit.checkpoint.verification import RELATIONS, Checked, Verification
-from normkit.report.grids import lines, marked
-from normkit.report.parts import Fact, Tone, Verdict
-from normkit.report.wording import printable
+from normkit.show.parts import Fact, Tone, Verdict, printable
+from normkit.show.terminal import lines, marked
 from normkit.text import counted, significant
 
 _TONES: dict[bool | None, Tone] = {True: "good", False: "error", None: "neutral"}

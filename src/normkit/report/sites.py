@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from normkit.inspection.result import Inspection
 from normkit.measurement.facts import Site
-from normkit.report.grouping import grouped
-from normkit.report.parts import Cell, Column, Formula, Table
-from normkit.report.wording import formula_name
+from normkit.report.parts import Formula
+from normkit.show.formula import formula_name
+from normkit.show.grouping import grouped
+from normkit.show.parts import Cell, Column, Table
 from normkit.spec import NormSpec
 from normkit.text import percent_spread, rounded_percent, shortened, spread
 

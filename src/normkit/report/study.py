@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from markupsafe import Markup
 from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -18,14 +18,14 @@ from rich.text import Text
 from normkit.files import write_bytes, write_text
 from normkit.plots import theme
 from normkit.plots.studies import study_drawing
-from normkit.report.grids import marked
-from normkit.report.html import environment, style_sheet
-from normkit.report.parts import Fact, Tone
-from normkit.report.wording import printable
+from normkit.show.html import html_page
+from normkit.show.parts import Fact, Tone, printable
+from normkit.show.terminal import marked
 from normkit.study.arm_context import Setting
 from normkit.study.result import Decided, Judged, StudyResult, Verdict
 from normkit.text import counted, significant, spread
 
+_HERE = Path(__file__).parent
 _TONES: dict[Verdict, Tone] = {
     "reproduced": "good",
     "reproduced only if": "note",
@@ -144,7 +144,7 @@ def write(result: StudyResult, folder: Path) -> Path:
     drawings = printable(tuple(study_drawing(chart) for chart in result.charts))
     for drawing in drawings:
         write_bytes(folder / f"{drawing.name}.svg", drawing.file("svg"))
-    text = _render("study.html", page=describe_study(result), figures=drawings)
+    text = _render("study.html", start="claims", page=describe_study(result), figures=drawings)
     return write_text(folder / "index.html", text)
 
 
@@ -153,6 +153,7 @@ def write_index(results: Sequence[StudyResult], folder: Path) -> Path:
     seconds = sum(result.seconds for result in results)
     text = _render(
         "studies.html",
+        start="studies",
         pages=[describe_study(result) for result in results],
         headline=headline(_verdicts(results)),
         footer=f"Computed in {_duration(seconds)} of one thread.",
@@ -160,9 +161,9 @@ def write_index(results: Sequence[StudyResult], folder: Path) -> Path:
     return write_text(folder / "index.html", text)
 
 
-def _render(template: str, **words: object) -> str:
+def _render(template: str, **words: Any) -> str:
     colours = {"light": theme.LIGHT, "dark": theme.DARK}
-    return environment().get_template(template).render(colours=colours, style=Markup(style_sheet()), **words)
+    return html_page(_HERE / template, colours, kind="study", **words)
 
 
 def headline(verdicts: Iterable[Verdict]) -> str:

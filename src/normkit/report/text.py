@@ -16,10 +16,10 @@ from normkit.identification.sites import matches
 from normkit.inspection.result import Inspection
 from normkit.measurement.quantities import Walk
 from normkit.report.description import describe, describe_walk
-from normkit.report.grids import lines, marked
-from normkit.report.parts import Fact, Formula, Outcome, Reply, Run, Stage, Table, Verdict
-from normkit.report.wording import fitting
+from normkit.report.parts import Formula, Outcome, Reply, Run, Stage
 from normkit.rules.finding import Finding
+from normkit.show.parts import Fact, Table, Verdict
+from normkit.show.terminal import fitting, lines, marked
 from normkit.text import numbered, shortened
 
 # Above this number of norms the summary groups similar neighbours; after this number of rows it stops.

@@ -8,7 +8,8 @@ from dataclasses import replace
 from normkit.measurement.history import LIMIT
 from normkit.measurement.training import CUT, Answer, Origin, OriginKind, Parameter, Quantity, Training
 from normkit.plots.course import height, is_bias, largest
-from normkit.report.parts import Cell, Column, Fact, Onset, Reply, Run, Table, Tone, Verdict
+from normkit.report.parts import Onset, Reply, Run
+from normkit.show.parts import Cell, Column, Fact, Table, Tone, Verdict
 from normkit.text import counted, rounded_percent, significant
 
 RUN_METHOD = (

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from normkit.report.parts import Fact, Table, Tone
-from normkit.report.wording import tail
+from normkit.show.parts import Fact, Table, Tone
 
 _WIDEST_LABEL = 44
 
@@ -62,3 +61,40 @@ def ruled(table: Table, most: int) -> RenderableType:
     if len(table.rows) > most:
         grid.add_row(Text(f"and {len(table.rows) - most} more", "dim"))
     return grid
+
+
+def tail(text: str, width: int) -> str:
+    """The text, or an ellipsis and its end if it is longer: the end of a path tells most."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def fitting(paths: Sequence[str], width: int) -> list[str]:
+    """Paths shortened in their middle to a width, all still different; whole paths if that is impossible.
+
+    The outermost parts go first, as they are the same in all; then the middle of the last part, as names of norms
+    differ at both ends; then the number of the block before it.
+
+    Example:
+        >>> fitting(["model.layers.{0-17}.pre_feedforward_layernorm", "model.layers.{0-17}.mlp.norm"], 24)
+        ['…{0-17}.pre_feedfo…rnorm', '…layers.{0-17}.mlp.norm']
+    """
+    for with_block in (True, False):
+        short = [_cut(path, width, with_block=with_block) for path in paths]
+        if len(set(short)) == len(set(paths)):
+            return short
+    return list(paths)
+
+
+def _cut(path: str, width: int, *, with_block: bool) -> str:
+    if len(path) <= width:
+        return path
+    parts = path.split(".")
+    for first in range(1, len(parts) - 1):
+        rest = ".".join(parts[first:])
+        if len(rest) < width:
+            return f"…{rest}"
+    # The number of the block is kept before the name if it fits into half of the room.
+    block = f"{parts[-2]}." if with_block and len(parts) > 1 and len(parts[-2]) + 2 <= width // 2 else ""
+    head, last = "…" + block if len(parts) > 1 else "", parts[-1]
+    room = width - len(head) - 1
+    return f"{head}{last}" if len(last) <= room + 1 else f"{head}{last[: room - room // 3]}…{last[-(room // 3) :]}"

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from normkit.report.embedding import bars, frame, packed_json, script_json
+from normkit.show.embedding import bars, frame, packed_json, script_json
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>&amp;\u2028\"'"
 

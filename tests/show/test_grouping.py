@@ -2,8 +2,8 @@
 
 import pytest
 
-from normkit.report.grouping import grouped, grouped_paths
-from normkit.report.parts import Cell, Column, Table
+from normkit.show.grouping import grouped, grouped_paths
+from normkit.show.parts import Cell, Column, Table
 from normkit.text import spread
 
 COLUMNS = (

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 import pytest
 
 from normkit import specs
-from normkit.report.formula import mathml
+from normkit.show.formula import formula_name, mathml
 from normkit.spec import NormSpec
 
 PRESETS = {name: value for name, value in inspect.getmembers(specs) if isinstance(value, NormSpec)}
@@ -48,3 +48,23 @@ def test_eps_stands_inside_or_outside_the_root():
 
     assert under_the_root(specs.TORCH_LAYER_NORM).endswith("+10−5")
     assert under_the_root(specs.ANNOTATED_TRANSFORMER).endswith("2")
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (specs.TORCH_LAYER_NORM, "LayerNorm, eps 1e-5"),
+        (specs.TORCH_RMS_NORM, "RMSNorm, machine eps"),
+        (specs.GEMMA, "RMSNorm, eps 1e-6, 1 + weight"),
+        (specs.ANNOTATED_TRANSFORMER, "LayerNorm, eps 1e-6 outside, n - 1"),
+        (specs.SCALE_NORM, "L2 norm, eps 1e-5 clamp"),
+        (specs.POOLFORMER, "GroupNorm, eps 1e-5"),
+        (specs.POCKET_TTS, "half-centred norm, eps 1e-5, n - 1"),
+        (specs.MUSE_SPARK_INPUT_SCALED, "RMSNorm, eps 1e-6, 1 + weight, gain before normalizing"),
+        (specs.TORCH_LAYER_NORM.replace(eps=0.0), "LayerNorm, no eps"),
+        (specs.TORCH_LAYER_NORM.replace(eps=0.5), "LayerNorm, eps 0.5"),
+        (specs.TORCH_LAYER_NORM.replace(groups=4), "GroupNorm, eps 1e-5, 4 groups"),
+    ],
+)
+def test_a_formula_is_named_by_what_is_unusual_about_it(spec, name):
+    assert formula_name(spec) == name

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from normkit.report.parts import Cell, Table
+from normkit.show.parts import Cell, Table
 
 Place = tuple[str, int | None, str]
 """A path before its block's number, that number, and the path behind it."""
@@ -57,6 +57,16 @@ def grouped_paths(paths: Sequence[str], blocks: Iterable[str]) -> tuple[str, ...
         stem, number, rest = place(path)
         alike.setdefault((stem, rest), []).extend([] if number is None else [number])
     return tuple(f"{stem}{_braced(numbers)}{rest}" for (stem, rest), numbers in alike.items())
+
+
+def pattern(path: str) -> str:
+    """A path with every number in it replaced by a star.
+
+    Example:
+        >>> pattern("model.layers.17.input_layernorm")
+        'model.layers.*.input_layernorm'
+    """
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def _placer(blocks: Iterable[str]) -> Callable[[str], Place]:

@@ -1,0 +1,10 @@
+"""How anything is shown, in a terminal and on a page; what is said lies beside the feature that computes it.
+
+parts.py      the vocabulary: Section, Verdict, Fact, Table; strings made safe to print
+terminal.py   Section -> rich renderables
+html.py       a template and its words -> one self-contained page; page.html is the frame of all pages,
+macros.html what they draw parts with, page.css their style
+embedding.py  data, small drawings and whole pages inside a page
+formula.py    a NormSpec in a few words, and as MathML
+grouping.py   rows that say the same of several blocks -> one row
+"""

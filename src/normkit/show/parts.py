@@ -1,0 +1,121 @@
+"""The parts of a report: frozen, worded and formatted, independent of the output medium.
+
+Strings are ready to print (no control characters) but not escaped for any markup.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast
+
+from normkit.spec import NormSpec
+
+T = TypeVar("T")
+Tone = Literal["error", "warning", "note", "good", "neutral"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A line with a label and a value."""
+
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The answer, before any detail."""
+
+    tone: Tone
+    """The severity of the worst finding, "good" without one, "neutral" if there was nothing to judge."""
+    headline: str
+    detail: str
+    """A sentence or two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table."""
+
+    key: str
+    """Identifier by which a backend chooses columns."""
+    heading: str
+    numeric: bool = False
+    """Cells are numbers, aligned right and sorted by value."""
+    meaning: str = ""
+    """One line for the legend, or ""."""
+    words: Callable[[Sequence[float]], str] | None = None
+    """The text of a cell that holds one or more numbers; None if cells hold no numbers."""
+
+    def cell(self, values: Sequence[float]) -> Cell:
+        """A cell of this column that holds these numbers; "none" without one."""
+        text = self.words(values) if self.words and values else "none"
+        return Cell(text=text, value=values[0] if values else None, values=tuple(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One entry of a table."""
+
+    text: str
+    value: float | None = None
+    """The number that the cell is sorted by."""
+    values: tuple[float, ...] = ()
+    """The numbers in the text, if the row stands for several norms or blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under columns, with what a reader needs to read them."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    """Tuples of cells, one per column; the first cell names the row."""
+    empty: str
+    """The text to show if there are no rows."""
+    groups: tuple[tuple[Cell, ...], ...] = ()
+    """The same rows, with rows that are equal in several blocks merged into one; empty if that merges none."""
+
+    @property
+    def legend(self) -> str:
+        """The meanings of the headings, on one line."""
+        return " ".join(f"{column.heading}: {column.meaning}." for column in self.columns if column.meaning)
+
+    def only(self, *keys: str) -> Table:
+        """The same table with some columns, in the order of `keys`."""
+        places = [next(i for i, column in enumerate(self.columns) if column.key == key) for key in keys]
+        return Table(
+            title=self.title,
+            columns=tuple(self.columns[place] for place in places),
+            rows=tuple(tuple(row[place] for place in places) for row in self.rows),
+            empty=self.empty,
+            groups=tuple(tuple(row[place] for place in places) for row in self.groups),
+        )
+
+
+def printable(part: T) -> T:
+    """A part with every string in it made safe: invisible characters become escape sequences.
+
+    Control characters could move a terminal's cursor, direction marks could reorder a page, and lone
+    surrogates cannot be written to a file.
+    """
+    if isinstance(part, str):
+        return cast(T, "".join(map(_visible, part)))
+    if isinstance(part, tuple):
+        return cast(T, tuple(printable(member) for member in part))
+    if dataclasses.is_dataclass(part) and not isinstance(part, type) and not isinstance(part, NormSpec):
+        fields = {field.name: printable(getattr(part, field.name)) for field in dataclasses.fields(part)}
+        return cast(T, dataclasses.replace(part, **fields))
+    return part
+
+
+def _visible(character: str) -> str:
+    # C: control, format, surrogate, private, unassigned. Zl, Zp: line and paragraph separators.
+    category = unicodedata.category(character)
+    if category[0] != "C" and category not in ("Zl", "Zp"):
+        return character
+    return character.encode("unicode_escape").decode("ascii")
