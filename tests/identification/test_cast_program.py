@@ -10,7 +10,7 @@ from torch import nn
 import normkit as nk
 from normkit import NormSpec, reference, specs
 from normkit.identification import cast_program
-from normkit.identification.affine import Affine
+from normkit.identification.gain_and_bias import Affine
 from normkit.identification.specimen import Specimen
 from normkit.identification.state import undisturbed
 

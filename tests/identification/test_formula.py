@@ -9,6 +9,7 @@ from torch import nn
 
 import normkit as nk
 from normkit import NormSpec
+from normkit.conventions.rows import Rows
 from normkit.identification import formula
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.identification.state import undisturbed
@@ -72,8 +73,8 @@ def test_16_bits_show_the_kind_and_the_centring(dtype, generator):
     with undisturbed():
         specimen = Specimen(nk.Norm(spec, 12), dtype=dtype)
         assert "degree" in formula.check_kind(specimen, SHAPE, generator)
-        found = formula.fit(formula.respond(specimen, SHAPE, generator), (-1,), 1)
-    assert formula.explains(found)
+        found = formula.fit(formula.respond(specimen, SHAPE, generator), Rows())
+    assert found.explains
     assert (found.spec.centre_numerator, found.spec.centre_statistics) == (False, True)
 
 
@@ -106,9 +107,9 @@ def test_each_centring_is_told_from_the_others(numerator, statistics, generator)
         specimen = Specimen(module)
         specimen.draw(generator)
         parity = formula.respond(specimen, SHAPE, generator)
-        found = formula.fit(parity, (-1,), 1)
+        found = formula.fit(parity, Rows())
     assert (found.spec.centre_numerator, found.spec.centre_statistics) == (numerator, statistics)
-    assert formula.explains(found)
+    assert found.explains
     # float32 noise of the module, averaged over 16 samples; the parameters are of order 1.
     torch.testing.assert_close(found.gain, specimen.parameters["weight"].double().expand(3, 12), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(parity.bias, specimen.parameters["bias"].double().expand(3, 12), rtol=1e-5, atol=1e-5)
@@ -124,7 +125,7 @@ def test_the_rows_have_different_means_whatever_their_length(generator):
 def test_a_norm_by_the_mean_magnitude_is_not_explained(generator):
     with undisturbed():
         parity = formula.respond(Specimen(lambda x: x / x.abs().mean(-1, keepdim=True)), SHAPE, generator)
-        assert not formula.explains(formula.fit(parity, (-1,), 1))
+        assert not formula.fit(parity, Rows()).explains
 
 
 @pytest.mark.parametrize("numerator", [True, False])
@@ -137,8 +138,8 @@ def test_a_gain_in_front(numerator, offset, generator):
         specimen = Specimen(nk.Norm(spec, 12))
         specimen.draw(generator)
         parity = formula.respond(specimen, SHAPE, generator)
-        assert not formula.explains(formula.fit(parity, (-1,), 1))
-        found = formula.fit_before(specimen, parity, (-1,), 1)
+        assert not formula.fit(parity, Rows()).explains
+        found = formula.fit_before(specimen, parity, Rows())
     assert found.name == "weight"
     assert found.spec == spec.replace(eps=0.0, has_bias=False)
     assert found.scale == pytest.approx(1.0, rel=1e-6)
@@ -149,4 +150,4 @@ def test_a_gain_in_front_is_not_found_where_there_is_none(generator):
         specimen = Specimen(nn.LayerNorm(12))
         specimen.draw(generator)
         parity = formula.respond(specimen, SHAPE, generator)
-        assert formula.fit_before(specimen, parity, (-1,), 1) is None
+        assert formula.fit_before(specimen, parity, Rows()) is None

@@ -11,7 +11,7 @@ import normkit as nk
 from helpers import PRESETS
 from normkit import NormSpec, reference, specs
 from normkit.identification import half_precision_calls
-from normkit.identification.affine import Affine
+from normkit.identification.gain_and_bias import Affine
 from normkit.identification.half_precision_calls import DEFINITION, outputs
 from normkit.identification.specimen import Specimen
 from normkit.identification.state import undisturbed

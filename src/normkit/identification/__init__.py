@@ -6,7 +6,7 @@ adapters.py    functions of given parameters and of numpy arrays, as modules and
 specimen.py    the norm under test: a copy of a module that may be called and changed at will, or a function
 coupling.py    which outputs move when inputs change: the rows that share statistics, positions in time
 formula.py     rows too long to feel eps: what is subtracted, what divides, with any gain and bias
-affine.py      which parameters gain and bias are
+gain_and_bias.py  which parameters gain and bias are
 structure.py   the three above in one: everything but eps, the divisor and the casts
 eps_response.py  small inputs: where eps enters
 divisor.py     n, n - 1 or none, and which eps was meant
@@ -16,9 +16,8 @@ precision.py   how finely each dtype shows a formula
 conditioning.py  rows that are hard on a norm: large means, constants, zeros, one large element
 calling.py     how a norm can be called, and one clear line if it cannot
 side_effects.py  what a call does beside its result: to the input, to a state, in training mode
-fallback_verdicts.py  the verdict where no spec fits, by way of the next four
+other_verdicts.py  the verdict where no spec fits: batch norms, faulty norms, and by way of the next three
 maps.py        identity, affine, linear and elementwise maps, softmax
-batch.py       batch norms: over which axes, in which mode
 gating.py      norms of two inputs: gated, adaptive, of a sum
 direction.py   norms that subtract another direction than all-ones
 passport.py    the result: conventions, evidence, confidence

@@ -19,15 +19,15 @@ from normkit.identification import (
     conditioning,
     coupling,
     divisor,
-    fallback_verdicts,
     gating,
+    other_verdicts,
     side_effects,
     structure,
 )
-from normkit.identification.affine import Affine, Gathered, made_of
 from normkit.identification.cast_program import Program
 from normkit.identification.divisor import Choice
 from normkit.identification.eps_response import roll_off
+from normkit.identification.gain_and_bias import Affine, Gathered, made_of
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError
@@ -138,14 +138,14 @@ def examine(
         except UnrecognisedError as seen:
             # The search has drawn other parameters.
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
-            kind = fallback_verdicts.second_look(fresh, small, generator, seen, _recovered)
-            seen_alone = kind.norm or Passport(verdict=kind.verdict, spec=None, readings={}, dtype=dtype_name(dtype))
-            affine = Affine(weight=seen_alone.weight_name, bias=seen_alone.bias_name)
-            acting = affine.of(_owner(norm)) if kind.norm else (kind.weight, kind.bias)
+            seen_again = other_verdicts.verdict_without_spec(fresh, small, generator, seen, _recovered)
+            affine = Affine(weight=seen_again.weight_name, bias=seen_again.bias_name)
+            acting = (seen_again.weight, seen_again.bias) if seen_again.spec is None else affine.of(_owner(norm))
             passport = replace(
-                seen_alone,
-                readings={**seen_alone.readings, **kind.readings, **beside},
+                seen_again,
+                readings={**seen_again.readings, **beside},
                 shape=sizes,
+                dtype=dtype_name(dtype),
                 weight=_kept(acting[0]),
                 bias=_kept(acting[1]),
             )
@@ -280,8 +280,8 @@ def _examined(
     felt = roll_off(specimen, found.spec, shape, generator)
     rescaled = conditioning.rescaled_eps(specimen, found.spec, shape, generator) if felt.eps == 0 else None
     if rescaled is not None:
-        reason = f"eps is multiplied by the square of a row's largest element: {rescaled:.3g} after a division by it"
-        raise UnrecognisedError("norm", reason, {"rescaled eps": Reading(value=float(f"{rescaled:.3g}"))})
+        value = Reading(value=float(f"{rescaled:.3g}"))
+        raise UnrecognisedError("norm", conditioning.RESCALED_EPS.format(rescaled), {"rescaled eps": value})
     choice = divisor.choose(found.n, found.length, felt, precision.length, found.spec.centre_statistics)
     choice = divisor.settle_machine_eps(
         choice,

@@ -11,7 +11,7 @@ import torch
 from normkit.conventions.casts import Cast, OutputDtype, StatisticsDtype
 from normkit.conventions.eps import EPS
 from normkit.identification import half_precision_calls
-from normkit.identification.affine import Affine
+from normkit.identification.gain_and_bias import Affine
 from normkit.identification.half_precision_calls import DEFINITION, Rate, Run
 from normkit.identification.passport import Reading, value_of
 from normkit.identification.specimen import Specimen

@@ -22,6 +22,8 @@ _WORSE = 30.0
 _NOTICED = 1e-6
 """A share of a row's length that float32 shows."""
 _ROWS = 8
+RESCALED_EPS = "eps is multiplied by the square of a row's largest element: {:.3g} after a division by it"
+"""Says so of a norm for which `rescaled_eps` has found a number."""
 
 
 def readings(
@@ -66,7 +68,7 @@ def rescaled_eps(specimen: Specimen, spec: NormSpec, shape: Sequence[int], gener
 
 
 def _conditioning(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator) -> Reading:
-    """How much a mean changes the output, that changes no output; beside float32 in two passes, and in one."""
+    """How much the output changes with a row's mean, which should change none; beside float32 in two passes and one."""
     errors: dict[str, list[float]] = {"its own": [], "two passes": [], "one pass": []}
     for mean in _MEANS:
         x = torch.randn(tuple(shape), generator=generator) + mean
@@ -83,16 +85,16 @@ def _conditioning(specimen: Specimen, spec: NormSpec, shape: Sequence[int], gene
     worse = [own > _WORSE * two and own > one / _WORSE for own, two, one in zip(*errors.values(), strict=True)]
     at = 1 if worse[1] or not any(worse) else worse.index(True)
     seen = ", ".join(f"{error:.0e} at {mean:g}" for error, mean in zip(errors["its own"], _MEANS, strict=True))
-    line = f"error of a row by its mean over its standard deviation: {seen}; in two passes over the row, float32 "
-    line += f"leaves {errors['two passes'][at]:.0e} at {_MEANS[at]:g}"
+    line = f"error of a row whose mean is that many standard deviations: {seen}; float32 in two passes over the row "
+    line += f"errs by {errors['two passes'][at]:.0e} at {_MEANS[at]:g}"
     if any(worse):
-        line += f"; E[x^2] - E[x]^2, as it must compute, leaves {errors['one pass'][at]:.0e}"
+        line += f"; E[x^2] - E[x]^2, which this norm must compute, errs by {errors['one pass'][at]:.0e}"
     value = {"mean_over_std": _MEANS[at], "error": float(f"{errors['its own'][at]:.2g}"), "cancels": any(worse)}
     return Reading(value=value, evidence=(line,))
 
 
 def _normalized(rows: Tensor, *, one_pass: bool) -> Tensor:
-    """Rows less their mean over their standard deviation, whose square is in one pass E[x^2] - E[x]^2."""
+    """(row - mean) / standard deviation, whose square is E[x^2] - E[x]^2 in one pass."""
     mean = rows.mean(-1, keepdim=True)
     centred = rows - mean
     squares = rows.square().mean(-1, keepdim=True) - mean.square() if one_pass else centred.square().mean(-1, True)

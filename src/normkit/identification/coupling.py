@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from normkit.conventions.rows import CHANNELS_LAST, Axes
+from normkit.conventions.rows import CHANNELS_LAST, Rows
 from normkit.errors import ShapeError
 from normkit.identification.passport import Reading
 from normkit.identification.precision import precision_of
@@ -21,30 +20,21 @@ _HALVES = 6
 _MOVED = 1e-6
 """An output moves if it changes by more than this share of the largest change, or of their root mean square."""
 _UNEVEN = 1e-4
+_ALONE = "no statistics are shared along axis {}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coupling:
     """The rows of a norm: the elements that share statistics."""
 
-    choices: tuple[tuple[Axes, int], ...]
-    """Pairs (axes, groups) as in `NormSpec`. Where two pairs describe the same rows, only a gain or a bias tells which
-    is meant: each pair says along which axes it varies."""
+    choices: tuple[Rows, ...]
+    """Where two describe the same rows, only a gain or a bias tells which is meant: each says along which axes it
+    varies."""
     row: tuple[int, ...]
     """The axes of the input that a row spans, counted from 0."""
     evidence: str
     n: int
     """How many features share statistics."""
-
-    @property
-    def axes(self) -> Axes:
-        """The axes of the first choice."""
-        return self.choices[0][0]
-
-    @property
-    def groups(self) -> int:
-        """The axes of the first choice."""
-        return self.choices[0][1]
 
 
 def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Coupling:
@@ -61,7 +51,13 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
         raise UnrecognisedError("not a norm", "each output depends on its own input alone: nothing is shared in a row")
     row = tuple(axis for axis, size in enumerate(extent) if size > 1)
     if 0 in row:
-        _refuse_coupled_samples(specimen, shape, generator)
+        try:
+            alone = reach(specimen, (2, *shape), generator)
+        except (ShapeError, UnrecognisedError):
+            alone = None
+        if alone == (1, *shape):
+            raise ShapeError(f"shape needs a batch axis in front of the row, got the row itself, {tuple(shape)}")
+        raise UnrecognisedError("batch", "changing one sample moves the others")
     sizes = [shape[axis] for axis in row]
     covered = [extent[axis] for axis in row]
     if not bool(moved[tuple(slice(size) for size in extent)].all()):
@@ -70,21 +66,21 @@ def rows_of(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     evidence = f"changing one element moves {' x '.join(map(str, covered))} outputs, along {axes}"
     trailing = row == tuple(range(row[0], len(shape)))
     whole = covered == sizes
-    choices: list[tuple[Axes, int]] = []
+    choices: list[Rows] = []
     if whole and trailing:
-        choices = [(tuple(range(-len(row), 0)), 1)]
+        choices = [Rows(tuple(range(-len(row), 0)))]
         if len(shape) > 2 and row[0] <= 2:
-            choices.append(("all_but_batch", 1 if row[0] == 1 else shape[1]))
+            choices.append(Rows("all_but_batch", 1 if row[0] == 1 else shape[1]))
     elif whole and row in ((1,), tuple(range(1, len(shape) - 1))):
-        choices = [((1,), 1)] if row == (1,) else []
+        choices = [Rows((1,))] if row == (1,) else []
         if row[-1] == len(shape) - 2:
-            choices.append((CHANNELS_LAST, shape[-1]))
+            choices.append(Rows(CHANNELS_LAST, shape[-1]))
     elif trailing and covered[1:] == sizes[1:] and sizes[0] % covered[0] == 0:
         # Groups split the features, or the channels and with them all that follows.
         groups = sizes[0] // covered[0]
-        choices = [((-1,), groups)] if len(row) == 1 else [("all_but_batch", groups)] if row[0] == 1 else []
+        choices = [Rows((-1,), groups)] if len(row) == 1 else [Rows("all_but_batch", groups)] if row[0] == 1 else []
     elif row == tuple(range(1, len(shape))) and covered[:-1] == sizes[:-1] and sizes[-1] % covered[-1] == 0:
-        choices = [(CHANNELS_LAST, sizes[-1] // covered[-1])]
+        choices = [Rows(CHANNELS_LAST, sizes[-1] // covered[-1])]
     if choices:
         return Coupling(choices=tuple(choices), row=row, evidence=evidence, n=math.prod(extent))
     reading = Reading(value=list(row), evidence=(evidence,))
@@ -153,16 +149,6 @@ def _extent(moved: Tensor) -> tuple[int, ...] | None:
     return tuple((positions.amax(0) + 1).tolist()) if len(positions) else None
 
 
-def _refuse_coupled_samples(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> NoReturn:
-    try:
-        extent = _extent(_moved(specimen, (2, *shape), generator))
-    except (ShapeError, UnrecognisedError):
-        extent = None
-    if extent == (1, *shape):
-        raise ShapeError(f"shape needs a batch axis in front of the row, got the row itself, {tuple(shape)}")
-    raise UnrecognisedError("batch", "changing one sample moves the others")
-
-
 def time_reading(
     specimen: Specimen, shape: Sequence[int], generator: torch.Generator, spec: NormSpec | None
 ) -> dict[str, Reading]:
@@ -188,15 +174,13 @@ def time_reading(
     else:
         coupled = range(1, dim) if isinstance(spec.axes, str) else [axis % dim for axis in spec.axes]
         found = {
-            axis: _coupling_along(specimen, shape, axis, generator) if axis in coupled else ("none", _alone(axis))
+            axis: _coupling_along(specimen, shape, axis, generator)
+            if axis in coupled
+            else ("none", _ALONE.format(axis))
             for axis in (range(2, dim) if spec.rows.channel_axis == 1 else range(1, dim - 1))
         }
     value = [{"axis": axis, "coupling": coupling} for axis, (coupling, _) in found.items()]
     return {"time": Reading(value=value, evidence=tuple(line for _, line in found.values()))}
-
-
-def _alone(axis: int) -> str:
-    return f"no statistics are shared along axis {axis}"
 
 
 def _coupling_along(specimen: Specimen, shape: Sequence[int], axis: int, generator: torch.Generator) -> tuple[str, str]:
@@ -215,7 +199,7 @@ def _coupling_along(specimen: Specimen, shape: Sequence[int], axis: int, generat
     earlier, later = moved(size - 1, 0), moved(0, 1)
     match earlier > _MOVED, later > _MOVED:
         case False, False:
-            return "none", _alone(axis)
+            return "none", _ALONE.format(axis)
         case False, True:
             line = f"changing the first position moves later outputs by {later:.2g}, the last one no earlier ones"
             return "causal", f"axis {axis}: {line}"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from normkit import reference
-from normkit.conventions.rows import Axes
+from normkit.conventions.gain import NO_GAIN
+from normkit.conventions.rows import CENTRINGS, Rows
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import NormSpec
@@ -44,6 +45,11 @@ class Fit:
     """Relative, of the odd part."""
     fits: float
     """A smaller residual is rounding."""
+
+    @property
+    def explains(self) -> bool:
+        """Whether the fit leaves nothing but rounding."""
+        return self.residual < self.fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +89,15 @@ def check_kind(specimen: Specimen, shape: Sequence[int], generator: torch.Genera
         raise UnrecognisedError("not a norm", grows if abs(degree) > 0.01 else turns)
     mirrored = specimen(-scale * x)
     if _small(near - mirrored, _rms(near), 1e-5):
-        _refuse_vanishing(specimen, x)
+        # Where the output shrinks as the input grows, only a bias is left of large rows.
+        lengths = [_rms(specimen(small * x) - specimen(-small * x)) for small in (1.0, 4.0)]
+        if min(lengths) > 0 and (degree := math.log2(lengths[1] / lengths[0]) / 2) < -0.1:
+            grows = f"what it adds to a bias grows as the input to the power {degree:.2f}{_wrong_power(degree)}"
+            raise UnrecognisedError("not a norm", grows)
     even = near + mirrored
     if not _small(even - even[:1], _rms(near), precision.homogeneous):
         raise UnrecognisedError("norm", "f(x) + f(-x) depends on x: it is no normalized row times a gain plus a bias")
     return f"inputs {growth:g} times as large give the same output (degree {degree + 0.0:.4f})"
-
-
-def _refuse_vanishing(specimen: Specimen, x: Tensor) -> None:
-    """Refuse a norm whose output shrinks as its input grows, so that only a bias is left of large rows."""
-    lengths = [_rms(specimen(scale * x) - specimen(-scale * x)) for scale in (1.0, 4.0)]
-    if min(lengths) > 0 and (degree := math.log2(lengths[1] / lengths[0]) / 2) < -0.1:
-        grows = f"what it adds to a bias grows as the input to the power {degree:.2f}{_wrong_power(degree)}"
-        raise UnrecognisedError("not a norm", grows)
 
 
 def _wrong_power(degree: float) -> str:
@@ -122,14 +124,14 @@ def respond(specimen: Specimen, shape: Sequence[int], generator: torch.Generator
     return Parity(fits=precision.fits, x=x.double(), odd=(plus - minus) / 2, bias=((plus + minus) / 2).mean(0))
 
 
-def fit(parity: Parity, axes: Axes, groups: int) -> Fit:
+def fit(parity: Parity, rows: Rows) -> Fit:
     """The centring that explains the outputs, with whatever gain that takes.
 
     For each of the four centrings the gain of a feature is the least-squares ratio of the odd part
     to the normalized input over the samples; the rows' means differ, so a wrong centring cannot fit.
     """
     fits = []
-    for spec in _centrings(axes, groups):
+    for spec in _centrings(rows):
         normalized = reference.forward(parity.x, spec)
         gain = (parity.odd * normalized).sum(0) / normalized.square().sum(0)
         residual = _rms(parity.odd - gain * normalized) / _rms(parity.odd)
@@ -137,9 +139,9 @@ def fit(parity: Parity, axes: Axes, groups: int) -> Fit:
     return min(fits, key=lambda candidate: candidate.residual)
 
 
-def fit_before(specimen: Specimen, parity: Parity, axes: Axes, groups: int) -> FitBefore | None:
+def fit_before(specimen: Specimen, parity: Parity, rows: Rows) -> FitBefore | None:
     """The formula with a weight that multiplies the row before it is normalized, or None."""
-    for spec in _centrings(axes, groups):
+    for spec in _centrings(rows):
         for name, weight in specimen.parameters.items():
             for offset in (0.0, 1.0, 2.0):
                 before = spec.replace(has_weight=True, weight_placement="before", weight_offset=offset)
@@ -154,22 +156,10 @@ def fit_before(specimen: Specimen, parity: Parity, axes: Axes, groups: int) -> F
     return None
 
 
-def explains(candidate: Fit) -> bool:
-    """The fit leaves nothing but rounding noise."""
-    return candidate.residual < candidate.fits
-
-
-def _centrings(axes: Axes, groups: int) -> Iterator[NormSpec]:
-    for numerator, denominator in ((True, True), (False, False), (False, True), (True, False)):
-        yield NormSpec(
-            axes=axes,
-            groups=groups,
-            centre_numerator=numerator,
-            centre_statistics=denominator,
-            eps=0.0,
-            has_weight=False,
-            has_bias=False,
-        )
+def _centrings(rows: Rows) -> Iterator[NormSpec]:
+    for both in ((True, True), (False, False), (False, True), (True, False)):
+        conventions = {**rows.conventions(), **CENTRINGS[both].conventions(), **NO_GAIN.conventions()}
+        yield NormSpec(eps=0.0, **conventions)
 
 
 def _rms(values: Tensor) -> float:

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from normkit.errors import IdentificationError, NormkitError
 from normkit.identification import coupling, formula
-from normkit.identification.batch import Recover
-from normkit.identification.maps import ACTIVATIONS, FallbackVerdict
-from normkit.identification.passport import CONVENTIONS, Passport, Reading, value_of
+from normkit.identification.maps import ACTIVATIONS
+from normkit.identification.passport import CONVENTIONS, Passport, Reading, value_of, without_spec
 from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
+
+Recover = Callable[[Specimen, tuple[int, ...]], Passport | None]
+"""The search: the passport of a norm of this input shape, or None where no spec describes it."""
 
 _GATES = ("none", "sigmoid", "silu", "tanh", "relu", "gelu", "gelu_tanh")
 _LEVEL = 64.0
@@ -101,7 +103,11 @@ class Probe:
             scaled = (self.x.double() * function(gates.double()) / unit).to(self.x.dtype)
             if self._close(spread, self(scaled, 1.0)) and not self._close(spread, one):
                 return "before", name
-        return None if self._reaches_others(gates) else ("after", None)
+        # An elementwise gate moves the output at its own place alone.
+        other = gates.clone()
+        other.view(-1)[0] += 1.0
+        moved = (self(self.x, other) - spread).abs().flatten(1)
+        return None if bool(moved[:, 1:].max() > self._fits * moved.max()) else ("after", None)
 
     def adds(self) -> bool:
         """f(x, z) = f(x + z, 0)."""
@@ -119,13 +125,6 @@ class Probe:
         size = float(odds[0].norm() + odds[1].norm())
         scale, shift = (float((one - other).norm()) > self._fits * size for one, other in (odds, evens))
         return scale, shift
-
-    def _reaches_others(self, gates: Tensor) -> bool:
-        """Whether one entry of the second input moves outputs at other places."""
-        other = gates.clone()
-        other.view(-1)[0] += 1.0
-        moved = (self(self.x, other) - self(self.x, gates)).abs().flatten(1)
-        return bool(moved[:, 1:].max() > self._fits * moved.max())
 
     def _close(self, values: Tensor, expected: Tensor) -> bool:
         return float((values - expected).norm()) <= self._fits * float(expected.norm())
@@ -153,7 +152,7 @@ def _shapes(specimen: Specimen, shape: Sequence[int]) -> Iterator[tuple[int, ...
 
 def two_inputs(
     specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator, seen: str, recover: Recover
-) -> FallbackVerdict:
+) -> Passport:
     """The verdict on a norm that needs a second tensor, from its effect.
 
     Raises:
@@ -173,18 +172,26 @@ def two_inputs(
         coupling.rows_of(held, shape, generator)
     except UnrecognisedError as error:
         if error.verdict == "not a norm":
-            return FallbackVerdict.of("not a norm", f"with {argument} held constant, {error.reason}", seen)
+            return without_spec("not a norm", f"with {argument} held constant, {error.reason}", seen)
     except NormkitError as error:
-        return FallbackVerdict.of("undecidable", f"with {argument} held constant, {error}", seen)
+        return without_spec("undecidable", f"with {argument} held constant, {error}", seen)
     if adds:
-        return _residual(probe, argument, seen, recover)
+        line = f"{argument} is added to x before it is normalized"
+        passport = recover(holding(specimen, second, 0.0), shape)
+        if passport is None or passport.spec is None:
+            reading = Reading(value={"argument": argument}, evidence=(line,))
+            return without_spec("norm", line, seen, residual=reading)
+        line = f"{line}: {passport.spec} of the sum"
+        reading = Reading(value={"argument": argument, "spec": _decided(passport)}, evidence=(line,))
+        kind = Reading(value="norm", evidence=(line, seen))
+        return replace(passport, readings={**passport.readings, "kind": kind, "residual": reading})
     if not probe.felt():
-        return FallbackVerdict.of("norm", f"{argument} is needed, and changes nothing", seen)
+        return without_spec("norm", f"{argument} is needed, and changes nothing", seen)
     gate = probe.gate() if second.shape == shape and len(second.names) == 1 else None
     if gate is None:
         return _adaptive(probe, argument, seen, recover)
     reading = _gate_reading(probe, argument, *gate, recover)
-    return FallbackVerdict.of("gated", *reading.evidence, seen, gate=reading)
+    return without_spec("gated", *reading.evidence, seen, gate=reading)
 
 
 def optional_gate(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:
@@ -207,9 +214,8 @@ def _gate_reading(
     probe: Probe, argument: str, placement: str, activation: str | None, recover: Recover | None
 ) -> Reading:
     """Where the gate acts, and the norm that remains when the gate is held constant."""
-    words = {"none": "as it is", None: "through a function without a usual name"}.get(
-        activation, f"through {activation}"
-    )
+    unusual = {"none": "as it is", None: "through a function without a usual name"}
+    words = unusual.get(activation, f"through {activation}")
     lines = [f"{argument} multiplies elementwise {placement} the norm, {words}"]
     value: dict[str, Any] = {"argument": argument, "placement": placement, "activation": activation}
     if recover is None:
@@ -232,29 +238,16 @@ def _gate_reading(
     return Reading(value=value, evidence=tuple(lines))
 
 
-def _residual(probe: Probe, argument: str, seen: str, recover: Recover) -> FallbackVerdict:
-    """A norm of the sum of its two inputs."""
-    line = f"{argument} is added to x before it is normalized"
-    value: dict[str, Any] = {"argument": argument}
-    passport = recover(holding(probe.specimen, probe.second, 0.0), probe.shape)
-    if passport is not None and passport.spec is not None:
-        value["spec"] = _decided(passport)
-        line = f"{line}: {passport.spec} of the sum"
-    return replace(
-        FallbackVerdict.of("norm", line, seen, residual=Reading(value=value, evidence=(line,))), norm=passport
-    )
-
-
-def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> FallbackVerdict:
+def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> Passport:
     """A norm whose second input sets its scale or its shift."""
     specimen, second, shape = probe.specimen, probe.second, probe.shape
     scale, shift = probe.steers()
     if not (scale or shift):
-        return FallbackVerdict.of("norm", f"{argument} acts in a way that no gate, scale or shift explains", seen)
+        return without_spec("norm", f"{argument} acts in a way that no gate, scale or shift explains", seen)
     # As a function, because the condition gives a gain and a bias like any other.
     passport = recover(holding(specimen, second, 0.5).as_function(), shape)
     if passport is None or passport.spec is None:
-        return FallbackVerdict.of("norm", f"with {argument} held constant, no spec describes what is left", seen)
+        return without_spec("norm", f"with {argument} held constant, no spec describes what is left", seen)
     what = " and ".join(word for word, acts in (("scale", scale), ("shift", shift)) if acts)
     lines = (
         f"the normalized row has its {what} from {argument}, of shape {second.shape}",
@@ -268,7 +261,7 @@ def _adaptive(probe: Probe, argument: str, seen: str, recover: Recover) -> Fallb
         "shift": shift,
         "spec": {name: value for name, value in _decided(passport).items() if name not in of_the_condition},
     }
-    return FallbackVerdict.of("adaptive", *lines, seen, condition=Reading(value=condition, evidence=lines))
+    return without_spec("adaptive", *lines, seen, condition=Reading(value=condition, evidence=lines))
 
 
 def _decided(passport: Passport) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normkit import reference
 from normkit.conventions.divisor import Divisor
-from normkit.identification.affine import Affine
+from normkit.identification.gain_and_bias import Affine
 from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
 

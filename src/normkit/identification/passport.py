@@ -243,7 +243,15 @@ class Passport:
         return cls(
             verdict=values["verdict"],
             spec=None if values["spec"] is None else NormSpec.from_json(values["spec"]),
-            readings={name: _reading(reading) for name, reading in values["readings"].items()},
+            readings={
+                name: Reading(
+                    value=reading.get("value"),
+                    confidence=reading.get("confidence", 0.0),
+                    evidence=tuple(reading.get("evidence", ())),
+                    undecidable=reading.get("undecidable"),
+                )
+                for name, reading in values["readings"].items()
+            },
             shape=tuple(values.get("shape", ())),
             dtype=values.get("dtype", "float32"),
             weight_name=(parameters.get("weight") or {}).get("name"),
@@ -258,17 +266,14 @@ def value_of(spec: NormSpec, reading: str) -> dict[str, Any]:
     return {name: plain[name] for name in CONVENTIONS[reading]}
 
 
-def _reading(values: Mapping[str, Any]) -> Reading:
-    return Reading(
-        value=values.get("value"),
-        confidence=values.get("confidence", 0.0),
-        evidence=tuple(values.get("evidence", ())),
-        undecidable=values.get("undecidable"),
+def without_spec(verdict: Verdict, *evidence: str, **readings: Reading) -> Passport:
+    """The passport of something that no spec describes: this evidence under "kind", and further readings."""
+    return Passport(
+        verdict=verdict, spec=None, readings={"kind": Reading(value=verdict, evidence=evidence), **readings}
     )
 
 
 def _summary(parameter: Tensor | None, name: str | None) -> dict[str, Any] | None:
-    """Name, shape, dtype and digest of a parameter, on one line."""
     if parameter is None:
         return None
     values = parameter.detach().cpu()

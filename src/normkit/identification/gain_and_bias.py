@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from normkit.conventions.rows import Rows
+
 _ABSENT = 1e-5
 _MADE = 1e-3
 _GATHERED = 4096
@@ -95,7 +97,7 @@ class Affine:
 
     @property
     def parameters_reached(self) -> bool:
-        """Whatever acts is a parameter."""
+        """Whether a parameter sets everything that acts."""
         return not isinstance(self.weight, Tensor) and not isinstance(self.bias, Tensor)
 
 
@@ -108,57 +110,27 @@ def _taken(part: str | Gathered | Tensor | None, parameters: Mapping[str, Tensor
 
 
 def gain_of(
-    gains: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool, fits: float = 1e-4
+    gains: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], rows: Rows, fits: float = 1e-4
 ) -> Part | None:
     """The parameter or the values of a gain, from its acting values (of a sample's shape) under several draws.
+
+    The parameter is the one that the acting values are a straight line of, over all features and draws.
 
     Args:
         gains: The acting gain under each draw.
         parameters: The parameters of each draw.
-        channels: Parameters vary along axis 1 of the input, not along its trailing axes.
+        rows: What a row is, which says along which axes a gain varies.
         fits: What a straight line may leave of the values, relatively.
 
     Returns:
         Its part, or None if nothing so aligned explains it.
     """
     if all(_same(gain, gains[0], fits) for gain in gains):
-        values = _compressed(gains[0], channels, fits)
-        return None if values is None else Part(values=values, fits=fits)
-    return _followed(gains, parameters, channels, fits)
-
-
-def bias_of(
-    biases: Sequence[Tensor],
-    parameters: Sequence[Mapping[str, Tensor]],
-    channels: bool,
-    scale: float,
-    fits: float = 1e-4,
-) -> Part | None:
-    """The parameter or the values of a bias; a part with neither name nor values if there is none.
-
-    Args:
-        biases: The acting bias under each draw.
-        parameters: The parameters of each draw.
-        channels: Parameters vary along axis 1 of the input, not along its trailing axes.
-        scale: Root mean square of the normalized part, against which a bias is zero or not.
-        fits: What a straight line may leave of the values, relatively.
-    """
-    if all(float(bias.abs().max()) <= _ABSENT * scale for bias in biases):
-        return Part()
-    part = gain_of(biases, parameters, channels, fits)
-    if part is not None and part.name is not None and max(abs(part.slope - 1.0), abs(part.intercept)) >= fits:
-        return None
-    return part
-
-
-def _followed(
-    acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], channels: bool, fits: float
-) -> Part | None:
-    """The parameter that the acting values are a straight line of, over all features and draws."""
+        return _fixed(gains[0], rows, fits)
     best, best_residual = None, fits
-    measured = torch.cat([values.flatten() for values in acting])
+    measured = torch.cat([values.flatten() for values in gains])
     for name in parameters[0]:
-        aligned = [_aligned(draw[name], values, channels) for draw, values in zip(parameters, acting, strict=True)]
+        aligned = [_aligned(draw[name], values, rows) for draw, values in zip(parameters, gains, strict=True)]
         if any(values is None for values in aligned):
             continue
         stored = torch.cat([values.double().flatten() for values in aligned if values is not None])
@@ -171,10 +143,34 @@ def _followed(
     return best
 
 
+def bias_of(
+    biases: Sequence[Tensor],
+    parameters: Sequence[Mapping[str, Tensor]],
+    rows: Rows,
+    scale: float,
+    fits: float = 1e-4,
+) -> Part | None:
+    """The parameter or the values of a bias; a part with neither name nor values if there is none.
+
+    Args:
+        biases: The acting bias under each draw.
+        parameters: The parameters of each draw.
+        rows: What a row is, which says along which axes a bias varies.
+        scale: Root mean square of the normalized part, against which a bias is zero or not.
+        fits: What a straight line may leave of the values, relatively.
+    """
+    if all(float(bias.abs().max()) <= _ABSENT * scale for bias in biases):
+        return Part()
+    part = gain_of(biases, parameters, rows, fits)
+    if part is not None and part.name is not None and max(abs(part.slope - 1.0), abs(part.intercept)) >= fits:
+        return None
+    return part
+
+
 def gathered_of(
     acting: Sequence[Tensor], parameters: Sequence[Mapping[str, Tensor]], slopes: Sequence[float], fits: float
 ) -> Part | None:
-    """What a gain or bias is whose every entry is slope * (entry of a parameter + offset), for one slope and offset.
+    """The part of a gain or bias whose every entry is slope * (entry of a parameter + offset), one slope and offset.
 
     Args:
         acting: The acting values under each draw, of a sample's shape.
@@ -200,13 +196,13 @@ def gathered_of(
             distances = torch.cdist(measured / slope - offset, entries)
             nearest = distances.min(-1)
             if float(nearest.values.max()) < 10 * fits:
-                index = nearest.indices.reshape(sizes)
-                return Part(gathered=_trimmed(names, parameters[0], index), slope=slope, intercept=slope * offset)
+                gathered = _trimmed(names, parameters[0], nearest.indices.reshape(sizes))
+                return Part(gathered=gathered, slope=slope, intercept=slope * offset)
     return None
 
 
 def _trimmed(names: Sequence[str], parameters: Mapping[str, Tensor], index: Tensor) -> Gathered:
-    """Only the parameters that are there at all."""
+    """The entries at these positions, without the parameters that have none of them."""
     kept, start, shift = [], 0, index.clone()
     for name in names:
         size = parameters[name].numel()
@@ -219,9 +215,9 @@ def _trimmed(names: Sequence[str], parameters: Mapping[str, Tensor], index: Tens
     return Gathered(names=tuple(kept), index=shift)
 
 
-def _aligned(parameter: Tensor, sample: Tensor, channels: bool) -> Tensor | None:
+def _aligned(parameter: Tensor, sample: Tensor, rows: Rows) -> Tensor | None:
     """The parameter spread over a sample, or None if it does not fit."""
-    if channels:
+    if rows.channel_axis == 1:
         if parameter.numel() != sample.shape[0]:
             return None
         parameter = parameter.reshape(-1, *(1,) * (sample.dim() - 1))
@@ -231,14 +227,15 @@ def _aligned(parameter: Tensor, sample: Tensor, channels: bool) -> Tensor | None
     return parameter.expand(sample.shape)
 
 
-def _compressed(values: Tensor, channels: bool, fits: float) -> Tensor | None:
-    """Values of a sample's shape without the axes along which they do not change; None if that fails."""
-    if channels:
+def _fixed(values: Tensor, rows: Rows, fits: float) -> Part | None:
+    """A gain that no parameter changes, without the axes along which it does not vary; None if that fails."""
+    if rows.channel_axis == 1:
         along = values.flatten(1).mean(1)
-        return along if _same(values, along.reshape(-1, *(1,) * (values.dim() - 1)), fits) else None
+        is_even = _same(values, along.reshape(-1, *(1,) * (values.dim() - 1)), fits)
+        return Part(values=along, fits=fits) if is_even else None
     while values.dim() > 1 and _same(values, values[:1], fits):
         values = values.mean(0)
-    return values
+    return Part(values=values, fits=fits)
 
 
 def _same(values: Tensor, other: Tensor, fits: float) -> bool:

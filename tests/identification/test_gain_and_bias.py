@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from normkit.identification.affine import Affine, bias_of, gain_of, made_of
+from normkit.conventions.rows import Rows
+from normkit.identification.gain_and_bias import Affine, bias_of, gain_of, made_of
+
+LAST, CHANNELS = Rows(), Rows((1,))
 
 
 def draws(**shapes):
@@ -17,54 +20,53 @@ def draws(**shapes):
 def test_a_gain_follows_a_parameter_with_slope_and_offset():
     parameters = draws(other=(6,), weight=(6,))
     gains = [0.5 * draw["weight"].double().expand(3, 6) + 1.0 for draw in parameters]
-    part = gain_of(gains, parameters, channels=False)
+    part = gain_of(gains, parameters, LAST)
     assert part.name == "weight"
     assert part.slope == pytest.approx(0.5)
     assert part.intercept == pytest.approx(1.0)
     assert part.constant is None
 
 
-@pytest.mark.parametrize(("shape", "channels"), [((4, 6), False), ((4, 1), False), ((1,), False), ((4,), True)])
-def test_a_gain_may_be_spread_in_several_ways(shape, channels):
+@pytest.mark.parametrize(("shape", "rows"), [((4, 6), LAST), ((4, 1), LAST), ((1,), LAST), ((4,), CHANNELS)])
+def test_a_gain_may_be_spread_in_several_ways(shape, rows):
     parameters = draws(weight=shape)
-    gains = [
-        (draw["weight"].reshape(4, 1) if channels else draw["weight"]).double().expand(4, 6) for draw in parameters
-    ]
-    assert gain_of(gains, parameters, channels).name == "weight"
+    weights = [draw["weight"].reshape(4, 1) if rows is CHANNELS else draw["weight"] for draw in parameters]
+    gains = [weight.double().expand(4, 6) for weight in weights]
+    assert gain_of(gains, parameters, rows).name == "weight"
     if shape in ((4, 6), (4,)):
         # Spread along the other axes, the same parameter is not it.
-        assert gain_of(gains, parameters, not channels) is None
+        assert gain_of(gains, parameters, LAST if rows is CHANNELS else CHANNELS) is None
 
 
 def test_a_gain_that_is_a_product_of_two_is_not_explained():
     parameters = draws(weight=(6,), scale=(6,))
     gains = [(draw["weight"] * draw["scale"]).double() for draw in parameters]
-    assert gain_of(gains, parameters, channels=False) is None
+    assert gain_of(gains, parameters, LAST) is None
 
 
 def test_a_gain_that_no_parameter_changes_keeps_its_values():
     values = torch.arange(1.0, 7.0, dtype=torch.float64)
-    part = gain_of([values.expand(3, 6)] * 2, draws(weight=(6,)), channels=False)
+    part = gain_of([values.expand(3, 6)] * 2, draws(weight=(6,)), LAST)
     assert part.name is None
     torch.testing.assert_close(part.values, values)
     assert part.constant is None
-    along = gain_of([values.reshape(6, 1).expand(6, 3)], [{}], channels=True)
+    along = gain_of([values.reshape(6, 1).expand(6, 3)], [{}], CHANNELS)
     torch.testing.assert_close(along.values, values)
 
 
 def test_a_constant_gain_is_seen():
-    assert gain_of([torch.full((3, 6), 0.25).double()], [{}], channels=False).constant == 0.25
+    assert gain_of([torch.full((3, 6), 0.25).double()], [{}], LAST).constant == 0.25
 
 
 def test_bias():
     parameters = draws(bias=(6,))
     biases = [draw["bias"].double().expand(3, 6) for draw in parameters]
-    assert bias_of(biases, parameters, False, scale=1.0).name == "bias"
-    absent = bias_of([1e-7 * bias for bias in biases], parameters, False, scale=1.0)
+    assert bias_of(biases, parameters, LAST, scale=1.0).name == "bias"
+    absent = bias_of([1e-7 * bias for bias in biases], parameters, LAST, scale=1.0)
     assert absent.name is None
     assert absent.values is None
-    assert bias_of([2 * bias for bias in biases], parameters, False, scale=1.0) is None
-    assert bias_of([bias + 1 for bias in biases], parameters, False, scale=1.0) is None
+    assert bias_of([2 * bias for bias in biases], parameters, LAST, scale=1.0) is None
+    assert bias_of([bias + 1 for bias in biases], parameters, LAST, scale=1.0) is None
 
 
 def test_arguments_of_a_spec():
