@@ -13,8 +13,7 @@ from pathlib import Path
 
 from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.memory import fold
-from normkit.checkpoint.plan import OPERATIONS, FoldPlan
-from normkit.checkpoint.verification import LIMITS
+from normkit.checkpoint.plan import LIMITS, OPERATIONS, FoldPlan
 from normkit.models import catalogue
 from pages import settle
 

@@ -15,7 +15,7 @@ from helpers import refused
 from normkit import demo
 from normkit.checkpoint import fold
 from normkit.checkpoint.model_folder import CERTIFICATE
-from normkit.checkpoint.verification import LIMITS
+from normkit.checkpoint.plan import LIMITS
 
 Run = Callable[..., Result]
 

@@ -7,14 +7,14 @@
     opening.py                              a folder with its graph of readers and writers
 
     plan.py                                 what becomes of each tensor, as data
-    planning.py plan_builder.py operations.py    how it is decided
+    planning.py                             how it is decided
 
     arithmetic.py applying.py               one rounding per number; a plan carried out
     memory.py                               `normkit.fold`: on a model
     folding.py shard.py staging.py workers.py    `fold`: on a folder, streamed, resumable
 
     certificate.py                          what was done to each tensor
-    verifying.py derivation.py verification.py    `verify`, from the files alone
+    verification.py derivation.py           `verify`, from the files alone
     logits.py                               logits in true float64, of two models
 
 Public names are resolved on first use.
@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from normkit.checkpoint.certificate import Certificate
     from normkit.checkpoint.folding import fold
-    from normkit.checkpoint.verification import Verification
-    from normkit.checkpoint.verifying import verify
+    from normkit.checkpoint.verification import Verification, verify
 
-_HOME = {"Certificate": "certificate", "Verification": "verification", "fold": "folding", "verify": "verifying"}
+_HOME = {"Certificate": "certificate", "Verification": "verification", "fold": "folding", "verify": "verification"}
 
 __all__ = ["Certificate", "Verification", "fold", "verify"]
 

@@ -25,10 +25,8 @@ from normkit.checkpoint.model_folder import (
     is_sound_name,
 )
 from normkit.checkpoint.opening import Opened, folded_config
-from normkit.checkpoint.plan import OPERATIONS, FoldPlan, Quotient, VectorEdit
-from normkit.checkpoint.planning import DTYPES
+from normkit.checkpoint.plan import DTYPES, LIMITS, OPERATIONS, FoldPlan, Quotient, VectorEdit
 from normkit.checkpoint.source import vector
-from normkit.checkpoint.verification import LIMITS
 from normkit.errors import InputError, ModelError
 from normkit.files import field, json_text, parse_json
 from normkit.text import quoted

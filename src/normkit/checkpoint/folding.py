@@ -22,7 +22,7 @@ from normkit.checkpoint.certificate import Certificate, Written, certify
 from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_files
 from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
 from normkit.checkpoint.plan import FoldPlan, VectorEdit
-from normkit.checkpoint.planning import plan_checkpoint, require_change
+from normkit.checkpoint.planning import plan_checkpoint
 from normkit.checkpoint.shard import PIECE, FileLayout, Shard, index, lay_out, output_info
 from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.staging import Staging
@@ -100,7 +100,7 @@ def write_folded(
     """Carry out the plan of an opened checkpoint; arguments, result and errors of `fold`."""
     if threads < 1:
         raise InputError(f"expected threads of 1 or more, got {threads}")
-    require_change(plan)
+    plan.require_change()
     folder = opened.folder
     copied = list(copied_files(folder))
     config = folded_config(opened.config, plan)

@@ -15,7 +15,7 @@ from normkit.checkpoint.applying import Outcome, factors, made, vectors
 from normkit.checkpoint.arithmetic import all_finite, one_thread_an_operation, partition
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
-from normkit.checkpoint.planning import make_plan, require_change
+from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.source import ModelSource, check_finite
 from normkit.checkpoint.swaps import KEY, replay
 from normkit.errors import InputError
@@ -91,7 +91,7 @@ def fold(
         for_training=for_training,
         change_class=False,
     )
-    require_change(plan)
+    plan.require_change()
     _require_eps(model, plan)
     with one_thread_an_operation():
         return _apply(model, plan, source)

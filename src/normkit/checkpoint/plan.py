@@ -7,15 +7,50 @@ of a norm, subtracts its mean along another, or both. A `VectorEdit` makes a gai
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from normkit.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.header import TensorInfo
 
 Operation = Literal["gain", "bias", "centre", "rms", "final", "value"]
 OPERATIONS: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
 
+DTYPES = ("same", "float32")
+"""What the weights can be written as."""
+
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""The keys of config.json that say what the weights are rounded to on loading; transformers 4 has the second name."""
+
 Relation = Literal["identical", "product", "sum", "constant"]
 """Identical bits (or a cast that loses none); one product, rounded once, that can be derived again bit for bit;
 exact in the reals and summed in float64; a constant."""
+
+RELATIONS: dict[Relation, str] = {
+    "identical": "the source's bits",
+    "product": "one product or quotient an element, rounded once",
+    "sum": "sums in float64, rounded once",
+    "constant": "constants",
+}
+"""How a tensor of the result follows from the source, in words."""
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""The dtypes that folding computes with."""
+
+
+LIMITS = (
+    "SRC is taken as it is: that it is what its authors published is not checked",
+    "the certificate is not signed: whoever can write SRC and DST can make all three anew",
+    "sentences in the certificate (reasons, remarks) are not compared, only what they stand beside",
+    "hidden files are neither copied nor looked at",
+    "code that comes with a model is not copied and never run: what is proved is proved of the stock class",
+    "an adapter that was trained on SRC does not fit DST",
+    "runtimes other than transformers may read other files or keys: none of them was asked",
+)
+"""What a passed verification does not prove."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,3 +273,121 @@ class FoldPlan:
     def num_rms(self) -> int:
         """How many LayerNorms become RMSNorms."""
         return sum(norm.becomes_rms for norm in self.norms)
+
+    def require_change(self) -> None:
+        """Raise InputError, with the first refusal, if the plan changes nothing because everything was refused."""
+        if (
+            self.refusals
+            and not self.swaps
+            and all(path.rpartition(".")[2] in DTYPE_KEYS for path in self.config)
+            and all(edit.relation == "identical" for edit in self.edits)
+        ):
+            first, more = self.refusals[0], len(self.refusals) - 1
+            rest = f" (and {more} more)" if more else ""
+            raise InputError(f"nothing of what was asked can be done: {first.place}: {first.reason}{rest}")
+
+
+class PlanBuilder:
+    """Collects decisions and refusals; every tensor that no decision names is copied.
+
+    Args:
+        tensors: The tensors of the source, in its order.
+        dtype: "same" or "float32".
+
+    Raises:
+        InputError: If "float32" would lose bits.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorInfo], dtype: str) -> None:
+        self.refusals: tuple[Refusal, ...] = ()
+        self._tensors, self._is_widened = tensors, dtype == "float32"
+        if self._is_widened and (wide := [name for name, info in tensors.items() if info.dtype == "F64"]):
+            raise InputError(f"dtype float32 would round {wide[0]}, which is float64; leave it at 'same'")
+        self._edits: dict[str, Edit] = {name: self._copy(name, name) for name in tensors}
+        self._copied_biases: dict[str, str] = {}
+
+    def edits(self) -> tuple[Edit, ...]:
+        """One for each tensor of the source, in its order, then the created ones."""
+        for name, source in self._copied_biases.items():
+            self._edits[name] = dataclasses.replace(self._edits[source], name=name)
+        return tuple(self._edits.values())
+
+    def refuse(self, operation: Operation, place: str, reason: str) -> None:
+        """Note that something that was asked for is not done."""
+        self.refusals += (Refusal(operation=operation, place=place, reason=reason),)
+
+    def multiply(self, name: str, axis: int, gain: Gain) -> None:
+        """Multiply a matrix along one axis by a gain."""
+        matrix = self._matrix(name)
+        if matrix.gain is not None:
+            raise ModelError(f"{name} would be multiplied by two gains; its family's file is wrong")
+        self._edits[name] = dataclasses.replace(matrix, gain=gain, gain_axis=axis)
+
+    def centre(self, name: str, axis: int) -> None:
+        """Subtract the mean of a matrix or of a table along one axis."""
+        self._edits[name] = dataclasses.replace(self._matrix(name), centred_axis=axis)
+
+    def copy_table(self, name: str, source: str) -> None:
+        """Create a tensor for a head that shared a table; other calls with its name then edit it."""
+        self._edits[name] = self._copy(name, source)
+
+    def copy_bias(self, name: str, source: str) -> None:
+        """Create a bias for a head that shared another's; it becomes what that one becomes."""
+        self._edits[name], self._copied_biases[name] = self._edits[source], source
+
+    def create_constant(self, name: str, size: int, value: float, dtype: str) -> None:
+        """Create a vector of one number."""
+        constant = Constant(value=value)
+        self._edits[name] = VectorEdit(name=name, source=None, size=size, dtype=self._dtype(dtype), value=constant)
+
+    def add(self, name: str, product: Product) -> None:
+        """Add a matrix times a vector to a bias."""
+        value = self._sum(name)
+        self.set_vector(name, dataclasses.replace(value, terms=(*value.terms, product)))
+
+    def centre_bias(self, name: str) -> None:
+        """Subtract the mean of a bias, after everything has been added to it."""
+        self.set_vector(name, dataclasses.replace(self._sum(name), is_centred=True))
+
+    def zero(self, name: str, rows: Rows | None) -> None:
+        """Write these rows of a bias as zero, None for all of them: another bias has taken them over."""
+        rows = rows or Rows(blocks=1, tail=self._tensors[name].shape[0])
+        self.set_vector(name, dataclasses.replace(self._sum(name), zeroed=rows))
+
+    def is_changed(self, name: str) -> bool:
+        """Whether a bias is already decided to change."""
+        return isinstance(self._edits[name], VectorEdit)
+
+    def set_vector(self, name: str, value: Constant | Quotient | Sum) -> None:
+        """Replace a gain or a bias."""
+        self._require_floating(name)
+        info = self._tensors[name]
+        dtype = self._dtype(info.dtype)
+        self._edits[name] = VectorEdit(name=name, source=name, size=info.shape[0], dtype=dtype, value=value)
+
+    def _copy(self, name: str, source: str) -> TensorEdit:
+        return TensorEdit(name=name, source=source, dtype=self._dtype(self._tensors[source].dtype))
+
+    def _matrix(self, name: str) -> TensorEdit:
+        self._require_floating(name)
+        edit = self._edits[name]
+        assert isinstance(edit, TensorEdit), f"{name} is a vector in another decision"
+        return edit
+
+    def _sum(self, name: str) -> Sum:
+        """The sum that a bias has become so far."""
+        self._require_floating(name)
+        if len(self._tensors[name].shape) != 1:
+            raise ModelError(f"expected one axis in the bias {name}, got the shape {self._tensors[name].shape}")
+        edit = self._edits[name]
+        return edit.value if isinstance(edit, VectorEdit) and isinstance(edit.value, Sum) else Sum()
+
+    def _dtype(self, dtype: str) -> str:
+        return "F32" if self._is_widened and dtype in FLOATS else dtype
+
+    def _require_floating(self, name: str) -> None:
+        if name in self._tensors and (dtype := self._tensors[name].dtype) not in FLOATS:
+            raise ModelError(
+                f"expected {', '.join(FLOATS)} in {name}, got {dtype}: quantised weights cannot be folded; "
+                "give the model that they were made from"
+            )

@@ -1,34 +1,43 @@
-"""What was proved about a folded checkpoint, and the words for what differs."""
+"""`normkit verify`: a folded checkpoint compared with its source, from the files alone; neither model is run.
+
+Only what was asked for is taken from the certificate. From that and the source the plan is made again, from the plan
+every tensor, and from all of it another certificate: nothing has to be trusted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from normkit.checkpoint.plan import Relation
-from normkit.text import quoted
-
-RELATIONS: dict[Relation, str] = {
-    "identical": "the source's bits",
-    "product": "one product or quotient an element, rounded once",
-    "sum": "sums in float64, rounded once",
-    "constant": "constants",
-}
-"""How a tensor of the result follows from the source, in words."""
-
-LIMITS = (
-    "SRC is taken as it is: that it is what its authors published is not checked",
-    "the certificate is not signed: whoever can write SRC and DST can make all three anew",
-    "sentences in the certificate (reasons, remarks) are not compared, only what they stand beside",
-    "hidden files are neither copied nor looked at",
-    "code that comes with a model is not copied and never run: what is proved is proved of the stock class",
-    "an adapter that was trained on SRC does not fit DST",
-    "runtimes other than transformers may read other files or keys: none of them was asked",
+from normkit.checkpoint.arithmetic import one_thread_an_operation
+from normkit.checkpoint.build_model import Reload, reload_check
+from normkit.checkpoint.certificate import Certificate, Written, certify, plain, read_certificate
+from normkit.checkpoint.derivation import derive, header_faults
+from normkit.checkpoint.model_folder import (
+    CERTIFICATE,
+    CONFIG,
+    INDEX,
+    Fingerprint,
+    copied_files,
+    fingerprints,
+    sha256,
 )
-"""What a passed verification does not prove."""
+from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
+from normkit.checkpoint.plan import RELATIONS, FoldPlan
+from normkit.checkpoint.planning import plan_checkpoint
+from normkit.checkpoint.shard import FileLayout, index, lay_out
+from normkit.checkpoint.workers import Progress, Workers
+from normkit.errors import InputError, ModelError
+from normkit.files import json_text
+from normkit.text import counted, quoted
 
 _SCHEMA_VERSION = 1
+# Figures are compared on their own. The sentences may be worded better in a later version.
+_UNCOMPARED = {"residual", "reason", "reasons", "remarks"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +75,234 @@ class Verification:
             "result": self.result,
             "checks": {check.name: {"passed": check.passed, "what": check.what} for check in self.checks},
         }
+
+
+def verify(
+    source: Path | str, result: Path | str, *, threads: int = 1, progress: Progress | None = None
+) -> Verification:
+    """Prove that a folder is what folding makes of another, or say where it is not.
+
+    Every file is hashed, the plan is made again, and every tensor is derived again from the source and compared bit for
+    bit. Files are read in pieces, so that memory does not grow with them.
+
+    Args:
+        source: The folder that was folded.
+        result: The folder that folding wrote, with its certificate.
+        threads: How many threads compute.
+        progress: Called with a stage, bytes done, and all bytes.
+
+    Raises:
+        InputError: If a folder or the certificate is not there.
+        ModelError: If the certificate cannot be read as one.
+
+    Example:
+        >>> import tempfile
+        >>> from normkit import demo
+        >>> from normkit.checkpoint.folding import fold
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = fold(demo.directory("rmsnorm"), f"{folder}/folded", untie=True)
+        ...     verify(demo.directory("rmsnorm"), f"{folder}/folded").passed
+        True
+    """
+    folder, made = Path(source).expanduser(), Path(result).expanduser()
+    for path in (folder, made):
+        if not path.is_dir():
+            raise InputError(f"expected the folder of a checkpoint, got {path}: it is none; give SRC, then DST")
+    recorded = Certificate.read(made)
+    workers = Workers(threads, "verifying", progress)
+    try:
+        with open_checkpoint(folder) as opened, one_thread_an_operation():
+            checks = _checks(recorded, opened, made, workers)
+    except ModelError as error:
+        checks = []
+        # The recorded files can still be compared with those that are there.
+        for name, inner, files in (
+            ("source files", folder, recorded.source),
+            ("result files", made, recorded.result),
+        ):
+            there = fingerprints(inner, [file for file in files if (inner / file).is_file()], {})
+            checks.append(_same_files(name, files, there))
+        checks.append(Checked(name="derivation", passed=False, what=str(error)))
+    return Verification(source=recorded.architecture, result=recorded.becomes, checks=tuple(checks))
+
+
+def _checks(recorded: Certificate, opened: Opened, folder: Path, workers: Workers) -> list[Checked]:
+    try:
+        plan = plan_checkpoint(opened, operations=recorded.operations, untie=recorded.untie, dtype=recorded.dtype)
+    except InputError as error:
+        raise ModelError(str(error)) from None
+    layouts = lay_out(plan, opened.source)
+    faults = header_faults(layouts, folder)
+    whole = [layout for layout in layouts if layout.name not in faults]
+    present = [folder / layout.name for layout in layouts if (folder / layout.name).is_file()]
+    workers.total = sum(file.stat().st_size for file in (*opened.source.files, *present))
+    workers.total += sum(layout.size - layout.starts[0] for layout in whole)
+    derived = derive(plan, opened.source, whole, folder, workers=workers)
+    written = Written(
+        inputs=_hashes(opened.source.files, workers),
+        outputs=_hashes(present, workers),
+        residuals=derived.residuals,
+    )
+    settings = list(_settings(plan, layouts, opened, folder))
+    # transformers would build whatever a forged configuration asks for.
+    if faults or not all(check.passed for check in settings):
+        reason = "the files do not follow from the source"
+        reload = Reload(class_name="", ran=False, reason=reason)
+        reloaded = Checked(name="reload", passed=None, what=f"not tried: {reason}")
+    else:
+        reload, reloaded = _reload(folder, recorded)
+    anew = certify(plan, written, reload, opened, folder, dtype=recorded.dtype, untie=recorded.untie)
+    # Files of the source that the certificate names and the result, as it is now, does not have.
+    others = [name for name in recorded.source if name not in anew.source and (opened.folder / name).is_file()]
+    num_tensors = sum(len(layout.edits) for layout in layouts)
+    relations = [
+        judged(
+            relation,
+            derived.deviations.get(relation, []),
+            f"{counted(derived.tensors[relation], 'tensor')}, {derived.elements[relation]:,} elements: {words}",
+        )
+        for relation, words in RELATIONS.items()
+        if derived.tensors[relation]
+    ]
+    copied = [name for name, _ in copied_files(opened.folder)]
+    changed = [
+        f"{name} differs from the source's"
+        for name in copied
+        if name in anew.result and anew.source.get(name) != anew.result[name]
+    ]
+    return [
+        _same_files("source files", recorded.source, {**anew.source, **fingerprints(opened.folder, others, {})}),
+        _same_files("result files", recorded.result, anew.result),
+        _names(layouts, opened, anew),
+        _same_plan(recorded, anew, plan),
+        judged("headers", list(faults.values()), f"names, dtypes, shapes and order of {num_tensors:,} tensors"),
+        *relations,
+        *settings,
+        judged("carried files", changed, f"{len(copied)}, as in the source"),
+        _figures(recorded, anew),
+        reloaded,
+        _spelling(recorded, folder),
+    ]
+
+
+def _hashes(files: Sequence[Path], workers: Workers) -> dict[str, str]:
+    found = workers.map([partial(sha256, file, workers.step) for file in files])
+    return {file.name: digest for file, digest in zip(files, found, strict=True)}
+
+
+def _same_files(name: str, recorded: Mapping[str, Fingerprint], found: Mapping[str, Fingerprint]) -> Checked:
+    """Whether the files are those that the certificate names."""
+    faults = [f"{file} is missing" for file in recorded if file not in found]
+    faults += [f"{file!a} is not in the certificate" for file in found if file not in recorded]
+    for file in found:
+        if file in recorded and found[file] != recorded[file]:
+            old, new = recorded[file], found[file]
+            differs = f"{new.size:,} bytes, not {old.size:,}"
+            if old.size == new.size:
+                differs = f"SHA-256 {new.sha256[:12]}..., not {old.sha256[:12]!a}..."
+            faults.append(f"{file} is not the one in the certificate: {differs}")
+    size = sum(found[file].size for file in found)
+    return judged(name, faults, f"{len(found)}, {size:,} bytes, of the size and SHA-256 that the certificate names")
+
+
+def _names(layouts: Sequence[FileLayout], opened: Opened, anew: Certificate) -> Checked:
+    """Whether the result has the files that follow from the source, and no other."""
+    due = {layout.name for layout in layouts} | {CONFIG} | {name for name, _ in copied_files(opened.folder)}
+    due |= set() if index(tuple(layouts), opened.source) is None else {INDEX}
+    faults = [f"{name} does not follow from the source" for name in sorted(anew.result.keys() - due)]
+    faults += [f"{name} is missing" for name in sorted(due - anew.result.keys())]
+    return judged("file names", faults, "each follows from the source, and none is missing")
+
+
+def _same_plan(recorded: Certificate, anew: Certificate, plan: FoldPlan) -> Checked:
+    """Whether what the certificate says about norms, tensors and settings follows from the source."""
+    faults = []
+    for part in ("operations", "architecture", "becomes", "plan", "tensors"):
+        found, due = (_decided(getattr(certificate, part)) for certificate in (recorded, anew))
+        if fault := difference(found, due, part):
+            faults.append(fault)
+    if faults and recorded.normkit != anew.normkit:
+        faults[0] += f" (it was made by normkit {recorded.normkit!a}, this is {anew.normkit})"
+    done = f"{plan.num_folded} of {len(plan.norms)} norms folded"
+    done += f", {plan.num_rms} made RMSNorms" if plan.num_rms else ""
+    done += f", {len(plan.centred)} writers centred" if plan.centred else ""
+    return judged("plan", faults, f"made anew from the source, it is the one recorded: {done}")
+
+
+def _decided(part: Any) -> Any:
+    """A part of a certificate without its figures and sentences: only what is done where, and refused where."""
+    if isinstance(part, Mapping):
+        return {key: _decided(value) for key, value in part.items() if key not in _UNCOMPARED}
+    return [_decided(value) for value in part] if isinstance(part, list | tuple) else part
+
+
+def _settings(plan: FoldPlan, layouts: Sequence[FileLayout], opened: Opened, folder: Path) -> Iterator[Checked]:
+    """Whether config.json and the index are, byte for byte, what folding writes."""
+    config = json_text(folded_config(opened.config, plan))
+    said = ", ".join([*plan.config, *(f"no {key}" for key in plan.dropped)]) or "nothing"
+    yield _same_text("config.json", folder / CONFIG, config, f"the source's, changed: {said}")
+    document = index(tuple(layouts), opened.source)
+    if document is not None:
+        yield _same_text("index", folder / INDEX, json_text(document), f"names the file of each tensor, in {INDEX}")
+
+
+def _same_text(name: str, path: Path, due: str, said: str) -> Checked:
+    if not path.is_file():
+        return Checked(name=name, passed=False, what=f"{path.name} is missing")
+    found = path.read_bytes()
+    if found == due.encode():
+        return Checked(name=name, passed=True, what=said)
+    pairs = enumerate(zip(found.splitlines(), due.encode().splitlines(), strict=False), 1)
+    line, (there, wanted) = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), (0, (b"", b"")))
+    what = f"line {line} is {quoted(there)}, {quoted(wanted)} follows from the source" if line else "it ends elsewhere"
+    return Checked(name=name, passed=False, what=f"{path.name}: {what}")
+
+
+def _figures(recorded: Certificate, anew: Certificate) -> Checked:
+    """Whether the certificate states correctly how far rounding went."""
+    measured = {name: edit["residual"] for name, edit in anew.tensors.items() if "residual" in edit}
+    stated = {
+        name: edit["residual"]
+        for name, edit in recorded.tensors.items()
+        if isinstance(edit, dict) and "residual" in edit
+    }
+    faults = [
+        difference(stated, measured, "residual"),
+        difference(recorded.smallest_divisor, anew.smallest_divisor, "smallest_divisor"),
+    ]
+    largest = max(measured.values(), default=0.0)
+    said = f"largest residual of a sum {largest:.2g}" if measured else "no sum was rounded"
+    if anew.smallest_divisor is not None:
+        said += f", smallest gain divided by {anew.smallest_divisor['size']:.3g}"
+    return judged("figures", [fault for fault in faults if fault], said)
+
+
+def _reload(folder: Path, recorded: Certificate) -> tuple[Reload, Checked]:
+    """What transformers reports for the result, and whether the certificate says the same."""
+    try:
+        found = reload_check(folder)
+    except ModelError as error:
+        return Reload(class_name="", ran=False), Checked(name="reload", passed=False, what=str(error))
+    if not found.ran:
+        return found, Checked(name="reload", passed=None, what=f"not tried: {found.reason}")
+    faults = [f"{name} is missing" for name in found.missing]
+    faults += [f"{name} is not used" for name in found.unexpected]
+    faults += [f"{name} has another shape" for name in found.mismatched]
+    stated = {**recorded.reload, "ran": True, "reason": ""}
+    if fault := difference(stated, plain(dataclasses.asdict(found)), "reload"):
+        faults.append(fault)
+    said = f"transformers loads it as {found.class_name}, with no weight missing or left over"
+    return found, judged("reload", faults, said)
+
+
+def _spelling(recorded: Certificate, folder: Path) -> Checked:
+    """Whether the certificate contains nothing but what was read from it."""
+    try:
+        is_plain = recorded.text().encode() == read_certificate(folder)
+    except (ValueError, RecursionError):
+        is_plain = False
+    faults = [] if is_plain else [f"{CERTIFICATE} is not written as normkit writes it"]
+    return judged("certificate", faults, f"it says nothing else; made by normkit {recorded.normkit}")
 
 
 def difference(found: Any, due: Any, path: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from normkit.checkpoint.verification import LIMITS
+from normkit.checkpoint.plan import LIMITS
 from normkit.cli.options import (
     json_option,
     model_argument,
@@ -67,7 +67,7 @@ def verify_fold(
     if text is not None and not logits:
         raise click.UsageError("--text needs --logits: the files alone need no text.", ctx)
     from normkit.checkpoint.loading import find_model
-    from normkit.checkpoint.verifying import verify
+    from normkit.checkpoint.verification import verify
     from normkit.cli.texts import read_text
 
     words = None if text is None else read_text(text, _TOKENS)

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from normkit.checkpoint.certificate import Certificate
 from normkit.checkpoint.logits import Agreement
-from normkit.checkpoint.verification import RELATIONS, Checked, Verification
+from normkit.checkpoint.plan import RELATIONS
+from normkit.checkpoint.verification import Checked, Verification
 from normkit.show.parts import Fact, Tone, Verdict, printable
 from normkit.show.terminal import lines, marked
 from normkit.text import counted, significant
