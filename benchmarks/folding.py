@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from normkit.checkpoint.header import TensorInfo, header_bytes
+from normkit.checkpoint.reader import TensorInfo, header_bytes
 
 LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 32}
 GPT_NEOX = {"hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads": 32, "vocab_size": 50432}

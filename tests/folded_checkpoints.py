@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from normkit.checkpoint import fold
-from normkit.checkpoint.header import Located, read_header
 from normkit.checkpoint.model_folder import CERTIFICATE
+from normkit.checkpoint.reader import Located, read_header
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.demo.architecture import byte_tokenizer
 from tiny_models import tiny

@@ -28,7 +28,7 @@ from normkit.checkpoint.plan import (
     TensorEdit,
     VectorEdit,
 )
-from normkit.checkpoint.source import NAME, CheckpointSource
+from normkit.checkpoint.reader import NAME, CheckpointSource
 from normkit.checkpoint.staging import JOURNAL, Staging
 
 INDEX = "model.safetensors.index.json"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from normkit.checkpoint.source import TORCH, CheckpointSource
+from normkit.checkpoint.reader import TORCH, CheckpointSource
 
 FLOATS = ["BF16", "F16", "F32", "F64"]
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from normkit.checkpoint import arithmetic
 from normkit.checkpoint.applying import MadeVector, Outcome, made, vectors
 from normkit.checkpoint.arithmetic import rounded
+from normkit.checkpoint.folding import Workers
 from normkit.checkpoint.plan import (
     Constant,
     FoldPlan,
@@ -24,7 +25,7 @@ from normkit.checkpoint.plan import (
     TensorEdit,
     VectorEdit,
 )
-from normkit.checkpoint.source import TORCH, CheckpointSource, ModelSource
+from normkit.checkpoint.reader import TORCH, CheckpointSource, ModelSource
 from normkit.errors import ModelError
 from tensor_files import FLOATS, drawn, source_of
 
@@ -42,7 +43,7 @@ def edit_of(
 
 
 def one(source: CheckpointSource | ModelSource, edit: VectorEdit) -> MadeVector:
-    return vectors(plan_of(edit), source)[edit.name]
+    return vectors(plan_of(edit), source, Workers())[edit.name]
 
 
 def close(made_vector: MadeVector, expected: Tensor) -> bool:
@@ -178,7 +179,7 @@ def chain(dtype: str) -> tuple[dict[str, Tensor], tuple[VectorEdit, ...]]:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_sum_of_another_sum(tmp_path, threads):
     tensors, edits = chain("BF16")
-    result = vectors(plan_of(*edits), source_of(tmp_path, **tensors), threads=threads)
+    result = vectors(plan_of(*edits), source_of(tmp_path, **tensors), Workers(threads))
     assert list(result) == ["d", "c"]
     wide = {name: tensor.to(F64) for name, tensor in tensors.items()}
     first = wide["c"] + wide["qkv"] @ wide["b"]
@@ -203,13 +204,13 @@ def test_bits_do_not_depend_on_jobs_chunks_or_threads(tmp_path, monkeypatch):
         for number in range(5)
     ]
     source = source_of(tmp_path, w=drawn("BF16", 300, 300), v=drawn("BF16", 300, seed=1) * 1e6)
-    expected = vectors(plan_of(*edits), source)
+    expected = vectors(plan_of(*edits), source, Workers())
     threads = torch.get_num_threads()
     for size, threads, count in ((2**17, 3, 1), (300, 1, 3), (1000, 2, 2), (77_777, 5, 1)):
         monkeypatch.setattr(arithmetic, "CHUNK", size)
         try:
             torch.set_num_threads(count)
-            found = vectors(plan_of(*edits), source, threads=threads)
+            found = vectors(plan_of(*edits), source, Workers(threads))
         finally:
             torch.set_num_threads(threads)
         assert all(torch.equal(found[name].value, expected[name].value) for name in expected)
@@ -246,9 +247,9 @@ def test_float64_parameters_of_a_module_are_left_alone():
 def test_progress_is_told(tmp_path):
     _, edits = chain("F32")
     told = []
-    vectors(plan_of(*edits), source_of(tmp_path, **chain("F32")[0]), progress=lambda *step: told.append(step))
+    vectors(plan_of(*edits), source_of(tmp_path, **chain("F32")[0]), Workers(progress=lambda *step: told.append(step)))
     assert told == [("gains and biases", 1, 2), ("gains and biases", 2, 2)]
-    assert vectors(plan_of(), source_of(tmp_path, x=torch.ones(1))) == {}
+    assert vectors(plan_of(), source_of(tmp_path, x=torch.ones(1)), Workers()) == {}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -258,7 +259,7 @@ def test_weights_that_are_no_numbers(tmp_path, bad, threads):
     tensors[bad].view(-1)[2] = math.nan
     terms = (Product(matrix="w", in_axis=1, vector=Reference(name="v")),)
     with pytest.raises(ModelError, match=f"{bad} holds a NaN"):
-        vectors(plan_of(edit_of(Sum(terms=terms), "c", 5)), source_of(tmp_path, **tensors), threads=threads)
+        vectors(plan_of(edit_of(Sum(terms=terms), "c", 5)), source_of(tmp_path, **tensors), Workers(threads))
 
 
 def test_tensors_that_do_not_fit_the_plan(tmp_path):

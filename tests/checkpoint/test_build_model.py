@@ -1,4 +1,7 @@
-"""What transformers builds from a configuration and weights, and what of them did not fit."""
+"""What transformers builds from a configuration and weights, and what of them did not fit.
+
+Recorded norms are put back, or refused in one line: a record comes out of a file that anyone may have written.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from normkit.checkpoint.build_model import Reload, build_model, reload_check
-from normkit.checkpoint.configuration import read_config
-from normkit.checkpoint.swaps import KEY, record
+import normkit as nk
+from normkit.checkpoint.build_model import KEY, Reload, build_model, record, recorded, reload_check, replay
+from normkit.checkpoint.loading import load_model
+from normkit.checkpoint.logits import true_logits
+from normkit.checkpoint.opening import read_config
 from normkit.errors import ModelError
 from normkit.spec import NormSpec
 from tiny_models import RECIPES, norms, tiny
@@ -157,3 +165,198 @@ def test_a_model_that_cannot_be_built_is_one_line(gpt2: Path, edit: Any) -> None
     edit(gpt2 / "config.json", n_head=3)
     with pytest.raises(ModelError, match="transformers cannot build GPT2LMHeadModel from "):
         reload_check(gpt2)
+
+
+LAYER = NormSpec()
+RMS = NormSpec(centre_numerator=False, centre_statistics=False)
+NORM = "transformer.h.1.ln_2"
+
+
+def centred(model: Any) -> Any:
+    """A GPT-2 in place, so that whatever enters its residual stream has no mean; its tables are not shared."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("wte.weight", "wpe.weight")) or "c_proj" in name:
+                parameter -= parameter.mean(-1, keepdim=True)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eps", [1e-6, 1e-2, 10.0])
+def test_a_centred_model_computes_the_same_with_rms_norms(tmp_path: Path, eps: float) -> None:
+    model, inputs = tiny("gpt2", tied=False, eps=eps)
+    expected = true_logits(model, **inputs)
+    paths = list(norms(model))
+    centred(model).config.update({KEY: record(dict.fromkeys(paths, RMS.replace(eps=eps)))})
+    model.save_pretrained(tmp_path)
+    loaded = nk.load(tmp_path)
+    assert (true_logits(loaded, **inputs) - expected).abs().max() < 1e-12
+    for path in paths:
+        found = nk.identify(loaded.get_submodule(path), (4, 32)).spec
+        assert found is not None
+        assert (found.centre_numerator, found.centre_statistics, found.has_bias) == (False, False, True)
+
+
+@pytest.mark.slow
+def test_a_verb_sees_the_norms_that_are_recorded(tmp_path: Path) -> None:
+    model, _ = tiny("gpt2", tied=False, dtype=torch.float32)
+    centred(model).config.update({KEY: record(dict.fromkeys(norms(model), RMS))})
+    model.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert loaded.notes == ()
+    inspection = nk.inspect(loaded.model, [{"input_ids": torch.randint(3, 97, (2, 24))}])
+    assert len(inspection.sites) == 5
+    assert not any(site.spec.centre_statistics for site in inspection.sites)
+
+
+def test_saved_again_it_is_the_same_model_again(tmp_path: Path) -> None:
+    model, inputs = tiny("gpt2", tied=False)
+    model.config.update({KEY: record({NORM: RMS})})
+    model.save_pretrained(tmp_path / "first")
+    first = nk.load(tmp_path / "first")
+    first.save_pretrained(tmp_path / "second")
+    second = nk.load(tmp_path / "second")
+    assert type(second.get_submodule(NORM)) is nk.Norm
+    assert first.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(true_logits(second, **inputs), true_logits(first, **inputs))
+    assert not torch.equal(true_logits(first, **inputs), true_logits(model, **inputs))
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_parameters_and_mode_are_the_same_ones(mode: bool) -> None:
+    model, _ = tiny("gpt2")
+    model.train(mode)
+    before = model.get_submodule(NORM)
+    replay(model, {NORM: RMS}, "here")
+    after = model.get_submodule(NORM)
+    assert (after.weight is before.weight, after.bias is before.bias) == (True, True)
+    assert after.training == mode
+    assert type(model.get_submodule("transformer.h.0.ln_2")) is nn.LayerNorm
+
+
+def test_a_norm_without_parameters_takes_the_shape_that_it_names() -> None:
+    model, inputs = tiny("olmo")
+    spec = NormSpec(has_weight=False, has_bias=False)
+    expected = true_logits(model, **inputs)
+    replay(model, dict.fromkeys(norms(model), spec), "here")
+    assert model.model.norm.normalized_shape == (32,)
+    assert (true_logits(model, **inputs) - expected).abs().max() < 1e-13
+
+
+def test_what_is_recorded_is_read_back() -> None:
+    specs = {"a": RMS, "b.c": LAYER.replace(eps=None, has_bias=False)}
+    values = json.loads(json.dumps({KEY: record(specs), "model_type": "gpt2"}))
+    assert recorded(values, "config.json") == specs
+    assert recorded({}, "config.json") == {}
+
+
+def good(**spec: Any) -> dict[str, Any]:
+    return {"schema_version": 1, "norms": {NORM: {**LAYER.to_json(), **spec}}}
+
+
+def at(path: str) -> dict[str, Any]:
+    return {"schema_version": 1, "norms": {path: LAYER.to_json()}}
+
+
+HOSTILE = {
+    "no object": (None, "expected the norms that were replaced"),
+    "a list": ([], "expected the norms that were replaced"),
+    "a text": ("import os", "expected the norms that were replaced"),
+    "no norms": ({"schema_version": 1}, "expected the norms that were replaced"),
+    "a list of norms": ({"schema_version": 1, "norms": [NORM]}, "expected the norms that were replaced"),
+    "no version": ({"norms": {}}, "expected schema_version 1 .*, found None"),
+    "another version": ({"schema_version": 2, "norms": {}}, "expected schema_version 1 .*, found 2"),
+    "a text as version": ({"schema_version": "1\n" * 500, "norms": {}}, "expected schema_version 1 .*, found '1"),
+    "unknown key": (at(NORM) | {"auto_map": {"AutoModel": "a.B"}}, "expected only norms .*, found 'auto_map' too"),
+    "no spec": ({"schema_version": 1, "norms": {NORM: None}}, "expected the spec of 'transformer.*, found None"),
+    "an empty list as spec": ({"schema_version": 1, "norms": {NORM: []}}, "found \\[\\]"),
+    "a class as spec": ({"schema_version": 1, "norms": {NORM: "torch.nn.Linear"}}, "found 'torch.nn.Linear'"),
+    "unknown convention": (good(code="x"), "a NormSpec has no 'code'"),
+    "many unknown conventions": (good(**{"x" * 5000: 1, "a\nb": 2}), "a NormSpec has no 'a"),
+    "unknown value": (good(cast="eval"), "cast must be one of"),
+    "an object as value": (good(eps_placement={"a": [1]}), "eps_placement must be one of"),
+    "no number as eps": (good(eps="1e-5"), "eps must be a finite number"),
+    "endless eps": (good(eps=1e999), "eps must be a finite number"),
+    "eps beyond floats": (good(eps=10**400), "it holds an integer of 401 digits"),
+    "odd axes": (good(axes=[[-1]]), "axes must be"),
+    "axes that do not fit": (good(axes=[-2, -1]), "its shape \\(32,\\) does not"),
+    "groups that do not fit": (good(groups=5), "its shape \\(32,\\) does not"),
+    "endless groups": (good(groups=10**400), "it holds an integer of 401 digits"),
+    "no gain": (good(has_weight=False), "expected bias in .* found weight and bias"),
+    "no bias": (good(has_bias=False), "expected weight in .* found weight and bias"),
+    "neither": (good(has_weight=False, has_bias=False), "expected no parameters in .* found weight and bias"),
+    "the model itself": (at(""), "expected a norm at ''.* found GPT2LMHeadModel"),
+    "a block": (at("transformer.h.1"), "expected a norm .* found GPT2Block"),
+    "a linear map": (at("transformer.h.1.mlp.c_fc"), "expected a norm .* found Conv1D"),
+    "a table": (at("transformer.wte"), "expected a norm .* found Embedding"),
+    "a parameter": (at(f"{NORM}.weight"), "it has no such module"),
+    "an attribute": (at(f"{NORM}.__class__"), "it has no such module"),
+    "a method": (at("save_pretrained"), "it has no such module"),
+    "nothing": (at("transformer.h.9.ln_1"), "it has no such module"),
+    "half a character in a path": (at("../\ud800\x1b[2J\n" * 100), "it holds half a character"),
+    "an odd path": (at("../\x1b[2J\n" * 100), "it has no such module"),
+}
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("opened", [nk.load, lambda path: load_model(str(path))], ids=["load", "load_model"])
+def test_a_record_that_does_not_fit_is_one_line(saved: Path, name: str, opened: Any) -> None:
+    given, message = HOSTILE[name]
+    values = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**values, KEY: given}))
+    with pytest.raises(ModelError, match=message) as caught:
+        opened(saved)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+    assert "config.json" in str(caught.value)
+
+
+NAMES = st.sampled_from([*RMS.to_json(), *record({}), NORM, "", "\ud800"])
+VALUES = st.sampled_from([None, True, 0, 1, -(10**400), 1e-5, 1e999, "late", "x\n", [], [-1], {}, {"a": []}])
+
+
+@pytest.mark.slow
+@given(st.dictionaries(NAMES, VALUES, max_size=4))
+def test_whatever_is_recorded_is_a_spec_or_one_line(values: dict[str, Any]) -> None:
+    for found in (values, {"schema_version": 1, "norms": values}, {"schema_version": 1, "norms": {NORM: values}}):
+        outcome: Any = None
+        try:
+            outcome = recorded({KEY: found}, "config.json")
+        except ModelError as error:
+            outcome = str(error)
+        assert outcome.isprintable() if isinstance(outcome, str) else all(map(NormSpec.to_json, outcome.values()))
+        assert len(outcome) < 600
+
+
+@pytest.fixture
+def saved(gpt2: Path) -> Path:
+    """The tiny GPT-2 with 32 features, so that records of all tests speak of one width."""
+    model, _ = tiny("gpt2", dtype=torch.float32)
+    model.save_pretrained(gpt2)
+    return gpt2
+
+
+def test_nothing_is_replaced_where_one_norm_does_not_fit() -> None:
+    model, _ = tiny("gpt2")
+    with pytest.raises(ModelError):
+        replay(model, {NORM: RMS, "transformer.h.9.ln_1": RMS}, "here")
+    assert type(model.get_submodule(NORM)) is nn.LayerNorm
+
+
+class ScaleNorm(nn.Module):
+    """A norm whose gain has another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [ScaleNorm(), nn.BatchNorm1d(4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.LocalResponseNorm(2)],
+)
+def test_norms_of_other_kinds_are_refused(module: nn.Module) -> None:
+    model = nn.ModuleDict({"a": module})
+    with pytest.raises(ModelError, match="expected a norm at 'a'"):
+        replay(model, {"a": LAYER}, "here")

@@ -13,7 +13,7 @@ import torch
 from folded_checkpoints import Pair, folded, write_certificate
 from normkit.checkpoint import Certificate, fold
 from normkit.checkpoint.model_folder import CERTIFICATE
-from normkit.checkpoint.source import CheckpointSource, vector
+from normkit.checkpoint.reader import CheckpointSource, vector
 from normkit.errors import InputError, ModelError
 
 ALL = ("gain", "bias", "final", "centre", "rms", "value")

@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from folded_checkpoints import flip, tensors
+from normkit.checkpoint.applying import vectors
 from normkit.checkpoint.arithmetic import CHUNK
 from normkit.checkpoint.derivation import derive, header_faults
-from normkit.checkpoint.folding import write_shards
+from normkit.checkpoint.folding import Workers, write_shards
 from normkit.checkpoint.plan import Constant, FoldPlan, Gain, Product, Quotient, Reference, Sum, TensorEdit, VectorEdit
+from normkit.checkpoint.reader import CheckpointSource
 from normkit.checkpoint.shard import lay_out
-from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.staging import Staging
-from normkit.checkpoint.workers import Workers
 from normkit.errors import ModelError
 
 pytestmark = pytest.mark.slow
@@ -80,11 +80,11 @@ def written(request, tmp_path) -> tuple[Path, Path, FoldPlan]:
 
 
 def derived(source: Path, result: Path, made: FoldPlan, threads: int = 1):
-    workers = Workers(threads, "deriving", None)
+    workers = Workers(threads)
     with CheckpointSource(source) as opened:
         layouts = lay_out(made, opened)
         assert header_faults(layouts, result) == {}
-        return derive(made, opened, layouts, result, workers=workers)
+        return derive(vectors(made, opened, workers), opened, layouts, result, workers=workers)
 
 
 def test_what_was_written_is_derived_again(written):
@@ -132,11 +132,11 @@ def test_differences_in_every_chunk_are_counted(written):
 
 def test_every_byte_that_is_compared_is_counted(written):
     source, result, made = written
-    workers, steps = Workers(1, "deriving", None), []
+    workers, steps = Workers(), []
     workers.step = steps.append
     with CheckpointSource(source) as opened:
         layouts = lay_out(made, opened)
-        derive(made, opened, layouts, result, workers=workers)
+        derive(vectors(made, opened, Workers()), opened, layouts, result, workers=workers)
     assert sum(steps) == layouts[0].size - layouts[0].starts[0]
 
 

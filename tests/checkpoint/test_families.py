@@ -34,7 +34,7 @@ from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_checkpoint
 from normkit.checkpoint.plan import OPERATIONS, FoldPlan
 from normkit.checkpoint.planning import make_plan
-from normkit.checkpoint.source import ModelSource
+from normkit.checkpoint.reader import ModelSource
 from normkit.errors import InputError, ModelError
 from normkit.models import catalogue, legality
 from normkit.models.expansion import expand

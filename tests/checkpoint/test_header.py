@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from normkit.checkpoint.header import Located, TensorInfo, header_bytes, read_header, read_metadata
+from normkit.checkpoint.reader import Located, TensorInfo, header_bytes, read_header, read_metadata
 from normkit.errors import ModelError
 from tensor_files import raw
 

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 import normkit as nk
 from folded_checkpoints import folded
 from normkit import specs
+from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.logits import Agreement, TrueFloat64, compare_logits, half_unit, true_logits
-from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.errors import InputError
 from tiny_models import RECIPES, tiny
 

@@ -14,7 +14,7 @@ from normkit.checkpoint import arithmetic
 from normkit.checkpoint.applying import Outcome, factors, made
 from normkit.checkpoint.arithmetic import rounded
 from normkit.checkpoint.plan import Gain, TensorEdit
-from normkit.checkpoint.source import NAME, TORCH, CheckpointSource, vector
+from normkit.checkpoint.reader import NAME, TORCH, CheckpointSource, vector
 from normkit.errors import ModelError
 from tensor_files import FLOATS, drawn, same_bits, source_of
 

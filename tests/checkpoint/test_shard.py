@@ -18,9 +18,10 @@ from safetensors import safe_open
 import folding_runs
 from normkit.checkpoint import shard as module
 from normkit.checkpoint.applying import vectors
+from normkit.checkpoint.folding import Workers
 from normkit.checkpoint.plan import FoldPlan, TensorEdit
+from normkit.checkpoint.reader import TORCH, CheckpointSource
 from normkit.checkpoint.shard import FileLayout, Shard, index, lay_out
-from normkit.checkpoint.source import TORCH, CheckpointSource
 from normkit.errors import InputError, ModelError
 
 
@@ -39,7 +40,7 @@ class Making:
         (self.layout,) = lay_out(plan, self.source)
         self.written = 0
         self.positions = range(len(self.layout.edits))
-        self.shard = Shard(self.layout, path, self.source, vectors(plan, self.source), self.step)
+        self.shard = Shard(self.layout, path, self.source, vectors(plan, self.source, Workers()), self.step)
 
     def step(self, count: int) -> None:
         self.written += count

@@ -7,19 +7,19 @@ import time
 
 import pytest
 
-from normkit.checkpoint.workers import Workers
+from normkit.checkpoint.folding import Workers
 
 
 def test_results_come_in_the_order_of_the_tasks():
-    workers = Workers(3, "counting", None)
+    workers = Workers(3)
     assert workers.map([lambda number=number: number**2 for number in range(50)]) == [number**2 for number in range(50)]
     assert workers.map([]) == []
 
 
 def test_bytes_are_counted_over_all_threads():
     seen = []
-    workers = Workers(4, "counting", lambda *call: seen.append(call))
-    workers.total = 4000
+    workers = Workers(4, lambda *call: seen.append(call))
+    workers.begin("counting", 4000)
     workers.map([lambda: [workers.step(10) for _ in range(100)] for _ in range(4)])
     assert seen[-1] == ("counting", 4000, 4000)
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
@@ -27,15 +27,14 @@ def test_bytes_are_counted_over_all_threads():
 
 def test_progress_is_told_a_thousand_times_at_most():
     seen = []
-    workers = Workers(1, "counting", lambda *call: seen.append(call))
-    workers.total = 10_000
+    workers = Workers(1, lambda *call: seen.append(call))
+    workers.begin("counting", 10_000)
     workers.map([lambda: [workers.step(1) for _ in range(10_000)]])
     assert len(seen) == 1000
 
 
 def test_the_first_error_ends_all():
-    workers = Workers(2, "counting", None)
-    workers.total = 1
+    workers = Workers(2)
     begun, ended = threading.Event(), []
 
     def fail():

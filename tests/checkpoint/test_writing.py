@@ -21,7 +21,7 @@ from forks import Fork
 from normkit.checkpoint import folding
 from normkit.checkpoint.folding import affordable
 from normkit.checkpoint.plan import FoldPlan
-from normkit.checkpoint.source import CheckpointSource
+from normkit.checkpoint.reader import CheckpointSource
 from normkit.errors import InputError, ModelError
 
 pytestmark = pytest.mark.slow

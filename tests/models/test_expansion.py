@@ -10,7 +10,7 @@ import pytest
 
 from folding_cases import FLAGS, TIES, classes, config_of
 from normkit.checkpoint.opening import open_checkpoint
-from normkit.checkpoint.source import ModelSource
+from normkit.checkpoint.reader import ModelSource
 from normkit.errors import ModelError
 from normkit.models import catalogue
 from normkit.models.expansion import expand

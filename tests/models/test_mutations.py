@@ -23,7 +23,7 @@ from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.opening import open_checkpoint
 from normkit.checkpoint.plan import OPERATIONS
-from normkit.checkpoint.source import ModelSource
+from normkit.checkpoint.reader import ModelSource
 from normkit.errors import InputError, ModelError
 from normkit.models import catalogue, legality
 from normkit.models.expansion import expand

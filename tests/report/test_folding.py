@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from normkit.checkpoint.header import TensorInfo
 from normkit.checkpoint.plan import Constant, FoldPlan, Gain, NormChange, Refusal, TensorEdit, VectorEdit
+from normkit.checkpoint.reader import TensorInfo
 from normkit.report.folding import describe_plan, plan_summary
 
 TENSORS = {"w": TensorInfo("BF16", (1000, 1000)), "g": TensorInfo("BF16", (1000,))}

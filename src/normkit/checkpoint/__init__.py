@@ -1,21 +1,17 @@
 """Checkpoints: loaded without running code of theirs, and folded exactly, with proof.
 
-    hub.py configuration.py build_model.py quiet_libraries.py    from a folder or a Hub id to a model of transformers
-    loading.py swaps.py                     `load`; norms that no stock class has, recorded in config.json
+    hub.py model_folder.py reader.py    a model's folder; its files; safetensors read a few rows at a time
+    opening.py                          config.json checked; a folder with its graph of readers and writers
+    build_model.py loading.py           models that transformers builds, with recorded norms replaced; `load`
 
-    model_folder.py header.py source.py     the files of a folder; safetensors read a few rows at a time
-    opening.py                              a folder with its graph of readers and writers
+    plan.py planning.py                 what becomes of each tensor, as data; how it is decided
+    arithmetic.py applying.py           one rounding per number; a plan carried out
+    memory.py                           `normkit.fold`: on a model
+    folding.py shard.py staging.py      `fold`: on a folder, streamed by several threads, resumable
 
-    plan.py                                 what becomes of each tensor, as data
-    planning.py                             how it is decided
-
-    arithmetic.py applying.py               one rounding per number; a plan carried out
-    memory.py                               `normkit.fold`: on a model
-    folding.py shard.py staging.py workers.py    `fold`: on a folder, streamed, resumable
-
-    certificate.py                          what was done to each tensor
-    verification.py derivation.py           `verify`, from the files alone
-    logits.py                               logits in true float64, of two models
+    certificate.py                      what was done to each tensor
+    verification.py derivation.py       `verify`, from the files alone; every tensor made again
+    logits.py                           logits in true float64, of two models
 
 Public names are resolved on first use.
 """

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ from normkit.checkpoint.arithmetic import (
     scaled,
     wide_room,
 )
-from normkit.checkpoint.header import TensorInfo
 from normkit.checkpoint.plan import (
+    FLOATS,
     Constant,
     Edit,
     FoldPlan,
@@ -37,9 +38,11 @@ from normkit.checkpoint.plan import (
     TensorEdit,
     VectorEdit,
 )
-from normkit.checkpoint.source import FLOATS, TORCH, Source, check_finite, found, vector
-from normkit.checkpoint.workers import Progress, Workers
+from normkit.checkpoint.reader import TORCH, Source, TensorInfo, check_finite, found, vector
 from normkit.errors import ModelError
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.folding import Workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +63,13 @@ class Outcome:
     """Largest |mean along the centred axis| of what is written / its root mean square; 0 if it is not centred."""
 
 
-def vectors(
-    plan: FoldPlan, source: Source, *, threads: int = 1, progress: Progress | None = None
-) -> dict[str, MadeVector]:
+def vectors(plan: FoldPlan, source: Source, workers: Workers) -> dict[str, MadeVector]:
     """Every gain and bias of a plan, in the order of its edits; the same bits with any number of threads.
 
     Args:
         plan: What is done.
         source: The tensors that it is done to.
-        threads: How many compute at a time.
-        progress: Called with a stage's name, the vectors done and the vectors in all.
+        workers: The threads that make them; they count the vectors that are done.
 
     Raises:
         ModelError: If a tensor is missing, does not fit, holds a NaN, or a result does not fit its dtype.
@@ -77,8 +77,7 @@ def vectors(
     edits = {edit.name: edit for edit in plan.edits if isinstance(edit, VectorEdit)}
     values: dict[str, Tensor] = {}
     finished: dict[str, MadeVector] = {}
-    workers = Workers(threads, "gains and biases", progress)
-    workers.total = len(edits)
+    workers.begin("gains and biases", len(edits))
 
     def make(name: str) -> None:
         values[name], finished[name] = _vector(edits[name], source, values)

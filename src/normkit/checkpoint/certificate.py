@@ -26,7 +26,7 @@ from normkit.checkpoint.model_folder import (
 )
 from normkit.checkpoint.opening import Opened, folded_config
 from normkit.checkpoint.plan import DTYPES, LIMITS, OPERATIONS, FoldPlan, Quotient, VectorEdit
-from normkit.checkpoint.source import vector
+from normkit.checkpoint.reader import vector
 from normkit.errors import InputError, ModelError
 from normkit.files import field, json_text, parse_json
 from normkit.text import quoted

@@ -10,19 +10,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normkit.checkpoint.applying import MadeVector, Outcome, contents, vectors
-from normkit.checkpoint.header import read_header
+from normkit.checkpoint.applying import MadeVector, Outcome, contents
 from normkit.checkpoint.model_folder import read_exactly
-from normkit.checkpoint.plan import Edit, FoldPlan, Relation
+from normkit.checkpoint.plan import Edit, Relation
+from normkit.checkpoint.reader import CheckpointSource, read_header
 from normkit.checkpoint.shard import FileLayout, output_info
-from normkit.checkpoint.source import CheckpointSource
-from normkit.checkpoint.workers import Workers
 from normkit.errors import ModelError
+
+if TYPE_CHECKING:
+    from normkit.checkpoint.folding import Workers
 
 
 @dataclass(kw_only=True)
@@ -78,7 +80,7 @@ def _header_fault(layout: FileLayout, path: Path) -> str:
 
 
 def derive(
-    plan: FoldPlan,
+    vectors: Mapping[str, MadeVector],
     source: CheckpointSource,
     layouts: Sequence[FileLayout],
     folder: Path,
@@ -88,16 +90,15 @@ def derive(
     """Make every tensor of some files again and compare it, bit for bit, with the files.
 
     Args:
-        plan: What becomes of each tensor.
+        vectors: Gains and biases, made again already.
         source: The checkpoint that the tensors are made from.
         layouts: Files of the result; their sizes are right.
         folder: The folder of the result.
         workers: Threads; they count the bytes that are compared.
 
     Raises:
-        ModelError: If gains or biases cannot be made, or a file cannot be read to its end.
+        ModelError: If a file cannot be read to its end.
     """
-    new = vectors(plan, source, threads=workers.threads)
     edits: list[tuple[Edit, Outcome]] = []
     with ExitStack() as opened:
         tasks = []
@@ -107,7 +108,7 @@ def derive(
             opened.callback(os.close, descriptor)
             for edit, start in zip(layout.edits, layout.starts[:-1], strict=True):
                 edits.append((edit, Outcome()))
-                tasks.append(partial(_deviation, *edits[-1], source, new, descriptor, start, path, workers))
+                tasks.append(partial(_deviation, *edits[-1], source, vectors, descriptor, start, path, workers))
         deviations = workers.map(tasks)
     derived = Derived()
     for (edit, outcome), deviation in zip(edits, deviations, strict=True):
@@ -124,7 +125,7 @@ def _deviation(
     edit: Edit,
     outcome: Outcome,
     source: CheckpointSource,
-    new: Mapping[str, MadeVector],
+    vectors: Mapping[str, MadeVector],
     descriptor: int,
     start: int,
     path: Path,
@@ -133,7 +134,7 @@ def _deviation(
     """How a tensor of the result, which starts at a byte of a file, differs from what its edit makes; None if not."""
     offset, first, differing = start, "", 0
     try:
-        for chunk in contents(edit, source, new, outcome):
+        for chunk in contents(edit, source, vectors, outcome):
             expected = chunk.contiguous().flatten()
             width = expected.element_size()
             read = torch.empty(expected.numel() * width, dtype=torch.uint8)

@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from normkit.checkpoint.applying import MadeVector, vectors
 from normkit.checkpoint.arithmetic import CHUNK, one_thread_an_operation
@@ -23,13 +25,15 @@ from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_f
 from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
 from normkit.checkpoint.plan import FoldPlan, VectorEdit
 from normkit.checkpoint.planning import plan_checkpoint
+from normkit.checkpoint.reader import CheckpointSource
 from normkit.checkpoint.shard import PIECE, FileLayout, Shard, index, lay_out, output_info
-from normkit.checkpoint.source import CheckpointSource
 from normkit.checkpoint.staging import Staging
-from normkit.checkpoint.workers import Progress, Workers
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text
 from normkit.text import shortened
+
+Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
 
 # Float64 arrays of one chunk that a thread may hold at once, with what the allocator keeps.
 _ARRAYS = 8
@@ -158,17 +162,16 @@ def write_shards(
     staging.require_room(sum(layout.size for layout in pending))
     threads = affordable(plan, source, threads, max_memory)
     with one_thread_an_operation():
+        workers = Workers(threads, progress)
         made: Mapping[str, MadeVector] = {}
         if any(isinstance(edit, VectorEdit) for layout in pending for edit in layout.edits):
-            made = vectors(plan, source, threads=threads, progress=progress)
-        workers = Workers(threads, "writing", progress)
-        workers.total = sum(layout.size - layout.starts[0] for layout in pending)
+            made = vectors(plan, source, workers)
+        workers.begin("writing", sum(layout.size - layout.starts[0] for layout in pending))
         with ExitStack() as opened:
             queue = _Queue(pending, source, staging, made, workers, opened)
             workers.map([queue.work] * threads)
-        if progress is not None:
-            # Only now it is all on the disk.
-            progress("writing", workers.total, workers.total)
+        # Only now it is all on the disk.
+        workers.end()
     if (document := index(layouts, source)) is not None:
         staging.write(INDEX, json_text(document).encode(), like=source.files[0].parent / INDEX)
     files = [staging.finished[layout.name] for layout in layouts]
@@ -271,3 +274,80 @@ class _Queue:
     def _settle(self, shard: Shard) -> None:
         if shard.settle():
             self._workers.on_disk(lambda: self._staging.keep(shard.finish()))
+
+
+class Workers:
+    """Threads that work on the tasks of one stage after another, count what they do, and all end at the first error.
+
+    One more thread waits for the disk, so that the others need not.
+
+    Args:
+        threads: How many.
+        progress: Called with the stage, what is done of it (bytes, or vectors), and all of it.
+    """
+
+    def __init__(self, threads: int = 1, progress: Progress | None = None) -> None:
+        self.threads = threads
+        self._progress = progress
+        self.begin("", 0)
+        self._error: BaseException | None = None
+        self._is_stopped = False
+        self._guard = threading.Lock()
+
+    def begin(self, stage: str, total: int) -> None:
+        """Count anew, for a stage with this much work."""
+        self._stage, self._total = stage, total
+        self._done, self._reported = 0, 0
+
+    def step(self, count: int) -> None:
+        """Count work that is done; raises if the work has ended elsewhere."""
+        if self._is_stopped:
+            raise _StoppedError
+        with self._guard:
+            self._done += count
+            # A thousand times in all.
+            if self._progress is not None and count and 1000 * self._done // self._total > self._reported:
+                self._reported = 1000 * self._done // self._total
+                self._progress(self._stage, self._done, self._total)
+
+    def end(self) -> None:
+        """Report the stage as done, if nothing has."""
+        if self._progress is not None:
+            self._progress(self._stage, self._total, self._total)
+
+    def map(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """The results of the tasks, in their order; the first error of any thread ends all of them and is raised."""
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix=f"{self._stage}-disk") as self._disk,
+            ThreadPoolExecutor(self.threads, thread_name_prefix=self._stage) as pool,
+        ):
+            futures = [pool.submit(self._begin, task) for task in tasks]
+            try:
+                wait(futures)
+            except BaseException:
+                # An interrupt from the keyboard.
+                self._is_stopped = True
+                raise
+        if self._error is not None:
+            raise self._error
+        return [future.result() for future in futures]  # type: ignore[misc]
+
+    def on_disk(self, action: Callable[[], None]) -> None:
+        """Have the thread for the disk do something, even after an error elsewhere; only tasks may call it."""
+        self._disk.submit(self._run, action)
+
+    def _begin(self, task: Callable[[], T]) -> T | None:
+        return None if self._is_stopped else self._run(task)
+
+    def _run(self, task: Callable[[], T]) -> T | None:
+        try:
+            return task()
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            self._error, self._is_stopped = self._error or error, True
+        return None
+
+
+class _StoppedError(Exception):
+    """Another thread has failed, so this one ends too."""

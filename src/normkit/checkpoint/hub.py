@@ -1,11 +1,12 @@
-"""The files of a model on the Hugging Face Hub, fetched into its cache: never code, never pickles."""
+"""The folder that a model argument means: on this machine, or fetched from the Hugging Face Hub into its cache."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from normkit.checkpoint.model_folder import INDEX, WEIGHTS, shard_names
+from normkit.checkpoint.build_model import quiet_libraries
+from normkit.checkpoint.model_folder import CONFIG, INDEX, WEIGHTS, shard_names
 from normkit.errors import InputError, ModelError
 
 _IDENTIFIER = re.compile(r"(?P<id>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[^@\s]+))?")
@@ -14,6 +15,35 @@ _SETTINGS = ["*.json", "*.txt", "*.model", "*.tiktoken"]
 _FOLDERS = ["*/*"]
 # A name without an organisation and with such an ending means a file that is not there.
 _FILES = (".md", ".txt", ".json", ".py", ".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
+
+
+def find_model(
+    model: str, revision: str | None = None, *, local_files_only: bool = False, show_downloads: bool = False
+) -> tuple[Path, str]:
+    """The folder of a model, and its Hub id or "".
+
+    Args:
+        model: A folder, the config.json or model.safetensors in it, or else a Hub id "org/name[@revision]".
+        revision: Branch, tag or commit of a Hub id.
+        local_files_only: Ask no server; a Hub id must be in the cache.
+        show_downloads: Leave the Hub's download bars on.
+
+    Raises:
+        ModelError: If it is another file, or is neither on this machine nor on the Hub.
+        InputError: If a revision is given for a folder, or two for a Hub id.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        if path.name not in (CONFIG, WEIGHTS, INDEX):
+            raise ModelError(f"{model} is a file and no model; give a model's folder, or its {CONFIG} or {WEIGHTS}")
+        path = path.parent
+    elif not (model and path.is_dir()):
+        name, revision = split_identifier(model, revision)
+        with quiet_libraries(downloads=show_downloads):
+            return fetch(name, revision, local_files_only=local_files_only), name
+    if revision is not None:
+        raise InputError(f"a revision belongs to a Hub id, and {model!r} is a folder; leave out the revision")
+    return path, ""
 
 
 def split_identifier(model: str, revision: str | None) -> tuple[str, str | None]:
@@ -33,7 +63,7 @@ def split_identifier(model: str, revision: str | None) -> tuple[str, str | None]
 
 
 def fetch(identifier: str, revision: str | None, *, local_files_only: bool) -> Path:
-    """The folder in the Hub's cache that holds the configuration, tokenizer and safetensors of a model.
+    """The folder in the Hub's cache with a model's configuration, tokenizer and safetensors; never code or pickles.
 
     Args:
         identifier: Such as "org/name".

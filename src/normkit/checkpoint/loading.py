@@ -14,11 +14,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from normkit.checkpoint import hub, swaps
-from normkit.checkpoint.build_model import BuiltModel, build_model
-from normkit.checkpoint.configuration import read_config
-from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, read_weights, weight_files
-from normkit.checkpoint.quiet_libraries import quiet_libraries
+from normkit.checkpoint.build_model import BuiltModel, build_model, quiet_libraries, recorded, replay
+from normkit.checkpoint.hub import find_model
+from normkit.checkpoint.model_folder import ADAPTER, CONFIG, read_weights, weight_files
+from normkit.checkpoint.opening import read_config
 from normkit.errors import InputError, KindError, ModelError
 from normkit.text import quoted, shortened, typed_line
 
@@ -128,35 +127,6 @@ def load(path: str | PathLike[str], *, dtype: str = "auto") -> Any:
     return built.model
 
 
-def find_model(
-    model: str, revision: str | None = None, *, local_files_only: bool = False, show_downloads: bool = False
-) -> tuple[Path, str]:
-    """The folder of a model, and its Hub id or "".
-
-    Args:
-        model: A folder, the config.json or model.safetensors in it, or else a Hub id "org/name[@revision]".
-        revision: Branch, tag or commit of a Hub id.
-        local_files_only: Ask no server; a Hub id must be in the cache.
-        show_downloads: Leave the Hub's download bars on.
-
-    Raises:
-        ModelError: If it is another file, or is neither on this machine nor on the Hub.
-        InputError: If a revision is given for a folder, or two for a Hub id.
-    """
-    path = Path(model).expanduser()
-    if path.is_file():
-        if path.name not in (CONFIG, WEIGHTS, INDEX):
-            raise ModelError(f"{model} is a file and no model; give a model's folder, or its {CONFIG} or {WEIGHTS}")
-        path = path.parent
-    elif not (model and path.is_dir()):
-        name, revision = hub.split_identifier(model, revision)
-        with quiet_libraries(downloads=show_downloads):
-            return hub.fetch(name, revision, local_files_only=local_files_only), name
-    if revision is not None:
-        raise InputError(f"a revision belongs to a Hub id, and {model!r} is a folder; leave out the revision")
-    return path, ""
-
-
 def _folder(
     model: str,
     dtype: str,
@@ -179,7 +149,7 @@ def _built(
     """The model with its recorded norms, and one note for each thing that did not fit."""
     import torch
 
-    norms = swaps.recorded(values, folder / CONFIG)
+    norms = recorded(values, folder / CONFIG)
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
     built = build_model(values, read_weights(files), folder, text_only=text_only, dtype=wanted)
     model, name = built.model, type(built.model).__name__
@@ -192,7 +162,7 @@ def _built(
         )
     if {parameter for parameter, _ in model.named_parameters()} <= set(built.missing):
         raise ModelError(f"no weight in {folder} fits {name}; {CONFIG} belongs to another model")
-    swaps.replay(model, norms, folder / CONFIG)
+    replay(model, norms, folder / CONFIG)
     notes = []
     if weights := values.get("transformers_weights"):
         notes.append(f"{CONFIG} has transformers load {quoted(weights)}: {files[0].name} is read in its place")

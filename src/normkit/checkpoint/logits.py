@@ -184,7 +184,7 @@ def compare_logits(
 
 def half_unit(dtypes: set[str]) -> float:
     """Half a unit in the last place of the coarsest of some dtypes, relative; 0 for no dtype."""
-    from normkit.checkpoint.source import TORCH
+    from normkit.checkpoint.reader import TORCH
 
     return max((torch.finfo(TORCH[dtype]).eps / 2 for dtype in dtypes), default=0.0)
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from normkit.checkpoint.applying import Outcome, factors, made, vectors
 from normkit.checkpoint.arithmetic import all_finite, one_thread_an_operation, partition
+from normkit.checkpoint.build_model import KEY, replay
+from normkit.checkpoint.folding import Workers
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import make_plan
-from normkit.checkpoint.source import ModelSource, check_finite
-from normkit.checkpoint.swaps import KEY, replay
+from normkit.checkpoint.reader import ModelSource, check_finite
 from normkit.errors import InputError
 from normkit.spec import NormSpec
 
@@ -119,7 +120,7 @@ def _apply(model: nn.Module, plan: FoldPlan, source: ModelSource) -> Folding:
     for edit in matrices:
         # Before anything is changed: an error in the last matrix would leave the model half folded.
         _require_possible(edit, source)
-    new = vectors(plan, source)
+    new = vectors(plan, source, Workers())
     before = {edit.name: state[edit.name].clone() for edit in plan.edits if isinstance(edit, VectorEdit)}
     columns: dict[str, Tensor] = {}
     with torch.no_grad():

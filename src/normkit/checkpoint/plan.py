@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from normkit.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from normkit.checkpoint.header import TensorInfo
+    from normkit.checkpoint.reader import TensorInfo
 
 Operation = Literal["gain", "bias", "centre", "rms", "final", "value"]
 OPERATIONS: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")

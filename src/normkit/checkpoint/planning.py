@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from normkit import specs
-from normkit.checkpoint.configuration import paths_to
+from normkit.checkpoint.build_model import KEY, record
 from normkit.checkpoint.model_folder import CONFIG, code_files
-from normkit.checkpoint.opening import Opened
+from normkit.checkpoint.opening import Opened, paths_to
 from normkit.checkpoint.plan import (
     DTYPE_KEYS,
     DTYPES,
@@ -41,8 +41,7 @@ from normkit.checkpoint.plan import (
     Rows,
     TensorEdit,
 )
-from normkit.checkpoint.source import Source, check_finite
-from normkit.checkpoint.swaps import KEY, record
+from normkit.checkpoint.reader import Source, check_finite
 from normkit.conventions import gain as gains
 from normkit.errors import InputError, ModelError
 from normkit.models import legality

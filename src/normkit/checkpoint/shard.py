@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from normkit.checkpoint.applying import MadeVector, Outcome, contents
-from normkit.checkpoint.header import Located, TensorInfo, header_bytes, read_metadata
 from normkit.checkpoint.model_folder import INDEX, WEIGHTS, read_exactly, read_json
 from normkit.checkpoint.plan import Edit, FoldPlan, TensorEdit
-from normkit.checkpoint.source import TORCH, CheckpointSource
+from normkit.checkpoint.reader import TORCH, CheckpointSource, Located, TensorInfo, header_bytes, read_metadata
 from normkit.checkpoint.staging import FinishedFile, new_file, no_room
 from normkit.files import umask
 

@@ -13,10 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from normkit.checkpoint.applying import vectors
 from normkit.checkpoint.arithmetic import one_thread_an_operation
 from normkit.checkpoint.build_model import Reload, reload_check
 from normkit.checkpoint.certificate import Certificate, Written, certify, plain, read_certificate
 from normkit.checkpoint.derivation import derive, header_faults
+from normkit.checkpoint.folding import Progress, Workers
 from normkit.checkpoint.model_folder import (
     CERTIFICATE,
     CONFIG,
@@ -30,7 +32,6 @@ from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
 from normkit.checkpoint.plan import RELATIONS, FoldPlan
 from normkit.checkpoint.planning import plan_checkpoint
 from normkit.checkpoint.shard import FileLayout, index, lay_out
-from normkit.checkpoint.workers import Progress, Workers
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text
 from normkit.text import counted, quoted
@@ -109,7 +110,7 @@ def verify(
         if not path.is_dir():
             raise InputError(f"expected the folder of a checkpoint, got {path}: it is none; give SRC, then DST")
     recorded = Certificate.read(made)
-    workers = Workers(threads, "verifying", progress)
+    workers = Workers(threads, progress)
     try:
         with open_checkpoint(folder) as opened, one_thread_an_operation():
             checks = _checks(recorded, opened, made, workers)
@@ -135,9 +136,10 @@ def _checks(recorded: Certificate, opened: Opened, folder: Path, workers: Worker
     faults = header_faults(layouts, folder)
     whole = [layout for layout in layouts if layout.name not in faults]
     present = [folder / layout.name for layout in layouts if (folder / layout.name).is_file()]
-    workers.total = sum(file.stat().st_size for file in (*opened.source.files, *present))
-    workers.total += sum(layout.size - layout.starts[0] for layout in whole)
-    derived = derive(plan, opened.source, whole, folder, workers=workers)
+    made = vectors(plan, opened.source, workers)
+    sizes = [file.stat().st_size for file in (*opened.source.files, *present)]
+    workers.begin("verifying", sum(sizes) + sum(layout.size - layout.starts[0] for layout in whole))
+    derived = derive(made, opened.source, whole, folder, workers=workers)
     written = Written(
         inputs=_hashes(opened.source.files, workers),
         outputs=_hashes(present, workers),

@@ -143,7 +143,7 @@ def _of_twins(told: Progress) -> Exploration:
 
 
 def _gathered(loaded: LoadedModel, batches: Batches, site: str | None, told: Progress) -> Activations:
-    from normkit.checkpoint.quiet_libraries import quiet_libraries
+    from normkit.checkpoint.build_model import quiet_libraries
     from normkit.cli.texts import check_runs
     from normkit.explorer.activations import activations
 

@@ -103,7 +103,7 @@ def fold_checkpoint(
 ) -> None:
     """Fold a checkpoint, or print what folding would do."""
     from normkit.checkpoint.folding import memory_needed, write_folded
-    from normkit.checkpoint.loading import find_model
+    from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.planning import plan_checkpoint
     from normkit.report.folding import plan_summary

@@ -181,7 +181,7 @@ def _tell(*models: LoadedModel, quiet: bool) -> None:
 
 
 def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBook:
-    from normkit.checkpoint.quiet_libraries import quiet_libraries
+    from normkit.checkpoint.build_model import quiet_libraries
     from normkit.cli.texts import batches_for, check_runs
     from normkit.identification.book import survey
     from normkit.measurement.running import evaluating, first_tokens, runner
@@ -204,7 +204,7 @@ def _names(
 def _compare(
     loaded: LoadedModel, reference: Any, batches: Batches, names: tuple[str, str], site: str | None, *, shown: bool
 ) -> Comparison:
-    from normkit.checkpoint.quiet_libraries import quiet_libraries
+    from normkit.checkpoint.build_model import quiet_libraries
     from normkit.cli.texts import check_runs
     from normkit.comparison.comparing import compare
 

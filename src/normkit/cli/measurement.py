@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.cli.terminal import Progress
 from normkit.cli.texts import Batches, check_runs
 from normkit.inspection.inspecting import inspect

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from normkit import demo
+from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.errors import InputError, ModelError
 
 if TYPE_CHECKING:

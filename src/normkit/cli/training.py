@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.checkpoint.quiet_libraries import quiet_libraries
 from normkit.cli.texts import Batches, check_runs
 from normkit.errors import InputError, ModelError
 from normkit.identification.state import buffers_kept, in_mode

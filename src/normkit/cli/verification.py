@@ -66,7 +66,7 @@ def verify_fold(
     """Verify a fold: print what was checked; exit code 1 if anything fails."""
     if text is not None and not logits:
         raise click.UsageError("--text needs --logits: the files alone need no text.", ctx)
-    from normkit.checkpoint.loading import find_model
+    from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.verification import verify
     from normkit.cli.texts import read_text
 
@@ -90,10 +90,10 @@ def verify_fold(
 
 def _agreement(source: Path, result: Path, path: str | None, words: str | None) -> tuple[Agreement, str]:
     """How near the logits are, and the texts on which they were compared."""
+    from normkit.checkpoint.build_model import quiet_libraries
     from normkit.checkpoint.certificate import Certificate
     from normkit.checkpoint.loading import load_model
     from normkit.checkpoint.logits import compare_logits, half_unit
-    from normkit.checkpoint.quiet_libraries import quiet_libraries
 
     models = [load_model(str(folder), dtype="float64") for folder in (source, result)]
     tensors = Certificate.read(result).tensors.values()

@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from normkit import reference
-from normkit.checkpoint import swaps
-from normkit.checkpoint.quiet_libraries import quiet_libraries
+from normkit.checkpoint.build_model import KEY, quiet_libraries, recorded, replay
 from normkit.conventions.gain import Gain
 from normkit.errors import ModelError
 from normkit.identification.behaviour import examine
@@ -131,8 +130,8 @@ def _built(stock_class: Any, config: Any) -> nn.Module | None:
         with torch.device("meta"):
             built: Any = stock_class(config)
             built.tie_weights()
-            record = {swaps.KEY: vars(config)[swaps.KEY]} if swaps.KEY in vars(config) else {}
-            swaps.replay(built, swaps.recorded(record, "the config"), "the config")
+            record = {KEY: vars(config)[KEY]} if KEY in vars(config) else {}
+            replay(built, recorded(record, "the config"), "the config")
             model: nn.Module = built.eval()
             return model
     # Any third-party constructor runs here; a model that cannot be rebuilt has no known intent.

@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from normkit.checkpoint.header import TensorInfo
 from normkit.checkpoint.plan import FoldPlan, NormChange, TensorEdit, VectorEdit
+from normkit.checkpoint.reader import TensorInfo
 from normkit.show.grouping import pattern
 from normkit.show.parts import Cell, Column, Fact, Table, printable
 from normkit.show.terminal import lines, marked, ruled

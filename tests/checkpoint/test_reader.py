@@ -13,8 +13,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from normkit.checkpoint.header import TensorInfo, header_bytes
-from normkit.checkpoint.source import FLOATS, NAME, TORCH, CheckpointSource, ModelSource, check_finite, found, vector
+from normkit.checkpoint.reader import (
+    FLOATS,
+    NAME,
+    TORCH,
+    CheckpointSource,
+    ModelSource,
+    TensorInfo,
+    check_finite,
+    found,
+    header_bytes,
+    vector,
+)
 from normkit.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
