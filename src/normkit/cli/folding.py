@@ -106,7 +106,8 @@ def fold_checkpoint(
     from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.planning import plan_checkpoint
-    from normkit.report.folding import plan_summary
+    from normkit.checkpoint.report import describe_plan
+    from normkit.show.terminal import section
 
     shown = shows_progress(quiet=quiet or as_json)
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
@@ -135,7 +136,7 @@ def fold_checkpoint(
         if as_json:
             print_json(document)
             return
-        results().print(plan_summary(plan, opened.source.tensors, memory))
+        results().print(section(describe_plan(plan, opened.source.tensors, memory), 40))
     if not only_plan:
         words = shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))
         results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)

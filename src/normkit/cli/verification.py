@@ -81,9 +81,10 @@ def verify_fold(
         passed = found.passed and (agreement is None or agreement.holds)
         print_json({**found.to_json(), "passed": passed, **more})
     else:
-        from normkit.report.proof import proof_list
+        from normkit.checkpoint.report import describe_proof
+        from normkit.show.terminal import section
 
-        results().print(proof_list(found, agreement, tokens))
+        results().print(section(describe_proof(found, agreement, tokens)))
     if not found.passed or (agreement is not None and not agreement.holds):
         ctx.exit(1)
 

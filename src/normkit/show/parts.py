@@ -23,6 +23,8 @@ class Fact:
 
     label: str
     value: str
+    tone: Tone | None = None
+    """The mark before the label; None for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +81,14 @@ class Table:
     """The text to show if there are no rows."""
     groups: tuple[tuple[Cell, ...], ...] = ()
     """The same rows, with rows that are equal in several blocks merged into one; empty if that merges none."""
+    note: str = ""
+    """What the numbers are, beyond the meanings of the headings."""
 
     @property
     def legend(self) -> str:
-        """The meanings of the headings, on one line."""
-        return " ".join(f"{column.heading}: {column.meaning}." for column in self.columns if column.meaning)
+        """The meanings of the headings and the note, on one line."""
+        meanings = [f"{column.heading}: {column.meaning}." for column in self.columns if column.meaning]
+        return " ".join([*meanings, *([self.note] if self.note else [])])
 
     def only(self, *keys: str) -> Table:
         """The same table with some columns, in the order of `keys`."""
@@ -95,6 +100,25 @@ class Table:
             empty=self.empty,
             groups=tuple(tuple(row[place] for place in places) for row in self.groups),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A report, or a part of one, told in the order of its fields; most parts have only a few of them."""
+
+    title: str = ""
+    gist: str = ""
+    """What it holds, in a few words, beside the title."""
+    source: str = ""
+    """What was run, below the title."""
+    verdict: Verdict | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences."""
+    tables: tuple[Table, ...] = ()
+    sections: tuple[Section, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    remarks: tuple[str, ...] = ()
+    """What a reader must know besides."""
 
 
 def printable(part: T) -> T:

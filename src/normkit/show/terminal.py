@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from normkit.show.parts import Fact, Table, Tone
+from normkit.show.parts import Fact, Section, Table, Tone, Verdict
 
 _WIDEST_LABEL = 44
 
@@ -29,13 +30,49 @@ def marked(tone: Tone, words: str) -> Text:
     return Text(f"{mark} {words}", style)
 
 
+def answer(verdict: Verdict) -> Text:
+    """A verdict on one line."""
+    return Text.assemble(marked(verdict.tone, verdict.headline), f"  {verdict.detail}" if verdict.detail else "")
+
+
+def section(part: Section, most: int = 24, depth: int = 0) -> RenderableType:
+    """A section and those in it.
+
+    Args:
+        part: What to draw.
+        most: Rows after which a table stops.
+        depth: 0 for a whole report, 1 for a part of it, 2 for a remark in a part: label, then dim words.
+    """
+    head: list[RenderableType] = []
+    if part.title:
+        title = (part.title, "bold" if depth < 2 else "")
+        head.append(Text.assemble(title, f"  {part.gist}" if part.gist else ""))
+    if part.source:
+        head += [Text(part.source, "dim"), ""]
+    if part.verdict:
+        head.append(answer(part.verdict))
+    body: list[RenderableType] = [Text(note, "dim" if depth > 1 else "") for note in part.notes]
+    for table in part.tables:
+        body += ["", ruled(table, most)] if table.rows else []
+        body += [Text(table.legend, "dim")] if table.legend else []
+    for inner in part.sections:
+        body += [*([""] if depth == 0 else []), section(inner, most, depth + 1)]
+    if part.facts:
+        body += [*([""] if body or depth == 0 else []), lines(part.facts)]
+    body += [marked("note", remark) for remark in part.remarks]
+    if depth and part.title:
+        body = [Padding.indent(each, 2 * depth) for each in body]
+    return Group(*head, *body)
+
+
 def lines(facts: Iterable[Fact]) -> RenderableType:
     """Labels on the left, values wrapped on the right."""
     grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for fact in facts:
-        grid.add_row(Text(tail(fact.label, _WIDEST_LABEL)), Text(fact.value))
+        label = tail(fact.label, _WIDEST_LABEL)
+        grid.add_row(marked(fact.tone, label) if fact.tone else Text(label, "dim"), Text(fact.value))
     return grid
 
 

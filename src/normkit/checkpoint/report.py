@@ -1,0 +1,179 @@
+"""A plan of folding and its verification in words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from math import prod
+
+from normkit.checkpoint.reader import TensorInfo
+from normkit.checkpoint.logits import Agreement
+from normkit.checkpoint.plan import FoldPlan, NormChange, TensorEdit, VectorEdit
+from normkit.checkpoint.verification import Checked, Verification
+from normkit.show.grouping import pattern
+from normkit.show.parts import Cell, Column, Fact, Section, Table, Tone, Verdict, printable
+from normkit.text import counted, shortened, significant
+
+_INDEX = re.compile(r"\.\d+(?=[.,;:\s]|$)")
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_FATES = {
+    "folded": "folded",
+    "divided": "kept as b / g",
+    "identity": "nothing to fold",
+    "none": "-",
+    "left": "left",
+}
+_RELATIONS = {
+    "identical": "bit for bit the source's",
+    "product": "one product, rounded once",
+    "sum": "summed in float64, rounded once",
+    "constant": "constants",
+}
+_COLUMNS = (
+    Column(key="norm", heading="norm"),
+    Column(key="count", heading="count", numeric=True),
+    Column(key="gain", heading="gain"),
+    Column(key="bias", heading="bias"),
+    Column(key="kind", heading="becomes"),
+    Column(key="readers", heading="folded into"),
+)
+_LEFT = Verdict(
+    tone="warning", headline="asked for and not done, as it would change what the model computes", detail=""
+)
+_KEPT = Verdict(tone="note", headline="kept where it is, exactly", detail="")
+_TONES: dict[bool | None, Tone] = {True: "good", False: "error", None: "neutral"}
+
+
+def describe_plan(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int | None = None) -> Section:
+    """A plan, safe to print: the fate of each norm, what is not done and why, and the size of the result.
+
+    Args:
+        plan: What is done.
+        tensors: Of the source.
+        memory: Bytes that carrying it out takes; None where it is done.
+    """
+    folded = sum(bool({norm.gain, norm.bias} & {"folded", "divided"}) for norm in plan.norms)
+    rms = sum(norm.becomes_rms for norm in plan.norms)
+    summary = f"{folded} of {counted(len(plan.norms), 'norm')} folded"
+    if plan.centred:
+        summary += f", {counted(len(plan.centred), 'writer')} centred"
+    if rms:
+        summary += f", {counted(rms, 'LayerNorm')} made {'an RMSNorm' if rms == 1 else 'RMSNorms'}"
+    # A reason that is among the refusals is not told a second time.
+    refused = {(refusal.place, refusal.reason) for refusal in plan.refusals}
+    left = _alike((refusal.operation, refusal.place, refusal.reason) for refusal in plan.refusals)
+    kept = _alike(
+        ("bias", norm.name, reason)
+        for norm in plan.norms
+        for reason in norm.reasons
+        if (norm.name, reason) not in refused
+    )
+    facts = _size(plan, tensors)
+    if memory is not None:
+        facts.append(Fact(label="memory", value=f"some {memory / 1e9:.1f} GB, whatever the size"))
+    changes = [f"{key} = {value}" for key, value in plan.config.items() if key != "normkit"]
+    changes += [f"without {key}" for key in plan.dropped]
+    if plan.swaps:
+        changes.append(f"{counted(len(plan.swaps), 'norm')} recorded as RMSNorms, for nk.load")
+    if changes:
+        facts.append(Fact(label="config.json", value=", ".join(changes)))
+    described = Section(
+        title=plan.architecture,
+        gist=summary,
+        tables=(_norm_table(plan.norms),),
+        sections=tuple(
+            Section(verdict=verdict, sections=reasons) for verdict, reasons in ((_LEFT, left), (_KEPT, kept)) if reasons
+        ),
+        facts=tuple(facts),
+        remarks=plan.remarks,
+    )
+    return printable(described)
+
+
+def describe_proof(found: Verification, agreement: Agreement | None = None, tokens: str = "") -> Section:
+    """A verification, safe to print: the verdict and each check.
+
+    Args:
+        found: What was checked.
+        agreement: Of the logits, or None.
+        tokens: What they were compared on, in words.
+    """
+    checks = list(found.checks)
+    if agreement:
+        said = (
+            f"differ by {significant(agreement.difference)} at most, of {significant(agreement.largest)}, in float64, "
+            f"on {counted(agreement.tokens, 'token')} ({tokens})"
+        )
+        if agreement.unit:
+            rounding = significant(agreement.rounding)
+            said += f"; moving the source's weights by half a unit in the last place: {rounding}"
+        checks.append(Checked(name="logits", passed=agreement.holds, what=said))
+    if failed := sum(check.passed is False for check in checks):
+        detail = f"{failed} of {counted(len(checks), 'check')} failed"
+        verdict = Verdict(tone="error", headline="not proved", detail=detail)
+    else:
+        detail = "every tensor follows from the source, bit for bit"
+        verdict = Verdict(tone="good", headline="proved", detail=detail)
+    described = Section(
+        title=found.source if found.source == found.result else f"{found.source} -> {found.result}",
+        verdict=verdict,
+        facts=tuple(Fact(label=check.name, value=check.what, tone=_TONES[check.passed]) for check in checks),
+    )
+    return printable(described)
+
+
+def _norm_table(changes: Iterable[NormChange]) -> Table:
+    """Norms that are alike share a row."""
+    alike: dict[tuple[str, ...], list[NormChange]] = defaultdict(list)
+    for norm in changes:
+        readers = tuple(dict.fromkeys(reader.rpartition(".")[2] for reader in norm.readers))
+        kind = "RMSNorm" if norm.becomes_rms else "-"
+        kept = f", {counted(len(norm.kept), 'coordinate')} kept" if norm.kept else ""
+        gain, bias = _FATES[norm.gain] + kept, _FATES[norm.bias]
+        alike[pattern(norm.name), gain, bias, kind, shortened(readers, 4) or "-"].append(norm)
+    rows = []
+    for (path, *words), norms in alike.items():
+        name = path if len(norms) > 1 else norms[0].name
+        rows.append(tuple(Cell(text=text) for text in (name, f"{len(norms)}", *words)))
+    return Table(title="Norms", columns=_COLUMNS, rows=tuple(rows), empty="no norm")
+
+
+def _alike(said: Iterable[tuple[str, str, str]]) -> tuple[Section, ...]:
+    """Operation, place and reason; similar ones are merged, with stars for their numbers."""
+    alike: dict[tuple[str, str, str], list[tuple[str, str]]] = defaultdict(list)
+    for operation, place, reason in said:
+        alike[operation, pattern(place), _INDEX.sub(".*", reason)].append((place, reason))
+    return tuple(
+        Section(title=f"{operation}: {place} ({len(found)})", notes=(reason,))
+        if len(found) > 1
+        else Section(title=f"{operation}: {found[0][0]}", notes=(found[0][1],))
+        for (operation, place, reason), found in alike.items()
+    )
+
+
+def _size(plan: FoldPlan, tensors: Mapping[str, TensorInfo]) -> list[Fact]:
+    """How the tensors come about, and the bytes of all of them before and after."""
+    counts: Counter[str] = Counter()
+    after = 0
+    for edit in plan.edits:
+        counts[edit.relation] += 1
+        after += _bytes_of(edit, tensors)
+    before = sum(info.nbytes for info in tensors.values())
+    words = ", ".join(f"{count} {_RELATIONS[relation]}" for relation, count in counts.items())
+    size = _in_bytes(before) + ("" if after == before else f" -> {_in_bytes(after)}")
+    return [Fact(label="tensors", value=words), Fact(label="size", value=size)]
+
+
+def _bytes_of(edit: TensorEdit | VectorEdit, tensors: Mapping[str, TensorInfo]) -> int:
+    if isinstance(edit, VectorEdit):
+        return edit.size * _BYTES[edit.dtype]
+    info = tensors[edit.source]
+    return prod(info.shape) * _BYTES[edit.dtype] if edit.dtype in _BYTES else info.nbytes
+
+
+def _in_bytes(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return counted(count, "byte")
