@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
 from normkit.checkpoint.reader import TensorInfo
 from normkit.checkpoint.logits import Agreement
@@ -13,7 +10,7 @@ from normkit.checkpoint.plan import Constant, FoldPlan, Gain, NormChange, Refusa
 from normkit.checkpoint.report import describe_plan, describe_proof
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.show.parts import Section
-from normkit.show.terminal import section
+from screens import shown
 
 TENSORS = {"w": TensorInfo("BF16", (1000, 1000)), "g": TensorInfo("BF16", (1000,))}
 EDITS = (
@@ -40,12 +37,6 @@ def found(*checks: Checked, result: str = "GPT2LMHeadModel") -> Verification:
     return Verification(source="GPT2LMHeadModel", result=result, checks=checks)
 
 
-def shown(part: Section, width: int = 100) -> list[str]:
-    screen = io.StringIO()
-    Console(file=screen, width=width, markup=False, highlight=False, emoji=False).print(section(part))
-    return screen.getvalue().split("\n")
-
-
 def test_a_plan_says_the_fate_of_each_norm_what_is_not_done_and_the_size():
     reason = "layers.{0}.q reads sum.{0}, and more"
     refusals = [Refusal(operation="rms", place=f"layers.{i}.norm", reason=reason.format(i)) for i in range(12)]
@@ -57,7 +48,7 @@ def test_a_plan_says_the_fate_of_each_norm_what_is_not_done_and_the_size():
         refusals=(*refusals, Refusal(operation="final", place="norm", reason="x")),
         remarks=("load it with nk.load",),
     )
-    assert [line.rstrip() for line in shown(part)] == [
+    assert shown(part).split("\n") == [
         "Model  5 of 5 norms folded",
         "",
         "norm            count   gain                        bias            becomes   folded into",
@@ -84,7 +75,7 @@ def test_a_plan_says_the_fate_of_each_norm_what_is_not_done_and_the_size():
 
 
 def test_a_verification_says_its_verdict_and_every_check():
-    assert [" ".join(line.split()) for line in shown(describe_proof(found(PASSED, FAILED, UNTRIED)))] == [
+    assert [" ".join(line.split()) for line in shown(describe_proof(found(PASSED, FAILED, UNTRIED))).split("\n")] == [
         "GPT2LMHeadModel",
         "x not proved 1 of 3 checks failed",
         "",
@@ -115,7 +106,7 @@ def test_hostile_words_do_not_reach_the_terminal():
     hostile = "a\x1b[2J\x1b]0;title\x07\r\n\u202e[bold]x[/bold]"
     proof = describe_proof(found(Checked(name=hostile, passed=False, what=hostile), result=hostile))
     for part in (planned(folded(hostile)), proof):
-        screen = "\n".join(shown(part))
+        screen = shown(part)
         assert not {"\x1b", "\x07", "\r", "\u202e"} & set(screen)
         assert "[bold]x[/bold]" in screen
 
@@ -123,4 +114,4 @@ def test_hostile_words_do_not_reach_the_terminal():
 @pytest.mark.parametrize("width", [40, 80, 100])
 def test_it_fits_its_width(width: int):
     long = Checked(name="identical", passed=True, what="word " * 60)
-    assert max(map(len, shown(describe_proof(found(long, PASSED)), width))) <= width
+    assert max(map(len, shown(describe_proof(found(long, PASSED)), width).splitlines())) <= width

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import planted_faults as faults
 from normkit.comparison.comparing import compare
 from normkit.comparison.differences import Comparison
+from normkit.comparison.report import describe_comparison
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text
-from normkit.report.comparison import describe_comparison
 
 pytestmark = pytest.mark.slow
 

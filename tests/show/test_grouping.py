@@ -2,7 +2,7 @@
 
 import pytest
 
-from normkit.show.grouping import grouped, grouped_paths
+from normkit.show.grouping import grouped, grouped_paths, merged, pattern
 from normkit.show.parts import Cell, Column, Table
 from normkit.text import spread
 
@@ -60,3 +60,17 @@ def test_nothing_is_grouped_without_blocks_or_where_no_row_is_spared():
 )
 def test_the_number_is_that_of_the_block(paths, blocks, said):
     assert grouped_paths(paths, blocks) == said
+
+
+def test_alike_reasons_are_told_once_and_the_others_as_they_are():
+    said = [("left", f"h.{i}.ln", f"h.{i}.q reads sum.{i}, and more") for i in range(12)]
+    said += [("kept", f"h.{i}.ln", "eps is 0.5 there") for i in range(2)]
+    assert merged([*said, ("left", "h.7.q", "tied")]) == [
+        ("left", "h.*.ln (12)", "h.*.q reads sum.*, and more"),
+        ("kept", "h.*.ln (2)", "eps is 0.5 there"),
+        ("left", "h.7.q", "tied"),
+    ]
+
+
+def test_patterns() -> None:
+    assert pattern("h.0.attn.1.norm2") == "h.*.attn.*.norm2"

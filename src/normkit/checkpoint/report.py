@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -11,11 +10,10 @@ from normkit.checkpoint.reader import TensorInfo
 from normkit.checkpoint.logits import Agreement
 from normkit.checkpoint.plan import FoldPlan, NormChange, TensorEdit, VectorEdit
 from normkit.checkpoint.verification import Checked, Verification
-from normkit.show.grouping import pattern
+from normkit.show.grouping import merged, pattern
 from normkit.show.parts import Cell, Column, Fact, Section, Table, Tone, Verdict, printable
 from normkit.text import counted, shortened, significant
 
-_INDEX = re.compile(r"\.\d+(?=[.,;:\s]|$)")
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _FATES = {
     "folded": "folded",
@@ -62,8 +60,8 @@ def describe_plan(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int
         summary += f", {counted(rms, 'LayerNorm')} made {'an RMSNorm' if rms == 1 else 'RMSNorms'}"
     # A reason that is among the refusals is not told a second time.
     refused = {(refusal.place, refusal.reason) for refusal in plan.refusals}
-    left = _alike((refusal.operation, refusal.place, refusal.reason) for refusal in plan.refusals)
-    kept = _alike(
+    left = merged((refusal.operation, refusal.place, refusal.reason) for refusal in plan.refusals)
+    kept = merged(
         ("bias", norm.name, reason)
         for norm in plan.norms
         for reason in norm.reasons
@@ -83,7 +81,12 @@ def describe_plan(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int
         gist=summary,
         tables=(_norm_table(plan.norms),),
         sections=tuple(
-            Section(verdict=verdict, sections=reasons) for verdict, reasons in ((_LEFT, left), (_KEPT, kept)) if reasons
+            Section(
+                verdict=verdict,
+                sections=tuple(Section(title=f"{what}: {place}", notes=(reason,)) for what, place, reason in reasons),
+            )
+            for verdict, reasons in ((_LEFT, left), (_KEPT, kept))
+            if reasons
         ),
         facts=tuple(facts),
         remarks=plan.remarks,
@@ -137,19 +140,6 @@ def _norm_table(changes: Iterable[NormChange]) -> Table:
         name = path if len(norms) > 1 else norms[0].name
         rows.append(tuple(Cell(text=text) for text in (name, f"{len(norms)}", *words)))
     return Table(title="Norms", columns=_COLUMNS, rows=tuple(rows), empty="no norm")
-
-
-def _alike(said: Iterable[tuple[str, str, str]]) -> tuple[Section, ...]:
-    """Operation, place and reason; similar ones are merged, with stars for their numbers."""
-    alike: dict[tuple[str, str, str], list[tuple[str, str]]] = defaultdict(list)
-    for operation, place, reason in said:
-        alike[operation, pattern(place), _INDEX.sub(".*", reason)].append((place, reason))
-    return tuple(
-        Section(title=f"{operation}: {place} ({len(found)})", notes=(reason,))
-        if len(found) > 1
-        else Section(title=f"{operation}: {found[0][0]}", notes=(found[0][1],))
-        for (operation, place, reason), found in alike.items()
-    )
 
 
 def _size(plan: FoldPlan, tensors: Mapping[str, TensorInfo]) -> list[Fact]:

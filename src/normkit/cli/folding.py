@@ -136,7 +136,7 @@ def fold_checkpoint(
         if as_json:
             print_json(document)
             return
-        results().print(section(describe_plan(plan, opened.source.tensors, memory), 40))
+        results().print(section(describe_plan(plan, opened.source.tensors, memory), most=40))
     if not only_plan:
         words = shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))
         results().print(f"\nfolded: {words[1]}\nproof:  normkit verify {' '.join(words)}", soft_wrap=True)

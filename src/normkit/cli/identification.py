@@ -225,9 +225,10 @@ def _compare(
 def _give_passports(found: PassportBook, folder: Path | None, *, as_json: bool) -> None:
     """Print them, if not as JSON, and write them to a folder."""
     if not as_json:
-        from normkit.report.passports import passport_list
+        from normkit.identification.report import describe_book
+        from normkit.show.terminal import section
 
-        results().print(passport_list(found))
+        results().print(section(describe_book(found)))
     if folder is not None:
         _say_where("passports", found.write(folder / "passports.json"), as_json=as_json)
 
@@ -236,9 +237,10 @@ def _print_comparison(found: Comparison, *, as_json: bool) -> None:
     if as_json:
         print_json(found.to_json())
         return
-    from normkit.report.comparison import contrast_list
+    from normkit.comparison.report import describe_comparison
+    from normkit.show.terminal import section
 
-    results().print(contrast_list(found))
+    results().print(section(describe_comparison(found), most=16))
 
 
 def _say_where(what: str, path: Path, *, as_json: bool) -> None:

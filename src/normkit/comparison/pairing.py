@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from normkit.identification.book import Entry, PassportBook
-from normkit.identification.passport import CONVENTIONS, Passport, same_eps, value_of
+from normkit.identification.passport import CONVENTIONS, Passport, said, same_eps, value_of
 from normkit.spec import NormSpec
 
 MatchedBy = Literal["path", "order"]
@@ -85,17 +85,6 @@ def changes(entry: Entry, reference: Entry) -> tuple[Change, ...]:
         if said(here.value) != said(there.value):
             found.append(Change(reading=reading, given=said(here.value), expected=said(there.value)))
     return tuple(found)
-
-
-def said(value: Any) -> Any:
-    """A reading without its numbers, which are measured or count axes; lists hold each value once."""
-    if isinstance(value, Mapping):
-        kept = {name: said(member) for name, member in value.items()}
-        return {name: member for name, member in kept.items() if member is not None}
-    if isinstance(value, list):
-        members = [said(member) for member in value]
-        return [member for place, member in enumerate(members) if member not in members[:place]]
-    return value if isinstance(value, (str, bool)) else None
 
 
 def undecided(given: Passport, expected: Passport) -> dict[str, str]:

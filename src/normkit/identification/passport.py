@@ -266,6 +266,17 @@ def value_of(spec: NormSpec, reading: str) -> dict[str, Any]:
     return {name: plain[name] for name in CONVENTIONS[reading]}
 
 
+def said(value: Any) -> Any:
+    """A reading without its numbers, which are measured or count axes; lists hold each value once."""
+    if isinstance(value, Mapping):
+        kept = {name: said(member) for name, member in value.items()}
+        return {name: member for name, member in kept.items() if member is not None}
+    if isinstance(value, list):
+        members = [said(member) for member in value]
+        return [member for place, member in enumerate(members) if member not in members[:place]]
+    return value if isinstance(value, (str, bool)) else None
+
+
 def without_spec(verdict: Verdict, *evidence: str, **readings: Reading) -> Passport:
     """The passport of something that no spec describes: this evidence under "kind", and further readings."""
     return Passport(

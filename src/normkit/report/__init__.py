@@ -7,9 +7,6 @@
     description.py  Inspection -> Report: everything the two below say
     text.py         Report -> rich renderables: `summary`, `walk_table`
     html.py         Report -> one self-contained page: `render`, `write`, `frame`
-    conventions.py  the conventions of a norm in words, and how two norms differ in one
-    passports.py    the passports of a model -> rich renderables: `passport_list`
-    comparison.py   a model against its reference -> rich renderables: `contrast_list`
     inspection.html the page's template; page.js: the sorting of its tables
 
 Figures come from `normkit.plots`. Nothing is measured here.

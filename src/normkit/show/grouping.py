@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from normkit.show.parts import Cell, Table
+
+_INDEX = re.compile(r"\.\d+(?=[.,;:\s]|$)")
 
 Place = tuple[str, int | None, str]
 """A path before its block's number, that number, and the path behind it."""
@@ -67,6 +70,26 @@ def pattern(path: str) -> str:
         'model.layers.*.input_layernorm'
     """
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def merged(said: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Label, path and reason, each once: where several are alike but for numbers, with stars for these and a count.
+
+    Example:
+        >>> merged([("left", "h.0.ln", "h.0.q reads it"), ("left", "h.1.ln", "h.1.q reads it"), ("left", "f", "tied")])
+        [('left', 'h.*.ln (2)', 'h.*.q reads it'), ('left', 'f', 'tied')]
+    """
+    alike: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    for label, path, reason in said:
+        alike.setdefault((label, pattern(path), _INDEX.sub(".*", reason)), []).append((path, reason))
+    return [
+        (
+            label,
+            f"{common} ({len(members)})" if len(members) > 1 else members[0][0],
+            starred if len({reason for _, reason in members}) > 1 else members[0][1],
+        )
+        for (label, common, starred), members in alike.items()
+    ]
 
 
 def _placer(blocks: Iterable[str]) -> Callable[[str], Place]:

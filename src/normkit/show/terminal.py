@@ -61,7 +61,7 @@ def section(part: Section, most: int = 24, depth: int = 0) -> RenderableType:
         body += [*([""] if body or depth == 0 else []), lines(part.facts)]
     body += [marked("note", remark) for remark in part.remarks]
     if depth and part.title:
-        body = [Padding.indent(each, 2 * depth) for each in body]
+        return Group(*head, *([Padding.indent(Group(*body), 2 * depth)] if body else []))
     return Group(*head, *body)
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+import screens
 from normkit import specs
 from normkit.comparison.differences import Comparison, Pair, ParameterChange, Unmatched
 from normkit.comparison.divergence import Birth, Divergence
 from normkit.comparison.effects import Effect, Observed
 from normkit.comparison.pairing import Change, changes
+from normkit.comparison.report import describe_comparison, difference
 from normkit.identification.book import Entry
-from normkit.identification.passport import Passport, Reading
-from normkit.report.comparison import contrast_list, describe_comparison
+from normkit.identification.passport import Passport, Reading, value_of
+from normkit.show.terminal import section
 from normkit.spec import NormSpec
 
 PORT = specs.LLAMA.replace(eps=1e-5)
@@ -59,14 +59,8 @@ def comparison(*pairs: Pair, **more: Any) -> Comparison:
     return Comparison(**values)
 
 
-def shown(found: Comparison, width: int = 100) -> str:
-    screen = io.StringIO()
-    Console(file=screen, width=width, markup=False, highlight=False, emoji=False).print(contrast_list(found))
-    return screen.getvalue()
-
-
-def words(found: Comparison, width: int = 100) -> str:
-    return " ".join(shown(found, width).split())
+def words(found: Comparison) -> str:
+    return screens.words(describe_comparison(found))
 
 
 def test_the_same() -> None:
@@ -79,12 +73,12 @@ def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> No
     other = PORT.replace(cast="late")
     found = comparison(pair("a", PORT, 0.1), pair("b"), pair("c", PORT, 0.3), pair("d", other, 0.2))
     described = describe_comparison(found)
-    assert [each.title for each in described.contrasts] == [
+    assert [each.title for each in described.sections] == [
         "2 norms: eps 1e-05 instead of 1e-06, inside the root both",
         "d: 2 conventions differ",
     ]
-    assert [row[0].text for row in described.contrasts[0].effects.rows] == ["c", "a"]
-    assert described.contrasts[1].changes == (
+    assert [row[0].text for row in described.sections[0].tables[0].rows] == ["c", "a"]
+    assert described.sections[1].notes == (
         "eps 1e-05 instead of 1e-06, inside the root both",
         "in 16 bits rounded once at the end instead of rounded before the gain",
     )
@@ -92,7 +86,7 @@ def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> No
 
 
 def test_each_dtype_has_its_columns() -> None:
-    table = describe_comparison(comparison(pair("a", PORT, 0.1, dtypes=("float32", "bfloat16")))).contrasts[0].effects
+    table = describe_comparison(comparison(pair("a", PORT, 0.1, dtypes=("float32", "bfloat16")))).sections[0].tables[0]
     assert [column.heading for column in table.columns] == [
         *("norm", "row rms", "float32 median", "float32 worst", "bfloat16 median", "bfloat16 worst")
     ]
@@ -193,7 +187,7 @@ def test_nothing_to_compare() -> None:
 
 def test_long_lists_stop_and_say_how_many_there_are_beyond() -> None:
     found = comparison(*(pair(f"layers.{index}.norm", PORT, 1.0 / (1 + index)) for index in range(40)))
-    text = shown(found)
+    text = screens.shown(section(describe_comparison(found), most=16))
     assert "layers.15.norm" in text
     assert "layers.16.norm" not in text
     assert "and 24 more" in text
@@ -203,7 +197,7 @@ def test_long_lists_stop_and_say_how_many_there_are_beyond() -> None:
 def test_it_fits_the_screen(width: int) -> None:
     path = "model.language_model.layers.17.post_attention_layernorm"
     found = comparison(pair(path, PORT, 0.1, dtypes=("float32", "bfloat16")))
-    text = shown(found, width)
+    text = screens.shown(describe_comparison(found), width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
 
@@ -212,4 +206,46 @@ def test_names_cannot_steer_the_terminal() -> None:
     hostile = "\x1b[31m\r\n\u202e[bold]"
     change = Change(reading="input", given=hostile, expected="kept")
     found = comparison(pair(hostile, changes=(change,)), model=hostile, source=hostile)
-    assert not {"\x1b", "\r", "\u202e"} & set(shown(found))
+    assert not {"\x1b", "\r", "\u202e"} & set(screens.shown(describe_comparison(found)))
+
+
+def change(reading: str, given: dict[str, Any], expected: dict[str, Any], base: NormSpec = specs.LLAMA) -> str:
+    values = [value_of(base.replace(**changes), reading) for changes in (given, expected)]
+    return difference(Change(reading=reading, given=values[0], expected=values[1]))
+
+
+@pytest.mark.parametrize(
+    ("reading", "given", "expected", "words"),
+    [
+        ("eps", {"eps": 1e-6}, {"eps": 1e-5}, "eps 1e-06 instead of 1e-05, inside the root both"),
+        ("eps", {"eps_placement": "outside"}, {}, "eps outside the root instead of inside the root, 1e-06 both"),
+        ("eps", {"eps": 0.0}, {}, "eps none instead of 1e-06, inside the root"),
+        ("eps", {"eps": None}, {}, "eps the machine epsilon instead of 1e-06, inside the root both"),
+        ("divisor", {"correction": 1}, {}, "squares divided by n - 1 instead of divided by n"),
+        ("divisor", {"reduction": "sum", "multiplier": "sqrt_n"}, {},
+         "squares not divided (L2), the row multiplied by sqrt(n) instead of divided by n"),
+        ("gain", {}, {"weight_offset": 1.0}, "gain weight instead of 1 + weight"),
+        ("gain", {"has_weight": False}, {}, "gain none instead of weight"),
+        ("bias", {"has_bias": True}, {}, "bias added instead of none"),
+        ("casts", {"cast": "late"}, {}, "in 16 bits rounded once at the end instead of rounded before the gain"),
+        ("casts", {"statistics_dtype": "input"}, {},
+         "in 16 bits statistics in the input's dtype instead of statistics in float32"),
+        ("rows", {"axes": (1,)}, {}, "a row is axis 1 instead of the last axis"),
+        ("rows", {"groups": 8}, {}, "a row is the last axis, in 8 groups instead of the last axis"),
+        ("centring", {"centre_numerator": True}, {},
+         "mean subtracted, but not for the statistics instead of not subtracted"),
+    ],
+)  # fmt: skip
+def test_a_difference_says_only_what_differs(
+    reading: str, given: dict[str, Any], expected: dict[str, Any], words: str
+) -> None:
+    assert change(reading, given, expected) == words
+
+
+def test_another_reading_is_told_as_it_is() -> None:
+    found = difference(Change(reading="input", given="overwritten", expected="kept"))
+    assert found == "its input overwritten instead of kept"
+    training = [{"output": output, "updates": []} for output in ("random", "as in eval")]
+    found = difference(Change(reading="training", given=training[0], expected=training[1]))
+    assert found == "in training output random instead of output as in eval"
+    assert difference(Change(reading="features", given=16, expected=8)) == "features 16 instead of 8"

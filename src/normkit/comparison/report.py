@@ -1,0 +1,184 @@
+"""A comparison of a model with its reference in words: where the difference begins, what differs, its effect."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from normkit.comparison.differences import Comparison, Pair
+from normkit.comparison.divergence import Birth
+from normkit.comparison.pairing import Change
+from normkit.identification.report import LABELS, parts_of
+from normkit.show.grouping import merged
+from normkit.show.parts import Cell, Column, Fact, Section, Table, Verdict, printable
+from normkit.text import counted, shortened, significant
+
+_CASTS = ("casts", "output dtype", "offset dtype")
+
+
+def describe_comparison(found: Comparison) -> Section:
+    """The comparison, safe to print; norms that differ from their references in the same way share a section."""
+    alike: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+    for pair in found.changed:
+        alike[tuple(map(difference, pair.changes))].append(pair)
+    return printable(
+        Section(
+            title=f"{found.model}, held against {found.reference}",
+            source=f"run on: {found.source}",
+            verdict=_verdict(found),
+            notes=_births(found),
+            sections=tuple(_contrast(words, pairs) for words, pairs in alike.items()),
+            facts=_facts(found),
+        )
+    )
+
+
+def difference(change: Change) -> str:
+    """How a norm differs from its reference in one respect; what both do alike is left out, or said to be alike.
+
+    Example:
+        >>> from normkit.identification.passport import value_of
+        >>> from normkit.spec import NormSpec
+        >>> given, expected = (value_of(NormSpec(eps=eps), "eps") for eps in (1e-6, 1e-5))
+        >>> difference(Change(reading="eps", given=given, expected=expected))
+        'eps 1e-06 instead of 1e-05, inside the root both'
+    """
+    given, expected = parts_of(change.reading, change.given), parts_of(change.reading, change.expected)
+    common: tuple[str, ...] = ()
+    if len(given) == len(expected):
+        common = tuple(part for part, other in zip(given, expected, strict=True) if part == other)
+    words, other = (", ".join(part for part in parts if part not in common) for parts in (given, expected))
+    both = f", {', '.join(common)} both" if common and change.reading == "eps" else ""
+    return f"{LABELS.get(change.reading, change.reading)} {words} instead of {other}{both}"
+
+
+def _verdict(found: Comparison) -> Verdict:
+    changed, count = len(found.changed), len(found.pairs)
+    parts = []
+    if changed:
+        verb = "does" if changed == 1 else "do"
+        parts.append(f"{changed} of {counted(count, 'norm')} {verb} not compute what the reference's {verb}")
+    if found.unmatched:
+        parts.append(f"{counted(len(found.unmatched), 'norm')} without counterpart")
+    if found.divergence.birth and not parts:
+        parts.append(f"{_all(count)}, and yet the two runs part" if count else "the two runs part")
+    if parts:
+        return Verdict(tone="error", headline="different", detail="; ".join(parts) + ".")
+    if not count:
+        return Verdict(tone="neutral", headline="nothing to compare", detail="neither model has a norm.")
+    return Verdict(tone="good", headline="the same", detail=f"{_all(count)}.")
+
+
+def _all(count: int) -> str:
+    return f"all {count} norms compute the same formulas" if count > 1 else "the norm computes the same formula"
+
+
+def _births(found: Comparison) -> tuple[str, ...]:
+    divergence = found.divergence
+    if divergence.not_run:
+        return (f"The two were not run side by side: {divergence.not_run}.",)
+    if divergence.birth is not None:
+        sentences = [f"The first difference is born {_place(divergence.birth)}."]
+        bits = divergence.first_bits
+        if bits is not None and (bits.where, bits.path) != (divergence.birth.where, divergence.birth.path):
+            sentences.append(f"Within rounding it shows earlier, {_place(bits)}.")
+        return tuple(sentences)
+    if divergence.first_bits is not None:
+        return (
+            f"Side by side they differ by no more than rounding can, at most by {significant(divergence.largest)}. "
+            f"It begins {_place(divergence.first_bits)}.",
+        )
+    return (f"Side by side they agree to the bit at {counted(divergence.compared, 'norm')} and in their output.",)
+
+
+def _place(birth: Birth) -> str:
+    agreed = "agrees to the bit" if birth.agreed == 0 else f"agrees to {significant(birth.agreed)}"
+    differs = f"differs by {significant(birth.differs)} in the worst row"
+    if birth.where == "at":
+        return f"at {birth.path}: its input {agreed}, its output {differs}"
+    if birth.where == "after":
+        since = f"after {birth.since}, the last norm: what leaves it {agreed}" if birth.since else "where no norm is"
+        return f"{since}, the model's output {differs}"
+    if birth.since is None:
+        return f"before the first norm: the input of {birth.path} {differs}"
+    return f"between two norms: what leaves {birth.since} {agreed}, what enters {birth.path} {differs}"
+
+
+def _contrast(words: Sequence[str], pairs: Sequence[Pair]) -> Section:
+    """Norms that differ in the same way, the largest effect first."""
+    observed = [(pair, pair.observed) for pair in pairs if pair.observed is not None]
+    effects = [effect.dtype for effect in observed[0][1].effects] if observed else []
+    columns = [Column(key="path", heading="norm"), Column(key="rms", heading="row rms", numeric=True)]
+    for dtype in effects:
+        columns += [
+            Column(key=f"{dtype} median", heading=f"{dtype} median", numeric=True),
+            Column(key=f"{dtype} worst", heading=f"{dtype} worst", numeric=True),
+        ]
+    rows = []
+    for pair, seen in observed:
+        numbers = [seen.rms[1], *(value for effect in seen.effects for value in (effect.median, effect.worst))]
+        rows.append((Cell(text=_name(pair)), *(Cell(text=significant(number)) for number in numbers)))
+    notes = []
+    if rows:
+        notes.append("Row rms: of the median row that arrives there.")
+        notes.append("Median, worst: |y - y'| / |y'| of the two formulas on these rows.")
+        if any(not pair.with_parameters for pair, _ in observed):
+            notes.append("Without gain and bias: those of the reference are not at hand, or of another size.")
+        if effects == ["float32"] and all(change.reading in _CASTS for pair in pairs for change in pair.changes):
+            notes.append("Casts make a difference in 16 bits; in float32 it is the last bit at most.")
+    elif any(not pair.with_parameters for pair in pairs):
+        notes.append("No effect was measured: gain and bias of the reference are not at hand, or of another size.")
+    many = f"{counted(len(pairs), 'norm')}: " if len(pairs) > 1 else f"{pairs[0].entry.path}: "
+    return Section(
+        title=many + (words[0] if len(words) == 1 else f"{len(words)} conventions differ"),
+        notes=tuple(words) if len(words) > 1 else (),
+        tables=(Table(title="Effects", columns=tuple(columns), rows=tuple(rows), empty="", note=" ".join(notes)),),
+    )
+
+
+def _name(pair: Pair) -> str:
+    path, other = pair.entry.path, pair.reference.path
+    return path if path == other else f"{path} for {other}"
+
+
+def _facts(found: Comparison) -> tuple[Fact, ...]:
+    """How norms were paired, norms without a counterpart, parameters, and what was not compared."""
+    facts = []
+    by_order = [pair for pair in found.pairs if pair.matched_by == "order"]
+    if by_order:
+        how = "the paths differ, so they were paired in forward order and by size"
+        facts.append(Fact(label="pairs", value=f"{len(by_order)} of {counted(len(found.pairs), 'norm')}: {how}"))
+        facts.append(Fact(label="", value=shortened([_name(pair) for pair in by_order])))
+    owners = {"model": found.model, "reference": found.reference}
+    alone = merged((f"only in {owners[each.owner]}", each.path, each.reason) for each in found.unmatched)
+    facts += [Fact(label=label, value=f"{where}: {reason}" if reason else where) for label, where, reason in alone]
+    for role in ("weight", "bias"):
+        facts += _parameter_facts(found, role)
+    left_out = merged(
+        ("not compared", path, reason if reason == other else f"{reason}; in the reference: {other}")
+        for path, (reason, other) in found.left_out.items()
+    )
+    facts += [Fact(label=label, value=f"{where}: {reason}") for label, where, reason in left_out]
+    undecided: dict[str, list[str]] = defaultdict(list)
+    for pair in found.pairs:
+        for reading, reason in pair.undecided.items():
+            undecided[f"{reading}: {reason}"].append(pair.entry.path)
+    facts += [Fact(label="not compared", value=f"{what} ({shortened(at)})") for what, at in undecided.items()]
+    return tuple(facts)
+
+
+def _parameter_facts(found: Comparison, role: str) -> list[Fact]:
+    changes = [(pair, change) for pair in found.pairs for change in pair.parameters if change.role == role]
+    if not changes:
+        return []
+    sizes = [change.difference for _, change in changes if change.difference is not None]
+    by = f" by up to {significant(max(sizes))} of the largest," if sizes else " (their digests do)"
+    at = shortened([pair.entry.path for pair, _ in changes])
+    swapped = {frozenset((pair.entry.path, change.swapped_with)) for pair, change in changes if change.swapped_with}
+    return [
+        Fact(label=role, value=f"differs{by} at {counted(len(changes), 'norm')}: {at}"),
+        *(
+            Fact(label="", value=f"swapped between {both}")
+            for both in sorted(" and ".join(sorted(paths)) for paths in swapped)
+        ),
+    ]

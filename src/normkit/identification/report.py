@@ -1,0 +1,149 @@
+"""The passports of a model in words: norms that compute the same are grouped, each formula is in full."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from normkit.identification.book import Entry, PassportBook
+from normkit.identification.passport import CONVENTIONS, said, words_of
+from normkit.show.formula import formula_name
+from normkit.show.grouping import merged, pattern
+from normkit.show.parts import Cell, Column, Fact, Section, Table, Verdict, printable
+from normkit.spec import NormSpec
+from normkit.text import counted, rounded_percent
+
+LABELS = {
+    "kind": "kind",
+    "features": "features",
+    "rows": "a row is",
+    "centring": "mean",
+    "divisor": "squares",
+    "eps": "eps",
+    "gain": "gain",
+    "offset dtype": "offset",
+    "bias": "bias",
+    "casts": "in 16 bits",
+    "output dtype": "output",
+    "input": "its input",
+    "repeatable": "repeatable",
+    "training": "in training",
+    "time": "along time",
+    "degenerate rows": "odd rows",
+    "conditioning": "large means",
+}
+"""What each reading is called before its words."""
+
+_ORDINARY: dict[str, Any] = {
+    "input": "kept",
+    "repeatable": True,
+    "training": {"output": "as in eval", "updates": []},
+    "time": [{"coupling": "none"}],
+    "conditioning": {"cancels": False},
+}
+_COLUMNS = (
+    Column(key="path", heading="norm"),
+    Column(key="count", heading="count", numeric=True),
+    Column(key="class", heading="class"),
+    Column(key="features", heading="features", numeric=True),
+)
+_LEFT_OUT = Verdict(
+    tone="warning", headline="these normalize, but no formula of a plain norm describes them", detail=""
+)
+_NO_NORM = Verdict(tone="neutral", headline="this model has no norm", detail="")
+
+
+def describe_book(book: PassportBook) -> Section:
+    """The passports, safe to print: for each kind of norm, the most frequent first, formula, places and conventions."""
+    alike: dict[object, list[Entry]] = defaultdict(list)
+    for entry in book.entries:
+        alike[entry.passport.verdict, entry.passport.spec, _facts(entry)].append(entry)
+    groups = sorted(alike.values(), key=len, reverse=True)
+    kinds = f", of {counted(len(groups), 'kind')}" if groups else ""
+    sections = [_kind(group) for group in groups]
+    if book.left_out:
+        reasons = merged(("", path, reason) for path, reason in book.left_out.items())
+        facts = tuple(Fact(label=where, value=reason) for _, where, reason in reasons)
+        sections.append(Section(verdict=_LEFT_OUT, facts=facts))
+    described = Section(
+        title=book.model,
+        gist=f"{counted(len(book.entries), 'norm')}{kinds}; found by what they do, not by their names",
+        sections=tuple(sections or [Section(verdict=_NO_NORM)]),
+    )
+    return printable(described)
+
+
+def parts_of(reading: str, value: Any) -> tuple[str, ...]:
+    """What a norm does in one respect, in words that can be compared one by one.
+
+    Args:
+        reading: A key of `CONVENTIONS`, or another reading of a passport.
+        value: The conventions that it decides, as plain JSON; of another reading its value.
+
+    Example:
+        >>> from normkit.identification.passport import value_of
+        >>> parts_of("eps", value_of(NormSpec(eps=1e-6), "eps"))
+        ('1e-06', 'inside the root')
+    """
+    if reading in CONVENTIONS:
+        return words_of(NormSpec.from_json(value), reading)
+    if isinstance(value, Mapping):
+        return tuple(f"{name} {', '.join(parts_of('', member))}" for name, member in value.items())
+    if isinstance(value, list):
+        return tuple(part for member in value for part in parts_of("", member)) or ("none",)
+    return ({True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value),)
+
+
+def is_ordinary(reading: str, value: Any) -> bool:
+    """Whether a reading that is no convention has its usual value."""
+    if reading == "degenerate rows":
+        return set(said(value).values()) <= {"finite"}
+    return reading in _ORDINARY and said(value) == _ORDINARY[reading]
+
+
+def _kind(entries: list[Entry]) -> Section:
+    """Norms that compute the same."""
+    passport = entries[0].passport
+    name: str = passport.verdict
+    formula = "no formula was found"
+    if passport.spec is not None:
+        name, formula = formula_name(passport.spec), str(passport.spec)
+        if undecided := [reading for reading in CONVENTIONS if reading in passport.undecidable]:
+            # The formula also contains what was not decided, which must not be read as found.
+            name, formula = f"{name.partition(',')[0]}, not wholly decided", f"{formula}  but: {', '.join(undecided)}?"
+    places: dict[object, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        places[pattern(entry.path), entry.class_name, entry.features].append(entry)
+    rows = []
+    for found in places.values():
+        first = found[0]
+        path = pattern(first.path) if len(found) > 1 else first.path
+        texts = path, f"{len(found)}", first.class_name, f"{first.features:,}"
+        rows.append(tuple(Cell(text=text) for text in texts))
+    return Section(
+        title=f"{counted(len(entries), 'norm')}: {name}",
+        notes=(formula,),
+        tables=(Table(title="Norms", columns=_COLUMNS, rows=tuple(rows), empty=""),),
+        facts=_facts(entries[0]),
+    )
+
+
+def _facts(entry: Entry) -> tuple[Fact, ...]:
+    """The conventions, and how sure they are."""
+    passport, spec = entry.passport, entry.passport.spec
+    # The reason why a reading is open, or its words; the ordinary ones that are no convention are left out.
+    found: dict[str, tuple[str | None, tuple[str, ...]]] = {}
+    if spec is not None:
+        for reading in CONVENTIONS:
+            if reading != "offset dtype" or spec.gain.offset:
+                found[reading] = passport.undecidable.get(reading), words_of(spec, reading)
+    for name, other in passport.readings.items():
+        if name not in (*CONVENTIONS, "kind") and (other.undecidable or not is_ordinary(name, other.value)):
+            found[name] = other.undecidable, parts_of(name, said(other.value))
+    facts = [
+        Fact(label=LABELS.get(name, name), value=", ".join(parts) if reason is None else f"undecided: {reason}")
+        for name, (reason, parts) in found.items()
+    ]
+    sure = rounded_percent(passport.confidence)
+    return (*facts, Fact(label="confidence", value=f"{sure}; the evidence is in the JSON"))
