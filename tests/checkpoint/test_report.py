@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from normkit.checkpoint.reader import TensorInfo
 from normkit.checkpoint.logits import Agreement
 from normkit.checkpoint.plan import Constant, FoldPlan, Gain, NormChange, Refusal, TensorEdit, VectorEdit
+from normkit.checkpoint.reader import TensorInfo
 from normkit.checkpoint.report import describe_plan, describe_proof
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.show.parts import Section

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from normkit.checkpoint.reader import TensorInfo
 from normkit.checkpoint.logits import Agreement
 from normkit.checkpoint.plan import FoldPlan, NormChange, TensorEdit, VectorEdit
+from normkit.checkpoint.reader import TensorInfo
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.show.grouping import merged, pattern
 from normkit.show.parts import Cell, Column, Fact, Section, Table, Tone, Verdict, printable
