@@ -194,13 +194,18 @@ def assert_input_gradient(actual, expected, size):
     assert (error <= bound).all(), f"dx: {(error / bound).max():.3g} of what rounding once leaves"
 
 
+def assert_parameter_gradients(case, ours, true, size):
+    """Those of gain and bias, within the units of their dtype."""
+    for what in ("weight", "bias"):
+        gradient, parameter = getattr(ours, what), getattr(case, what)
+        if gradient is not None:
+            assert gradient.dtype == parameter.dtype
+            assert_within(gradient, getattr(true, what), getattr(size, what), GAIN_UNITS[parameter.dtype], f"d{what}")
+
+
 def assert_gradients(spec, case):
     """Everything that comes back, each within the units of its dtype."""
     ours, (true, size) = outcome(spec, case), truth(spec, case)
     assert_input_gradient(ours.x, true.x, size.x)
-    for what in ("weight", "bias"):
-        if getattr(ours, what) is not None:
-            gradient, parameter = getattr(ours, what), getattr(case, what)
-            assert gradient.dtype == parameter.dtype
-            assert_within(gradient, getattr(true, what), getattr(size, what), GAIN_UNITS[parameter.dtype], f"d{what}")
+    assert_parameter_gradients(case, ours, true, size)
     return ours, true

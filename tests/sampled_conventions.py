@@ -9,10 +9,11 @@ import torch
 
 from contract import (
     DTYPES,
-    GAIN_UNITS,
     HALF,
     ROUNDED,
     UNITS,
+    assert_input_gradient,
+    assert_parameter_gradients,
     assert_rounded,
     assert_within,
     outcome,
@@ -20,7 +21,6 @@ from contract import (
     truth,
 )
 from normkit import NormSpec, reference
-from normkit.units import spacing
 
 # The axes of the conventions that the kernels know.
 CENTRES = [True, False]
@@ -94,15 +94,5 @@ def assert_conventions(spec, case):
     """Output and gradients within the contract."""
     (true, size), ours = truth(spec, case), outcome(spec, case)
     assert_output(spec, case, ours.y, true.y, size.y)
-    if case.x.dtype in HALF:
-        once = 0.5 * torch.finfo(case.x.dtype).eps * true.x.abs() + spacing(case.x.dtype)
-        bound = once + 4 * torch.finfo(torch.float32).eps * size.x
-        error = (ours.x.double() - true.x).abs()
-        assert (error <= bound).all(), f"dx: {(error / bound).max():.3g} of what rounding once leaves"
-    else:
-        assert_within(ours.x, true.x, size.x, UNITS[case.x.dtype], "dx")
-    for what in ("weight", "bias"):
-        if getattr(case, what) is not None:
-            ours_of, true_of, size_of = (getattr(of, what) for of in (ours, true, size))
-            assert ours_of.dtype == getattr(case, what).dtype
-            assert_within(ours_of, true_of, size_of, GAIN_UNITS[ours_of.dtype], f"d{what}")
+    assert_input_gradient(ours.x, true.x, size.x)
+    assert_parameter_gradients(case, ours, true, size)

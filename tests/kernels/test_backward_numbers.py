@@ -7,20 +7,16 @@ import torch
 from torch.nn import functional as F
 
 import normkit
-from contract import (
-    DTYPES,
-    HALF,
-    ROWS,
-    assert_gradients,
-    draw,
-    has_closed_casts,
-    outcome,
-)
+from contract import DTYPES, HALF, ROWS, assert_gradients, draw, has_closed_casts
 from helpers import diagonal
-from normkit import specs
+from kernel_laws import (
+    BARE,
+    FULL,
+    counts_the_rows_in_a_bias_gradient,
+    has_the_same_gradients_whichever_are_wanted,
+    of_one_sign,
+)
 
-FULL = {"layer_norm": specs.TORCH_LAYER_NORM, "rms_norm": specs.OLMO2}
-BARE = {"layer_norm": specs.OLMO, "rms_norm": specs.NANOCHAT}
 LENGTHS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 255, 257, 513, 768, 1023, 1025, 4097]
 # Around the blocks of rows that a gain gradient is summed in.
 ROW_COUNTS = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 511, 513, 1025]
@@ -136,22 +132,14 @@ def test_few_long_rows(sizes, dtype, name):
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 511, 4096, 8192, 65536])
 @pytest.mark.parametrize("n", [1, 16, 33])
 def test_a_bias_gradient_counts_the_rows(dtype, parameter_dtype, rows, n):
-    """Sums kept in 16 bits stall: at 256 rows a thread in bfloat16, 2048 in float16, whatever the number of rows."""
-    x = torch.randn(rows, n).to(dtype)
-    weight, bias = (torch.ones(n, dtype=parameter_dtype or dtype, requires_grad=True) for _ in range(2))
-    normkit.layer_norm(x, (n,), weight, bias).backward(torch.ones_like(x))
-    # 65536 is no float16 number: there the right answer is infinity.
-    assert torch.equal(bias.grad, torch.full((n,), float(rows), dtype=torch.float64).to(bias.dtype))
+    counts_the_rows_in_a_bias_gradient(torch.randn(rows, n).to(dtype), parameter_dtype)
 
 
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 17, 511, 8192])
 def test_sums_of_one_sign(name, dtype, rows):
-    """Their rounding errors add up; every term is as far from zero as the others."""
-    case = draw(FULL[name], rows, 20, dtype=DTYPES[dtype])
-    x = torch.arange(20.0).expand(rows, 20) + torch.rand(rows, 1)
-    assert_gradients(FULL[name], case._replace(x=x.to(case.x.dtype), dy=torch.rand(rows, 20).to(case.dy.dtype) + 1.0))
+    assert_gradients(FULL[name], of_one_sign(draw(FULL[name], rows, 20, dtype=DTYPES[dtype])))
 
 
 def test_a_bias_gradient_counts_the_rows_under_autocast():
@@ -167,12 +155,4 @@ def test_a_bias_gradient_counts_the_rows_under_autocast():
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias", "x and weight", "weight and bias"])
 def test_a_gradient_does_not_depend_on_which_others_are_wanted(name, dtype, wanted):
     case = draw(FULL[name], 40, 100, dtype=DTYPES[dtype])
-    expected = outcome(FULL[name], case)
-    names = [part for part in wanted.split(" and ") if getattr(case, part) is not None]
-    leaves = {part: getattr(case, part).clone().requires_grad_() for part in names}
-    given = {part: leaves.get(part, getattr(case, part)) for part in ("x", "weight", "bias")}
-    y = normkit.normalize(given["x"], FULL[name], given["weight"], given["bias"])
-    assert torch.equal(y, expected.y)
-    if leaves:
-        for part, gradient in zip(leaves, torch.autograd.grad(y, list(leaves.values()), case.dy), strict=True):
-            assert torch.equal(gradient, getattr(expected, part))
+    has_the_same_gradients_whichever_are_wanted(FULL[name], case, wanted)

@@ -7,21 +7,10 @@ import torch
 from torch.nn import functional as F
 
 import normkit
-from contract import (
-    DTYPES,
-    ROWS,
-    UNITS,
-    assert_forward,
-    assert_rounded,
-    assert_within,
-    draw,
-    truth,
-)
+from contract import DTYPES, ROWS, UNITS, assert_forward, assert_within, draw, truth
 from helpers import exact
-from normkit import reference, specs, units
+from kernel_laws import BARE, FULL, has_the_exact_output, rounds_16_bit_rows_once
 
-BARE = {"layer_norm": specs.OLMO, "rms_norm": specs.NANOCHAT}
-FULL = {"layer_norm": specs.TORCH_LAYER_NORM, "rms_norm": specs.OLMO2}
 # Around every vector width and unrolling: 8 to 64 numbers a step.
 LENGTHS = [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 96, 127, 128, 129, 255, 257, 511, 513, 768]
 LENGTHS += [1000, 1023, 1025, 2049, 4095, 4096, 4097, 8193]
@@ -77,39 +66,28 @@ def test_float32_on_a_large_mean_and_never_worse_than_torch(name, n, mean):
 @pytest.mark.parametrize("size", [1e-45, 1e-42, 1e-38, 1e-30, 1e-20, 1e-5, 1.0, 1e5, 1e13])
 def test_float32_rows_of_any_size(name, size, eps, mean):
     """Against 50 digits. Squares of these leave float32 at both ends; the largest element is 1e18."""
-    spec = BARE[name].replace(eps=eps)
     x = ((torch.rand(4, 65) + torch.arange(65) % 2 + mean) * size).float()
-    true = exact(x, spec)
-    assert_within(normkit.normalize(x, spec), true, units.output(x, spec).size, 4, "y")
+    has_the_exact_output(x, BARE[name].replace(eps=eps))
 
 
 @pytest.mark.parametrize("name", BARE)
 @pytest.mark.parametrize("size", [1e18, 1e25, 1e37])
 def test_float32_rows_up_to_the_largest_number(name, size):
-    spec = BARE[name]
-    x = ((torch.rand(4, 65) + torch.arange(65) % 2) * size).float()
-    true = exact(x, spec)
-    assert_within(normkit.normalize(x, spec), true, units.output(x, spec).size, 4, "y")
+    has_the_exact_output(((torch.rand(4, 65) + torch.arange(65) % 2) * size).float(), BARE[name])
 
 
 @pytest.mark.parametrize("name", BARE)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("size", [1e-45, 6e-8, 1e-5, 1e4, 1e18, 1e38])
 def test_16_bit_rows_of_any_size(name, dtype, size):
-    dtype = DTYPES[dtype]
-    size = min(max(size, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps), torch.finfo(dtype).max / 4)
-    x = (torch.randn(64, 4096, dtype=torch.float64).clamp(-4, 4) * size).to(dtype)
-    spec = BARE[name].replace(eps=0.0)
-    assert_rounded(normkit.normalize(x, spec), reference.forward(x, spec), spec, {dtype}, units.output(x, spec).size)
+    rounds_16_bit_rows_once(name, dtype, size, (64, 4096))
 
 
 @pytest.mark.parametrize("name", BARE)
 @pytest.mark.parametrize(("mean", "size"), [(0.0, 1.0), (1e5, 1.0), (0.0, 1e-150), (0.0, 1e150)])
 def test_float64_against_50_digits(name, mean, size):
     x = (torch.randn(4, 65, dtype=torch.float64) + mean) * size
-    spec = BARE[name].replace(eps=0.0)
-    true = exact(x, spec)
-    assert_within(normkit.normalize(x, spec), true, units.output(x, spec).size, UNITS[torch.float64], "y")
+    has_the_exact_output(x, BARE[name].replace(eps=0.0), UNITS[torch.float64])
 
 
 @pytest.mark.parametrize("name", FULL)

@@ -13,6 +13,15 @@ import torch
 import normkit
 from contract import DTYPES, Case, assert_within, draw, outcome
 from helpers import diagonal
+from kernel_laws import (
+    LAYOUTS,
+    same,
+    takes_any_number_of_leading_axes,
+    takes_repeated_rows_that_are_not_stored,
+    takes_rows_more_than_two_billion_numbers_apart,
+    takes_rows_that_overlap,
+    takes_several_axes_as_one_row,
+)
 from normkit import specs
 from normkit.kernels import cpu
 
@@ -25,10 +34,6 @@ FULL = {
 # Many short rows, few long ones, one row, more rows than blocks, rows that do not divide: work is split differently.
 SIZES = [(4096, 33), (700, 1000), (65, 4096), (4, 262_144), (3, 100_000), (1, 1_000_003), (5, 33_333)]
 BILLION = 2**31
-
-
-def same(ours, theirs):
-    return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize(("name", "dtype", "sizes"), diagonal([*FULL], ["fp32", "bf16"], SIZES))
@@ -92,28 +97,6 @@ def test_bits_do_not_depend_on_the_place_in_the_batch(name, dtype, n):
         assert torch.equal(ours.x, expected.x[rows])
 
 
-def _padded(tensor):
-    """Rows that lie apart."""
-    return torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), 7.0, dtype=tensor.dtype)[..., : tensor.shape[-1]]
-
-
-def _filled(layout, tensor):
-    return layout.copy_(tensor)
-
-
-# What the same numbers can look like in memory; all but the last two have a contiguous last axis.
-LAYOUTS = {
-    "apart": lambda t: _filled(_padded(t), t),
-    "every other row": lambda t: _filled(torch.zeros(2 * t.shape[0], *t.shape[1:], dtype=t.dtype)[::2], t),
-    "transposed leading": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    "transposed and apart": lambda t: _filled(_padded(t.transpose(0, 1)), t.transpose(0, 1)).transpose(0, 1),
-    "not aligned": lambda t: _filled(torch.zeros(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape), t),
-    "negated": lambda t: torch._neg_view(t.neg()),
-    "strided last": lambda t: _filled(torch.zeros(*t.shape[:-1], 2 * t.shape[-1], dtype=t.dtype)[..., ::2], t),
-    "transposed last": lambda t: t.transpose(0, -1).contiguous().transpose(0, -1),
-}
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("sizes", [(6, 5, 72), (3, 1, 33), (1, 4, 7)])
@@ -129,27 +112,12 @@ def test_bits_do_not_depend_on_strides(name, dtype, sizes):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FULL)
 def test_repeated_rows_need_not_be_stored(name, dtype):
-    case = draw(FULL[name], 4, 6, 40, dtype=DTYPES[dtype])
-    one, upstream = case.x[:1, :1], case.dy[:1, :1]
-    for x, dy in (
-        (one.expand(4, 6, 40), case.dy),
-        (case.x[:, :1].expand(4, 6, 40), case.dy),
-        (case.x, upstream.expand(4, 6, 40)),
-        (case.x, case.dy[:, :, :1].expand(4, 6, 40)),
-        (case.x, case.dy[:1, :1, :1].expand(4, 6, 40)),
-        (one[..., :1].expand(4, 6, 40), case.dy),
-    ):
-        expected = outcome(FULL[name], case._replace(x=x.contiguous(), dy=dy.contiguous()))
-        assert same(outcome(FULL[name], case._replace(x=x, dy=dy)), expected)
+    takes_repeated_rows_that_are_not_stored(FULL[name], draw(FULL[name], 4, 6, 40, dtype=DTYPES[dtype]))
 
 
 @pytest.mark.parametrize("name", FULL)
 def test_rows_may_overlap(name):
-    """Windows one number apart, as `Tensor.unfold` makes them."""
-    base = torch.randn(200)
-    case = draw(FULL[name], 137, 64)
-    expected = outcome(FULL[name], case._replace(x=base.unfold(0, 64, 1).contiguous()))
-    assert same(outcome(FULL[name], case._replace(x=base.unfold(0, 64, 1))), expected)
+    takes_rows_that_overlap(FULL[name], draw(FULL[name], 137, 64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -174,41 +142,18 @@ def test_an_upstream_gradient_that_is_a_symbol_of_zero(name):
 @pytest.mark.parametrize("sizes", [(2, 3, 4, 10), (1, 1, 1, 64), (0, 2, 3, 5), (7,), (2, 1, 2, 1, 2, 1, 9)])
 def test_any_number_of_leading_axes(sizes):
     for spec in FULL.values():
-        case = draw(spec, *sizes)
-        ours = outcome(spec, case)
-        flat = outcome(spec, case._replace(x=case.x.reshape(-1, sizes[-1]), dy=case.dy.reshape(-1, sizes[-1])))
-        assert torch.equal(ours.y, flat.y.reshape(sizes))
-        assert torch.equal(ours.x, flat.x.reshape(sizes))
+        takes_any_number_of_leading_axes(spec, draw(spec, *sizes))
 
 
 @pytest.mark.parametrize("axes", [(-1,), (-2, -1), (-3, -2, -1)])
 @pytest.mark.parametrize("name", FULL)
 def test_several_axes_are_one_row(name, axes):
-    spec, x = FULL[name], torch.randn(6, 2, 3, 4)
-    parameter = x.shape[-len(axes) :]
-    case = draw(spec, x.numel() // parameter.numel(), parameter.numel())
-    expected = outcome(spec, case)
-    folded = [None if tensor is None else tensor.reshape(parameter) for tensor in (case.weight, case.bias)]
-    ours = outcome(spec.replace(axes=axes), Case(case.x.reshape(x.shape), case.dy.reshape(x.shape), *folded))
-    assert all(a is None or torch.equal(a.flatten(), b.flatten()) for a, b in zip(ours, expected, strict=True))
-    # Rows of several axes that lie apart, and in another order.
-    for change in (LAYOUTS["apart"], LAYOUTS["transposed leading"], LAYOUTS["transposed last"]):
-        moved = Case(change(case.x.reshape(x.shape)), change(case.dy.reshape(x.shape)), *folded)
-        assert same(outcome(spec.replace(axes=axes), moved), ours)
+    takes_several_axes_as_one_row(FULL[name], axes)
 
 
 @pytest.mark.parametrize("name", FULL)
 def test_rows_more_than_two_billion_numbers_apart(name):
-    """The last of five rows has an offset that does not fit 32 bits. Memory that is never touched is never taken."""
-    apart = torch.empty(BILLION + 4096, dtype=torch.bfloat16).as_strided((5, 70), (BILLION // 4, 1))
-    case = draw(FULL[name], 5, 70, dtype=torch.bfloat16)
-    expected = outcome(FULL[name], case)
-    assert torch.equal(normkit.normalize(apart.copy_(case.x), FULL[name], case.weight, case.bias), expected.y)
-    ours = outcome(FULL[name], case._replace(dy=apart.copy_(case.dy)))
-    assert same(ours, expected)
-    out = normkit.normalize(case.x, FULL[name], case.weight, case.bias, out=apart)
-    assert out is apart
-    assert torch.equal(out, expected.y)
+    takes_rows_more_than_two_billion_numbers_apart(FULL[name], draw(FULL[name], 5, 70, dtype=torch.bfloat16))
 
 
 if cpu.load() is None:

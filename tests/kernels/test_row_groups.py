@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from contract import DTYPES, GAIN_UNITS, UNITS, Case, assert_within, draw, outcome, truth
+from contract import DTYPES, UNITS, assert_gradients, assert_parameter_gradients, assert_within, draw, outcome, truth
 from helpers import diagonal
+from kernel_laws import of_every_size
 from normkit import specs
 
 FULL = {
@@ -125,10 +126,7 @@ def test_one_to_nine_rows_of_every_length(name, dtype):
             true, size = truth(spec, case)
             assert_within(ours.y, true.y, size.y, UNITS.get(ours.y.dtype, 1), f"y of {n}")
             assert_within(ours.x, true.x, size.x, UNITS.get(ours.x.dtype, 1), f"dx of {n}")
-            for what in ("weight", "bias"):
-                if getattr(case, what) is not None:
-                    ours_of, true_of, size_of = (getattr(of, what) for of in (ours, true, size))
-                    assert_within(ours_of, true_of, size_of, GAIN_UNITS[ours_of.dtype], f"d{what} of {n}")
+            assert_parameter_gradients(case, ours, true, size)
 
 
 @pytest.mark.slow
@@ -147,13 +145,5 @@ def test_a_batch_may_be_split_anywhere(name, dtype):
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_gradients_of_rows_of_every_size_beside_each_other(name):
-    """Sizes from 1e-38 to 1e18 in one tile: each row adds its own part to the gain's gradient, and no more."""
     spec = FULL[name].replace(eps=0.0)
-    size = torch.logspace(-38, 18, 57, dtype=torch.float64)[torch.randperm(57)].unsqueeze(1).float()
-    case = draw(spec, 57, 48)
-    case = Case(case.x * size, case.dy * size.clamp(1e-20, 1e10), case.weight, case.bias)
-    ours, (true, of) = outcome(spec, case), truth(spec, case)
-    assert_within(ours.x, true.x, of.x, UNITS[torch.float32], "dx")
-    assert_within(ours.weight, true.weight, of.weight, GAIN_UNITS[torch.float32], "dweight")
-    if ours.bias is not None:
-        assert_within(ours.bias, true.bias, of.bias, GAIN_UNITS[torch.float32], "dbias")
+    assert_gradients(spec, of_every_size(spec, 57, 48))

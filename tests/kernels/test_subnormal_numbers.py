@@ -20,11 +20,10 @@ from contract import (
     outcome,
     truth,
 )
+from kernel_laws import BARE, FULL
 from normkit import reference, specs
 from normkit.units import spacing
 
-FULL = {"layer_norm": specs.TORCH_LAYER_NORM, "rms_norm": specs.OLMO2}
-BARE = {"layer_norm": specs.OLMO, "rms_norm": specs.NANOCHAT}
 EARLY = {"layer_norm": specs.DEBERTA, "rms_norm": specs.LLAMA}
 NARROW = ["bf16", "fp16", "fp32"]
 # The least gain whose products are subnormal, and the greatest that leaves some of them not zero.

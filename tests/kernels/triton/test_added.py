@@ -6,21 +6,10 @@ import pytest
 import torch
 
 import normkit
-from contract import (
-    DTYPES,
-    GAIN_UNITS,
-    UNITS,
-    Case,
-    added,
-    assert_rounded,
-    assert_within,
-    draw,
-    roundings,
-    truth,
-)
+from contract import DTYPES, added, draw
+from kernel_laws import adds_and_normalizes, adds_in_place, same
 from normkit import reference, specs
 from normkit.kernels.triton.configuration import Tiling
-from normkit.units import spacing
 from triton_kernels import DEVICE, cut_into, moved, on_gpu_only
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -42,53 +31,17 @@ def drawn(spec, pair, *sizes):
 @pytest.mark.parametrize("sizes", [(40, 48), on_gpu_only((300, 512)), on_gpu_only((7, 20_000))])
 @pytest.mark.parametrize(("name", "pair"), CASES)
 def test_the_sum_its_norm_and_their_gradients(name, pair, sizes):
-    """x and residual have one gradient: the norm's, plus what reaches the new stream from elsewhere, rounded once."""
-    spec = SPECS[name]
-    case, residual, d_new = drawn(spec, pair, *sizes)
-    y, new, dx, d_residual, dweight, dbias = added(spec, case, residual, d_new)
-    assert torch.equal(new, (case.x.float() + residual.float()).to(residual.dtype))
-    expected, _ = reference.add_forward(case.x, residual, spec, case.weight, case.bias)
-    normed = Case(new, case.dy, case.weight, case.bias)
-    (true, size), casts = truth(spec, normed), roundings(spec, case)
-    if casts:
-        assert_rounded(y, expected, spec, casts, size.y)
-    else:
-        assert_within(y, true.y, size.y, UNITS[y.dtype], "y")
-    total, room = true.x + d_new.double(), (size.x.square() + d_new.double().square()).sqrt()
-    coarse = max(torch.finfo(case.x.dtype).eps, torch.finfo(residual.dtype).eps)
-    for gradient, dtype in ((dx, case.x.dtype), (d_residual, residual.dtype)):
-        assert gradient.dtype == dtype
-        # 0.501: a gradient that leaves in 16 bits may pass float32 on its way. From one 16 bits to the other it is
-        # rounded twice.
-        times = 1.0 if {"bf16", "fp16"} == set(pair) else 0.501
-        bound = times * coarse * total.abs() + 4 * torch.finfo(torch.float32).eps * room + spacing(dtype)
-        error = (gradient.double() - total).abs()
-        assert (error <= bound).all(), f"{gradient.dtype}: {(error / bound).max():.3g} of what rounding once leaves"
-    assert_within(dweight, true.weight, size.weight, GAIN_UNITS[case.weight.dtype], "dweight")
-    if dbias is not None:
-        assert_within(dbias, true.bias, size.bias, GAIN_UNITS[case.bias.dtype], "dbias")
+    adds_and_normalizes(SPECS[name], *drawn(SPECS[name], pair, *sizes))
 
 
 @pytest.mark.parametrize(
     ("name", "pair", "is_long"), [*((*case, False) for case in CASES[::2]), *((*case, True) for case in CASES[1::3])]
 )
 def test_in_place_is_the_same(monkeypatch, name, pair, is_long):
-    spec = SPECS[name]
-    case, residual, _ = drawn(spec, pair, 3, 40)
+    case, residual, _ = drawn(SPECS[name], pair, 3, 40)
     if is_long:
         cut_into(monkeypatch, IN_PIECES)
-    given = spec, case.weight, case.bias
-    y, new = normkit.add_normalize(case.x, residual, *given)
-    x, stream = case.x.clone(), residual.clone()
-    if y.dtype == x.dtype:
-        assert normkit.add_normalize(x, stream, *given, out=(x, stream))[0] is x
-        assert torch.equal(x, y)
-        assert torch.equal(stream, new)
-    x, stream = case.x.clone(), residual.clone()
-    if y.dtype == stream.dtype == x.dtype:
-        normkit.add_normalize(x, stream, *given, out=(stream, x))
-        assert torch.equal(stream, y)
-        assert torch.equal(x, new)
+    adds_in_place(SPECS[name], case, residual)
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -116,5 +69,4 @@ def test_an_addend_may_lie_anywhere():
         d_new.new_zeros(3, 2, 48)[..., ::2].copy_(d_new),
         d_new.new_zeros(145)[1:].view(3, 2, 24).copy_(d_new),
     ):
-        ours = added(specs.TORCH_LAYER_NORM, case, residual, moved_on)
-        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+        assert same(added(specs.TORCH_LAYER_NORM, case, residual, moved_on), expected)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-import normkit
 from contract import (
     DTYPES,
     ROWS,
-    UNITS,
-    Case,
+    assert_forward,
     assert_gradients,
-    assert_within,
     draw,
     has_closed_casts,
-    outcome,
-    truth,
+)
+from kernel_laws import (
+    BARE,
+    FULL,
+    counts_the_rows_in_a_bias_gradient,
+    has_the_same_gradients_whichever_are_wanted,
+    of_every_size,
+    of_one_sign,
 )
 from normkit import specs
 from normkit.kernels.triton import planning
@@ -28,8 +31,6 @@ from triton_kernels import DEVICE, cut_into, moved, on_gpu_only
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
-BARE = {"layer_norm": specs.OLMO, "rms_norm": specs.NANOCHAT}
-FULL = {"layer_norm": specs.TORCH_LAYER_NORM, "rms_norm": specs.OLMO2}
 NARROW = ["fp32", "bf16", "fp16"]
 # Each norm, each dtype.
 THREE = [("layer_norm", "fp32"), ("rms_norm", "bf16"), ("layer_norm", "fp16")]
@@ -85,9 +86,7 @@ def test_parameter_gradients_of_rows_of_any_size(name, size):
 @pytest.mark.parametrize("name", FULL)
 def test_rows_of_every_size_beside_each_other(name):
     spec = FULL[name].replace(eps=0.0)
-    size = torch.logspace(-38, 18, 29, dtype=torch.float64)[torch.randperm(29)].unsqueeze(1).float()
-    case = draw(spec, 29, 24)
-    check(spec, Case(case.x * size, case.dy * size.clamp(1e-20, 1e10), case.weight, case.bias))
+    check(spec, of_every_size(spec, 29, 24))
 
 
 @pytest.mark.slow
@@ -120,12 +119,9 @@ def test_parameter_gradients_over_many_rows(monkeypatch, name, dtypes, rows):
 @pytest.mark.parametrize(("name", "dtype"), [("layer_norm", "fp32"), ("rms_norm", "bf16"), ("layer_norm", "fp16")])
 @pytest.mark.parametrize("rows", [17, 1024, on_gpu_only(65_536)])
 def test_sums_of_one_sign(monkeypatch, name, dtype, rows):
-    """Their rounding errors add up; every term is as far from zero as the others."""
     if rows == 1024:
         cut_into(monkeypatch, MANY_TILES)
-    case = draw(FULL[name], rows, 6, dtype=DTYPES[dtype])
-    x = torch.arange(6.0).expand(rows, 6) + torch.rand(rows, 1)
-    check(FULL[name], case._replace(x=x.to(case.x.dtype), dy=torch.rand(rows, 6).to(case.dy.dtype) + 1.0))
+    check(FULL[name], of_one_sign(draw(FULL[name], rows, 6, dtype=DTYPES[dtype])))
 
 
 @pytest.mark.slow
@@ -142,10 +138,7 @@ def test_the_lines_that_programs_leave_are_added_in_float64():
 @pytest.mark.parametrize("parameter_dtype", [torch.float32, None])
 @pytest.mark.parametrize("rows", [1, 17, 511, on_gpu_only(65_536)])
 def test_a_bias_gradient_counts_the_rows(dtype, parameter_dtype, rows):
-    x = torch.randn(rows, 5, device=DEVICE).to(DTYPES[dtype])
-    weight, bias = (torch.ones(5, dtype=parameter_dtype or x.dtype, device=DEVICE).requires_grad_() for _ in range(2))
-    normkit.layer_norm(x, (5,), weight, bias).backward(torch.ones_like(x))
-    assert torch.equal(bias.grad, torch.full((5,), float(rows), dtype=torch.float64, device=DEVICE).to(bias.dtype))
+    counts_the_rows_in_a_bias_gradient(torch.randn(rows, 5, device=DEVICE).to(DTYPES[dtype]), parameter_dtype)
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -165,15 +158,7 @@ def test_gradients_of_a_small_upstream_gradient(name, dtype, factor):
 @pytest.mark.parametrize("sizes", [(20, 40), on_gpu_only((300, 1000)), on_gpu_only((300, 20_000))])
 def test_a_gradient_does_not_depend_on_which_others_are_wanted(name, dtype, wanted, sizes):
     case = moved(draw(FULL[name], *sizes, dtype=DTYPES[dtype]))
-    expected = outcome(FULL[name], case)
-    names = [part for part in wanted.split(" and ") if getattr(case, part) is not None]
-    leaves = {part: getattr(case, part).clone().requires_grad_() for part in names}
-    given = {part: leaves.get(part, getattr(case, part)) for part in ("x", "weight", "bias")}
-    y = normkit.normalize(given["x"], FULL[name], given["weight"], given["bias"])
-    assert torch.equal(y, expected.y)
-    if leaves:
-        for part, gradient in zip(leaves, torch.autograd.grad(y, list(leaves.values()), case.dy), strict=True):
-            assert torch.equal(gradient, getattr(expected, part)), part
+    has_the_same_gradients_whichever_are_wanted(FULL[name], case, wanted)
 
 
 @pytest.mark.slow
@@ -186,8 +171,8 @@ def test_every_scale_that_a_row_can_have(name, placement):
                 eps=eps, eps_placement=placement, correction=correction, reduction=reduction, multiplier=multiplier
             )
             case = moved(draw(spec, 9, 24, mean=0.3))
-            ours, true = check(spec, case)
-            assert_within(ours.y, true.y, truth(spec, case)[1].y, UNITS[torch.float32], "y")
+            assert_forward(spec, case)
+            assert_gradients(spec, case)
 
 
 @pytest.mark.gpu

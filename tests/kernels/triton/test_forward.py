@@ -7,15 +7,12 @@ import torch
 from torch.nn import functional as F
 
 import normkit
-from contract import DTYPES, ROWS, UNITS, assert_forward, assert_rounded, assert_within, draw, truth
-from helpers import exact
-from normkit import reference, specs, units
+from contract import DTYPES, ROWS, UNITS, assert_forward, assert_within, draw, truth
+from kernel_laws import BARE, FULL, has_the_exact_output, rounds_16_bit_rows_once
+from normkit import reference, specs
 from triton_kernels import DEVICE, moved, on_gpu_only
 
 pytestmark = pytest.mark.usefixtures("kernels")
-
-BARE = {"layer_norm": specs.OLMO, "rms_norm": specs.NANOCHAT}
-FULL = {"layer_norm": specs.TORCH_LAYER_NORM, "rms_norm": specs.OLMO2}
 NARROW = ["fp32", "bf16", "fp16"]
 # Each norm, each dtype.
 THREE = [("layer_norm", "fp32"), ("rms_norm", "bf16"), ("layer_norm", "fp16")]
@@ -57,10 +54,8 @@ def test_float32_rows_of_any_size(name, size, eps, mean):
     """Against 50 digits. Squares of these leave float32 at both ends."""
     if mean * size > 1e20:
         return
-    spec = BARE[name].replace(eps=eps)
     x = ((torch.rand(3, 17) + torch.arange(17) % 2 + mean) * size).float()
-    true = exact(x, spec)
-    assert_within(normkit.normalize(x.to(DEVICE), spec).cpu(), true, units.output(x, spec).size, 4, "y")
+    has_the_exact_output(x, BARE[name].replace(eps=eps), device=DEVICE)
 
 
 @pytest.mark.parametrize("placement", ["outside", "clamp"])
@@ -68,22 +63,15 @@ def test_float32_rows_of_any_size(name, size, eps, mean):
 @pytest.mark.parametrize("name", BARE)
 def test_an_eps_beside_rows_of_any_size(name, eps, placement):
     """The power that a row is scaled by is bounded by its eps, which is to stay a float32 number."""
-    spec = BARE[name].replace(eps=eps, eps_placement=placement)
     x = torch.randn(12, 17) * torch.logspace(-40, 15, 12, dtype=torch.float64).unsqueeze(1).float()
-    true = exact(x, spec)
-    assert_within(normkit.normalize(x.to(DEVICE), spec).cpu(), true, units.output(x, spec).size, 4, "y")
+    has_the_exact_output(x, BARE[name].replace(eps=eps, eps_placement=placement), device=DEVICE)
 
 
 @pytest.mark.parametrize("name", BARE)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("size", [1e-45, 6e-8, 1e-5, 1e4, 1e18, 1e38])
 def test_16_bit_rows_of_any_size(name, dtype, size):
-    dtype = DTYPES[dtype]
-    size = min(max(size, torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps), torch.finfo(dtype).max / 4)
-    x = (torch.randn(40, 64, dtype=torch.float64).clamp(-4, 4) * size).to(dtype)
-    spec = BARE[name].replace(eps=0.0)
-    program = reference.forward(x, spec)
-    assert_rounded(normkit.normalize(x.to(DEVICE), spec).cpu(), program, spec, {dtype}, units.output(x, spec).size)
+    rounds_16_bit_rows_once(name, dtype, size, (40, 64), DEVICE)
 
 
 @pytest.mark.slow

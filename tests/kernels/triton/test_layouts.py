@@ -7,6 +7,15 @@ import torch
 
 import normkit
 from contract import DTYPES, Case, draw, outcome
+from kernel_laws import (
+    LAYOUTS,
+    same,
+    takes_any_number_of_leading_axes,
+    takes_repeated_rows_that_are_not_stored,
+    takes_rows_more_than_two_billion_numbers_apart,
+    takes_rows_that_overlap,
+    takes_several_axes_as_one_row,
+)
 from normkit import specs
 from triton_kernels import DEVICE, moved, on_gpu_only
 
@@ -18,10 +27,6 @@ NARROW = ["fp32", "bf16", "fp16"]
 THREE = [("layer_norm", "fp32"), ("rms_norm", "bf16"), ("llama", "fp16")]
 # 33 has no divisor in common with 16, 24 has 8.
 SIZES = [(3, 2, 33), (2, 3, 24), on_gpu_only((6, 5, 1000)), on_gpu_only((6, 5, 4096)), on_gpu_only((3, 2, 20_000))]
-
-
-def same(ours, theirs):
-    return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.slow
@@ -48,30 +53,6 @@ def test_bits_depend_on_no_number_of_rows_where_a_program_takes_several(n):
     assert torch.equal(ours.x, expected.x[2400:])
 
 
-def _padded(tensor, more=3):
-    """Rows that lie apart."""
-    return tensor.new_full((*tensor.shape[:-1], tensor.shape[-1] + more), 7.0)[..., : tensor.shape[-1]]
-
-
-def _filled(layout, tensor):
-    return layout.copy_(tensor)
-
-
-# What the same numbers can look like in memory; all but the last three have a contiguous last axis.
-LAYOUTS = {
-    "apart": lambda t: _filled(_padded(t), t),
-    "apart by 16": lambda t: _filled(_padded(t, 16 - t.shape[-1] % 16), t),
-    "every other row": lambda t: _filled(t.new_zeros(2 * t.shape[0], *t.shape[1:])[::2], t),
-    "transposed leading": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    "transposed and apart": lambda t: _filled(_padded(t.transpose(0, 1)), t.transpose(0, 1)).transpose(0, 1),
-    "not aligned": lambda t: _filled(t.new_zeros(t.numel() + 1)[1:].view(t.shape), t),
-    "a third of a fused projection": lambda t: _filled(t.new_zeros(*t.shape[:-1], 3, t.shape[-1])[..., 1, :], t),
-    "negated": lambda t: torch._neg_view(t.neg()),
-    "strided last": lambda t: _filled(t.new_zeros(*t.shape[:-1], 2 * t.shape[-1])[..., ::2], t),
-    "transposed last": lambda t: t.transpose(0, -1).contiguous().transpose(0, -1),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(("name", "dtype"), THREE)
@@ -87,23 +68,11 @@ def test_bits_do_not_depend_on_strides(name, dtype, sizes):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), THREE)
 def test_repeated_rows_need_not_be_stored(name, dtype):
-    case = moved(draw(FULL[name], 2, 3, 24, dtype=DTYPES[dtype]))
-    for x, dy in (
-        (case.x[:1, :1].expand(2, 3, 24), case.dy),
-        (case.x[:, :1].expand(2, 3, 24), case.dy[:1].expand(2, 3, 24)),
-        (case.x, case.dy[:1, :1, :1].expand(2, 3, 24)),
-        (case.x[:, :, :1].expand(2, 3, 24), case.dy[:, :, :1].expand(2, 3, 24)),
-    ):
-        expected = outcome(FULL[name], case._replace(x=x.contiguous(), dy=dy.contiguous()))
-        assert same(outcome(FULL[name], case._replace(x=x, dy=dy)), expected)
+    takes_repeated_rows_that_are_not_stored(FULL[name], moved(draw(FULL[name], 2, 3, 24, dtype=DTYPES[dtype])))
 
 
 def test_rows_may_overlap():
-    """Windows one number apart, as `Tensor.unfold` makes them."""
-    base = torch.randn(40, device=DEVICE)
-    case = moved(draw(specs.TORCH_LAYER_NORM, 25, 16))
-    expected = outcome(specs.TORCH_LAYER_NORM, case._replace(x=base.unfold(0, 16, 1).contiguous()))
-    assert same(outcome(specs.TORCH_LAYER_NORM, case._replace(x=base.unfold(0, 16, 1))), expected)
+    takes_rows_that_overlap(specs.TORCH_LAYER_NORM, moved(draw(specs.TORCH_LAYER_NORM, 25, 16)))
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -119,33 +88,13 @@ def test_parameters_of_any_strides(dtype):
 
 @pytest.mark.parametrize("sizes", [(2, 3, 2, 10), (1, 1, 1, 20), (7,), (2, 1, 2, 1, 2, 1, 9)])
 def test_any_number_of_leading_axes(sizes):
-    spec = specs.TORCH_LAYER_NORM
-    case = moved(draw(spec, *sizes))
-    ours = outcome(spec, case)
-    flat = outcome(spec, case._replace(x=case.x.reshape(-1, sizes[-1]), dy=case.dy.reshape(-1, sizes[-1])))
-    assert torch.equal(ours.y, flat.y.reshape(sizes))
-    assert torch.equal(ours.x, flat.x.reshape(sizes))
-    if len(sizes) > 3:
-        # Three strides and more: no two are enough.
-        x, dy = (tensor.permute(2, 1, 0, *range(3, len(sizes))) for tensor in (case.x, case.dy))
-        turned = outcome(spec, case._replace(x=x, dy=dy))
-        assert torch.equal(turned.x, ours.x.permute(2, 1, 0, *range(3, len(sizes))))
+    takes_any_number_of_leading_axes(specs.TORCH_LAYER_NORM, moved(draw(specs.TORCH_LAYER_NORM, *sizes)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", [(-2, -1), (-3, -2, -1)])
 def test_several_axes_are_one_row(axes):
-    spec, x = specs.TORCH_LAYER_NORM, torch.randn(4, 2, 3, 4, device=DEVICE)
-    parameter = x.shape[-len(axes) :]
-    case = moved(draw(spec, x.numel() // parameter.numel(), parameter.numel()))
-    expected = outcome(spec, case)
-    folded = [tensor.reshape(parameter) for tensor in (case.weight, case.bias)]
-    ours = outcome(spec.replace(axes=axes), Case(case.x.reshape(x.shape), case.dy.reshape(x.shape), *folded))
-    assert all(torch.equal(a.flatten(), b.flatten()) for a, b in zip(ours, expected, strict=True))
-    for layout in ("apart", "transposed leading", "transposed last"):
-        change = LAYOUTS[layout]
-        given = Case(change(case.x.reshape(x.shape)), change(case.dy.reshape(x.shape)), *folded)
-        assert same(outcome(spec.replace(axes=axes), given), ours), layout
+    takes_several_axes_as_one_row(specs.TORCH_LAYER_NORM, axes, DEVICE)
 
 
 # An `out` of these is written where it is, or computed elsewhere and copied.
@@ -182,15 +131,9 @@ def test_nothing_is_written_beside_an_out():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["layer_norm"])
-def test_rows_more_than_two_billion_numbers_apart(name):
-    """The last of five rows has an offset that does not fit 32 bits. Memory that is never touched is never taken."""
-    apart = torch.empty(2**31 + 4096, dtype=torch.bfloat16, device=DEVICE).as_strided((5, 70), (2**29, 1))
-    case = moved(draw(FULL[name], 5, 70, dtype=torch.bfloat16))
-    expected = outcome(FULL[name], case)
-    assert same(outcome(FULL[name], case._replace(x=apart.copy_(case.x))), expected)
-    assert same(outcome(FULL[name], case._replace(dy=apart.copy_(case.dy))), expected)
-    assert torch.equal(normkit.normalize(case.x, FULL[name], case.weight, case.bias, out=apart), expected.y)
+def test_rows_more_than_two_billion_numbers_apart():
+    spec = specs.TORCH_LAYER_NORM
+    takes_rows_more_than_two_billion_numbers_apart(spec, moved(draw(spec, 5, 70, dtype=torch.bfloat16)))
 
 
 @pytest.mark.gpu
