@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,36 @@ def assert_close(
         f"{int((error > bound).sum())} of {error.numel()} elements are off; "
         f"the worst by {error[worst]:.3g} where {bound.expand_as(error)[worst]:.3g} is allowed"
     )
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64, from a seed of their own."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def assert_differentiable(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Assert that first and second derivatives are right, in both modes, and that vmap takes rows apart."""
+    assert torch.autograd.gradcheck(function, x.clone().requires_grad_())
+    assert torch.autograd.gradgradcheck(function, x.clone().requires_grad_())
+    assert_close(torch.func.vmap(function)(x), function(x))
+    one_by_one = torch.stack([torch.func.jacrev(function)(row) for row in x])
+    assert_close(torch.func.vmap(torch.func.jacfwd(function))(x), one_by_one)
+
+
+def taylor_slopes(function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, slope: Tensor | None = None) -> Tensor:
+    """With which power of a step the remainder of the first derivative along v falls: 2 for the right derivative.
+
+    Args:
+        function: Of x.
+        x: The point.
+        v: The direction.
+        slope: The derivative along v; autograd's unless given.
+    """
+    value, along = torch.func.jvp(function, (x,), (v,))
+    slope = along if slope is None else slope
+    steps = torch.logspace(-4, -2, 5, dtype=torch.float64)
+    remainder = torch.stack([(function(x + step * v) - value - step * slope).norm() for step in steps])
+    return remainder.log().diff() / steps.log().diff()
 
 
 @st.composite

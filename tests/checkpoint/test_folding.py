@@ -19,7 +19,7 @@ from normkit import demo
 from normkit.checkpoint import fold, verify
 from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.model_folder import CERTIFICATE
-from normkit.demo.entropy import bits_per_byte
+from normkit.demo.training import bits_per_byte
 from normkit.errors import InputError, ModelError
 from planned_models import ALL
 from tiny_models import tiny

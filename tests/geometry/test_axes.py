@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import mpmath
 import pytest
@@ -32,7 +33,7 @@ GAINS = {
 }
 
 
-def wide(values: list[float] | list[list[float]]) -> Tensor:
+def wide(values: Sequence[float] | Sequence[Sequence[float]]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -53,13 +54,14 @@ def exact_eigenpairs(gain: list[float]) -> tuple[list[float], Tensor]:
 
 
 @pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)
-def test_eigenvalues_have_all_their_digits(gain):
+def test_eigenvalues_have_all_their_digits_and_eigenvectors_are_orthogonal_however_close_the_gains(gain):
     exact, _ = exact_eigenpairs(gain)
     zeros = max(1, gain.count(0.0))
-    found = downdate_eigenvalues(wide(gain)).tolist()
+    found, vectors = downdate_eigenvalues(wide(gain)).tolist(), downdate_eigenvectors(wide(gain))
     assert found[:zeros] == [0.0] * zeros
     # A few roundings: of the gap to the pole, of its share, of their sum.
     assert found[zeros:] == pytest.approx(exact[zeros:], rel=4 * UNIT * math.sqrt(len(gain)), abs=0)
+    assert (vectors.T @ vectors - torch.eye(len(gain))).abs().max() < 4 * UNIT
 
 
 @pytest.mark.parametrize("gain", [GAINS["random"], GAINS["twelve decades"], GAINS["two"]])
@@ -105,32 +107,18 @@ magnitudes = st.sampled_from([0.0, 1.0, -1.0, 2.0]) | st.floats(-4, 4).filter(la
 
 @pytest.mark.slow
 @given(st.lists(magnitudes, min_size=1, max_size=12))
-def test_any_gains_interlace_and_keep_the_trace(values):
-    gain = wide(values)
+def test_any_gains_interlace_keep_the_trace_and_have_eigenvectors(values):
+    gain, n = wide(values), len(values)
     squares = gain.square().sort().values
-    found = downdate_eigenvalues(gain)
+    found, vectors = downdate_eigenvalues(gain), downdate_eigenvectors(gain)
     assert found[0] == 0
     assert (found[1:] >= squares[:-1]).all()
     assert (found <= squares).all()
-    trace = float(squares.sum()) * (1 - 1 / len(values))
-    assert float(found.sum()) == pytest.approx(trace, rel=4 * UNIT * len(values))
+    assert float(found.sum()) == pytest.approx(float(squares.sum()) * (1 - 1 / n), rel=4 * UNIT * n)
     assert torch.equal(downdate_eigenvalues(-gain.flip(0)), found)
-
-
-@pytest.mark.slow
-@given(st.lists(magnitudes, min_size=1, max_size=12))
-def test_eigenvectors_of_any_gains(values):
-    gain = wide(values)
-    found, vectors = downdate_eigenvalues(gain), downdate_eigenvectors(gain)
-    assert (vectors.T @ vectors - torch.eye(len(values))).abs().max() < 16 * UNIT * math.sqrt(len(values))
+    assert (vectors.T @ vectors - torch.eye(n)).abs().max() < 16 * UNIT * math.sqrt(n)
     defect = downdate(gain) @ vectors - vectors * found
-    assert defect.abs().max() <= 16 * UNIT * math.sqrt(len(values)) * float(gain.square().max())
-
-
-@pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)
-def test_eigenvectors_are_orthogonal_however_close_the_gains(gain):
-    vectors = downdate_eigenvectors(wide(gain))
-    assert (vectors.T @ vectors - torch.eye(len(gain))).abs().max() < 4 * UNIT
+    assert defect.abs().max() <= 16 * UNIT * math.sqrt(n) * float(gain.square().max())
 
 
 @pytest.mark.parametrize("name", ["random", "clustered at 1e-9", "neighbouring floats", "twelve decades", "1 zero"])
@@ -154,12 +142,9 @@ def test_pieces_of_bounded_size_change_nothing(monkeypatch):
     assert [step.stop - step.start for step in axes._parts(5, 50)] == [2, 2, 2]
     pieces = downdate_eigenvalues(gain), downdate_eigenvectors(gain)
     assert all(torch.allclose(one, other, rtol=1e-14, atol=1e-15) for one, other in zip(whole, pieces, strict=True))
-
-
-def test_float32_is_kept_and_rounded_once():
-    gain = torch.tensor([0.5, 1.0, -2.0, 3.0])
-    assert torch.equal(downdate_eigenvalues(gain), downdate_eigenvalues(gain.double()).float())
-    assert torch.equal(downdate_eigenvectors(gain), downdate_eigenvectors(gain.double()).float())
+    # float32 is kept, and rounded once.
+    for function in (downdate_eigenvalues, downdate_eigenvectors):
+        assert torch.equal(function(gain.float()), function(gain.float().double()).float())
 
 
 @pytest.mark.parametrize("function", [downdate_eigenvalues, downdate_eigenvectors])

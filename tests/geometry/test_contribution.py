@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import PRESETS, assert_close
+from helpers import PRESETS, assert_close, normal, taylor_slopes
 from normkit import NormSpec, reference, specs
 from normkit.errors import DtypeError, ShapeError, SpecError
 from normkit.geometry import contributions
@@ -21,52 +21,36 @@ ROWS = {
 }
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def affine(spec: NormSpec, n: int) -> tuple[Tensor | None, Tensor | None]:
     weight = 1 - spec.weight_offset + 0.3 * normal(n, seed=91) if spec.has_weight else None
     return weight, normal(n, seed=92) if spec.has_bias else None
 
 
 @pytest.mark.parametrize("spec", ROWS.values(), ids=ROWS)
-def test_frozen_parts_and_bias_are_the_output(spec):
+def test_frozen_parts_add_up_recomputed_parts_are_norms_and_linearised_parts_are_slopes(spec):
     parts, (weight, bias) = normal(5, 3, 16) + 0.5, affine(spec, 16)
     found = contributions(parts, spec, weight, bias)
-    whole = reference.forward(parts.sum(0), spec, weight, bias)
-    assert torch.equal(found.total, whole.double())
-    added = found.frozen.sum(0) + found.bias
+    whole = reference.forward(parts.sum(0), spec, weight, bias).double()
+    assert torch.equal(found.total, whole)
     # A few roundings of terms whose sizes add up to this.
-    assert_close(added, whole.double(), terms=found.frozen.abs().sum(0) + found.bias.abs())
-    assert_close(found.remainder, torch.zeros(3, 16, dtype=torch.float64), terms=found.frozen.abs().sum(0) + 1)
-
-
-@pytest.mark.parametrize("spec", ROWS.values(), ids=ROWS)
-def test_recomputed_parts_are_norms_of_the_parts(spec):
-    parts, (weight, bias) = normal(5, 3, 16) + 0.5, affine(spec, 16)
-    found = contributions(parts, spec, weight, bias)
-    alone = reference.forward(parts, spec, weight, bias).double()
-    assert_close(found.recomputed + found.bias, alone)
-
-
-@pytest.mark.parametrize("spec", ROWS.values(), ids=ROWS)
-def test_linearised_parts_are_slopes(spec):
-    parts, (weight, _) = normal(4, 16) + 0.5, affine(spec, 16)
-    found = contributions(parts, spec, weight)
+    terms = found.frozen.abs().sum(0) + found.bias.abs()
+    assert_close(found.frozen.sum(0) + found.bias, whole, terms=terms)
+    assert_close(found.remainder, torch.zeros(3, 16, dtype=torch.float64), terms=terms + 1)
+    assert_close(found.recomputed + found.bias, reference.forward(parts, spec, weight, bias).double())
     for part, slope in zip(parts, found.linearised, strict=True):
         _, by_autograd = torch.func.jvp(lambda x: reference.forward(x, spec, weight).double(), (parts.sum(0),), (part,))
         assert_close(slope, by_autograd, length=16, units=32)
 
 
-def test_the_remainder_of_a_linearised_part_falls_with_the_square_of_the_step():
+def test_linearised_parts_are_derivatives_and_recomputed_parts_do_not_add_up():
     parts, weight = normal(3, 16), 1 + 0.3 * normal(16, seed=1)
     found = contributions(parts, LAYER_NORM, weight)
-    steps = torch.logspace(-1, -4, 4, dtype=torch.float64)
-    moved = reference.forward(parts.sum(0) + steps[:, None] * parts[1], LAYER_NORM, weight)
-    errors = (moved - found.total - steps[:, None] * found.linearised[1]).norm(dim=-1)
-    slopes = errors.log().diff() / steps.log().diff()
-    assert ((slopes - 2).abs() < 0.2).all()
+
+    def whole(x):
+        return reference.forward(x, LAYER_NORM, weight)
+
+    assert ((taylor_slopes(whole, parts.sum(0), parts[1], found.linearised[1]) - 2).abs() < 0.2).all()
+    assert float((found.recomputed.sum(0) - found.total).abs().max()) > 0.5
 
 
 def test_linearised_parts_sum_to_what_eps_leaves():
@@ -81,18 +65,15 @@ def test_linearised_parts_sum_to_what_eps_leaves():
     assert_close(with_eps.sum(0), 0.5 * centred / scale**3, units=64)
 
 
-def test_recomputed_parts_do_not_add_up():
-    found = contributions(normal(5, 16), LAYER_NORM)
-    assert float((found.recomputed.sum(0) - found.total).abs().max()) > 0.5
-
-
-def test_interference_by_hand():
+def test_interference_by_hand_and_of_the_only_part():
     parts = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 12.0]], dtype=torch.float64)
     whole = contributions(parts, specs.LLAMA).interference
     assert_close(whole, torch.tensor([3 / 160**0.5, 4 / 153**0.5, 12 / 5], dtype=torch.float64))
     deviation = parts - parts.mean(-1, keepdim=True)
     others = torch.stack([deviation[[j for j in range(3) if j != i]].sum(0) for i in range(3)])
     assert_close(contributions(parts, LAYER_NORM).interference, deviation.norm(dim=1) / others.norm(dim=1))
+    assert contributions(torch.stack([parts[0], torch.zeros(3)]), LAYER_NORM).interference.tolist() == [torch.inf, 0]
+    assert contributions(parts[:1], LAYER_NORM).interference.tolist() == [torch.inf]
 
 
 def test_interference_is_exact_for_a_part_that_dwarfs_the_others():
@@ -102,12 +83,6 @@ def test_interference_is_exact_for_a_part_that_dwarfs_the_others():
         size = mpmath.norm(rows[0])
         exact = float(size / mpmath.norm([a + b for a, b in zip(rows[1], rows[2], strict=True)]))
     assert float(contributions(parts, specs.LLAMA).interference[0]) == pytest.approx(exact, rel=1e-13)
-
-
-def test_interference_of_the_only_part_is_infinite():
-    parts = torch.stack([torch.ones(4).cumsum(0), torch.zeros(4)])
-    assert contributions(parts, LAYER_NORM).interference.tolist() == [torch.inf, 0]
-    assert contributions(parts[:1], LAYER_NORM).interference.tolist() == [torch.inf]
 
 
 @pytest.mark.slow
@@ -140,12 +115,15 @@ def test_degenerate_parts_are_finite_with_eps(n, kind):
     assert gradient.isfinite().all()
 
 
-def test_vmap_over_rows_is_the_batch():
+def test_vmap_over_rows_is_the_batch_and_single_precision_stays():
     parts, weight = normal(3, 5, 16), normal(16, seed=1)
     batch = contributions(parts, LAYER_NORM, weight)
-    mapped = torch.vmap(lambda row: contributions(row, LAYER_NORM, weight).linearised, 1, 1)(parts)
-    assert_close(mapped, batch.linearised)
-    assert_close(torch.vmap(lambda row: contributions(row, LAYER_NORM, weight).frozen, 1, 1)(parts), batch.frozen)
+    for name in ("linearised", "frozen"):
+        mapped = torch.vmap(lambda row, name=name: getattr(contributions(row, LAYER_NORM, weight), name), 1, 1)(parts)
+        assert_close(mapped, getattr(batch, name))
+    found = contributions(parts.float(), LAYER_NORM, torch.ones(16), torch.zeros(16))
+    assert {getattr(found, name).dtype for name in found.__dataclass_fields__} == {torch.float32}
+    assert_close(found.frozen.sum(0), found.total, terms=found.frozen.abs().sum(0))
 
 
 def test_the_derivative_of_a_frozen_part_is_one_over_the_scale_less_what_the_scale_does():
@@ -153,12 +131,6 @@ def test_the_derivative_of_a_frozen_part_is_one_over_the_scale_less_what_the_sca
     whole = torch.func.jacrev(lambda part: contributions(part, LAYER_NORM).frozen.sum(0))(parts)
     direct = torch.func.jacrev(lambda x: reference.forward(x, LAYER_NORM))(parts.sum(0))
     assert_close(whole, direct[:, None].expand(8, 3, 8), length=8)
-
-
-def test_single_precision_stays():
-    found = contributions(normal(3, 16).float(), LAYER_NORM, torch.ones(16), torch.zeros(16))
-    assert {getattr(found, name).dtype for name in found.__dataclass_fields__} == {torch.float32}
-    assert_close(found.frozen.sum(0), found.total, terms=found.frozen.abs().sum(0))
 
 
 def test_what_cannot_be_taken_apart():

@@ -162,6 +162,19 @@ def test_zero_gains_flatten_the_sphere_onto_its_inside():
     assert flat.depth(edge).abs().max() < 1e-14
 
 
+def test_a_centred_row_of_one_feature_is_nowhere_and_dtypes_of_gain_and_rows_are_apart():
+    empty = Ellipsoid(torch.tensor([2.0]), torch.tensor([1.0]), is_centred=True)
+    assert (empty.rank, empty.dimension) == (0, -1)
+    assert empty.semi_axes().shape == (0,)
+    assert empty.project(torch.ones(3, 1)).isnan().all()
+    assert empty.sample(3).isnan().all()
+    assert not empty.contains(torch.ones(3, 1)).any()
+    shape = Ellipsoid(GAIN.float(), BIAS.float(), is_centred=True)
+    assert shape.semi_axes().dtype == torch.float32
+    assert shape.project(torch.ones(5, dtype=torch.float64)).dtype == torch.float64
+    assert shape.contains(shape.sample(10)).all()
+
+
 def test_the_depth_is_that_of_the_shortest_preimage():
     gain = torch.tensor([0.0, 1.5, 0.0, 2.0, -1.0], dtype=torch.float64)
     shape = Ellipsoid(gain, BIAS, is_centred=True)
@@ -170,22 +183,6 @@ def test_the_depth_is_that_of_the_shortest_preimage():
     conditions = torch.cat([torch.diag(gain), torch.ones(1, 5, dtype=torch.float64)])
     shortest = torch.linalg.pinv(conditions) @ torch.cat([y - BIAS, torch.zeros(1)])
     assert float(shape.depth(y)) == pytest.approx(1 - float(shortest.norm()) / math.sqrt(5), abs=1e-14)
-
-
-def test_a_centred_row_of_one_feature_is_nowhere():
-    empty = Ellipsoid(torch.tensor([2.0]), torch.tensor([1.0]), is_centred=True)
-    assert (empty.rank, empty.dimension) == (0, -1)
-    assert empty.semi_axes().shape == (0,)
-    assert empty.project(torch.ones(3, 1)).isnan().all()
-    assert empty.sample(3).isnan().all()
-    assert not empty.contains(torch.ones(3, 1)).any()
-
-
-def test_dtypes_of_gain_and_rows_are_apart():
-    shape = Ellipsoid(GAIN.float(), BIAS.float(), is_centred=True)
-    assert shape.semi_axes().dtype == torch.float32
-    assert shape.project(torch.ones(5, dtype=torch.float64)).dtype == torch.float64
-    assert shape.contains(shape.sample(10)).all()
 
 
 def test_what_is_no_ellipsoid_is_refused():

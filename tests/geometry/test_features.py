@@ -10,14 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import assert_close
+from helpers import assert_close, normal
 from normkit import demo
 from normkit.errors import DtypeError, ShapeError
 from normkit.geometry import outlier_indices, recurring_indices, rogue_dimensions
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def by_pairs(x: Tensor) -> Tensor:
@@ -61,28 +57,23 @@ def test_rows_and_dimensions_without_direction_add_nothing():
 
 
 def test_a_huge_mean_is_standardised_away():
-    x = normal(50, 4)
-    # Adding 1e8 rounds the entries to 1e-8.
-    found = rogue_dimensions(x + 1e8).standardised_contribution
-    assert torch.allclose(found, rogue_dimensions(x).standardised_contribution, atol=1e-6)
+    for x, atol in (
+        # Adding 1e8 rounds the entries to 1e-8.
+        (normal(50, 4) + 1e8, 1e-6),
+        # A mean as large as the precision is taken twice.
+        ((3 * normal(1000, 64) + 3e6).float(), 1e-7),
+    ):
+        found = rogue_dimensions(x).standardised_contribution.double()
+        exact = rogue_dimensions(x.double() - x.double().mean(0)).standardised_contribution
+        assert torch.allclose(found, exact, rtol=0.0, atol=atol)
 
 
-def test_a_mean_as_large_as_the_precision_is_taken_twice():
-    x = (3 * normal(1000, 64) + 3e6).float()
-    found, exact = rogue_dimensions(x), rogue_dimensions(x.double())
-    error = (found.standardised_contribution - exact.standardised_contribution).abs().max()
-    assert float(error) < 1e-7
-
-
-def test_vmap_and_single_precision():
+def test_vmap_single_precision_and_what_has_no_pairs():
     x = normal(3, 10, 4)
     mapped = torch.vmap(lambda rows: rogue_dimensions(rows).contribution)(x)
     assert_close(mapped[1], rogue_dimensions(x[1]).contribution)
     assert rogue_dimensions(x[0].float()).share.dtype == torch.float32
     assert torch.autograd.gradcheck(lambda rows: rogue_dimensions(rows).contribution, x[0].requires_grad_())
-
-
-def test_pairs_need_two_rows():
     for wrong in (torch.ones(1, 3), torch.ones(3), torch.ones(2, 2, 2)):
         with pytest.raises(ShapeError, match="N >= 2"):
             rogue_dimensions(wrong)
@@ -103,48 +94,37 @@ def test_an_outlier_is_more_than_six_robust_deviations_away():
     assert outlier_indices(values).tolist() == [61]
 
 
-def test_at_most_sixteen_outliers():
-    values = torch.zeros(200)
-    values[:40] = torch.arange(1.0, 41.0)
-    assert outlier_indices(values).tolist() == list(range(39, 23, -1))
+@pytest.mark.parametrize(
+    ("values", "outliers"),
+    [
+        # At most sixteen.
+        (torch.cat([torch.arange(1.0, 41.0), torch.zeros(160)]), list(range(39, 23, -1))),
+        # No neighbouring 16-bit numbers.
+        (torch.cat([torch.full((20,), 1 + torch.finfo(torch.bfloat16).eps), torch.ones(80)]), []),
+        (torch.tensor([]), []),
+        (torch.tensor([math.nan, math.inf]), []),
+        (torch.tensor([1.0]), []),
+        (torch.tensor([-2.0, 2.0]), []),
+        # Nothing that is not finite.
+        (torch.cat([torch.tensor([math.nan, -math.inf]), torch.linspace(0.9, 1.1, 101), torch.tensor([7.0])]), [103]),
+    ],
+)
+def test_which_entries_stand_out(values, outliers):
+    assert outlier_indices(values).tolist() == outliers
 
 
-def test_neighbouring_16_bit_numbers_are_no_outliers():
-    values = torch.full((100,), 1.0)
-    values[:20] = 1 + torch.finfo(torch.bfloat16).eps
-    assert outlier_indices(values).tolist() == []
-
-
-@pytest.mark.parametrize("values", [[], [math.nan, math.inf], [1.0], [-2.0, 2.0]])
-def test_where_nothing_can_stand_out(values):
-    assert outlier_indices(torch.tensor(values)).tolist() == []
-
-
-def test_entries_that_are_not_finite_are_no_outliers():
-    values = torch.cat([torch.tensor([math.nan, -math.inf]), torch.linspace(0.9, 1.1, 101), torch.tensor([7.0])])
-    assert outlier_indices(values).tolist() == [103]
-
-
-def test_an_index_recurs_at_three_tensors_of_one_size():
-    indices = {"a": [5, 11], "q": [11], "b": [5, 11], "c": [5], "d": [7]}
+def test_an_index_recurs_at_three_tensors_of_one_size_and_the_most_frequent_comes_first():
+    indices = {"a": [5, 11], "q": [11], "b": [5, 11], "c": torch.tensor([5]), "d": [7]}
     sizes = {"a": 64, "q": 16, "b": 64, "c": 64, "d": 64}
     assert recurring_indices(indices, sizes) == ((5, ("a", "b", "c")),)
+    indices = {str(i): [2, 6, 1] if i else [6] for i in range(4)}
+    assert [index for index, _ in recurring_indices(indices, dict.fromkeys(indices, 8))] == [6, 1, 2]
 
 
 @pytest.mark.parametrize(("count", "expected"), [(12, ((3, ("0", "1", "2")),)), (13, ())])
 def test_an_index_recurs_at_a_quarter_of_the_tensors(count, expected):
     names = [str(i) for i in range(count)]
     assert recurring_indices({name: [3] * (int(name) < 3) for name in names}, dict.fromkeys(names, 64)) == expected
-
-
-def test_the_most_frequent_index_comes_first():
-    indices = {str(i): [2, 6, 1] if i else [6] for i in range(4)}
-    assert [index for index, _ in recurring_indices(indices, dict.fromkeys(indices, 8))] == [6, 1, 2]
-
-
-def test_tensors_of_indices_are_read_as_numbers():
-    indices = {name: torch.tensor([5]) for name in "abc"}
-    assert recurring_indices(indices, dict.fromkeys("abc", 8)) == ((5, ("a", "b", "c")),)
 
 
 @pytest.mark.slow

@@ -4,33 +4,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from helpers import assert_close
+from helpers import assert_close, normal
 from normkit.errors import DtypeError
 from normkit.geometry import centred_defect, reader_defect, weightless_defect
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @pytest.mark.slow
-@given(out=st.integers(1, 6), features=st.integers(1, 6), seed=st.integers(0, 2**16))
-def test_a_share_is_what_a_projection_onto_ones_keeps(out, features, seed):
-    weight = normal(out, features, seed=seed)
+@given(out=st.integers(1, 6), features=st.integers(1, 6), seed=st.integers(0, 2**16), scale=st.floats(0.01, 100))
+def test_a_share_is_what_a_projection_onto_ones_keeps_whatever_the_size(out, features, seed, scale):
+    weight, one = normal(out, features, seed=seed), torch.ones(())
     onto_ones = torch.ones(out, out, dtype=torch.float64) / out
-    assert_close(
-        centred_defect(weight),
-        (onto_ones @ weight).square().sum() / weight.square().sum(),
-        length=6,
-        terms=torch.ones(()),
-    )
-    read = torch.ones(features, features, dtype=torch.float64) / features
-    assert_close(
-        reader_defect(weight), (weight @ read).square().sum() / weight.square().sum(), length=6, terms=torch.ones(())
-    )
+    share = (onto_ones @ weight).square().sum() / weight.square().sum()
+    assert_close(centred_defect(weight), share, length=6, terms=one)
+    assert_close(reader_defect(weight.T), share, length=6, terms=one)
+    assert_close(centred_defect(scale * weight), share, units=32, length=6, terms=one)
 
 
 def test_the_share_written_is_that_of_inputs_without_a_preferred_direction():
@@ -47,24 +36,13 @@ def test_centring_a_writer_or_a_reader_brings_its_share_to_zero():
     assert float(reader_defect(weight - weight.mean(1, keepdim=True))) < 1e-30
 
 
-def test_constants_alone_are_one_and_nothing_is_zero():
+def test_constants_alone_are_one_nothing_is_zero_and_a_random_matrix_has_one_nth():
     assert float(centred_defect(torch.ones(4, 1) * torch.tensor([1.0, -2.0]))) == pytest.approx(1)
     assert float(reader_defect(torch.ones(3, 4))) == pytest.approx(1)
     assert centred_defect(torch.zeros(2, 4, 3)).tolist() == [0, 0]
-
-
-def test_a_random_matrix_has_one_nth():
     assert float(centred_defect(normal(64, 5000))) == pytest.approx(1 / 64, rel=0.1)
     assert float(reader_defect(normal(5000, 64))) == pytest.approx(1 / 64, rel=0.1)
-
-
-@given(scale=st.floats(0.01, 100), seed=st.integers(0, 2**16))
-def test_a_share_does_not_depend_on_the_size(scale, seed):
-    weight = normal(5, 4, seed=seed)
-    assert_close(centred_defect(scale * weight), centred_defect(weight), units=32, terms=torch.ones(()))
-
-
-def test_the_gain_counts_by_its_distance_from_one():
+    # The gain counts by its distance from 1.
     gain = normal(3, 16)
     assert_close(weightless_defect(gain), (gain - 1).square().mean(-1).sqrt())
     assert float(weightless_defect(torch.ones(7))) == 0

@@ -11,19 +11,14 @@ from helpers import ROOT, SOURCE
 from normkit import geometry
 
 
-def public_definitions() -> set[str]:
-    """Functions and classes that a file of the package defines."""
-    names = set()
+def test_all_is_sorted_and_defined_here():
+    public = set()
     for path in (SOURCE / "geometry").glob("*.py"):
         if path.stem not in ("__init__", "rows"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            names |= {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    return {name for name in names if not name.startswith("_")}
-
-
-def test_all_is_sorted_and_defined_here():
+            public |= {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     assert geometry.__all__ == sorted(geometry.__all__)
-    assert set(geometry.__all__) <= public_definitions()
+    assert set(geometry.__all__) <= {name for name in public if not name.startswith("_")}
 
 
 def test_every_name_is_documented_and_nothing_else():

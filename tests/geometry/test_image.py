@@ -1,3 +1,5 @@
+"""Hyperplanes, spheres and images obey the laws of sets; outputs of norms lie in them."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -11,8 +13,119 @@ from torch import Tensor
 
 from helpers import arguments, assert_close, valid_specs
 from normkit import NormSpec, reference, specs
-from normkit.errors import InputError, ShapeError, SpecError
-from normkit.geometry import Image, centre, image_of, shrink_factor
+from normkit.errors import DtypeError, InputError, ShapeError, SpecError
+from normkit.geometry import CentredSphere, Ellipsoid, Hyperplane, Image, Sphere, centre, image_of, shrink_factor
+
+
+def test_it_obeys_the_laws_of_sets(case, law):
+    shape = case.build()
+    assert shape.dimension == case.dimension
+    law(shape)
+
+
+def test_the_all_ones_normal_centres():
+    y = torch.randn(5, 7, dtype=torch.float64) + 3
+    plane = Hyperplane(torch.ones(7, dtype=torch.float64))
+    assert_close(plane.project(y), centre(y), length=7)
+    assert_close(plane.distance(y), 7**0.5 * y.mean(-1).abs(), length=7)
+
+
+def test_against_least_squares():
+    normal, point, y = torch.randn(3, 5, dtype=torch.float64)
+    # The nearest point is point + basis c for the c of least squares, with any basis of the normal's complement.
+    basis = torch.linalg.svd(normal[None]).Vh[1:].T
+    nearest = point + basis @ torch.linalg.lstsq(basis, (y - point)[:, None]).solution.squeeze(1)
+    plane = Hyperplane(normal, point)
+    assert (plane.project(y) - nearest).abs().max() < 1e-14
+    assert float(plane.distance(y)) == pytest.approx(float((y - nearest).norm()), rel=1e-13)
+
+
+@pytest.mark.parametrize("size", [1e-100, 1.0, 1e100])
+def test_the_length_of_the_normal_does_not_matter(size):
+    y = torch.randn(4, 3, dtype=torch.float64)
+    normal = torch.tensor([1.0, -2.0, 2.0], dtype=torch.float64)
+    assert_close(Hyperplane(size * normal).project(y), Hyperplane(normal).project(y))
+
+
+def test_tolerance_grows_with_what_is_rounded():
+    plane = Hyperplane(torch.ones(3))
+    assert plane.contains(centre(1e6 + torch.randn(20, 3))).all()
+    assert not plane.contains(torch.tensor([1e-5, 0.0, 0.0]))
+    assert plane.contains(torch.tensor([1e-5, 0.0, 0.0]), tolerance=1e-5)
+
+
+def test_samples_are_gaussian_about_the_point():
+    point = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    samples = Hyperplane(torch.ones(3, dtype=torch.float64), point).sample(40_000)
+    # Five standard errors of a mean and of a covariance.
+    assert (samples.mean(0) - point).abs().max() < 5 / 200
+    assert (samples.T.cov() - (torch.eye(3) - 1 / 3)).abs().max() < 5 * 2**0.5 / 200
+
+
+def test_what_is_no_hyperplane_is_refused():
+    with pytest.raises(InputError, match="got 0"):
+        Hyperplane(torch.zeros(3))
+    with pytest.raises(ShapeError, match=r"one shape \(n,\) are needed, got \(3,\) and \(2,\)"):
+        Hyperplane(torch.ones(3), torch.ones(2))
+    with pytest.raises(ShapeError, match=r"got \(1, 3\)"):
+        Hyperplane(torch.ones(1, 3))
+    with pytest.raises(DtypeError):
+        Hyperplane(torch.ones(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("n", [2, 3, 768])
+def test_norms_without_parameters_put_their_rows_there(n):
+    x = 5 + torch.randn(20, n, dtype=torch.float64)
+    assert CentredSphere(n).contains(reference.forward(x, NormSpec(eps=0.0))).all()
+    assert Sphere(n).contains(reference.forward(x, specs.TORCH_RMS_NORM.replace(eps=0.0))).all()
+    # The projections are the norms.
+    assert_close(CentredSphere(n).project(x), reference.forward(x, NormSpec(eps=0.0)), length=n, units=16)
+    assert_close(Sphere(n).project(x), reference.forward(x, specs.TORCH_RMS_NORM.replace(eps=0.0)), length=n)
+
+
+@pytest.mark.parametrize("sphere", [Sphere(6), CentredSphere(6), CentredSphere(2, radius=3.0)])
+def test_they_are_ellipsoids_of_equal_gains(sphere):
+    gain = torch.ones(sphere.n, dtype=torch.float64)
+    twin = Ellipsoid(gain, is_centred=isinstance(sphere, CentredSphere), radius=sphere.radius)
+    y = 2 * torch.randn(30, sphere.n, dtype=torch.float64)
+    v = torch.randn_like(y)
+    assert twin.dimension == sphere.dimension
+    for name in ("project", "distance", "depth"):
+        assert_close(getattr(sphere, name)(y), getattr(twin, name)(y), length=sphere.n, units=32)
+    assert_close(sphere.tangent(y, v), twin.tangent(y, v), length=sphere.n, units=32, terms=v.abs().max())
+
+
+def test_samples_are_uniform():
+    # Archimedes: a coordinate of a uniform point of the sphere in three dimensions is uniform itself.
+    heights = Sphere(3, radius=1.0).sample(20_000)[:, 2].sort().values
+    uniform = torch.linspace(-1, 1, len(heights), dtype=torch.float64)
+    # Kolmogorov's bound at one in a million.
+    assert (heights - uniform).abs().max() / 2 < 2.7 / math.sqrt(len(heights))
+    samples = CentredSphere(4).sample(40_000)
+    expected = 4 / 3 * (torch.eye(4) - 1 / 4)
+    assert (samples.T @ samples / len(samples) - expected).abs().max() < 5 * 2 / 200
+
+
+def test_where_no_point_is_nearest_one_is_chosen():
+    assert Sphere(3).project(torch.zeros(3)).tolist() == pytest.approx([3**0.5, 0, 0])
+    assert CentredSphere(4).project(torch.full((4,), 7.0)).tolist() == pytest.approx([2**0.5, -(2**0.5), 0, 0])
+    assert float(Sphere(3).distance(torch.zeros(3))) == pytest.approx(3**0.5)
+
+
+def test_a_centred_row_of_one_feature_is_nowhere():
+    point = CentredSphere(1)
+    assert point.dimension == -1
+    assert point.project(torch.ones(2, 1)).isnan().all()
+    assert point.sample(2).isnan().all()
+    assert not point.contains(torch.zeros(2, 1)).any()
+
+
+def test_equality_and_radius():
+    assert Sphere(4) == Sphere(4, radius=2.0) != Sphere(4, radius=1.0)
+    assert CentredSphere(4).radius == 2.0
+    with pytest.raises(ShapeError, match="got n = 0"):
+        Sphere(0)
+
 
 LAYER, RMS = NormSpec(), specs.TORCH_RMS_NORM.replace(has_bias=True)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normkit.errors import InputError, ShapeError
-from normkit.geometry import InvarianceTable, invariances
+from normkit.geometry import invariances
 
 TRANSFORMATIONS = (
     "weight matrix re-scaling",
@@ -31,6 +31,7 @@ CELLS = [
     for name, mark in zip(TRANSFORMATIONS, marks, strict=True)
 ]
 SHIFTS = {("weight matrix re-centring", "layer"), ("dataset re-centring", "batch")}
+SMALL, NAN = {"n": 1, "outputs": 2, "batch": 2}, math.nan
 
 
 def torch_norms(x: Tensor, weight: Tensor, eps: float) -> dict[str, Tensor]:
@@ -92,16 +93,13 @@ def test_every_error_is_that_of_torchs_norms_on_the_same_draws(eps: float):
             assert abs(table.cell(row.transformation, norm).error - expected) < 1e-13
 
 
-def test_a_negative_scale_turns_the_sign():
+def test_a_negative_scale_turns_the_sign_and_weight_norm_passes_the_datas_scale_through():
     table = invariances(scale=-1.0)
     for transformation in ("weight matrix re-scaling", "dataset re-scaling"):
         for norm in PUBLISHED:
             assert table.cell(transformation, norm).error == 2.0
     invariant = {(name, norm) for name, norm, _ in CELLS if table.cell(name, norm).is_invariant}
     assert invariant == SHIFTS
-
-
-def test_weight_norm_passes_the_datas_scale_through():
     assert invariances(scale=3.0).cell("dataset re-scaling", "weight").error == pytest.approx(2.0, rel=1e-14)
 
 
@@ -135,17 +133,14 @@ def test_the_same_seed_gives_the_same_table_and_leaves_the_global_generator_alon
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def columns(line: str, starts: list[int]) -> list[str]:
-    return [line[start:stop].strip() for start, stop in zip(starts, [*starts[1:], None], strict=True)]
-
-
 def test_it_prints_as_aligned_columns():
     table = invariances()
     header, *body, note = str(table).splitlines()
     starts = [0, body[0].index("W'"), *(header.index(norm) for norm in table.norms)]
     assert len(body) == len(table.rows)
     for line, row in zip(body, table.rows, strict=True):
-        name, what, *cells = columns(line, starts)
+        columns = [line[start:stop].strip() for start, stop in zip(starts, [*starts[1:], None], strict=True)]
+        name, what, *cells = columns
         assert (name, what) == (row.transformation, row.what)
         assert [cell.split()[0] == "yes" for cell in cells] == [cell.is_invariant for cell in row.cells]
         assert [float(cell.split()[1]) for cell in cells] == pytest.approx([c.error for c in row.cells], rel=0.05)
@@ -166,26 +161,27 @@ def test_json_holds_every_number():
         ]
 
 
-@pytest.mark.parametrize("sizes", [{"n": 1}, {"outputs": 2}, {"batch": 2}])
-def test_sizes_at_which_norms_give_signs_are_refused(sizes: dict[str, int]):
-    with pytest.raises(ShapeError, match="n >= 2, outputs >= 3 and batch >= 3 are needed"):
-        invariances(**sizes)
-
-
-@pytest.mark.parametrize("eps", [-1e-9, math.nan, math.inf])
-def test_an_impossible_eps_is_refused(eps: float):
-    with pytest.raises(InputError, match="eps must be a finite number of at least 0"):
-        invariances(eps=eps)
-
-
-@pytest.mark.parametrize("scale", [0.0, math.nan, -math.inf, 1.0, 1.0 + 2**-40])
-def test_an_impossible_scale_is_refused(scale: float):
-    """At 1 BatchNorm too ignored the re-scaling of a single case."""
-    with pytest.raises(InputError, match="scale must be a finite number other than 0"):
-        invariances(scale=scale)
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        # Sizes at which norms give signs.
+        *(({name: size}, ShapeError, "n >= 2, outputs >= 3 and batch >= 3 are needed") for name, size in SMALL.items()),
+        *(
+            ({"eps": eps}, InputError, "eps must be a finite number of at least 0")
+            for eps in (-1e-9, math.nan, math.inf)
+        ),
+        # At 1 BatchNorm too ignored the re-scaling of a single case.
+        *(
+            ({"scale": scale}, InputError, "scale must be a finite number other than 0")
+            for scale in (0.0, NAN, -math.inf, 1.0, 1.0 + 2**-40)
+        ),
+    ],
+)
+def test_what_makes_no_table_is_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        invariances(**arguments)
 
 
 def test_a_cell_that_is_not_there_is_named():
-    table: InvarianceTable = invariances()
     with pytest.raises(InputError, match=r"no cell \('dataset re-scaling', 'group'\).*batch, weight, layer, rms"):
-        table.cell("dataset re-scaling", "group")
+        invariances().cell("dataset re-scaling", "group")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import PRESETS, arguments, assert_close, exact
+from helpers import PRESETS, arguments, assert_close, assert_differentiable, exact
 from normkit import NormSpec, reference
 from normkit.errors import DtypeError, InputError, SpecError
 from normkit.geometry import centre, fiber, idempotence, scale_shift_defects, shrink_factor
@@ -86,20 +86,17 @@ def test_above_a_clamp_only_the_direction_is_left():
     assert fiber(reference.forward(many, spec), spec).is_scaled.all()
 
 
-def relative_errors(spec, scale, n=96, count=400):
-    """Rows of rms from `scale` to twice that: the rms, and the relative error with which each comes back."""
-    centred = centre(torch.randn(count, n, dtype=torch.float64))
-    rms = scale * (1.0 + torch.rand(count, dtype=torch.float64))
-    centred = centred * (rms / centred.square().mean(-1).sqrt())[:, None]
-    found = fiber(reference.forward(centred, spec), spec).centred
-    return rms, (found - centred).norm(dim=-1) / centred.norm(dim=-1)
-
-
 @pytest.mark.parametrize("eps", [1e-3, 1e-5, 1e-8, 1e-12])
 @pytest.mark.parametrize(("placement", "power"), [("inside", 2), ("outside", 1)])
-@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("scale", [0.05, 0.1, 1.0, 10.0])
 def test_the_error_is_that_of_the_conditioning(placement, power, scale, eps):
-    rms, errors = relative_errors(NormSpec(eps=eps, eps_placement=placement), scale)
+    # Rows of rms from `scale` to twice that: the relative error with which each comes back.
+    spec = NormSpec(eps=eps, eps_placement=placement)
+    rms = scale * (1.0 + torch.rand(400, dtype=torch.float64))
+    centred = centre(torch.randn(400, 96, dtype=torch.float64))
+    centred = centred * (rms / centred.square().mean(-1).sqrt())[:, None]
+    found = fiber(reference.forward(centred, spec), spec).centred
+    errors = (found - centred).norm(dim=-1) / centred.norm(dim=-1)
     predicted = U * (rms**power / eps + 1)
     if predicted.median() > 1e-3:
         # The length is lost: it is wrong in the fourth digit, or no number at all.
@@ -108,12 +105,6 @@ def test_the_error_is_that_of_the_conditioning(placement, power, scale, eps):
     # One rounding of |p|, magnified so; it has a few, and they add up or cancel.
     assert 0.1 < (errors / predicted).median() < 2
     assert (errors / predicted).max() < 10
-
-
-def test_the_measured_errors_at_the_usual_eps():
-    # At eps = 1e-5: ten digits for rows of rms 1 to 2; below 6e-14 for rms 0.05 to 0.1, where s**2 / eps is below 1000.
-    assert relative_errors(NormSpec(), 1.0)[1].median() < 1e-10
-    assert relative_errors(NormSpec(), 0.05)[1].median() < 6e-14
 
 
 @pytest.mark.parametrize(("placement", "eps"), [("inside", 1e-5), ("outside", 1e-5), ("clamp", 5.0)])
@@ -189,13 +180,11 @@ def test_derivatives_and_transforms(placement):
     def recovered(row):
         return fiber(row, spec, weight, bias).centred
 
-    assert torch.autograd.gradcheck(recovered, y.clone().requires_grad_())
-    assert torch.autograd.gradgradcheck(recovered, y.clone().requires_grad_())
-    assert_close(torch.func.vmap(recovered)(y), recovered(y))
+    assert_differentiable(recovered, y)
     # It undoes the norm, so on the rows of mean 0 its derivative undoes the norm's.
     forward = torch.func.jacrev(lambda row: reference.forward(row, spec, weight, bias))(x[0])
-    backward = torch.func.jacfwd(recovered)(y[0])
     projection = torch.eye(6, dtype=torch.float64) - 1 / 6
+    backward = torch.func.jacfwd(recovered)(y[0])
     assert_close(projection @ backward @ forward, projection, units=400, terms=torch.ones(()))
 
 
@@ -220,16 +209,12 @@ def test_idempotence_is_what_a_second_norm_does(name):
     assert_close(idempotence(x, spec), expected, length=24, terms=torch.ones(()))
 
 
-def test_a_second_norm_changes_nothing_without_eps():
+def test_a_second_norm_changes_nothing_without_eps_and_with_it_by_the_closed_form():
     x = arguments(NormSpec(), rows=5, features=24)[0]
     for spec in (NormSpec(eps=0.0), NormSpec(eps=0.0, correction=1, multiplier="sqrt_n"), PRESETS["L2_NORM"]):
         assert idempotence(x, spec).max() < 1e-15
     # A mean that counts below the fraction bar but not above it is gone the second time.
     assert idempotence(x, NormSpec(eps=0.0, centre_statistics=False)).min() > 1e-3
-
-
-def test_the_closed_form_of_idempotence():
-    x = arguments(NormSpec(), rows=5, features=24)[0]
     variance = x.var(-1, correction=0)
     expected = (1.0 / (variance / (variance + 0.1) + 0.1).sqrt() - 1.0).abs()
     assert_close(idempotence(x, NormSpec(eps=0.1)), expected, length=24, terms=torch.ones(()))
@@ -272,6 +257,8 @@ def test_the_laws_of_scale_and_shift(scale, shift, placement, seed):
 def test_where_the_laws_end():
     x = arguments(NormSpec(), rows=4, features=24)[0]
     layer = scale_shift_defects(x, NormSpec(eps=0.3), 3.0, 5.0)
+    near, far = shrink_factor(centre(x), eps=0.3), shrink_factor(3.0 * centre(x), eps=0.3)
+    assert_close(layer.scale_defect, far / near - 1, units=64)
     assert layer.scale_defect.min() > 0.01
     assert scale_shift_defects(x, PRESETS["LLAMA"], 3.0, 5.0).shift_defect.min() > 0.1
     # Against the definition, for a norm that has none of the symmetries of eps.
@@ -281,21 +268,12 @@ def test_where_the_laws_end():
     assert_close(scale_shift_defects(x, spec, 3.0, 5.0).shift_defect, expected, length=24)
 
 
-def test_the_scale_defect_is_that_of_the_shrink_factor():
-    x = centre(torch.randn(6, 24, dtype=torch.float64))
-    near, far = shrink_factor(x, eps=0.3), shrink_factor(3.0 * x, eps=0.3)
-    assert_close(scale_shift_defects(x, NormSpec(eps=0.3), 3.0, 0.0).scale_defect, far / near - 1, units=64)
-
-
-@pytest.mark.parametrize("function", [fiber, idempotence, lambda x, spec: scale_shift_defects(x, spec, 2.0, 1.0)])
-def test_what_does_not_fit_is_refused(function):
-    with pytest.raises(SpecError, match=r"spec\.rows\.split"):
-        function(torch.zeros(2, 4), NormSpec(groups=2))
-    with pytest.raises(DtypeError, match="floating"):
-        function(torch.arange(4), NormSpec())
-
-
-def test_what_has_no_fiber_is_refused():
+def test_what_does_not_fit_is_refused():
+    for function in (fiber, idempotence, lambda x, spec: scale_shift_defects(x, spec, 2.0, 1.0)):
+        with pytest.raises(SpecError, match=r"spec\.rows\.split"):
+            function(torch.zeros(2, 4), NormSpec(groups=2))
+        with pytest.raises(DtypeError, match="floating"):
+            function(torch.arange(4), NormSpec())
     with pytest.raises(SpecError, match="no sphere"):
         fiber(torch.ones(4), PRESETS["POCKET_TTS"])
     with pytest.raises(SpecError, match="eps of at least 0"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import mpmath
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import assert_close
+from helpers import assert_close, taylor_slopes
 from normkit.errors import DtypeError
 from normkit.geometry import (
     Sphere,
@@ -210,9 +211,8 @@ def test_gradients_are_finite_everywhere(function):
 def test_both_sides_of_the_power_series(size):
     x = torch.tensor([0.6, 0.8, 0.0], dtype=torch.float64)
     v = (torch.tensor([0.0, 0.0, size], dtype=torch.float64)).requires_grad_()
-    assert exponential(x, v).tolist() == pytest.approx(
-        [0.6 * math.cos(size), 0.8 * math.cos(size), math.sin(size)], rel=4 * UNIT, abs=1e-16
-    )
+    expected = [0.6 * math.cos(size), 0.8 * math.cos(size), math.sin(size)]
+    assert exponential(x, v).tolist() == pytest.approx(expected, rel=4 * UNIT, abs=1e-16)
     assert torch.autograd.gradcheck(lambda v: exponential(x, v), v)
     assert torch.autograd.gradgradcheck(lambda v: exponential(x, v), v)
 
@@ -226,56 +226,40 @@ def test_both_sides_of_the_series_of_the_logarithm(sine, sign):
     assert logarithm(x, y).tolist() == pytest.approx([angle, 0.0], rel=4 * UNIT, abs=1e-16)
 
 
-def derivatives(function, at: float, order: int) -> Tensor:
-    """The derivative of this order of a function of one number."""
-    for _ in range(order):
-        function = torch.func.jacfwd(function)
-    return function(torch.tensor(at, dtype=torch.float64))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("size", [0.03, 0.0999, 0.1001, 0.5])
 def test_derivatives_on_both_sides_of_the_series(size, order):
     x, along = torch.eye(2, dtype=torch.float64)
+
+    def derivative(function, at: float) -> Tensor:
+        for _ in range(order):
+            function = torch.func.jacfwd(function)
+        return function(torch.tensor(at, dtype=torch.float64))
+
     turned = size + order * math.pi / 2
-    path = derivatives(lambda t: exponential(x, t * along), size, order)
+    path = derivative(lambda t: exponential(x, t * along), size)
     assert path.tolist() == pytest.approx([math.cos(turned), math.sin(turned)], abs=2e-13 if size < 0.1 else 1e-10)
     # The way to a point that moves at speed 1 grows at speed 1.
-    way = derivatives(lambda t: logarithm(x, t.cos() * x + t.sin() * along), min(size, 0.0315), order)
+    way = derivative(lambda t: logarithm(x, t.cos() * x + t.sin() * along), min(size, 0.0315))
     assert way.tolist() == pytest.approx([0.0, 1.0 if order == 1 else 0.0], abs=1e-12)
 
 
-def test_taylor_slopes():
-    x, y = pairs(count=1)
-    direction = torch.randn_like(y)
-    for function in (geodesic_distance, chordal_distance, exponential, logarithm):
-        _, slope = torch.func.jvp(lambda row, f=function: f(x, row), (y,), (direction,))
-        steps = (1e-2, 1e-3)
-        errors = [float((function(x, y + h * direction) - function(x, y) - h * slope).norm()) for h in steps]
-        # What is left of a first derivative is of second order.
-        assert math.log10(errors[0] / errors[1]) == pytest.approx(2.0, abs=0.2)
-
-
 @pytest.mark.parametrize("function", [geodesic_distance, chordal_distance, exponential, logarithm])
-def test_batches_vmap_and_float32(function):
+def test_derivatives_batches_vmap_and_float32(function):
     x, y = pairs(count=6)
     rows = torch.stack([function(one, other) for one, other in zip(x, y, strict=True)])
     assert_close(function(x, y), rows)
     assert_close(torch.func.vmap(function)(x, y), rows)
     assert_close(function(x[:, None], y)[2, 4], function(x[2], y[4]))
-    single = function(x.float(), y.float())
-    assert_close(single, rows.float(), units=32)
+    assert_close(function(x.float(), y.float()), rows.float(), units=32)
     reverse, forward = (f(function, argnums=1)(x[0], y[0]) for f in (torch.func.jacrev, torch.func.jacfwd))
     assert torch.allclose(reverse, forward, atol=1e-14)
-
-
-@pytest.mark.parametrize("function", [geodesic_distance, chordal_distance, exponential, logarithm])
-def test_whole_numbers_are_refused(function):
-    with pytest.raises(DtypeError, match="floating dtype"):
-        function(torch.ones(3), torch.ones(3, dtype=torch.int64))
-    with pytest.raises(DtypeError, match="floating dtype"):
-        function(torch.ones(3, dtype=torch.int64), torch.ones(3))
+    assert (taylor_slopes(partial(function, x), y, torch.randn_like(y)) - 2).abs().max() < 0.2
+    whole = torch.ones(5, dtype=torch.int64)
+    for arguments in ((x, whole), (whole, x)):
+        with pytest.raises(DtypeError, match="floating dtype"):
+            function(*arguments)
 
 
 def test_where_there_is_no_sphere_the_answer_is_nan():

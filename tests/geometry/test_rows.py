@@ -31,24 +31,21 @@ def test_other_rows_are_refused(spec):
         require_row(spec)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_floating_rows_come_back_as_they_are(dtype):
-    x = torch.zeros(2, 3, dtype=dtype)
-    assert require_floating(x) is x
-    # No rows at all are fine; rows without features are not.
-    assert require_floating(x[:0]).shape == (0, 3)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
-def test_other_dtypes_are_refused(dtype):
-    with pytest.raises(DtypeError, match="floating"):
-        require_floating(torch.zeros(3, dtype=dtype))
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
-def test_rows_without_features_are_refused(shape):
-    with pytest.raises(ShapeError, match="shape"):
-        require_floating(torch.zeros(shape))
+def test_floating_rows_of_some_features_come_back_as_they_are():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x = torch.zeros(2, 3, dtype=dtype)
+        assert require_floating(x) is x
+        # No rows at all are fine; rows without features are not.
+        assert require_floating(x[:0]).shape == (0, 3)
+    assert require_features(x, 3) is x
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        with pytest.raises(DtypeError, match="floating"):
+            require_floating(torch.zeros(3, dtype=dtype))
+    for shape in ((), (0,), (2, 0)):
+        with pytest.raises(ShapeError, match="shape"):
+            require_floating(torch.zeros(shape))
+    with pytest.raises(ShapeError, match=r"rows of 3 features are needed, got shape \(2, 4\)"):
+        require_features(torch.zeros(2, 4), 3)
 
 
 @given(spec=valid_specs(eps=st.just(0.0)), n=st.integers(2, 40), seed=st.integers(0, 99))
@@ -77,10 +74,3 @@ def test_the_radius_is_the_length_of_a_normalized_row(spec, n, seed):
 )
 def test_radii_of_nine_features(spec, radius):
     assert sphere_radius(spec, 9) == pytest.approx(radius, rel=1e-15)
-
-
-def test_rows_of_another_length_are_refused():
-    with pytest.raises(ShapeError, match=r"rows of 3 features are needed, got shape \(2, 4\)"):
-        require_features(torch.zeros(2, 4), 3)
-    x = torch.zeros(2, 3)
-    assert require_features(x, 3) is x

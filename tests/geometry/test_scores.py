@@ -5,27 +5,16 @@ import math
 import mpmath
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import assert_close
+from helpers import assert_close, normal
 from normkit import NormSpec, reference, specs
 from normkit.errors import DtypeError, ShapeError
 from normkit.geometry import attention_entropy, entropy_over_scale, logit_bound
 
 LAYER_NORM = specs.TORCH_LAYER_NORM.replace(eps=0.0)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def exact_entropy(logits: list[float]) -> float:
-    with mpmath.workdps(40):
-        weights = [mpmath.exp(value) for value in logits if value != -math.inf]
-        shares = [weight / mpmath.fsum(weights) for weight in weights]
-        return float(-mpmath.fsum(share * mpmath.log(share) for share in shares if share))
 
 
 @given(seed=st.integers(0, 2**16), scale=st.sampled_from([None, 1.0, -3.0, 0.1]))
@@ -37,10 +26,12 @@ def test_no_score_is_above_the_bound(seed, scale):
     assert (scores.abs().amax((-2, -1)) <= bound * (1 + 1e-14)).all()
 
 
-def test_parallel_rows_attain_the_bound():
+def test_parallel_rows_attain_the_bound_and_that_of_nothing_is_zero():
     direction = normal(9)
     query, key = torch.stack([direction, 0.3 * direction]), torch.stack([-4 * direction, direction])
     assert_close((query @ key.T / 3).abs().max(), logit_bound(query, key))
+    assert logit_bound(torch.ones(2, 0, 3), torch.ones(2, 5, 3)).tolist() == [0, 0]
+    assert torch.func.grad(logit_bound)(torch.zeros(2, 9).double(), key).isfinite().all()
 
 
 def test_after_a_norm_the_bound_stands_in_the_weights_alone():
@@ -51,28 +42,30 @@ def test_after_a_norm_the_bound_stands_in_the_weights_alone():
         assert float(logit_bound(rows @ query_weight.T, rows @ key_weight.T)) <= 16 * norms[0] * norms[1] / 2
 
 
-def test_the_bound_of_nothing_is_zero():
-    assert logit_bound(torch.ones(2, 0, 3), torch.ones(2, 5, 3)).tolist() == [0, 0]
-
-
-def test_the_gradient_of_the_bound_is_finite_at_zero():
-    query = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
-    logit_bound(query, normal(4, 3)).backward()
-    assert query.grad.isfinite().all()
-
-
-def test_heads_of_different_width_have_no_scores():
+def test_what_makes_no_head_is_refused():
     with pytest.raises(ShapeError, match="got 3 and 4 features"):
         logit_bound(torch.ones(2, 3), torch.ones(2, 4))
     with pytest.raises(DtypeError, match="floating"):
         logit_bound(torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3))
+    with pytest.raises(DtypeError, match="floating"):
+        attention_entropy(torch.ones(3, dtype=torch.long))
+    x, query_weight, key_weight = head()
+    for wrong in ((x[0], query_weight, key_weight), (x, query_weight[:2], key_weight), (x[:, 1:], *head()[1:])):
+        with pytest.raises(ShapeError, match="give one text and one head"):
+            entropy_over_scale(*wrong, [1.0])
 
 
 @pytest.mark.slow
+@example([0.0] * 9)
+@example([0.0, 1e4, -1e4])
+@example([-7.0])
 @given(st.lists(st.floats(-50, 50) | st.just(-math.inf), min_size=1, max_size=9).filter(lambda x: max(x) > -math.inf))
 def test_entropy_by_its_definition(logits):
-    found = attention_entropy(torch.tensor(logits, dtype=torch.float64))
-    assert float(found) == pytest.approx(exact_entropy(logits), abs=1e-13)
+    with mpmath.workdps(40):
+        weights = [mpmath.exp(value) for value in logits if value != -math.inf]
+        shares = [weight / mpmath.fsum(weights) for weight in weights]
+        exact = float(-mpmath.fsum(share * mpmath.log(share) for share in shares if share))
+    assert float(attention_entropy(torch.tensor(logits, dtype=torch.float64))) == pytest.approx(exact, abs=1e-13)
 
 
 @given(seed=st.integers(0, 2**16), shift=st.floats(-1e6, 1e6))
@@ -82,12 +75,6 @@ def test_entropy_lies_between_one_key_and_all_alike_and_ignores_a_shift(seed, sh
     assert ((entropy >= 0) & (entropy <= math.log(6) + 1e-12)).all()
     # A shift of 1e6 leaves the logits 1e-10.
     assert torch.allclose(attention_entropy(logits + shift), entropy, atol=1e-8)
-
-
-def test_all_keys_alike_and_one_key_alone():
-    assert float(attention_entropy(torch.zeros(50, dtype=torch.float64))) == pytest.approx(math.log(50))
-    assert float(attention_entropy(torch.tensor([0.0, 1e4, -1e4]))) == 0
-    assert float(attention_entropy(torch.tensor([-7.0]))) == 0
 
 
 def test_a_hidden_key_counts_for_nothing():
@@ -131,13 +118,9 @@ def test_vmap_and_single_precision():
     mapped = torch.vmap(attention_entropy, (0, None))(logits, mask)
     assert_close(mapped, attention_entropy(logits, mask))
     assert torch.vmap(logit_bound)(logits, logits).shape == (3,)
-    single = attention_entropy(logits.float())
-    assert_close(single, attention_entropy(logits).float(), length=6)
-
-
-def test_whole_numbers_are_refused():
-    with pytest.raises(DtypeError, match="floating"):
-        attention_entropy(torch.ones(3, dtype=torch.long))
+    assert_close(attention_entropy(logits.float()), attention_entropy(logits).float(), length=6)
+    single = [tensor.float() for tensor in head()]
+    assert entropy_over_scale(*single, [1.0, 2.0], LAYER_NORM).dtype == torch.float32
 
 
 def head(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,15 +166,3 @@ def test_a_norm_does_not_hold_back_the_weights():
     by_hand = entropy_over_scale(x, 100 * query_weight, 100 * key_weight, [1.0], LAYER_NORM)
     found = entropy_over_scale(x, query_weight, key_weight, [100.0], LAYER_NORM, scaled="weights")
     assert torch.allclose(found, by_hand, atol=1e-9)
-
-
-def test_shapes_that_make_no_head():
-    x, query_weight, key_weight = head()
-    for wrong in ((x[0], query_weight, key_weight), (x, query_weight[:2], key_weight), (x[:, 1:], *head()[1:])):
-        with pytest.raises(ShapeError, match="give one text and one head"):
-            entropy_over_scale(*wrong, [1.0])
-
-
-def test_entropy_over_scale_keeps_the_dtype():
-    single = [tensor.float() for tensor in head()]
-    assert entropy_over_scale(*single, [1.0, 2.0], LAYER_NORM).dtype == torch.float32

@@ -10,15 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers import normal
 from normkit import reference, specs
 from normkit.errors import DtypeError, InputError, ShapeError
 from normkit.geometry import selectable, selecting_query, selection, uniform_query
 
 LAYER_NORM = specs.TORCH_LAYER_NORM.replace(eps=0.0)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def margin(query: Tensor, keys: Tensor, index: int) -> float:
@@ -163,58 +160,35 @@ def test_keys_whose_squares_are_no_numbers_are_judged(scale):
     assert torch.equal(selecting_query(keys * scale, index), selecting_query(keys, index) / scale)
 
 
-def test_repeated_keys_are_not_selectable():
-    keys = torch.cat([normal(6, 4, seed=0), normal(6, 4, seed=0)[:1]])
+def test_repeated_keys_are_not_selectable_up_to_the_rounding_of_their_dtype():
+    keys = torch.cat([normal(6, 4), normal(6, 4)[:1]])
     assert selectable(keys).tolist() == [False, True, True, True, True, True, False]
     assert selecting_query(keys, 0) is None
     assert not selectable(torch.ones(3, 2)).any()
-
-
-def test_keys_are_repeated_up_to_the_rounding_of_their_dtype():
     keys = normal(6, 4, seed=20).float()
-    again = keys[:1] * (1 + torch.finfo(torch.float32).eps)
-    assert not torch.equal(again, keys[:1])
-    assert not selectable(torch.cat([keys, again]))[[0, 6]].any()
-    assert selecting_query(torch.cat([keys, again]), 0) is None
+    keys = torch.cat([keys, keys[:1] * (1 + torch.finfo(torch.float32).eps)])
+    assert not torch.equal(keys[6], keys[0])
+    assert not selectable(keys)[[0, 6]].any()
+    assert selecting_query(keys, 0) is None
     # As float64 numbers the same two are told apart, by the longer one's own direction.
-    assert selectable(torch.cat([keys, again]).double())[[0, 6]].any()
-
-
-def test_a_single_key_is_preferred_by_every_query():
+    assert selectable(keys.double())[[0, 6]].any()
+    # A single key is preferred by every query.
     assert selectable(torch.ones(1, 3)).tolist() == [True]
     assert torch.equal(selecting_query(torch.ones(1, 3), 0), torch.zeros(3))
 
 
 @pytest.mark.slow
-def test_keys_far_from_zero_are_told_apart():
-    keys = normal(30, 3, seed=1)
-    assert torch.equal(selectable(keys + 1e8), selectable(keys))
-
-
-@pytest.mark.slow
-def test_only_the_keys_asked_for_are_judged_among_all():
+def test_only_the_keys_asked_for_are_judged_among_all_and_far_from_zero_too():
     keys = normal(30, 2, seed=2)
     indices = torch.randperm(30)[:20]
-    answers = selectable(keys)[indices]
-    assert answers.any()
-    assert not answers.all()
-    assert torch.equal(selectable(keys, indices), answers)
+    answers = selectable(keys)
+    assert answers[indices].any()
+    assert not answers[indices].all()
+    assert torch.equal(selectable(keys, indices), answers[indices])
+    assert torch.equal(selectable(keys + 1e8), answers)
 
 
-def test_no_linear_program_is_needed_on_a_sphere(monkeypatch):
-    hide_scipy(monkeypatch)
-    keys = reference.forward(normal(60, 5, seed=3), LAYER_NORM)
-    assert selectable(keys).all()
-    assert all(margin(selecting_query(keys, index), keys, index) > 0 for index in range(60))
-
-
-def test_missing_scipy_is_said_where_it_is_needed(monkeypatch):
-    hide_scipy(monkeypatch)
-    with pytest.raises(InputError, match=r'need SciPy, which is not installed: pip install "normkit\[study\]"'):
-        selectable(normal(30, 2, seed=0))
-
-
-def hide_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_linear_program_is_needed_on_a_sphere_and_missing_scipy_is_said_elsewhere(monkeypatch):
     original = builtins.__import__
 
     def without(name, *arguments, **keywords):
@@ -223,6 +197,11 @@ def hide_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", without)
+    keys = reference.forward(normal(60, 5, seed=3), LAYER_NORM)
+    assert selectable(keys).all()
+    assert all(margin(selecting_query(keys, index), keys, index) > 0 for index in range(60))
+    with pytest.raises(InputError, match=r'need SciPy, which is not installed: pip install "normkit\[study\]"'):
+        selectable(normal(30, 2))
 
 
 def test_single_precision_keys_give_a_single_precision_query():
@@ -234,26 +213,20 @@ def test_single_precision_keys_give_a_single_precision_query():
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "words"),
+    ("keys", "index", "error", "words"),
     [
-        (torch.ones(3), ShapeError, "keys of shape"),
-        (torch.ones(0, 3), ShapeError, "keys of shape"),
-        (torch.ones(3, 2, dtype=torch.long), DtypeError, "floating"),
-        (torch.full((3, 2), math.nan), InputError, "finite keys"),
+        (torch.ones(3), 0, ShapeError, "keys of shape"),
+        (torch.ones(0, 3), 0, ShapeError, "keys of shape"),
+        (torch.ones(3, 2, dtype=torch.long), 0, DtypeError, "floating"),
+        (torch.full((3, 2), math.nan), 0, InputError, "finite keys"),
+        (torch.eye(3), -1, ShapeError, "from 0 to 2 .* got .*-1"),
+        (torch.eye(3), 3, ShapeError, "from 0 to 2 .* got .*3"),
     ],
 )
-def test_keys_that_cannot_be_judged(keys, error, words):
-    for judge in (selectable, lambda keys: selecting_query(keys, 0)):
+def test_keys_that_cannot_be_judged(keys, index, error, words):
+    for judge in (lambda: selectable(keys, torch.tensor([index])), lambda: selecting_query(keys, index)):
         with pytest.raises(error, match=words):
-            judge(keys)
-
-
-@pytest.mark.parametrize("index", [-1, 3])
-def test_an_index_outside_the_keys(index):
-    with pytest.raises(ShapeError, match=f"from 0 to 2 .* got .*{index}"):
-        selecting_query(torch.eye(3), index)
-    with pytest.raises(ShapeError, match="from 0 to 2"):
-        selectable(torch.eye(3), torch.tensor([index]))
+            judge()
 
 
 @pytest.mark.parametrize(("d", "n"), [(1, 6), (4, 16), (5, 6)])

@@ -1,17 +1,25 @@
-"""Spectra in closed form against dense decompositions, the exact norm, and its bound."""
+"""Spectra against dense decompositions, the exact norm and its bound; the condition number of the problem behind."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import jacrev, vmap
 
 from helpers import arguments, assert_close, valid_specs
-from normkit import NormSpec, reference, specs
+from normkit import NormSpec, demo, reference, specs
 from normkit.errors import DtypeError, ShapeError, SpecError
-from normkit.geometry import centre, jacobian, jacobian_norm, jacobian_norm_bound, jacobian_spectrum
+from normkit.geometry import (
+    centre,
+    gauss_newton_condition,
+    jacobian,
+    jacobian_norm,
+    jacobian_norm_bound,
+    jacobian_spectrum,
+    preconditioning,
+)
 
 EPS = st.sampled_from([0.0, 1e-12, 1e-5, 0.3, 10.0, None])
 ANY_SPEC = valid_specs(eps=EPS, max_groups=1).map(lambda spec: spec.replace(axes=(-1,)))
@@ -237,14 +245,155 @@ def test_results_keep_the_dtype_of_x(dtype):
         assert_close(function(x, LAYER_NORM, gain), function(x.double(), LAYER_NORM, gain), dtype=dtype, units=16)
 
 
-@settings(max_examples=5)
-@given(st.sampled_from([(-2, -1), (1,), "all_but_batch"]))
-def test_what_cannot_be_used_is_refused(axes):
+SCALE_FREE = {"layer": LAYER_NORM.replace(eps=0.0), "rms": RMS_NORM.replace(eps=0.0)}
+SAMPLES, FEATURES = 400, 16
+
+
+def gaussian() -> torch.Tensor:
+    return torch.randn(SAMPLES, FEATURES, dtype=torch.float64)
+
+
+@pytest.mark.slow
+@given(st.integers(2, 30), st.integers(2, 8), st.integers(1, 8), st.integers(0, 99))
+def test_condition_is_that_of_the_matrix_on_its_range(samples, features, rank, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rank = min(rank, samples, features)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, rank, generator=generator).double()).Q for size in (samples, features)
+    )
+    stretch = torch.logspace(0, -2, rank, dtype=torch.float64)
+    condition, found = gauss_newton_condition(left * stretch @ right.mT)
+    assert found == rank
+    # Of the matrix with singular values 1 ... 1/100, squared; the smallest is known to 100 machine epsilons.
+    assert condition == pytest.approx(1e4 if rank > 1 else 1.0, rel=1e-11)
+    matrix = (left * stretch @ right.mT).mT @ (left * stretch @ right.mT) / samples
+    eigenvalues = torch.linalg.eigvalsh(matrix)[-rank:]
+    assert condition == pytest.approx((eigenvalues[-1] / eigenvalues[0]).item(), rel=1e-9)
+
+
+def test_condition_is_that_of_the_gauss_newton_matrix_of_a_linear_layer():
+    x, weight = torch.randn(10, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    target = torch.randn(10, 2, dtype=torch.float64)
+
+    def loss(weight):
+        return 0.5 * (x @ weight.mT - target).square().sum(-1).mean()
+
+    # For squared error the Gauss-Newton matrix is the Hessian: one block for each output.
+    hessian = jacrev(jacrev(loss))(weight).reshape(6, 6)
+    assert_close(gauss_newton_condition(x)[0], torch.linalg.cond(hessian), units=64)
+
+
+def test_features_without_information():
+    condition, rank = gauss_newton_condition(torch.zeros(3, 2))
+    assert condition.isnan()
+    assert rank == 0
+    condition, rank = gauss_newton_condition(torch.tensor([[[1.0, torch.nan], [2.0, 3.0]], [[3.0, 4.0], [6.0, 8.0]]]))
+    assert condition[1] == 1.0
+    assert condition[0].isnan()
+    assert rank.tolist() == [0, 1]
+    assert jacrev(lambda x: gauss_newton_condition(x)[0].nan_to_num())(torch.zeros(3, 2)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", SCALE_FREE)
+def test_a_norm_helps_rows_of_unequal_lengths_and_leaves_others(name):
+    directions, spec = gaussian(), SCALE_FREE[name]
+    plain = preconditioning(directions, spec)
+    assert 0.8 < plain.ratio < 1.25
+    assert (plain.raw_rank, plain.normalized_rank) == (FEATURES, FEATURES - (name == "layer"))
+    longer = preconditioning(directions * torch.exp(3 * torch.randn(SAMPLES, 1, dtype=torch.float64)), spec)
+    # The lengths are gone altogether: what is left is the condition number of the directions.
+    assert_close(longer.normalized, plain.normalized, units=64)
+    assert longer.ratio > 30
+    # LayerNorm removes an offset along 1, RMSNorm does not; neither removes another.
+    along_ones = preconditioning(directions + 10.0, spec).ratio
+    assert along_ones > 300 if name == "layer" else 0.9 < along_ones < 1.1
+    other = preconditioning(directions + 20.0 * centre(torch.linspace(-1, 1, FEATURES).double().roll(3)), spec)
+    assert other.raw > 300
+    assert 0.8 < other.ratio < 1.25
+
+
+@pytest.mark.slow
+@given(st.integers(1, 50))
+def test_hurts_where_rare_directions_have_long_rows(k):
+    rare = torch.tensor([0.0, 0.0, 1.0, -1.0], dtype=torch.float64)
+    x = torch.stack([*[torch.tensor([1.0, -1.0, 0.0, 0.0], dtype=torch.float64)] * k, k**0.5 * rare])
+    for spec in SCALE_FREE.values():
+        found = preconditioning(x, spec)
+        assert_close(found.raw, torch.ones(()).double(), units=64)
+        assert_close(found.normalized, torch.tensor(float(k)).double(), units=64)
+        assert_close(found.ratio, torch.tensor(1 / k, dtype=torch.float64), units=64, terms=torch.ones(()))
+
+
+def test_bias_fills_the_direction_that_centring_emptied():
+    x, gain = gaussian(), torch.linspace(0.5, 2, FEATURES, dtype=torch.float64)
+    spec = NormSpec(eps=0.0)
+    # The image lies in the plane of normal 1/g through b; a bias within the plane through 0 leaves it there.
+    normal = (1 / gain) / (1 / gain).norm()
+    within = torch.randn(FEATURES, dtype=torch.float64)
+    within = within - (within @ normal) * normal
+    flat = preconditioning(x, spec, gain, within)
+    lifted = preconditioning(x, spec, gain, within + 1e-3 * normal)
+    assert (flat.normalized_rank, lifted.normalized_rank) == (FEATURES - 1, FEATURES)
+    assert lifted.normalized > 1e4 * flat.normalized
+    assert preconditioning(x, spec, gain).normalized_rank == FEATURES - 1
+
+
+@pytest.mark.slow
+def test_trained_layer_norm_lowers_the_condition_by_dropping_a_direction(demo_directories):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = demo_directories["layernorm"]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = AutoTokenizer.from_pretrained(folder)(demo.text()[:8192], truncation=False, verbose=False)["input_ids"]
+    kept = {}
+    norm = model.transformer.h[4].ln_1
+    norm.register_forward_pre_hook(lambda _, inputs: kept.update(x=inputs[0].double().flatten(0, -2)))
+    with torch.no_grad():
+        model(torch.tensor(tokens[: len(tokens) // 256 * 256]).reshape(-1, 256))
+    x = kept["x"]
+    assert len(x) >= 8 * x.shape[-1]
+    found = preconditioning(x, SCALE_FREE["layer"])
+    condition, _ = gauss_newton_condition(centre(x))
+    assert found.ratio > 4
+    # Nearly all of it is the direction 1, which the trained model leaves almost empty, not the equal lengths.
+    assert 0.7 < condition / found.normalized < 1.6
+
+
+def test_transforms_and_dtypes():
+    x = torch.randn(3, 10, 4, dtype=torch.float64)
+    condition, rank = vmap(gauss_newton_condition)(x)
+    expected, expected_rank = gauss_newton_condition(x)
+    assert_close(condition, expected)
+    assert torch.equal(rank, expected_rank)
+    step = 1e-6 * torch.randn(10, 4, dtype=torch.float64)
+    gradient = jacrev(lambda x: gauss_newton_condition(x)[0])(x[0])
+    change = gauss_newton_condition(x[0] + step)[0] - gauss_newton_condition(x[0] - step)[0]
+    assert change == pytest.approx(2 * (gradient * step).sum().item(), rel=1e-6)
+    for dtype in (torch.bfloat16, torch.float32):
+        found = preconditioning(x.to(dtype), SCALE_FREE["rms"])
+        assert found.raw.dtype == found.normalized.dtype == dtype
+        # A squared ratio of two rounded numbers, each known to about 3 units of bfloat16.
+        assert found.ratio.item() == pytest.approx(preconditioning(x, SCALE_FREE["rms"]).ratio.item(), rel=0.05)
+
+
+def test_rows_of_any_leading_shape_are_one_set():
+    x, gain = torch.randn(3, 10, 4, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
+    found = preconditioning(x, NormSpec(has_bias=False), gain)
+    flat = reference.forward(x.reshape(30, 4), NormSpec(has_bias=False), gain)
+    assert_close(found.normalized, gauss_newton_condition(flat)[0], units=64)
+    assert_close(found.raw, gauss_newton_condition(x.reshape(30, 4))[0], units=64)
+
+
+def test_what_cannot_be_used_is_refused():
     x = torch.randn(2, 3, 4)
-    for function in (jacobian_spectrum, jacobian_norm, jacobian_norm_bound):
-        with pytest.raises(SpecError, match="last axis"):
-            function(x, NormSpec(axes=axes))
+    for function in (jacobian_spectrum, jacobian_norm, jacobian_norm_bound, preconditioning):
+        for axes in ((-2, -1), (1,), "all_but_batch"):
+            with pytest.raises(SpecError, match="last axis"):
+                function(x, NormSpec(axes=axes))
         with pytest.raises(DtypeError, match="floating"):
-            function(torch.ones(3, dtype=torch.int64), NormSpec())
+            function(torch.ones(3, 2, dtype=torch.int64), NormSpec())
     with pytest.raises(ShapeError, match="at least 1 feature"):
         jacobian_spectrum(x, NormSpec()).singular_values(0)
+    for features, words in ((torch.randn(3), r"shape \(N, n\)"), (torch.randn(0, 3), "N >= 1")):
+        with pytest.raises(ShapeError, match=words):
+            gauss_newton_condition(features)

@@ -177,21 +177,24 @@ def test_without_an_update_no_bit_moves(kind):
     assert torch.equal(weight, values)
 
 
-def test_rows_that_do_not_move_keep_their_bits_beside_rows_that_do():
+def test_rows_without_a_tangent_step():
+    """One that does not move keeps its bits; a purely radial update only rounds; a zero row takes the step as it is."""
     weight = nn.Parameter(torch.randn(4, 6))
     before = weight.detach().clone()
     weight.grad = torch.zeros(4, 6)
     weight.grad[2] = 1.0
     TangentOptimizer(SGD([weight], lr=0.1), [lone(weight, kind="rows")]).step()
     assert (weight.detach() == before).all(1).tolist() == [True, True, False, True]
-
-
-def test_a_purely_radial_update_only_rounds():
     weight = nn.Parameter(torch.randn(4, 6, dtype=torch.float64))
     before = weight.detach().clone()
     weight.grad = torch.zeros_like(before)
     TangentOptimizer(AdamW([weight], lr=0.1, weight_decay=5.0), [lone(weight)]).step()
     assert_close(weight, before)
+    weight = nn.Parameter(torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64))
+    weight.grad = torch.ones(2, 2, dtype=torch.float64)
+    TangentOptimizer(SGD([weight], lr=0.5), [lone(weight, kind="rows")]).step()
+    assert weight[0].tolist() == [-0.5, -0.5]
+    assert weight[1].norm().item() == pytest.approx(5.0, rel=1e-15)
 
 
 def test_decoupled_decay_of_a_group_does_nothing():
@@ -205,14 +208,6 @@ def test_decoupled_decay_of_a_group_does_nothing():
         results.append(model[0].weight.detach())
     # Rounding is the seed of a trajectory's divergence; five steps leave it small.
     assert (results[0] - results[1]).abs().max() < 1e-11
-
-
-def test_a_zero_row_takes_the_step_as_it_is():
-    weight = nn.Parameter(torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64))
-    weight.grad = torch.ones(2, 2, dtype=torch.float64)
-    TangentOptimizer(SGD([weight], lr=0.5), [lone(weight, kind="rows")]).step()
-    assert weight[0].tolist() == [-0.5, -0.5]
-    assert weight[1].norm().item() == pytest.approx(5.0, rel=1e-15)
 
 
 def adamp_projection(weight, gradient, perturbation, delta, eps):

@@ -9,7 +9,7 @@ import normkit
 from contract import DTYPES, HALF, Calls, draw
 from helpers import PRESETS, arguments
 from normkit import specs
-from normkit.kernels import cpu, support
+from normkit.kernels import cpu, signatures
 from sampled_conventions import CONVENTIONS, PAIRS, assert_conventions, sample
 
 TRAILING = "rows that are not the trailing axes"
@@ -100,5 +100,5 @@ def test_no_gradient_wanted_takes_the_plain_operators():
 
 def test_a_preset_that_is_left_to_the_reference_is_no_row_of_trailing_axes_or_in_16_bits():
     """The kernels cover the rest: a new preset that they cannot compute must be named above."""
-    assert {name for name, spec in PRESETS.items() if support.supports_spec(spec)} == set(NEVER)
+    assert {name for name, spec in PRESETS.items() if signatures.supports_spec(spec)} == set(NEVER)
     assert {name for name, spec in PRESETS.items() if spec.statistics_dtype == "input"} - set(NEVER) == NOT_IN_16_BITS

@@ -13,13 +13,13 @@ import normkit
 from fake_kernels import python_kernels
 from helpers import PRESETS, assert_close, diagonal
 from normkit import reference, specs
-from normkit.kernels import cpu, support
+from normkit.kernels import cpu, signatures
 from normkit.ops import calls
 from normkit.ops.plans import plan
 
 pytestmark = pytest.mark.slow
 
-ROWS = {name: spec for name, spec in PRESETS.items() if support.supports_spec(spec) is None}
+ROWS = {name: spec for name, spec in PRESETS.items() if signatures.supports_spec(spec) is None}
 ROUTES = ["kernels", "no kernels", *(["library"] if cpu.load() is None else [])]
 
 

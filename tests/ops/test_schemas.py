@@ -7,12 +7,12 @@ import torch
 
 from fake_kernels import python_kernels
 from helpers import PRESETS
-from normkit.kernels import cpu, support
+from normkit.kernels import cpu, signatures
 from normkit.kernels.signatures import SIGNATURES
 from normkit.ops import calls, schemas
 from normkit.ops.plans import plan
 
-ROWS = [name for name, spec in PRESETS.items() if support.supports_spec(spec) is None]
+ROWS = [name for name, spec in PRESETS.items() if signatures.supports_spec(spec) is None]
 
 
 # The compiled library too, where there is one.

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import torch
 
-from normkit.bench import device_timing, timing
-from normkit.bench.device_timing import CudaStream
-from normkit.bench.gpu_peers import GPU_PEERS, PACKAGES
-from normkit.bench.peers import PEERS, Peer
+from normkit.bench import timing
+from normkit.bench.peers import GPU_PEERS, PACKAGES, PEERS, Peer
 from normkit.bench.results import Machine
-from normkit.bench.timing import Calls, Time
+from normkit.bench.timing import Calls, CudaStream, Time
 from normkit.errors import InputError
 from normkit.kernels import cpu
 from normkit.kernels.triton import loading
@@ -90,7 +88,7 @@ def _stream() -> CudaStream:
 
 
 def _gpu_times(calls: Calls, seconds: float) -> dict[str, Time]:
-    return device_timing.times(calls, seconds, _stream())
+    return timing.device_times(calls, seconds, _stream())
 
 
 CPU = Device("cpu", "machine", PEERS, _host, _host_memory, timing.times)

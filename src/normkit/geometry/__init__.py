@@ -6,12 +6,12 @@ centring.py           the first map: onto a hyperplane; angles
 decomposition.py      the rows after each map of a norm, and the laws that hold there
 inversion.py          the inputs behind an output; scale, shift, norm after norm
 paths.py              distances and great circles on a sphere
-hyperplane.py sphere.py axes.py ellipsoid.py image.py    the sets that rows land on
-differential.py spectrum.py conditioning.py              Jacobians in closed form, and their numbers
-batches.py invariance.py                                 what an output depends on; the table of Ba et al.
+axes.py ellipsoid.py image.py     the sets that rows land on: hyperplane, spheres, ellipsoid, and all outputs of a norm
+differential.py spectrum.py       Jacobians in closed form, their singular values, the condition number behind a norm
+batches.py invariance.py          what an output depends on; the table of Ba et al.
 step_sizes.py invariant_groups.py tangent_optimizer.py   weights whose scale a model ignores
-scores.py selection.py                                   attention logits, and the keys that can win
-contribution.py features.py gauge.py                     models: parts of a stream, outliers, how far weights are folded
+scores.py selection.py            attention logits, and the keys that can win
+contribution.py features.py gauge.py   models: parts of a stream, outliers, how far weights are folded
 """
 
 from normkit.geometry.axes import downdate_eigenvalues, downdate_eigenvectors
@@ -32,15 +32,13 @@ from normkit.geometry.centring import (
     energy_along_ones,
     project_out,
 )
-from normkit.geometry.conditioning import Preconditioning, gauss_newton_condition, preconditioning
 from normkit.geometry.contribution import Contributions, contributions
 from normkit.geometry.decomposition import Decomposition, Invariant, Step, decompose
 from normkit.geometry.differential import euler_defect, jacobian, jvp, tangent_projection, vjp
 from normkit.geometry.ellipsoid import Ellipsoid
 from normkit.geometry.features import Rogue, outlier_indices, recurring_indices, rogue_dimensions
 from normkit.geometry.gauge import centred_defect, reader_defect, weightless_defect
-from normkit.geometry.hyperplane import Hyperplane
-from normkit.geometry.image import Image, image_of
+from normkit.geometry.image import CentredSphere, Hyperplane, Image, Sphere, image_of
 from normkit.geometry.invariance import Cell, InvarianceRow, InvarianceTable, invariances
 from normkit.geometry.invariant_groups import InvariantGroup, scale_invariant_groups
 from normkit.geometry.inversion import Fiber, ScaleShift, fiber, idempotence, scale_shift_defects
@@ -48,8 +46,15 @@ from normkit.geometry.paths import chordal_distance, exponential, geodesic_dista
 from normkit.geometry.scaling import affine, agreement_scale, inside_equivalent, shrink_factor, to_sphere
 from normkit.geometry.scores import attention_entropy, entropy_over_scale, logit_bound
 from normkit.geometry.selection import selectable, selecting_query, uniform_query
-from normkit.geometry.spectrum import JacobianSpectrum, jacobian_norm, jacobian_norm_bound, jacobian_spectrum
-from normkit.geometry.sphere import CentredSphere, Sphere
+from normkit.geometry.spectrum import (
+    JacobianSpectrum,
+    Preconditioning,
+    gauss_newton_condition,
+    jacobian_norm,
+    jacobian_norm_bound,
+    jacobian_spectrum,
+    preconditioning,
+)
 from normkit.geometry.step_sizes import effective_learning_rate, radial_cosine
 from normkit.geometry.tangent_optimizer import TangentOptimizer
 

@@ -25,7 +25,7 @@ from torch.nn import Parameter
 
 from normkit import reference
 from normkit.errors import InputError
-from normkit.kernels import signatures, support
+from normkit.kernels import signatures
 from normkit.spec import NormSpec
 
 # In the order of their numbers in the library.
@@ -158,7 +158,7 @@ def supports(
         bias: Bias, or None.
         residual: Added to x before the norm, or None.
     """
-    return support.supports_spec(spec) or supports_tensors(spec, x, weight, bias, residual)
+    return signatures.supports_spec(spec) or supports_tensors(spec, x, weight, bias, residual)
 
 
 def supports_tensors(
@@ -175,7 +175,7 @@ def supports_tensors(
             return f"{label} of class {type(tensor).__name__}"
         if tensor.dtype not in _FLOATING:
             return f"{tensor.dtype}"
-    return _supports_dtypes(spec, x, rows, weight, bias) or support.supports_sizes(len(spec.axes), x, weight, bias)
+    return _supports_dtypes(spec, x, rows, weight, bias) or signatures.supports_sizes(len(spec.axes), x, weight, bias)
 
 
 def _supports_dtypes(spec: NormSpec, x: Tensor, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:

@@ -1,13 +1,20 @@
 """The contract of the Python files and the library: the operators, and conventions as one number.
 
 ops/schemas.py defines these operators with torch, csrc/operators.cpp and csrc/counting.cpp implement them. `version` is
-a checksum of the contract; the library states the one for which it was written.
+a checksum of the contract; the library states the one for which it was written. `supports_spec` and `supports_sizes`
+say which norms any kernel computes.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normkit.spec import NormSpec
 
 
 class Conventions(NamedTuple):
@@ -79,3 +86,37 @@ def version() -> int:
     """The checksum of the signatures and of how conventions are packed."""
     layout = [f"{name}:{bits}" for name, bits in zip(Conventions._fields, BITS, strict=True)]
     return zlib.crc32(repr((SIGNATURES, layout)).encode()) & 0x7FFFFFFF
+
+
+_MOST_AXES = 2**BITS.axes - 1
+
+
+def supports_spec(spec: NormSpec) -> str | None:
+    """Why no kernel computes norms of these conventions; None if a kernel does."""
+    if spec.rows.no_kernel is None and len(spec.axes) > _MOST_AXES:
+        return f"rows of more than {_MOST_AXES} axes"
+    reasons = (each.no_kernel for each in (spec.rows, spec.centring, spec.gain, spec.casts))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def supports_sizes(axes: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str | None:
+    """Why no kernel computes rows of the last `axes` axes of x with these parameters; None if a kernel does."""
+    size = math.prod(x.shape[-axes:])
+    if size == 0:
+        return "empty rows"
+    for parameter in (weight, bias):
+        if parameter is None:
+            continue
+        if parameter.numel() != size or parameter.shape[-axes:] != x.shape[-axes:]:
+            return "parameters that are not one number a feature"
+    return None
+
+
+def output_dtype(output: int, dtype: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None) -> torch.dtype:
+    """The dtype of y for an input of `dtype`; `output` as in `Conventions`."""
+    if output == 2 and weight is not None:
+        return weight
+    if output == 1:
+        for parameter in (weight, bias):
+            dtype = dtype if parameter is None else torch.promote_types(dtype, parameter)
+    return dtype

@@ -11,7 +11,7 @@ from normkit.conventions.divisor import DIVISORS
 from normkit.conventions.eps import PLACEMENTS
 from normkit.conventions.gain import Gain
 from normkit.conventions.rows import Centring
-from normkit.kernels import support
+from normkit.kernels import signatures
 from normkit.kernels.signatures import Conventions, unpacked
 from normkit.spec import NormSpec
 
@@ -48,7 +48,7 @@ def plan(spec: NormSpec) -> KernelPlan:
 
 
 def _plan(spec: NormSpec) -> KernelPlan:
-    unsupported = support.supports_spec(spec)
+    unsupported = signatures.supports_spec(spec)
     (divisor, sqrt_n), (cast, output) = spec.divisor.codes, spec.casts.codes
     conventions = Conventions(
         centre=int(spec.centre_statistics),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from normkit.kernels import support
+from normkit.kernels import signatures
 from normkit.kernels.signatures import SIGNATURES, unpacked
 from normkit.kernels.triton import program
 from normkit.ops import devices
@@ -37,7 +37,7 @@ mark_seen = torch.ops.normkit.mark_seen.default
 def _output(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int) -> Tensor:
     """An empty y."""
     dtypes = (None if parameter is None else parameter.dtype for parameter in (weight, bias))
-    return x.new_empty(x.shape, dtype=support.output_dtype(unpacked(conventions).output, x.dtype, *dtypes))
+    return x.new_empty(x.shape, dtype=signatures.output_dtype(unpacked(conventions).output, x.dtype, *dtypes))
 
 
 def _statistics(x: Tensor, weight: Tensor | None, bias: Tensor | None, conventions: int) -> Tensor:

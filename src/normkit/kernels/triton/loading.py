@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from normkit import reference
 from normkit.errors import InputError
-from normkit.kernels import support
+from normkit.kernels import signatures
 from normkit.spec import NormSpec
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
@@ -78,7 +78,7 @@ def supports_tensors(
     """Why the kernels cannot compute a norm of these tensors, all on one GPU; None if they can.
 
     Args:
-        spec: The conventions, which `support.supports_spec` supports.
+        spec: The conventions, which `signatures.supports_spec` supports.
         x: Input of shape (..., n), of any strides.
         weight: Gain, or None.
         bias: Bias, or None.
@@ -98,4 +98,4 @@ def supports_tensors(
         return "statistics in 16 bits"
     if reference.output_dtype(x.dtype, spec, weight, bias) not in FLOATING:
         return "an output that is not of 16 or 32 bits"
-    return support.supports_sizes(len(spec.axes), x, weight, bias)
+    return signatures.supports_sizes(len(spec.axes), x, weight, bias)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from normkit.conventions.eps import machine_epsilon
-from normkit.kernels import support
+from normkit.kernels import signatures
 from normkit.kernels.signatures import unpacked
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -108,7 +108,7 @@ def program(
         round_rstd=bool(of.round_rstd) and input_dtype in _HALF,
         rounds=rounds,
         cast_to_weight=of.cast == 2 and weight_dtype is not None,
-        output=support.output_dtype(of.output, input_dtype, weight_dtype, bias_dtype),
+        output=signatures.output_dtype(of.output, input_dtype, weight_dtype, bias_dtype),
         wide=is_wide(row_dtype, weight_dtype, bias_dtype),
     )
 
