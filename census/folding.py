@@ -14,7 +14,7 @@ from pathlib import Path
 from normkit.checkpoint.logits import true_logits
 from normkit.checkpoint.memory import fold
 from normkit.checkpoint.plan import LIMITS, OPERATIONS, FoldPlan
-from normkit.models import catalogue
+from normkit.models.family import declared_types
 from pages import settle
 
 # The tiny models are a part of the tests.
@@ -70,7 +70,7 @@ def main() -> None:
         rows.append(row)
         reasons.append(left)
         print(row, file=sys.stderr)
-    introduction = INTRODUCTION.format(families=len(catalogue.names()))
+    introduction = INTRODUCTION.format(families=len(declared_types()))
     text = introduction + "\n".join(rows) + "\n" + REASONS + "\n".join(filter(None, reasons)) + "\n"
     text += LIMITED.format(limits="\n".join(f"- {limit};" for limit in LIMITS[:-1]) + f"\n- {LIMITS[-1]}.")
     settle(PAGE, text, check="--check" in sys.argv)

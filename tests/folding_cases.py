@@ -14,7 +14,7 @@ from normkit.checkpoint.logits import TrueFloat64
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan
 from normkit.checkpoint.planning import make_plan
-from normkit.models import catalogue
+from normkit.models.family import declared_family
 from normkit.models.graph import Graph
 from tiny_models import RECIPES, tiny
 
@@ -110,7 +110,7 @@ def reasons(plan: FoldPlan, operation: str) -> dict[str, str]:
 def classes(family: str) -> list[str]:
     """The classes that a family's file describes, but for the recipe's own."""
     model, _ = tiny(family)
-    return [name for name in catalogue.family(model.config.model_type).classes if name != type(model).__name__]
+    return [name for name in declared_family(model.config.model_type).classes if name != type(model).__name__]
 
 
 def split(folder: Path) -> None:

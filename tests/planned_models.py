@@ -9,7 +9,7 @@ from torch import nn
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan, Operation, PlanBuilder, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import FoldContext, make_plan
-from normkit.models.conditions import Settings
+from normkit.models.expansion import Settings
 from tiny_models import tiny
 
 ALL: tuple[Operation, ...] = ("gain", "bias", "final", "centre", "rms", "value")

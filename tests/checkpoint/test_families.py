@@ -36,8 +36,9 @@ from normkit.checkpoint.plan import OPERATIONS, FoldPlan
 from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.reader import ModelSource
 from normkit.errors import InputError, ModelError
-from normkit.models import catalogue, legality
 from normkit.models.expansion import expand
+from normkit.models.family import declared_family, declared_types
+from normkit.models.graph import Graph
 from tiny_models import RECIPES, tiny
 
 pytestmark = pytest.mark.slow
@@ -77,10 +78,7 @@ def fold_what_can_be(model: Any, **choices: Any) -> None:
 
 
 def test_every_declared_family_has_a_recipe_here():
-    assert {tiny(family)[0].config.model_type for family in RECIPES} == set(catalogue.names())
-
-
-# What a fold leaves
+    assert {tiny(family)[0].config.model_type for family in RECIPES} == set(declared_types())
 
 
 @pytest.mark.sampled(8)
@@ -293,7 +291,7 @@ def test_what_is_read_without_a_norm_is_not_centred():
     graph = graph_of(tiny("olmo2")[0])
     layers = dataclasses.replace(graph, norms=tuple(dataclasses.replace(norm, kind="layer") for norm in graph.norms))
     expected = f"{PLACE}.q_proj reads the residual without a norm, and sees the mean"
-    assert legality.against_centring(layers, "residual") == expected
+    assert layers.against_centring("residual") == expected
 
 
 def test_untying_a_t5_is_refused():
@@ -317,7 +315,7 @@ def test_a_class_without_a_head_keeps_the_gain_that_it_returns():
     ],
 )
 def test_what_is_refused_would_change_the_scores(family, operation, condition, monkeypatch):
-    monkeypatch.setattr(legality, condition, lambda *_, **__: None)
+    monkeypatch.setattr(Graph, condition, lambda *_, **__: None)
     assert changed_by_folding(family, (operation,))[0] > 1e-3
 
 
@@ -331,14 +329,14 @@ def test_a_cap_sinks_and_rotary_positions_each_keep_the_bias_of_the_keys():
         ({"rotary": True}, False),
     ]:
         changed = dataclasses.replace(graph, attentions=(dataclasses.replace(attention, **change),))
-        assert legality.ignores_key_bias(changed, attention.key) is expected
+        assert changed.ignores_key_bias(attention.key) is expected
 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("family", RECIPES)
 def test_dropout_is_told_and_refused_for_training(family):
     model, _ = tiny(family)
-    declared = catalogue.family(model.config.model_type).config.dropout
+    declared = declared_family(model.config.model_type).config.dropout
     # Dropout before a classifier's own map lies behind all that is folded.
     rates = {key for key in config_of(model) if "drop" in key} - {"classifier_dropout", "summary_first_dropout"}
     assert rates <= set(declared)
@@ -358,7 +356,7 @@ def test_dropout_is_told_and_refused_for_training(family):
 @pytest.mark.parametrize("family", RECIPES)
 def test_a_tensor_too_few_or_too_many_is_an_error(family):
     model, _ = tiny(family)
-    declared, config = catalogue.family(model.config.model_type), config_of(model)
+    declared, config = declared_family(model.config.model_type), config_of(model)
     shapes = {name: info.shape for name, info in ModelSource(model).tensors.items()}
     for name in shapes:
         with pytest.raises(ModelError):
@@ -369,10 +367,10 @@ def test_a_tensor_too_few_or_too_many_is_an_error(family):
     assert expand(declared, config, shapes | old) == expand(declared, config, shapes)
 
 
-@pytest.mark.parametrize("name", catalogue.names())
+@pytest.mark.parametrize("name", declared_types())
 def test_what_a_missing_key_means_is_what_transformers_takes(name):
     config = transformers.CONFIG_MAPPING[name]()
-    for key, value in catalogue.family(name).config.default.items():
+    for key, value in declared_family(name).config.default.items():
         # A classifier of tokens has its bias by default without a key for it.
         is_other_name = isinstance(value, str) and value.startswith("=")
         assert is_other_name or getattr(config, key, True) in (value, None), key

@@ -12,9 +12,8 @@ from folding_cases import FLAGS, TIES, classes, config_of
 from normkit.checkpoint.opening import open_checkpoint
 from normkit.checkpoint.reader import ModelSource
 from normkit.errors import ModelError
-from normkit.models import catalogue
 from normkit.models.expansion import expand
-from normkit.models.family import parse
+from normkit.models.family import declared_family, parse
 from normkit.models.graph import Graph
 from tiny_models import RECIPES, norms, tiny
 
@@ -30,7 +29,7 @@ def shapes_of(model: Any) -> Shapes:
 
 def graph_of(model: Any, shapes: Shapes | None = None) -> Graph:
     """By its family's file."""
-    family = catalogue.family(model.config.model_type)
+    family = declared_family(model.config.model_type)
     return expand(family, config_of(model), shapes_of(model) if shapes is None else shapes)
 
 

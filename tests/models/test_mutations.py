@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from folding_cases import BAR, FLAGS, config_of, difference, results
+from normkit.checkpoint import opening
 from normkit.checkpoint.folding import fold as fold_checkpoint
 from normkit.checkpoint.loading import load
 from normkit.checkpoint.memory import fold
@@ -25,9 +26,8 @@ from normkit.checkpoint.opening import open_checkpoint
 from normkit.checkpoint.plan import OPERATIONS
 from normkit.checkpoint.reader import ModelSource
 from normkit.errors import InputError, ModelError
-from normkit.models import catalogue, legality
 from normkit.models.expansion import expand
-from normkit.models.family import Family
+from normkit.models.family import Family, declared_family, declared_types
 from normkit.models.graph import Graph
 from tiny_models import RECIPES, tiny
 
@@ -114,7 +114,7 @@ def cases(model_type: str, folder: Path) -> Iterator[Case]:
         if recipe in recipes:
             yield Case(*tiny(recipe, **flags))
     for recipe in recipes:
-        for name in catalogue.family(model_type).classes:
+        for name in declared_family(model_type).classes:
             model, inputs = tiny(recipe, class_name=name)
             if name.endswith("MultipleChoice"):
                 inputs = {key: value.unsqueeze(1) for key, value in inputs.items()}
@@ -139,22 +139,21 @@ def _is_of_no_matter(graph: Graph, changed: Graph, kind: str, place: str) -> boo
     if kind == "reads" and norms:
         # Nothing can leave the norm, or there is nothing to leave it.
         return all(
-            legality.against_folding(graph, norm, untie=True) or (norm.weight is None and norm.bias is None)
-            for norm in norms
+            graph.against_folding(norm, untie=True) or (norm.weight is None and norm.bias is None) for norm in norms
         )
     if kind == "reads":
         # Who reads a space forbids to centre it; another one does so still.
-        return legality.against_centring(changed, place) is not None
+        return changed.against_centring(place) is not None
     # A LayerNorm takes the mean off, whoever wrote it; only for an RMSNorm in its place it must be gone.
-    return all(legality.against_rms(graph, norm, untie=True) for norm in graph.norms_of(place))
+    return all(graph.against_rms(norm, untie=True) for norm in graph.norms_of(place))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in catalogue.names()]
+    "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in declared_types()]
 )
 def test_without_any_one_reader_or_writer_folding_goes_wrong(model_type, tmp_path, monkeypatch):
-    family = catalogue.family(model_type)
+    family = declared_family(model_type)
     pending = set(mutations(family))
     explained: set[Mutation] = set()
     for case in cases(model_type, tmp_path):
@@ -171,7 +170,7 @@ def test_without_any_one_reader_or_writer_folding_goes_wrong(model_type, tmp_pat
             if dataclasses.replace(found, family=family) == graph:
                 continue
             with monkeypatch.context() as patch:
-                patch.setattr(catalogue, "family", lambda _, changed=changed: changed)
+                patch.setattr(opening, "declared_family", lambda _, changed=changed: changed)
                 error = case.error()
             if error > VISIBLE:
                 pending.remove(mutation)

@@ -10,7 +10,8 @@ import torch
 
 from helpers import ROOT
 from normkit.identification.behaviour import identify
-from normkit.models import catalogue, norm_classes
+from normkit.models import norm_classes
+from normkit.models.family import declared_types
 
 EXPECTED = ROOT / "census" / "expected.toml"
 OF_A_MODULE = ("eps", "has_weight", "has_bias", "weight_offset", "weight_placement")
@@ -52,4 +53,4 @@ def test_names_of_classes():
 
 
 def test_the_file_is_no_family():
-    assert "norm_classes" not in catalogue.names()
+    assert "norm_classes" not in declared_types()

@@ -59,7 +59,7 @@ def fold(
     disk. The folded model is equal in evaluation mode.
 
     Args:
-        model: A model of a declared family (`normkit.models.catalogue.names()`).
+        model: A model of a declared family (`normkit.models.family.declared_types()`).
         operations: Any of "gain" and "bias" (of all norms but the final one), "final" (the norm before the head),
             "centre" (what is written to a sum that only LayerNorms read loses its mean), "rms" (LayerNorms become
             RMSNorms), "value" (the bias of values moves behind the attention). None: "gain", "bias" and "final".

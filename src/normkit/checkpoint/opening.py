@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, FileState, file_states, read_json
 from normkit.checkpoint.plan import FoldPlan
 from normkit.errors import KindError, ModelError
-from normkit.models import catalogue
 from normkit.models.expansion import expand
+from normkit.models.family import declared_family
 from normkit.models.graph import Graph
 from normkit.text import quoted, typed_line
 
@@ -244,7 +244,7 @@ def open_checkpoint(folder: Path) -> Opened:
             f"{folder / CONFIG} has transformers load other weights ({path}), which are not folded; rename them to "
             f"{WEIGHTS} and remove the key"
         )
-    family = catalogue.family(config["model_type"])
+    family = declared_family(config["model_type"])
     source = CheckpointSource(folder)
     try:
         graph = expand(family, config, {name: info.shape for name, info in source.tensors.items()})
@@ -274,7 +274,7 @@ def open_model(model: nn.Module) -> tuple[Graph, dict[str, Any], ModelSource]:
     values: dict[str, Any] = config.to_dict() | {"architectures": [type(model).__name__]}
     source = ModelSource(model)
     shapes = {name: info.shape for name, info in source.tensors.items()}
-    return expand(catalogue.family(str(values.get("model_type", ""))), values, shapes), values, source
+    return expand(declared_family(str(values.get("model_type", ""))), values, shapes), values, source
 
 
 def folded_config(config: Mapping[str, Any], plan: FoldPlan) -> dict[str, Any]:

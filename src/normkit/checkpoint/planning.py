@@ -44,8 +44,7 @@ from normkit.checkpoint.plan import (
 from normkit.checkpoint.reader import Source, check_finite
 from normkit.conventions import gain as gains
 from normkit.errors import InputError, ModelError
-from normkit.models import legality
-from normkit.models.conditions import Settings
+from normkit.models.expansion import Settings
 from normkit.models.graph import Attention, Graph, Linear, Norm
 from normkit.spec import NormSpec
 
@@ -133,7 +132,7 @@ def make_plan(
         settings=settings,
         source=source,
         operations=asked,
-        untie=untie and graph.is_tied and legality.against_untying(graph) is None,
+        untie=untie and graph.is_tied and graph.against_untying() is None,
     )
     builder = PlanBuilder(source.tensors, dtype)
     written: dict[str, Any] = {}
@@ -146,7 +145,7 @@ def make_plan(
         # The key is set at every level of the configuration that has it.
         key = graph.family.tie.key if graph.family.tie else ""
         written = dict.fromkeys(sorted({key, *paths_to(config, key)}), False)
-    elif untie and (reason := legality.against_untying(graph)):
+    elif untie and (reason := graph.against_untying()):
         builder.refuse("final", graph.architecture, reason)
     changes = tuple(move_affine(context, builder, norm) for norm in graph.norms)
     centred = centre_writers(context, builder) if {"centre", "rms"} & set(asked) else ()
@@ -251,16 +250,12 @@ def move_affine(context: FoldContext, builder: PlanBuilder, norm: Norm) -> NormC
     if (
         (wants_gain or wants_bias)
         and (has_gain or has_bias)
-        and (reason := legality.against_folding(context.graph, norm, untie=context.untie))
+        and (reason := context.graph.against_folding(norm, untie=context.untie))
     ):
         operation: Operation = "final" if is_final else "gain" if wants_gain else "bias"
         builder.refuse(operation, norm.name, reason)
         wants_gain, wants_bias, reasons = False, False, [reason]
-    lacking = [
-        reader.name
-        for reader in readers
-        if reader.bias is None and not legality.ignores_key_bias(context.graph, reader)
-    ]
+    lacking = [reader.name for reader in readers if reader.bias is None and not context.graph.ignores_key_bias(reader)]
     folds_bias = wants_bias and has_bias and not lacking
     kept: tuple[int, ...] = ()
     if wants_gain and not folds_bias and gain is not None and bias is not None:
@@ -316,7 +311,7 @@ def move_value_bias(context: FoldContext, builder: PlanBuilder, attention: Atten
     taken = stored if rows is None else stored.view(rows.blocks, -1)[:, -rows.tail :]
     if not builder.is_changed(value.bias) and not bool((taken != 0).any()):
         return
-    if reason := legality.against_value_fold(attention):
+    if reason := Graph.against_value_fold(attention):
         builder.refuse("value", attention.name, reason)
         return
     repeat = attention.heads // attention.kv_heads
@@ -332,11 +327,11 @@ def centre_writers(context: FoldContext, builder: PlanBuilder) -> tuple[str, ...
     operation: Operation = "centre" if "centre" in context.operations else "rms"
     centred: list[str] = []
     for space in context.graph.spaces:
-        if reason := legality.against_centring(context.graph, space):
+        if reason := context.graph.against_centring(space):
             builder.refuse(operation, space, reason)
             continue
         for writer in context.graph.writers(space):
-            if reason := legality.against_centring_writer(context.graph, writer, untie=context.untie):
+            if reason := context.graph.against_centring_writer(writer, untie=context.untie):
                 builder.refuse(operation, writer.name, reason)
                 continue
             centred.append(writer.name)
@@ -361,7 +356,7 @@ def become_rms(
     for norm in context.graph.norms:
         if norm.kind == "rms":
             continue
-        if reason := legality.against_rms(context.graph, norm, untie=context.untie):
+        if reason := context.graph.against_rms(norm, untie=context.untie):
             builder.refuse("rms", norm.name, reason)
             continue
         changed[norm.name] = dataclasses.replace(changed[norm.name], becomes_rms=True)

@@ -106,8 +106,6 @@ def fold_checkpoint(
     from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.opening import open_checkpoint
     from normkit.checkpoint.planning import plan_checkpoint
-    from normkit.checkpoint.report import describe_plan
-    from normkit.show.terminal import section
 
     shown = shows_progress(quiet=quiet or as_json)
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
@@ -136,6 +134,9 @@ def fold_checkpoint(
         if as_json:
             print_json(document)
             return
+        from normkit.checkpoint.report import describe_plan
+        from normkit.show.terminal import section
+
         results().print(section(describe_plan(plan, opened.source.tensors, memory), most=40))
     if not only_plan:
         words = shell_word(source if revision is None else f"{source}@{revision}"), shell_word(str(destination))

@@ -15,7 +15,6 @@ from normkit.errors import ModelError, NormkitError
 from normkit.geometry.gauge import weightless_defect
 from normkit.identification.sites import NormSite
 from normkit.measurement.quantities import Foldedness, NormForm, SumForm, WriterForm
-from normkit.models import legality
 from normkit.models.graph import Graph, Linear, Norm, Table
 from normkit.text import typed_line
 
@@ -73,7 +72,7 @@ def _norm(graph: Graph, norm: Norm, weights: Mapping[str, Tensor]) -> NormForm:
         gain_defect=None if gain is None else float(weightless_defect(gain.flatten())),
         largest_bias=None if bias is None else float(bias.abs().max()),
         readers=tuple(reader.name for reader in graph.readers(norm.gives)),
-        reason=legality.against_folding(graph, norm) or "",
+        reason=graph.against_folding(norm) or "",
     )
 
 
@@ -143,13 +142,13 @@ def _energy(tensor: Tensor, axis: int) -> _Energy:
 
 def _sum(graph: Graph, space: str, weights: Mapping[str, Tensor]) -> tuple[SumForm, list[str]]:
     """A sum, and what is oddly centred there."""
-    reason = legality.against_centring(graph, space) or ""
+    reason = graph.against_centring(space) or ""
     width, forms, telling = graph.width, [], []
     for writer in graph.writers(space):
         energy, is_centred = _writer(writer, weights)
         width = energy.width
         rows = math.sqrt(energy.along / energy.vectors) / width if isinstance(writer, Table) else None
-        alone = "" if reason else legality.against_centring_writer(graph, writer) or ""
+        alone = "" if reason else graph.against_centring_writer(writer) or ""
         form = WriterForm(
             name=writer.name,
             share=energy.share,

@@ -26,7 +26,8 @@ from normkit.identification.behaviour import examine
 from normkit.identification.finder import likeness, may_be_norm
 from normkit.identification.state import undisturbed
 from normkit.measurement.patches import is_as_written, stands_for
-from normkit.models import catalogue, norm_classes
+from normkit.models import norm_classes
+from normkit.models.family import declared_family
 from normkit.spec import NormSpec
 
 # For a norm without parameters in a model without an embedding: any width is as good.
@@ -221,7 +222,7 @@ def _declared_spec(stock: Any, module: nn.Module) -> NormSpec | None:
 def _eps_of_config(stock: Any) -> object:
     """The eps that the config of a declared family says; "" where none does."""
     try:
-        return getattr(stock.config, catalogue.family(stock.config.model_type).config.eps or "", "")
+        return getattr(stock.config, declared_family(stock.config.model_type).config.eps or "", "")
     except ModelError:
         return ""
 

@@ -31,10 +31,14 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from normkit.errors import ModelError
+from normkit.models import norm_classes
+from normkit.text import quoted
 
 Condition = Mapping[str, Any]
 """Key of config.json -> the value that it must have, or a list of them; true and false test for truth."""
@@ -241,6 +245,29 @@ _ENTRIES: Mapping[str, type] = MappingProxyType(
     {"norm": NormEntry, "linear": LinearEntry, "table": TableEntry, "attention": AttentionEntry}
 )
 _Entry = TypeVar("_Entry")
+
+
+@cache
+def declared_types() -> tuple[str, ...]:
+    """The model types that have a file, sorted."""
+    found = (file.name for file in files("normkit.models").iterdir() if file.name != norm_classes.FILE)
+    return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
+
+
+@cache
+def declared_family(name: str) -> Family:
+    """The family of a model type.
+
+    Raises:
+        ModelError: If no file declares it; the message lists the declared ones. It suggests none of them, because a
+            similar name says nothing about readers and writers.
+    """
+    if name not in declared_types():
+        raise ModelError(
+            f"expected a model of a declared family, got model_type {quoted(name)}: its readers and writers are not "
+            f"known, and they are never guessed; declared are {', '.join(declared_types())}"
+        )
+    return parse((files("normkit.models") / f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml")
 
 
 def parse(text: str, name: str) -> Family:
