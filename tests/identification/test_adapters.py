@@ -96,7 +96,7 @@ def test_a_function_of_arrays_is_given_its_parameters():
     passport = identify(of_arrays, 16, weight=WEIGHT.numpy())
     assert (passport.spec.has_weight, passport.weight_name) == (True, "weight")
     # It runs in float16, not in bfloat16, which numpy has not.
-    assert "it runs in float16 only" in " ".join(passport.readings["casts"].evidence)
+    assert "in float16, not in the other 16-bit dtype" in " ".join(passport.readings["casts"].evidence)
 
 
 def test_a_dtype_is_kept():

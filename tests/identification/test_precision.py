@@ -113,7 +113,7 @@ def test_a_function_that_refuses_float32(dtype):
 
     passport = identify(norm, N, dtype=dtype)
     assert passport.spec == specs.NANOCHAT.replace(eps=1e-5)
-    assert "it runs in" in passport.readings["casts"].evidence[1]
+    assert "the norm runs in" in passport.readings["casts"].evidence[1]
 
 
 @pytest.mark.parametrize("n", [768, 4096])

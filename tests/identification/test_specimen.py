@@ -18,7 +18,7 @@ def test_the_copy_has_no_hooks_and_shares_nothing():
     specimen = Specimen(module)
     with torch.no_grad():
         specimen.draw(torch.Generator().manual_seed(0))
-        specimen.fill(("bias",), 3.0)
+        specimen.parameters["bias"].fill_(3.0)
         specimen(torch.randn(2, 4))
     assert calls == []
     assert module.training
@@ -82,7 +82,9 @@ def test_a_second_input_may_be_a_gate():
     with pytest.raises(UnrecognisedError, match="cannot be called with one tensor") as refusal:
         specimen(torch.ones(2, 4))
     assert refusal.value.verdict == "gated"
-    assert torch.equal(specimen.with_second(lambda x: 0.5 * x)(torch.full((2, 4), 2.0)), torch.full((2, 4), 2.0))
+    assert torch.equal(
+        specimen.adapted(lambda run, x: run(x, 0.5 * x))(torch.full((2, 4), 2.0)), torch.full((2, 4), 2.0)
+    )
 
 
 def test_a_module_without_memory_gets_some():

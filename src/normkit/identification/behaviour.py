@@ -1,4 +1,9 @@
-"""`identify`: from forward calls alone to the spec of a norm, with evidence and confidence."""
+"""`identify`: from forward calls alone to the spec of a norm, with evidence and confidence.
+
+`examine` tries how the norm can be called and what a call does beside its result. `_search` then makes the experiments
+in order: large rows show the structure, small ones eps and the divisor; the formula is compared with the norm; 16-bit
+calls show the casts; rows that are hard on a norm come last. Where one ends the search, `other_verdicts` looks again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from normkit import reference
-from normkit.conventions.eps import EpsPlacement
 from normkit.errors import NormkitError, ShapeError
 from normkit.identification import (
     adapters,
@@ -24,15 +28,11 @@ from normkit.identification import (
     side_effects,
     structure,
 )
-from normkit.identification.cast_program import Program
-from normkit.identification.divisor import Choice
 from normkit.identification.eps_response import roll_off
 from normkit.identification.gain_and_bias import Affine, Gathered, made_of
 from normkit.identification.passport import Passport, Reading
-from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError
 from normkit.identification.state import function_state_kept, undisturbed
-from normkit.identification.structure import Structure
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
 
@@ -132,11 +132,11 @@ def examine(
             small, specimen.samples = calling.convenient(specimen, given, call)
             beside = side_effects.side_effect_readings(specimen, small, generator)
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
-            found = _found(specimen, fresh, small, sizes, generator)
+            found = _search_twice(specimen, fresh, small, sizes, generator)
             beside |= coupling.time_reading(specimen, small, generator, found.passport.spec)
             beside |= gating.optional_gate(specimen, small, generator) if call is None else {}
         except UnrecognisedError as seen:
-            # The search has drawn other parameters.
+            # The search has drawn parameters anew.
             fresh = Specimen(norm, dtype=dtype, device=device, call=call, samples=specimen.samples)
             seen_again = other_verdicts.verdict_without_spec(fresh, small, generator, seen, _recovered)
             affine = Affine(weight=seen_again.weight_name, bias=seen_again.bias_name)
@@ -176,7 +176,7 @@ def agrees(norm: nn.Module, known: Examination) -> bool:
             rate = cast_program.rate_of(specimen, spec, known.affine, known.shape, generator)
         except (UnrecognisedError, NormkitError, RuntimeError):
             return False
-    return error <= precision_of(specimen.dtype).agrees and rate >= known.rate - _RATE_NOISE
+    return error <= specimen.precision.agrees and rate >= known.rate - _RATE_NOISE
 
 
 def disagreement(
@@ -197,7 +197,7 @@ def disagreement(
     Samples: with a mean, at all input scales that the dtype shows, or from the smallest given, and where eps is
     felt most; and with one large element.
     """
-    precision = precision_of(specimen.dtype)
+    precision = specimen.precision
     if drawn is not None:
         specimen.draw(generator, drawn)
         for parameter in specimen.parameters.values():
@@ -223,24 +223,33 @@ def disagreement(
     return float(error.max())
 
 
-def _found(
+def _search_twice(
     specimen: Specimen,
     fresh: Specimen,
     shape: tuple[int, ...],
     given: tuple[int, ...],
     generator: torch.Generator,
 ) -> Examination:
-    """The result for a norm. If it computes its gain or bias from parameters, these stay as they are."""
+    """The search; where gain or bias is computed from parameters, a second one with these as they are."""
     try:
-        found = _examined(specimen, shape, given, generator)
-        _hold_against(fresh, found)
+        found = _search(specimen, shape, given, generator)
+        spec = found.passport.spec
+        if spec is None or not fresh.parameters:
+            return found
+        # The formula holds for the parameters that were drawn. It may not hold for those it has: one may be clamped.
+        smallest = 1.0 if "eps" in found.passport.undecidable else None
+        again = torch.Generator().manual_seed(_SEED)
+        error = disagreement(fresh, spec, found.affine, found.shape, again, smallest, drawn=None)
+        if error > fresh.precision.agrees:
+            reason = f"with other parameters it is {spec}, with those it has this is off by {error:.1e}"
+            raise structure.ComputedAffineError("norm", reason)
+        return found
     except structure.ComputedAffineError as seen:
         try:
-            found = _examined(fresh.as_function(), shape, given, generator)
+            found = _search(fresh.as_function(), shape, given, generator)
         except UnrecognisedError as error:
-            again = "" if error.reason == seen.reason else f"; with these as they are, {error.reason}"
-            reason = f"{seen.reason}{again}"
-            raise UnrecognisedError("norm", reason, error.readings) from error
+            further = "" if error.reason == seen.reason else f"; with these as they are, {error.reason}"
+            raise UnrecognisedError("norm", f"{seen.reason}{further}", error.readings) from error
         names = ", ".join(fresh.parameters)
         reading = Reading.open(f"it is made of {names} in a way that no spec describes; taken as it acts", seen.reason)
         readings = {**found.passport.readings, "gain": reading, "bias": reading, **seen.readings}
@@ -252,26 +261,13 @@ def _found(
             readings |= cast_program.open_readings(spec, cast_program.NO_PARAMETER)
             spec = spec.replace(cast="late", round_rstd=False, output_dtype="input")
         return replace(found, passport=replace(found.passport, spec=spec, readings=readings))
-    return found
 
 
-def _hold_against(fresh: Specimen, found: Examination) -> None:
-    """Refuse a formula that holds for the parameters that were drawn, and not for those it has: one may be clamped."""
-    spec, generator = found.passport.spec, torch.Generator().manual_seed(_SEED)
-    if spec is None or not fresh.parameters:
-        return
-    smallest = 1.0 if "eps" in found.passport.undecidable else None
-    error = disagreement(fresh, spec, found.affine, found.shape, generator, smallest, drawn=None)
-    if error > precision_of(fresh.dtype).agrees:
-        raise structure.ComputedAffineError(
-            "norm", f"with other parameters it is {spec}, with those it has this is off by {error:.1e}"
-        )
-
-
-def _examined(
+def _search(
     specimen: Specimen, shape: tuple[int, ...], given: tuple[int, ...], generator: torch.Generator
 ) -> Examination:
-    precision = precision_of(specimen.dtype)
+    """The experiments in order; `UnrecognisedError` where one shows that no spec describes the norm."""
+    precision = specimen.precision
     found = structure.recover(specimen, shape, given, generator)
     shape = found.shape
     # With gain 1 and no bias, small outputs keep all their digits.
@@ -290,7 +286,10 @@ def _examined(
         lambda dtype: roll_off(specimen.in_dtype(dtype), found.spec, shape, generator),
     )
     spec = choice.apply(found.spec, felt.placement)
-    affine = _affine(found, choice)
+    weight: str | Gathered | Tensor | None = found.gain.name or found.gain.gathered
+    if weight is None and found.spec.gain.is_present and found.gain.values is not None:
+        weight = found.gain.values / divisor.row_rms(choice.divisor, found.n)
+    affine = Affine(weight=weight, bias=found.bias.name or found.bias.gathered or found.bias.values)
     # If eps was not decided, rows that are small enough to feel it are no test.
     smallest = precision.smallest if felt.undecidable is None else 1.0
     error = disagreement(specimen, spec, affine, shape, generator, smallest)
@@ -303,7 +302,14 @@ def _examined(
     specimen.draw(generator)
     casts = cast_program.recover(specimen, spec, affine, shape, generator)
     if choice.rival is not None:
-        choice, casts = _told_by_bits(specimen, found, choice, casts, felt.placement, affine, generator)
+        # Two divisors that are too near for the length of rows to tell: the bits may be those of one only.
+        line = "the bits of its outputs are those of this divisor alone"
+        rival = choice.with_rival(line)
+        other = cast_program.recover(specimen, rival.apply(found.spec, felt.placement), affine, shape, generator)
+        if casts.is_matched and not other.is_matched:
+            choice = choice.confirmed(line)
+        elif other.is_matched and not casts.is_matched:
+            choice, casts = rival, other
     hard = conditioning.readings(specimen, spec, shape, generator)
     matched = f"in {dtype_name(specimen.dtype)} the formula is matched to {error:.0e}"
     matched += f", for inputs from {smallest:.0e} to {min(1000.0, precision.far):.0e}"
@@ -326,29 +332,10 @@ def _examined(
     return Examination(passport=passport, shape=shape, affine=affine, rate=casts.rate)
 
 
-def _told_by_bits(
-    specimen: Specimen,
-    found: Structure,
-    choice: Choice,
-    casts: Program,
-    placement: EpsPlacement,
-    affine: Affine,
-    generator: torch.Generator,
-) -> tuple[Choice, Program]:
-    """Two divisors that are too near for the length of rows to tell: the bits may be those of one only."""
-    rival = choice.with_rival("the bits of its outputs are those of this divisor alone")
-    other = cast_program.recover(specimen, rival.apply(found.spec, placement), affine, found.shape, generator)
-    if casts.is_matched == other.is_matched:
-        return choice, casts
-    if casts.is_matched:
-        return choice.confirmed("the bits of its outputs are those of this divisor alone"), casts
-    return rival, other
-
-
 def _recovered(specimen: Specimen, shape: tuple[int, ...]) -> Passport | None:
-    """The passport of a norm that a second look came upon, or None."""
+    """The passport of a norm on which the second look came, or None."""
     try:
-        return _examined(specimen, shape, shape, torch.Generator().manual_seed(_SEED)).passport
+        return _search(specimen, shape, shape, torch.Generator().manual_seed(_SEED)).passport
     except (UnrecognisedError, NormkitError, RuntimeError):
         return None
 
@@ -361,13 +348,6 @@ def _owner(norm: NormLike) -> nn.Module | None:
 
 def _kept(part: Tensor | None) -> Tensor | None:
     return None if part is None else part.detach().clone()
-
-
-def _affine(found: Structure, choice: Choice) -> Affine:
-    weight: str | Gathered | Tensor | None = found.gain.name or found.gain.gathered
-    if weight is None and found.spec.has_weight and found.gain.values is not None:
-        weight = found.gain.values / divisor.row_rms(choice.divisor, found.n)
-    return Affine(weight=weight, bias=found.bias.name or found.bias.gathered or found.bias.values)
 
 
 def _checked(shape: int | Sequence[int]) -> tuple[int, ...]:

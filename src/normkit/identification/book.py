@@ -1,4 +1,4 @@
-"""The passports of one model as one JSON file: one convention a line, so that `diff` of two files reads well."""
+"""The passports of one model as one JSON file, one line per convention, so that `diff` of two files reads well."""
 
 from __future__ import annotations
 
@@ -42,6 +42,26 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary: the passport's, after what the model calls the norm."""
         return {"class_name": self.class_name, "features": self.features, **self.passport.to_json()}
+
+    @classmethod
+    def from_json(cls, path: str, values: Any) -> Entry:
+        """The entry that `to_json` wrote.
+
+        Raises:
+            IdentificationError: If it is none; the message names the path.
+        """
+        try:
+            passport = Passport.from_json(values)
+            features = values["features"]
+            if not isinstance(features, int) or features < 1:
+                reason = f"features must be a whole number from 1 on, got {features!r}; write the file anew"
+                raise IdentificationError(reason)
+        except NormkitError as error:
+            raise IdentificationError(f"{path}: {error}") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = f"{path} is damaged ({type(error).__name__}: {error}); write the file anew"
+            raise IdentificationError(reason) from None
+        return cls(path=path, class_name=str(values.get("class_name", "")), features=features, passport=passport)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,7 +130,7 @@ class PassportBook:
             raise IdentificationError('"sites" and "left_out" must be objects; the file is damaged, write it anew')
         return cls(
             model=str(values.get("model", "")),
-            entries=tuple(_entry(path, entry) for path, entry in sites.items()),
+            entries=tuple(Entry.from_json(path, entry) for path, entry in sites.items()),
             left_out={path: str(reason) for path, reason in left_out.items()},
         )
 
@@ -155,18 +175,3 @@ def survey(model: nn.Module, run: Callable[[], object], *, name: str = "") -> Pa
     with torch.no_grad():
         sites, left_out = find_sites(model, trace(model, run))
     return PassportBook.of(name or type(model).__name__, sites, left_out)
-
-
-def _entry(path: str, values: Any) -> Entry:
-    try:
-        passport = Passport.from_json(values)
-        features = values["features"]
-        if not isinstance(features, int) or features < 1:
-            raise IdentificationError(
-                f"features must be a whole number from 1 on, got {features!r}; write the file anew"
-            )
-    except NormkitError as error:
-        raise IdentificationError(f"{path}: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise IdentificationError(f"{path} is damaged ({type(error).__name__}: {error}); write the file anew") from None
-    return Entry(path=path, class_name=str(values.get("class_name", "")), features=features, passport=passport)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -66,22 +66,19 @@ def convenient(specimen: Specimen, shape: tuple[int, ...], call: Call | None) ->
         except ShapeError as error:
             refusal = error
         else:
-            return (max(sizes[0], 2), *sizes[1:]), _fixed_samples(specimen, sizes)
+            samples = None
+            try:
+                specimen(torch.ones(sizes[0] + 1, *sizes[1:], device=specimen.device, dtype=specimen.dtype))
+            except ShapeError:
+                # It was exported or compiled for one shape.
+                samples = sizes[0]
+            except UnrecognisedError:
+                pass
+            return (max(sizes[0], 2), *sizes[1:]), samples
     if returned is not None:
         return returned, None
     assert refusal is not None
     raise _explained(specimen, shape, call, refusal) from refusal.__cause__
-
-
-def _fixed_samples(specimen: Specimen, sizes: tuple[int, ...]) -> int | None:
-    """The number of samples, where the norm takes no other: it was exported or compiled for one shape."""
-    try:
-        specimen(torch.ones(sizes[0] + 1, *sizes[1:], device=specimen.device, dtype=specimen.dtype))
-    except ShapeError:
-        return sizes[0]
-    except UnrecognisedError:
-        return None
-    return None
 
 
 def _shapes(specimen: Specimen, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -119,20 +116,12 @@ def _explained(
         return IdentificationError(
             f"the norm refuses an input on {specimen.device} ({said}); pass device=, or move the norm"
         )
-    if _says_the_same_of_all_shapes(specimen, shape, said):
-        return IdentificationError(f"the norm raises {kind} whatever it is given ({said})")
-    return ShapeError(f"the norm refuses an input of shape {shape} ({said}); give a shape that it takes")
-
-
-def _says_the_same_of_all_shapes(specimen: Specimen, shape: Sequence[int], said: str) -> bool:
     n = shape[-1]
     for sizes in ((2, n), (2, 3, n), (2, n, 3, 5), (2, n + 1), (7,)):
         try:
             specimen(torch.ones(sizes, device=specimen.device, dtype=specimen.dtype))
         except (UnrecognisedError, NormkitError) as error:
-            cause = error.__cause__
-            if not isinstance(cause, Exception) or first_line(cause) != said:
-                return False
-        else:
-            return False
-    return True
+            if isinstance(error.__cause__, Exception) and first_line(error.__cause__) == said:
+                continue
+        return ShapeError(f"the norm refuses an input of shape {shape} ({said}); give a shape that it takes")
+    return IdentificationError(f"the norm raises {kind} whatever it is given ({said})")

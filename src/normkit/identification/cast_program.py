@@ -65,7 +65,12 @@ class _Candidate:
         return all(self.rates[dtype].share >= share - _FLIPS for dtype, share in shares.items())
 
     def figures(self) -> str:
-        return " and ".join(f"{_share(rate.share)} in {dtype_name(dtype)}" for dtype, rate in self.rates.items())
+        # With as many digits as tell them from 100 %.
+        shares = {dtype_name(dtype): rate.share for dtype, rate in self.rates.items()}
+        return " and ".join(
+            f"{'100%' if share == 1 else f'{share:.2%}' if share > 0.99 else f'{share:.1%}'} in {name}"
+            for name, share in shares.items()
+        )
 
 
 def recover(
@@ -82,7 +87,8 @@ def recover(
     if not compared:
         return Program(spec=spec, rate=1.0, readings=open_readings(spec, "it does not run in bfloat16 or float16"))
     first = next(iter(compared))
-    output, reading = _output_dtype([run for run in runs if _half_of(run, first)], first, specimen)
+    first_dtype = [run for run in runs if first in (run.x.dtype, run.parameter_dtype)]
+    output, reading = _output_dtype(first_dtype, first, specimen)
     programs = [each for each in _candidates(spec, output) if not overflows or each.statistics_dtype == "input"]
     candidates = _rated(programs, compared)
     eps: dict[str, Reading] = {}
@@ -125,26 +131,19 @@ def rate_of(
     return 1.0
 
 
-def _half_of(run: Run, dtype: torch.dtype) -> bool:
-    """The run is one of those in this 16-bit dtype."""
-    parameters = run.weight if run.weight is not None else run.bias
-    return run.x.dtype == dtype or (parameters is not None and parameters.dtype == dtype)
-
-
 def _rated(
     programs: Sequence[NormSpec], compared: Mapping[torch.dtype, Sequence[Run]], own_eps: bool = False
 ) -> list[_Candidate]:
-    """How well each program explains the runs; with the machine epsilon of the run's own dtype, if so wanted."""
-    return [
-        _Candidate(
-            spec=spec,
-            rates={
-                dtype: half_precision_calls.rate(some, spec.replace(eps=torch.finfo(dtype).eps) if own_eps else spec)
-                for dtype, some in compared.items()
-            },
-        )
-        for spec in programs
-    ]
+    """How well each program explains the runs; `own_eps` gives it the machine epsilon of the run's own dtype."""
+    candidates = []
+    for spec in programs:
+        rates = {}
+        for dtype, runs in compared.items():
+            rates[dtype] = half_precision_calls.rate(
+                runs, spec.replace(eps=torch.finfo(dtype).eps) if own_eps else spec
+            )
+        candidates.append(_Candidate(spec=spec, rates=rates))
+    return candidates
 
 
 def _best(candidates: Sequence[_Candidate]) -> _Candidate:
@@ -155,7 +154,7 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
     """The reading of the casts, from the rates of all programs."""
     shares = {dtype: rate.share for dtype, rate in found.rates.items()}
     others = [candidate for candidate in candidates if not candidate.is_as_good_as(shares)]
-    seen = f"of {outputs} outputs {found.figures()} are bit for bit those of {_in_words(found.spec)}"
+    seen = f"the program with {_in_words(found.spec)} gives {found.figures()} of {outputs} outputs bit for bit"
     orders = sorted({rate.order for rate in found.rates.values()} - {DEFINITION})
     if orders:
         seen += f", computed as {' or '.join(orders)}"
@@ -165,22 +164,18 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
     evidence = [seen]
     if len(found.rates) < len(HALF):
         (only,) = found.rates
-        evidence.append(f"it runs in {dtype_name(only)} only, of the two")
+        evidence.append(f"the norm runs in {dtype_name(only)}, not in the other 16-bit dtype")
     if found.worst < _MATCHED:
-        return open_readings(found.spec, _reason(found, candidates), *evidence)
+        reason = f"no program gives its bits; the nearest, {_in_words(found.spec)}: {found.figures()}"
+        own = {dtype: max(candidates, key=lambda candidate: candidate.rates[dtype].share) for dtype in found.rates}
+        if all(candidate.rates[dtype].share >= _MATCHED for dtype, candidate in own.items()):
+            words = "; ".join(f"in {dtype_name(dtype)} {_in_words(candidate.spec)}" for dtype, candidate in own.items())
+            reason = f"its program depends on the input's dtype: {words}"
+        return open_readings(found.spec, reason, *evidence)
     readings = {"casts": Reading(value=value_of(found.spec, "casts"), evidence=tuple(evidence))}
     if found.spec.weight_offset:
         readings["offset dtype"] = _offset_reading(found, candidates)
     return readings
-
-
-def _reason(found: _Candidate, candidates: Sequence[_Candidate]) -> str:
-    """Why no program is the norm's own."""
-    own = {dtype: max(candidates, key=lambda candidate: candidate.rates[dtype].share) for dtype in found.rates}
-    if all(candidate.rates[dtype].share >= _MATCHED for dtype, candidate in own.items()):
-        words = "; ".join(f"in {dtype_name(dtype)} {_in_words(candidate.spec)}" for dtype, candidate in own.items())
-        return f"its program depends on the input's dtype: {words}"
-    return f"no program gives its bits; the nearest, {_in_words(found.spec)}: {found.figures()}"
 
 
 def _offset_reading(found: _Candidate, candidates: Sequence[_Candidate]) -> Reading:
@@ -245,11 +240,6 @@ def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
             offset_dtype=offset,
             output_dtype=output,
         )
-
-
-def _share(share: float) -> str:
-    """A rate with as many digits as tell it from 100 %."""
-    return "100%" if share == 1 else f"{share:.2%}" if share > 0.99 else f"{share:.1%}"
 
 
 def _dtype_in_words(spec: NormSpec) -> str:

@@ -12,7 +12,6 @@ from torch import Tensor
 from normkit.conventions.rows import CHANNELS_LAST, Rows
 from normkit.errors import ShapeError
 from normkit.identification.passport import Reading
-from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import NormSpec
 
@@ -120,7 +119,7 @@ def moved_outputs(
 
 def _moved(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Which outputs move when the first input element does."""
-    far = precision_of(specimen.dtype).far
+    far = specimen.precision.far
     x = far * torch.randn(tuple(shape), generator=generator).to(specimen.device)
     step = 4 * far * math.sqrt(x.numel())
     return moved_outputs(specimen, x, (0,) * x.dim(), step, lambda change, _: change > _MOVED * change.max())
@@ -128,7 +127,7 @@ def _moved(specimen: Specimen, shape: Sequence[int], generator: torch.Generator)
 
 def _refuse_uneven(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> None:
     """If the first input moves only its own output, other inputs may move more: then the norm is refused."""
-    far = precision_of(specimen.dtype).far
+    far = specimen.precision.far
     x = far * torch.randn(tuple(shape), generator=generator).to(specimen.device)
     rest = specimen(x)
     for _ in range(_HALVES):

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from normkit.identification.passport import Reading
-from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen
 
 _LONGEST = 768
@@ -178,5 +177,5 @@ def _called(specimen: Specimen, shape: Sequence[int], rows: Tensor) -> Tensor:
     """The outputs of rows of shape (rows, n), each repeated along the axes between batch and features."""
     between = (1,) * (len(shape) - 2)
     spread = rows.reshape(len(rows), *between, shape[-1]).expand(len(rows), *shape[1:])
-    y = specimen((precision_of(specimen.dtype).far * spread).to(specimen.device, specimen.dtype).contiguous())
+    y = specimen((specimen.precision.far * spread).to(specimen.device, specimen.dtype).contiguous())
     return y.double().cpu().reshape(len(rows), -1, shape[-1])[:, 0]

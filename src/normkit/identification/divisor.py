@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -114,7 +114,12 @@ def choose(
         # n - 1 corrects for a mean. Without a mean it is accepted only where the length is exact enough.
         others = [each for each in others if not each[0].correction]
     rivals = [each for each, rounded, surprise in others if rounded < _UNROUND and surprise < min(surprises) + _RIVAL]
-    divided = f"the sum of squares is {divisor.words}{_because(length, len(possible), n, divisor)}"
+    divided = f"the sum of squares is {divisor.words}"
+    if length is None:
+        divided += f": at n = {n} this makes eps the roundest number (a gain hides the length of rows; assumed 1)"
+    else:
+        divided += f": a normalized row has root mean square {length:.7g} per unit of gain"
+        divided += "" if len(possible) == 1 or divisor == Divisor() else ", and this makes eps the roundest number"
     if rivals or (others and level == _UNROUND):
         rival = rivals[0] if rivals else others[0][0]
         reading = Reading.open(f"the sum of squares may as well be {rival.words}, eps tells no difference", divided)
@@ -125,21 +130,14 @@ def choose(
     if rival is not None and length is None and eps:
         line = f"with the other divisor it is {_eps(rival, felt, n):.6g}"
         eps_reading = Reading.open(line, *eps_reading.evidence)
-    twin = _twin(read, surprises, divisor, n) if length is not None and eps and level < _UNROUND else None
-    if twin is not None:
-        reason = f"at n = {n} the same function is: {twin[0].words}, eps = {twin[1]:g}, no less round"
-        reading, eps_reading = (Reading.open(reason, *each.evidence) for each in (reading, eps_reading))
+    # Other words for the same function may be as likely.
+    for (other, _, other_eps), surprise in zip(read, surprises, strict=True):
+        is_twin = other != divisor and _are_alike(other, divisor, n) and surprise == min(surprises)
+        if is_twin and length is not None and eps and level < _UNROUND:
+            reason = f"at n = {n} the same function is: {other.words}, eps = {other_eps:g}, no less round"
+            reading, eps_reading = (Reading.open(reason, *each.evidence) for each in (reading, eps_reading))
+            break
     return Choice(divisor=divisor, eps=eps, readings={"divisor": reading, "eps": eps_reading}, rival=rival)
-
-
-def _twin(
-    read: Sequence[tuple[Divisor, int, float]], surprises: Sequence[float], divisor: Divisor, n: int
-) -> tuple[Divisor, float] | None:
-    """Other words for the same function that are as likely, and its eps in them."""
-    for (other, _, eps), surprise in zip(read, surprises, strict=True):
-        if other != divisor and _are_alike(other, divisor, n) and surprise == min(surprises):
-            return other, eps
-    return None
 
 
 def _are_alike(a: Divisor, b: Divisor, n: int) -> bool:
@@ -153,10 +151,10 @@ def _eps(divisor: Divisor, felt: RollOff, n: int) -> float:
 
 
 def settle_machine_eps(choice: Choice, n: int, dtype: torch.dtype, felt_in: Callable[[torch.dtype], RollOff]) -> Choice:
-    """The choice, where the response in other dtypes decides whether a machine epsilon as eps means eps=None.
+    """The choice; the response in other dtypes decides whether an eps that is a machine epsilon means eps=None.
 
     Args:
-        choice: As `choose` found it in `dtype`.
+        choice: What `choose` found in `dtype`.
         n: Features of a row.
         dtype: In which it was found.
         felt_in: The response of the same norm in another dtype.
@@ -212,13 +210,6 @@ def roundness(value: float, tolerance: float) -> tuple[int, float]:
         if math.isclose(value, rounded, rel_tol=tolerance):
             return (1 if digits <= 2 else 2), rounded
     return _UNROUND, value
-
-
-def _because(length: float | None, possible: int, n: int, divisor: Divisor) -> str:
-    if length is None:
-        return f": at n = {n} this makes eps the roundest number (a gain hides the length of rows; assumed 1)"
-    told = f": a normalized row has root mean square {length:.7g} per unit of gain"
-    return told if possible == 1 or divisor == Divisor() else f"{told}, and this makes eps the roundest number"
 
 
 def _eps_reading(eps: float, measured: float, felt: RollOff) -> Reading:

@@ -14,7 +14,6 @@ from normkit.conventions.eps import EpsPlacement
 from normkit.conventions.gain import NO_GAIN
 from normkit.conventions.rows import CENTRINGS
 from normkit.identification import half_precision_calls
-from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import NormSpec
 
@@ -57,7 +56,7 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
     Raises:
         UnrecognisedError: If none of the three explains r.
     """
-    precision = precision_of(specimen.dtype)
+    precision = specimen.precision
     low, high = precision.window
     first, last = precision.scales
     narrow = specimen.dtype == torch.float16 and half_precision_calls.overflows(specimen, shape, generator)
@@ -69,62 +68,44 @@ def roll_off(specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator
         raise UnrecognisedError("norm", "its output is not finite for small inputs that are not zero")
     means = r.mean(1)
     felt = (means > low) & (means < high)
+    smallest = f"{float(k.min()):.0e}"
     if not bool(felt.any()) and bool((means > low).all()):
-        return _unfelt(specimen, float(k.min()), shape)
+        # No row is shortened: eps is absent, or too small for the dtype's smallest rows.
+        evidence, reason = f"inputs down to {smallest} are not shortened", None
+        if specimen.dtype == torch.float16:
+            reason = "eps is absent or too small for float16, which has no smaller inputs with digits enough"
+        elif bool(torch.isfinite(specimen(torch.zeros(tuple(shape), device=specimen.device))).all()):
+            reason = "eps is too small to be felt, or zeros are treated in another way"
+        else:
+            evidence += ", and zeros are divided by zero: no eps"
+        return RollOff(placement="inside", eps=0.0, error=0.0, evidence=evidence, undecidable=reason)
     inside = (r[felt] > low) & (r[felt] < high)
     found = {name: _constant(model(k[felt], r[felt]), inside) for name, model in MODELS.items()}
     placement = min(found, key=lambda name: found[name][1])
     eps, spread = found[placement]
     scales = int(felt.sum())
     if scales < 3 and specimen.dtype == torch.float16:
-        return RollOff(
-            placement="inside",
-            eps=0.0,
-            error=0.0,
-            evidence=f"inputs of rms {float(k.min()):.0e} are shortened to {float(means.min()):.2f}",
-            undecidable="eps is felt only where float16 has too few digits left to tell where it enters",
-        )
+        evidence = f"inputs of rms {smallest} are shortened to {float(means.min()):.2f}"
+        reason = "eps is felt only where float16 has too few digits left to tell where it enters"
+        return RollOff(placement="inside", eps=0.0, error=0.0, evidence=evidence, undecidable=reason)
     if scales < 2 or spread > precision.constant:
         raise UnrecognisedError("norm", "the way it shortens small inputs fits no eps, inside, outside or as a clamp")
     if placement == "clamp" and eps > _CLIPS:
         raise UnrecognisedError("norm", f"it leaves rows shorter than rms {eps:.3g} as they are: a clip")
     runner_up = min(other for name, (_, other) in found.items() if name != placement)
     where = {"inside": "inside the root", "outside": "outside the root", "clamp": "as a lower clamp"}[placement]
-    evidence = (
-        f"small inputs are shortened as by eps {where}: its value is constant to {spread:.0e} over "
-        f"{scales} input scales (next best model: {runner_up:.2f})"
-    )
+    evidence = f"eps {where} explains how small inputs are shortened: computed at each of {scales} input scales, it is "
+    evidence += f"constant to {spread:.0e} (next best model: {runner_up:.2f})"
     # The mean over the scales is better than each of them.
     error = max(precision.eps, 5 * spread / math.sqrt(scales)) + (precision.least / 2 / eps if narrow else 0.0)
     return RollOff(placement=placement, eps=eps, error=error, evidence=evidence)
-
-
-def _unfelt(specimen: Specimen, smallest: float, shape: Sequence[int]) -> RollOff:
-    """No row is shortened: eps is absent, or too small for the dtype's smallest rows."""
-    evidence = f"inputs down to {smallest:.0e} are not shortened"
-    if specimen.dtype != torch.float16:
-        finite = bool(torch.isfinite(specimen(torch.zeros(tuple(shape), device=specimen.device))).all())
-        return RollOff(
-            placement="inside",
-            eps=0.0,
-            error=0.0,
-            evidence=evidence if finite else f"{evidence}, and zeros are divided by zero: no eps",
-            undecidable="eps is too small to be felt, or zeros are seen to in another way" if finite else None,
-        )
-    return RollOff(
-        placement="inside",
-        eps=0.0,
-        error=0.0,
-        evidence=evidence,
-        undecidable="eps is absent or too small for float16, which has no smaller inputs with digits enough",
-    )
 
 
 def _responses(
     specimen: Specimen, spec: NormSpec, shape: Sequence[int], generator: torch.Generator, exponents: range
 ) -> tuple[Tensor, Tensor]:
     """The lengths k of rows and the responses r(k), of shape (scales, rows)."""
-    precision = precision_of(specimen.dtype)
+    precision = specimen.precision
     plain = spec.replace(eps=0.0, **NO_GAIN.conventions())
     samples = min(_MOST_SAMPLES, max(1, math.ceil(precision.rows / math.prod(shape[1:]))))
     centred = plain.replace(**CENTRINGS[True, True].conventions())

@@ -52,9 +52,14 @@ class Finder:
         """
         sizes = tuple((name, value.shape, value.dtype) for name, value in module.named_parameters())
         known = self._known[type(module), shape[1:], sizes]
-        for first, examination in known:
-            if agrees(module, examination):
-                return _confirmed(examination, module, first)
+        for first, like in known:
+            if agrees(module, like):
+                # The result for a like module, with the weight and bias of this one.
+                line = f"found on {first}, a like module; on this one the formula and its casts were verified"
+                passport, kind = like.passport, like.passport.readings["kind"]
+                weight, bias = (None if part is None else part.detach().clone() for part in like.affine.of(module))
+                readings = {**passport.readings, "kind": replace(kind, evidence=(*kind.evidence, line))}
+                return replace(like, passport=replace(passport, readings=readings, weight=weight, bias=bias))
         try:
             found = examine(module, _with_rows(shape), dtype=dtype)
         except (NormkitError, RuntimeError):
@@ -66,23 +71,16 @@ class Finder:
 
     def uncalled(self, module: nn.Module, path: str) -> list[Examination | None]:
         """What a module computes that no call has shown: one result for each layout of inputs that it takes."""
+        features = list(_features(module))
+        features_last = [(2, 3, *sizes) for sizes in features]
+        channels_first = [(2, *sizes, *space) for sizes in features if len(sizes) == 1 for space in _SPACES]
         tried: list[Examination | None] = []
-        for layout in _layouts(module):
+        for layout in (features_last, channels_first):
             for shape in layout:
                 if not (tried and len(shape) == 2) and _takes(module, shape):
                     tried.append(self.examined(module, path, shape))
                     break
         return tried
-
-
-def _confirmed(examination: Examination, module: nn.Module, path: str) -> Examination:
-    """The result for a like module, with the weight and bias of this one."""
-    line = f"found on {path}, a like module; on this one the formula and its casts were verified"
-    passport = examination.passport
-    kind = passport.readings["kind"]
-    weight, bias = (None if part is None else part.detach().clone() for part in examination.affine.of(module))
-    readings = {**passport.readings, "kind": replace(kind, evidence=(*kind.evidence, line))}
-    return replace(examination, passport=replace(passport, readings=readings, weight=weight, bias=bias))
 
 
 def is_called_like_a_norm(call: ModuleCall, module: nn.Module) -> bool:
@@ -117,16 +115,18 @@ def likeness(module: nn.Module) -> object:
     return tuple(
         (
             type(part),
-            tuple(sorted((name, repr(value)) for name, value in vars(part).items() if _is_plain(name, value))),
+            tuple(
+                sorted(
+                    (name, repr(value))
+                    for name, value in vars(part).items()
+                    if name != "training" and isinstance(value, (bool, int, float, str, tuple, type(None)))
+                )
+            ),
             tuple((name, value.shape) for name, value in part.named_parameters(recurse=False)),
             tuple((name, value.shape) for name, value in part.named_buffers(recurse=False)),
         )
         for part in module.modules()
     )
-
-
-def _is_plain(name: str, value: object) -> bool:
-    return name != "training" and isinstance(value, (bool, int, float, str, tuple, type(None)))
 
 
 def forward_arguments(module: nn.Module) -> list[inspect.Parameter]:
@@ -135,13 +135,6 @@ def forward_arguments(module: nn.Module) -> list[inspect.Parameter]:
         return list(inspect.signature(module.forward).parameters.values())
     except (TypeError, ValueError):
         return []
-
-
-def _layouts(module: nn.Module) -> Iterator[list[tuple[int, ...]]]:
-    """Shapes that a module may take: first with the features last, then with the channels first."""
-    features = list(_features(module))
-    yield [(2, 3, *sizes) for sizes in features]
-    yield [(2, *sizes, *space) for sizes in features if len(sizes) == 1 for space in _SPACES]
 
 
 def _features(module: nn.Module) -> Iterator[tuple[int, ...]]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from normkit import reference
 from normkit.conventions.gain import NO_GAIN
 from normkit.conventions.rows import CENTRINGS, Rows
-from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import NormSpec
 
@@ -72,7 +71,7 @@ def check_kind(specimen: Specimen, shape: Sequence[int], generator: torch.Genera
     Raises:
         UnrecognisedError: If not.
     """
-    precision = precision_of(specimen.dtype)
+    precision = specimen.precision
     growth, scale = precision.growth, precision.far
     x = torch.randn(tuple(shape), generator=generator).to(specimen.device)
     near, far = specimen(scale * x), specimen(growth * scale * x)
@@ -110,14 +109,14 @@ def _wrong_power(degree: float) -> str:
 def saturates(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
     """Whether the output turns between inputs of magnitude 1 and large ones: not a norm, but something that clips."""
     x = torch.randn(tuple(shape), generator=generator).to(specimen.device)
-    far = precision_of(specimen.dtype).far * x
+    far = specimen.precision.far * x
     return bool(torch.cosine_similarity(specimen(x).flatten().double(), specimen(far).flatten().double(), dim=0) < 0.99)
 
 
 def respond(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Parity:
     """Call the norm far from eps on random rows of different means."""
     shift = torch.linspace(-2, 2, _SAMPLES).reshape(-1, *(1,) * (len(shape) - 1))
-    precision = precision_of(specimen.dtype)
+    precision = specimen.precision
     rows = precision.far * (torch.randn(_SAMPLES, *shape[1:], generator=generator) + shift)
     x = rows.to(specimen.device, specimen.dtype)
     plus, minus = specimen(x).double(), specimen(-x).double()

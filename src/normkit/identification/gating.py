@@ -17,7 +17,6 @@ from normkit.errors import IdentificationError, NormkitError
 from normkit.identification import coupling, formula
 from normkit.identification.maps import ACTIVATIONS
 from normkit.identification.passport import CONVENTIONS, Passport, Reading, value_of, without_spec
-from normkit.identification.precision import precision_of
 from normkit.identification.specimen import Specimen, UnrecognisedError, one_of
 
 Recover = Callable[[Specimen, tuple[int, ...]], Passport | None]
@@ -67,7 +66,7 @@ class Probe:
 
     def __init__(self, specimen: Specimen, second: Second, shape: tuple[int, ...], generator: torch.Generator) -> None:
         self.specimen, self.second, self.shape, self._generator = specimen, second, shape, generator
-        precision = precision_of(specimen.dtype)
+        precision = specimen.precision
         self._far, self._fits = precision.far, precision.fits
         self.x = self._far * self._normal(shape)
 

@@ -1,6 +1,6 @@
 """Calls of a norm in 16 bits, and how many of their outputs a compute program gives bit for bit.
 
-A program is run in each of the usual orders of operation, in float32 or in 16 bits, as code would run it.
+A program is run in each usual order of operations, in float32 or in 16 bits, as code would run it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NEAR = 0.98
 
 
 class Scale(NamedTuple):
-    """One way to come by what divides a row, or multiplies it."""
+    """One way to compute the divisor of a row and the factor in its place."""
 
     words: str
     divisor: Tensor
@@ -61,7 +61,10 @@ def outputs(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | Non
         for part in (gain, shift)
     )
     rows = spec.rows.split(x.to(work).contiguous())
-    gain, shift = (None if part is None else _rows(part, x, spec) for part in (gain, shift))
+    # One number stays one, for it promotes no other dtype.
+    gain, shift = (
+        part if part is None or part.dim() == 0 else spec.rows.split(part.expand(x.shape)) for part in (gain, shift)
+    )
     for words, normalized, has_gain in _normalized(x, rows, spec, None if early not in (None, work) else gain):
         y = normalized if early is None or has_gain else normalized.to(early)
         if gain is not None and not has_gain:
@@ -70,11 +73,6 @@ def outputs(x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | Non
         yield words, spec.rows.joined(y, x).to(to)
     if early is None and not spec.gain.is_before and (fused := _fused(x, spec, weight, bias)) is not None:
         yield "by torch's kernel, gain and bias in it", fused.to(to)
-
-
-def _rows(parameter: Tensor, x: Tensor, spec: NormSpec) -> Tensor:
-    """Gain or bias in the layout of rows; one number stays one, for it promotes no other dtype."""
-    return parameter if parameter.dim() == 0 else spec.rows.split(parameter.expand(x.shape))
 
 
 def _normalized(x: Tensor, rows: Tensor, spec: NormSpec, gain: Tensor | None) -> Iterator[tuple[str, Tensor, bool]]:
@@ -131,7 +129,7 @@ def _scales(rows: Tensor, spec: NormSpec, eps: float) -> Iterator[Scale]:
 
 
 def _has_kernel(spec: NormSpec) -> bool:
-    """torch has a function for this formula."""
+    """Whether torch has a function for this formula."""
     return spec.placement.power == 2 and spec.divisor == Divisor() and not spec.centring.is_half
 
 
@@ -166,6 +164,11 @@ class Run:
     """In the dtype of the run's parameters."""
     bias: Tensor | None
     """In the dtype of the run's parameters."""
+
+    @property
+    def parameter_dtype(self) -> torch.dtype | None:
+        """The dtype of weight and bias; None where there is neither."""
+        return next((part.dtype for part in (self.weight, self.bias) if part is not None), None)
 
     def match(self, expected: Tensor) -> float:
         """Share of the outputs that are as expected: the same 16-bit number, or in float32 equal to within 8 roundings.
@@ -261,7 +264,7 @@ def rate(runs: Sequence[Run], spec: NormSpec) -> Rate:
 
 
 def overflows(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> bool:
-    """In float16, rows of magnitude 1000 come out not finite, or as if they were zero."""
+    """Whether float16 rows of magnitude 1000 come out not finite, or as if they were zero."""
     samples = (16, *shape[1:])
     signs = torch.randn(samples, generator=generator).sign()
     x = (_LARGE * signs * (1 + 0.5 * torch.rand(samples, generator=generator))).to(specimen.device, torch.float16)

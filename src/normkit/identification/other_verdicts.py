@@ -204,7 +204,8 @@ def _partial_statistics(specimen: Specimen, shape: tuple[int, ...], generator: t
 def _rescaled_eps(specimen: Specimen, shape: tuple[int, ...], generator: torch.Generator) -> dict[str, Reading]:
     """Reading "rescaled eps" of a norm whose eps is too large for its rows to fit any formula."""
     with drawn(specimen, generator):
-        specimen.fill(specimen.parameters, 1.0)
+        for parameter in specimen.parameters.values():
+            parameter.fill_(1.0)
         for centred in (False, True):
             spec = NormSpec(centre_numerator=centred, centre_statistics=centred)
             found = conditioning.rescaled_eps(specimen, spec, shape, generator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,10 +66,8 @@ _FLOAT32 = Precision(
     smallest=1e-12,
     spike=1000.0,
 )
-_BFLOAT16 = Precision(
-    far=2.0**20,
-    growth=64.0,
-    scales=(-62, 10),
+_BFLOAT16 = replace(
+    _FLOAT32,
     rows=16384,
     window=(0.03, 0.9),
     fits=0.015,
@@ -79,9 +77,6 @@ _BFLOAT16 = Precision(
     length=2e-3,
     eps=5e-3,
     constant=0.05,
-    least=0.0,
-    smallest=1e-12,
-    spike=1000.0,
 )
 _FLOAT16 = Precision(
     far=8.0,

@@ -43,10 +43,19 @@ def side_effect_readings(specimen: Specimen, shape: Sequence[int], generator: to
             reason = "the same input gives different outputs, with the same random numbers: it keeps a state"
         repeatable = Reading(value=False, evidence=(reason,))
         raise UnrecognisedError("undecidable", reason, {"repeatable": repeatable, **_scale(specimen, x)})
-    found = {
-        **_input(_overwritten(specimen, x) if not same(given, x) else [], aliased),
-        "repeatable": Reading(value=True, evidence=("the same input gives the same output, bit for bit",)),
-    }
+    found = {"repeatable": Reading(value=True, evidence=("the same input gives the same output, bit for bit",))}
+    if same(given, x):
+        lines = ["the input is the same after the call"]
+        if aliased:
+            lines.append("the output lies in the memory of the input: what changes one changes the other")
+        found = {"input": Reading(value="kept", evidence=tuple(lines)), **found}
+    else:
+        line = f"the call changes its own input{': it works in place' if aliased else ''}"
+        overwritten = {
+            "input": Reading(value="overwritten", evidence=(line,)),
+            "overwritten in": Reading(value=_overwritten(specimen, x)),
+        }
+        found = {**overwritten, **found}
     return found if specimen.module is None else {**found, "training": _training(specimen, x, first, generator)}
 
 
@@ -61,17 +70,6 @@ def _overwritten(specimen: Specimen, x: Tensor) -> list[str]:
             continue
         found += [] if same(given, x.to(dtype)) else [dtype_name(dtype)]
     return list(dict.fromkeys(found))
-
-
-def _input(overwritten: list[str], aliased: bool) -> dict[str, Reading]:
-    if overwritten:
-        where = ": it works in place" if aliased else ""
-        reading = Reading(value="overwritten", evidence=(f"the call changes its own input{where}",))
-        return {"input": reading, "overwritten in": Reading(value=overwritten)}
-    lines = ["the input is the same after the call"]
-    if aliased:
-        lines.append("the output lies in the memory of the input: what changes one changes the other")
-    return {"input": Reading(value="kept", evidence=tuple(lines))}
 
 
 def _training(specimen: Specimen, x: Tensor, in_eval: Tensor, generator: torch.Generator) -> Reading:
@@ -112,7 +110,7 @@ def _scale(specimen: Specimen, x: Tensor) -> dict[str, Reading]:
     ratio = long.norm() / short.norm()
     if not (float(follows) > _FOLLOWS and 1 / _AS_LONG < float(ratio) < _AS_LONG):
         return {}
-    return {"scale": Reading(value="forgotten", evidence=("what enters 256 times as long leaves as long",))}
+    return {"scale": Reading(value="forgotten", evidence=("an input 256 times as long gives an output as long",))}
 
 
 def _seeded(specimen: Specimen, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,13 +15,13 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from normkit import reference, specs
+from normkit import specs
 from normkit.errors import InputError
-from normkit.identification.behaviour import Examination
 from normkit.identification.finder import Finder, is_called_like_a_norm
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sharding import is_elsewhere, whole
 from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
+from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import offer
 
@@ -85,81 +85,31 @@ def find_sites(model: nn.Module, trace: Trace) -> tuple[tuple[NormSite, ...], tu
     Returns:
         The sites in forward order; and the modules that normalize in a way that no spec describes.
     """
-    search = _Search(model)
+    finder, seen = Finder(), set[str]()
+    sites: list[NormSite] = []
+    others: list[OtherNorm] = []
     for call in trace.modules:
-        search.consider(call)
-    sites = [*search.sites]
-    for called in trace.functions:
-        # A function that a norm calls is a part of that norm.
-        if any(is_within(called.parent, found.path) for found in search.sites):
+        if call.path in seen or any(is_within(call.path, site.path) for site in sites):
             continue
-        site = _function_site(called)
-        if site is not None:
-            sites.append(site)
+        seen.add(call.path)
+        module = model.get_submodule(call.path)
+        if is_called_like_a_norm(call, module):
+            with whole(module):
+                found = _module_site(finder, call, module)
+            if isinstance(found, NormSite):
+                sites.append(found)
+            elif found is not None:
+                others.append(found)
+    # A function that a norm calls is a part of that norm.
+    outside = (call for call in trace.functions if not any(is_within(call.parent, site.path) for site in sites))
+    sites += [site for call in outside if (site := _function_site(call)) is not None]
     first = {site.path: site for site in sorted(sites, key=lambda site: -site.order)}
     ordered = tuple(sorted(first.values(), key=lambda site: site.order))
-    bare = [each for each in search.unrecognised if not any(is_within(site.parent, each.path) for site in ordered)]
+    bare = [each for each in others if not any(is_within(site.parent, each.path) for site in ordered)]
     outermost = tuple(
         each for each in bare if not any(is_within(each.path, other.path) for other in bare if other is not each)
     )
     return ordered, outermost
-
-
-class _Search:
-    """Candidates in forward order; like modules are identified once and then only verified."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.sites: list[NormSite] = []
-        self.unrecognised: list[OtherNorm] = []
-        self._seen: set[str] = set()
-        self._finder = Finder()
-
-    def consider(self, call: ModuleCall) -> None:
-        """Add the call's module if it is a norm."""
-        if call.path in self._seen or any(is_within(call.path, site.path) for site in self.sites):
-            return
-        self._seen.add(call.path)
-        module = self.model.get_submodule(call.path)
-        if not is_called_like_a_norm(call, module):
-            return
-        with whole(module):
-            self._consider_whole(call, module)
-
-    def _consider_whole(self, call: ModuleCall, module: nn.Module) -> None:
-        found = self._examined(call, module)
-        if found is None:
-            return
-        passport = found.passport
-        if passport.verdict not in ("norm", "batch", "gated", "adaptive") and not passport.readings.keys() & _NORM_LIKE:
-            return
-        # A hook sees one of two inputs, and the norm is that of their sum.
-        if passport.spec is None or "residual" in passport.readings:
-            kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
-            named = (passport.readings[name] for name in (*_TELLING, "kind") if name in passport.readings)
-            seen = next(reading.evidence[0] for reading in named if reading.evidence)
-            self._add_other(call.path, module, passport, kind + seen)
-        elif call.tensors > 1:
-            reason = (
-                f"gated or adaptive norm: called with {call.tensors} tensors; on the first alone it is {passport.spec}"
-            )
-            self._add_other(call.path, module, passport, reason)
-        else:
-            self.sites.append(_module_site(call, module, found))
-
-    def _add_other(self, path: str, module: nn.Module, passport: Passport, reason: str) -> None:
-        self.unrecognised.append(OtherNorm(path=path, reason=f"{type(module).__name__}: {reason}", passport=passport))
-
-    def _examined(self, call: ModuleCall, module: nn.Module) -> Examination | None:
-        found = self._finder.examined(module, call.path, call.input_shape)
-        if found is None or found.passport.spec is not None or call.input_dtype != torch.float32:
-            return found
-        held = {parameter.dtype for parameter in module.parameters()}
-        if len(held) == 1 and held <= {*reference.HALF}:
-            # It may round its input to the dtype of its parameters, and be a norm of the rounded input.
-            rounding = self._finder.examined(module, call.path, call.input_shape, held.pop())
-            return rounding if rounding is not None and rounding.passport.spec is not None else found
-        return found
 
 
 def is_within(path: str, outer: str) -> bool:
@@ -167,18 +117,37 @@ def is_within(path: str, outer: str) -> bool:
     return outer in ("", path) or path.startswith(f"{outer}.")
 
 
-def _module_site(call: ModuleCall, module: nn.Module, found: Examination) -> NormSite:
-    spec = found.passport.spec
-    assert spec is not None
-    shape = _feature_shape(call.input_shape, spec)
+def _module_site(finder: Finder, call: ModuleCall, module: nn.Module) -> NormSite | OtherNorm | None:
+    """The site of a module's call, or why no spec describes the norm that it is; None if it is no norm."""
+    found = finder.examined(module, call.path, call.input_shape)
+    if found is None:
+        return None
+    held = {parameter.dtype for parameter in module.parameters()}
+    if found.passport.spec is None and call.input_dtype == torch.float32 and len(held) == 1 and held <= {*HALF}:
+        # It may round its input to the dtype of its parameters, and be a norm of the rounded input.
+        rounding = finder.examined(module, call.path, call.input_shape, held.pop())
+        found = rounding if rounding is not None and rounding.passport.spec is not None else found
+    passport, spec, affine = found.passport, found.passport.spec, found.affine
+    if passport.verdict not in ("norm", "batch", "gated", "adaptive") and not passport.readings.keys() & _NORM_LIKE:
+        return None
+    class_name = type(module).__name__
+    # A hook sees one of two inputs, and the norm is that of their sum.
+    if spec is None or "residual" in passport.readings:
+        kind = {"batch": "batch norm: ", "gated": "gated norm: "}.get(passport.verdict, "")
+        named = (passport.readings[name] for name in (*_TELLING, "kind") if name in passport.readings)
+        seen = next(reading.evidence[0] for reading in named if reading.evidence)
+        return OtherNorm(path=call.path, reason=f"{class_name}: {kind}{seen}", passport=passport)
+    if call.tensors > 1:
+        reason = f"gated or adaptive norm: called with {call.tensors} tensors; on the first alone it is {spec}"
+        return OtherNorm(path=call.path, reason=f"{class_name}: {reason}", passport=passport)
+    shape = spec.rows.parameter_sizes(call.input_shape)
 
     def parameters() -> tuple[Tensor | None, Tensor | None]:
         # How parameters act was measured, or verified, on this very module.
-        weight, bias = found.affine.of(module)
-        return (
-            None if weight is None else _acting(_effective(weight, spec), shape),
-            None if bias is None else _acting(bias, shape),
-        )
+        weight, bias = affine.of(module)
+        if weight is not None:
+            weight = spec.gain.effective(weight, torch.promote_types(torch.float32, weight.dtype))
+        return _acting(weight, shape), _acting(bias, shape)
 
     gain, bias = parameters()
     return NormSite(
@@ -187,11 +156,11 @@ def _module_site(call: ModuleCall, module: nn.Module, found: Examination) -> Nor
         function=None,
         ordinal=0,
         module=module,
-        class_name=type(module).__name__,
+        class_name=class_name,
         order=call.order,
         shape=(math.prod(shape),),
         spec=spec,
-        passport=found.passport,
+        passport=passport,
         gain=gain,
         bias=bias,
         parameters=parameters,
@@ -202,25 +171,24 @@ def _function_site(call: FunctionCall) -> NormSite | None:
     """The site of a call of a norm function, whose conventions are its arguments; None for other functions."""
     arguments = call.arguments
     weight, bias, eps = arguments.get("weight"), arguments.get("bias"), arguments.get("eps", 1e-5)
+    axes = tuple(range(-len(arguments.get("normalized_shape", ())), 0))
     match call.function:
         case "layer_norm":
-            spec = specs.TORCH_LAYER_NORM.replace(eps=eps, axes=_trailing(arguments["normalized_shape"]))
+            spec = specs.TORCH_LAYER_NORM.replace(eps=eps, axes=axes)
         case "rms_norm":
-            spec = specs.TORCH_RMS_NORM.replace(eps=arguments.get("eps"), axes=_trailing(arguments["normalized_shape"]))
+            spec = specs.TORCH_RMS_NORM.replace(eps=arguments.get("eps"), axes=axes)
         case "group_norm":
             spec = specs.TORCH_LAYER_NORM.replace(eps=eps, axes="all_but_batch", groups=arguments["num_groups"])
         case _:
             return None
     spec = spec.replace(has_weight=weight is not None, has_bias=bias is not None)
-    shape = _feature_shape(call.input_shape, spec)
+    shape = spec.rows.parameter_sizes(call.input_shape)
     given = ", ".join(f"{name}={value}" for name, value in arguments.items() if not isinstance(value, Tensor))
     evidence = (f"torch.nn.functional.{call.function} was called with {given}",)
 
     def parameters() -> tuple[Tensor | None, Tensor | None]:
-        return (
-            None if weight is None or is_elsewhere(weight) else _acting(weight, shape),
-            None if bias is None or is_elsewhere(bias) else _acting(bias, shape),
-        )
+        gain, shift = (None if part is None or is_elsewhere(part) else part for part in (weight, bias))
+        return _acting(gain, shape), _acting(shift, shape)
 
     gain, acting_bias = parameters()
     return NormSite(
@@ -247,21 +215,10 @@ def _function_site(call: FunctionCall) -> NormSite | None:
     )
 
 
-def _trailing(normalized_shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(range(-len(normalized_shape), 0))
-
-
-def _feature_shape(input_shape: Sequence[int], spec: NormSpec) -> tuple[int, ...]:
-    """Sizes of the axes that a weight spans: the channels, or the trailing axes of a row."""
-    return spec.rows.parameter_sizes(input_shape)
-
-
-def _effective(weight: Tensor, spec: NormSpec) -> Tensor:
-    return reference.effective_weight(weight, spec, torch.promote_types(torch.float32, weight.dtype))
-
-
-def _acting(parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _acting(parameter: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     """A gain or bias in float64 on the CPU, flattened to (n,), or to (heads, n) where the heads differ."""
+    if parameter is None:
+        return None
     values = parameter.detach().cpu().double()
     if math.prod(values.shape) == math.prod(shape):
         return values.flatten()

@@ -1,10 +1,10 @@
-"""The specimen: a copy of a module that may be called and changed at will, or a plain function."""
+"""The specimen: a copy of a module, which identification may call and change, or a plain function."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from normkit.errors import IdentificationError, ModelError, ShapeError
 from normkit.identification.adapters import as_tensor
 from normkit.identification.passport import Reading, Verdict
+from normkit.identification.precision import Precision, precision_of
 from normkit.text import first_line
 
 NormLike = nn.Module | Callable[..., object]
 Call = Callable[[Any, Tensor], object]
 """How to call a norm with x where norm(x) will not do."""
-
-FAR = 2.0**20
-"""An input scale at which no usual eps is felt: 1e-3 outside the root shortens a row by 1e-9. Squares stay finite."""
 
 _HOOKS = (
     "_forward_hooks",
@@ -56,12 +54,6 @@ class Specimen:
         call: Called with the norm and x, in place of norm(x).
         samples: How many samples it takes at once, no more and no fewer; None for any number.
         as_given: Keep the module's hooks and its mode, and let all its parameters take gradients, as a test does.
-
-    Attributes:
-        module: The copy, or None for a function.
-        dtype: Of inputs and parameters.
-        device: Where its inputs must be.
-        samples: As given. Other batches are handed over in pieces of so many.
     """
 
     def __init__(
@@ -75,14 +67,14 @@ class Specimen:
         as_given: bool = False,
     ) -> None:
         self.samples = samples
+        """Other batches are handed over in pieces of that size."""
         owner = getattr(norm, "__self__", None)
         # A method changes its module as much as the module itself does.
         method = getattr(norm, "__func__", None) if isinstance(owner, nn.Module) else None
-        if call is None:
-            call = _directly if method is None else method
-        self._call: Callable[..., object] = call
+        self._call: Callable[..., object] = call or method or _directly
         self._function: Any = norm
         self.module: nn.Module | None = None
+        """The copy; None for a function."""
         self.dtype = dtype
         self.device = torch.device("cpu" if device is None else device)
         copied = norm if isinstance(norm, nn.Module) else owner
@@ -96,13 +88,22 @@ class Specimen:
                 ) from error
             tensors = [*self.module.parameters(), *self.module.buffers()]
             if any(tensor.is_meta for tensor in tensors):
-                _materialise(self.module)
+                # Memory on the CPU; the values of buffers are unknown and become 1.
+                self.module.to_empty(device="cpu")
+                for tensor in (*self.module.parameters(), *self.module.buffers()):
+                    if tensor.is_floating_point():
+                        tensor.data.fill_(1.0)
             elif tensors and device is None:
                 self.device = tensors[0].device
             if device is not None:
                 self.module.to(self.device)
             for parameter in self.module.parameters() if as_given else ():
                 parameter.requires_grad_(parameter.is_floating_point())
+
+    @property
+    def precision(self) -> Precision:
+        """The input scales and tolerances for its dtype."""
+        return precision_of(self.dtype)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -165,11 +166,6 @@ class Specimen:
         for name, value in values.items():
             self.parameters[name].copy_(value)
 
-    def fill(self, names: Iterable[str], value: float) -> None:
-        """Set all entries of these parameters."""
-        for name in names:
-            self.parameters[name].fill_(value)
-
     def in_dtype(self, dtype: torch.dtype) -> Specimen:
         """A copy of it in another dtype."""
         return Specimen(self._function, dtype=dtype, device=self.device, call=self._call, samples=self.samples)
@@ -180,10 +176,6 @@ class Specimen:
         other = copy.copy(self)
         other._function = other.module = copy.deepcopy(self.module).train(training)
         return other
-
-    def with_second(self, second: Callable[[Tensor], Tensor]) -> Specimen:
-        """The same norm with a second argument, which is a function of the first."""
-        return self.adapted(lambda run, x: run(x, second(x)))
 
     def adapted(self, adapter: Callable[[Callable[..., Any], Tensor], object]) -> Specimen:
         """The same norm, called as adapter(run, x), where run(x) is how it is called now."""
@@ -252,11 +244,3 @@ def _bare_copy(module: nn.Module) -> nn.Module:
             if (hooks := vars(part).get(name)) is not None:
                 memo[id(hooks)] = type(hooks)()
     return copy.deepcopy(module, memo)
-
-
-def _materialise(module: nn.Module) -> None:
-    """Memory for a module on the meta device; its buffers' values are unknown and become 1."""
-    module.to_empty(device="cpu")
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.is_floating_point():
-            tensor.data.fill_(1.0)

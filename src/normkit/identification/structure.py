@@ -21,7 +21,7 @@ from normkit.identification.coupling import Coupling
 from normkit.identification.formula import Fit, Parity
 from normkit.identification.gain_and_bias import Part
 from normkit.identification.passport import Reading, value_of
-from normkit.identification.precision import precision_of
+from normkit.identification.precision import Precision
 from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.spec import NormSpec
 
@@ -95,7 +95,7 @@ def recover(
         if not float(parities[-1].odd.square().sum()) > 0:
             raise ComputedAffineError("norm", "its gain vanishes, or is no number, for parameters of one sign")
     spec, gain, bias, residual = _settled(specimen, parities, draws, rows)
-    spec, length = _with_gain(spec, gain, rows.n, specimen.dtype)
+    spec, length = _with_gain(spec, gain, rows.n, specimen.precision)
     spec = spec.replace(has_bias=bool(bias.names) or bias.values is not None)
     rows_reading = Reading(value=value_of(spec, "rows"), evidence=(rows.evidence,))
     if rows.choices[0].are_places and len(rows.choices) > 1 and gain.constant is not None and not spec.has_bias:
@@ -208,9 +208,8 @@ def _common_factor(
     return {"factor": Reading(value=factor, evidence=(line,))}
 
 
-def _with_gain(spec: NormSpec, gain: Part, n: int, dtype: torch.dtype) -> tuple[NormSpec, float | None]:
+def _with_gain(spec: NormSpec, gain: Part, n: int, precision: Precision) -> tuple[NormSpec, float | None]:
     """The spec with what the gain says, and the length of a normalized row where the gain does not hide it."""
-    precision = precision_of(dtype)
     if gain.names:
         measured = gain.intercept / gain.slope
         # Adding 0.0 turns -0.0 into 0.0.
