@@ -95,10 +95,10 @@ def test_kernels_round_once(module, spec, n):
 
 def test_the_runner_up_and_both_dtypes_are_told():
     line = recovered(nk.Norm(specs.LLAMA, 64), specs.OLMO2, WEIGHT).readings["casts"].evidence[0]
-    own, other = line.split("; next best program: ")
+    own, other = line.split("; next best program ")
     assert "in bfloat16 and" in own
-    assert own.startswith("the program with an early cast, statistics in float32 gives ")
-    assert float(other.split(", ")[-1].split("%")[0]) < 96
+    assert own.startswith("the program (statistics in float32, rounded before the gain) gives ")
+    assert float(other.split(": ")[-1].split("%")[0]) < 96
 
 
 class EarlyIn(nn.Module):
@@ -118,8 +118,8 @@ def test_a_program_that_depends_on_the_dtype_is_open_and_told(dtype):
     reason = opened(recovered(EarlyIn(dtype), specs.OLMO2, WEIGHT))["casts"]
     late, early = ("bfloat16", "float16") if dtype == torch.float16 else ("float16", "bfloat16")
     assert "depends on the input's dtype" in reason
-    assert f"in {early} an early cast" in reason
-    assert f"in {late} a late cast" in reason
+    assert f"in {early} statistics in float32, rounded before the gain" in reason
+    assert f"in {late} statistics in float32, rounded once at the end" in reason
 
 
 def test_one_program_in_both_is_not_taken_for_two():
@@ -153,7 +153,10 @@ def test_a_late_cast_of_99_percent_is_not_enough():
             return torch.where(off, y * (1 + 2 * torch.finfo(y.dtype).eps), y)
 
     found = recovered(Noisy(), specs.OLMO2, WEIGHT)
-    assert "no program gives its bits; the nearest, a late cast, statistics in float32: 99." in opened(found)["casts"]
+    assert (
+        "no program gives its bits; the nearest (statistics in float32, rounded once at the end) gives 99."
+        in opened(found)["casts"]
+    )
     assert not found.is_matched
 
 

@@ -92,6 +92,10 @@ class Placement(ABC):
         """The inverse of `shrink`."""
 
     @abstractmethod
+    def eps_of(self, root: Tensor, shrink: Tensor) -> Tensor:
+        """The eps that shortens rows of this root so much: how `identify` tells one place from the others."""
+
+    @abstractmethod
     def scale_below(self, room: Tensor, eps: float) -> Tensor:
         """s of a row that eps shortens to the share 1 - room."""
 
@@ -133,6 +137,9 @@ class Inside(Placement):
     def ratio_at(self, shrink: float) -> float:
         return shrink / math.sqrt(1 - shrink**2)
 
+    def eps_of(self, root: Tensor, shrink: Tensor) -> Tensor:
+        return root.square() * (shrink.reciprocal().square() - 1)
+
     def scale_below(self, room: Tensor, eps: float) -> Tensor:
         return math.sqrt(eps) / (room * (2.0 - room)).sqrt()
 
@@ -168,6 +175,9 @@ class Outside(Placement):
 
     def ratio_at(self, shrink: float) -> float:
         return shrink / (1 - shrink)
+
+    def eps_of(self, root: Tensor, shrink: Tensor) -> Tensor:
+        return root * (shrink.reciprocal() - 1)
 
     def scale_below(self, room: Tensor, eps: float) -> Tensor:
         return eps / room
@@ -205,6 +215,9 @@ class Clamp(Placement):
 
     def ratio_at(self, shrink: float) -> float:
         return shrink
+
+    def eps_of(self, root: Tensor, shrink: Tensor) -> Tensor:
+        return root / shrink
 
     def scale_below(self, room: Tensor, eps: float) -> Tensor:
         return room.new_full(room.shape, eps)

@@ -3,16 +3,14 @@
 state.py       what a look at a model puts back: random generators, settings, modes, buffers, attributes
 tracing.py     one forward pass recorded: which modules and functions were called, in order
 adapters.py    functions of given parameters and of numpy arrays, as modules and functions of one tensor
-specimen.py    the norm under test: a copy of a module that may be called and changed at will, or a function
+specimen.py    the norm under test: a copy of a module or a function; how finely each dtype shows a formula
 coupling.py    which outputs move when inputs change: the rows that share statistics, positions in time
 formula.py     rows too long to feel eps: what is subtracted, what divides, with any gain and bias
 gain_and_bias.py  which parameters gain and bias are
 structure.py   the three above in one: everything but eps, the divisor and the casts
-eps_response.py  small inputs: where eps enters
-divisor.py     n, n - 1 or none, and which eps was meant
+eps_and_divisor.py  small inputs: where eps enters, n, n - 1 or none, and which eps was meant
 half_precision_calls.py  calls in 16 bits, and how many outputs a program gives bit for bit
 cast_program.py  where the norm rounds to 16 bits
-precision.py   how finely each dtype shows a formula
 conditioning.py  rows that are hard on a norm: large means, constants, zeros, one large element
 calling.py     how a norm can be called, and one clear line if it cannot
 side_effects.py  what a call does beside its result: to the input, to a state, in training mode

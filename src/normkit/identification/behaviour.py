@@ -22,13 +22,12 @@ from normkit.identification import (
     cast_program,
     conditioning,
     coupling,
-    divisor,
     gating,
     other_verdicts,
     side_effects,
     structure,
 )
-from normkit.identification.eps_response import roll_off
+from normkit.identification.eps_and_divisor import choose, roll_off, row_rms, settle_machine_eps
 from normkit.identification.gain_and_bias import Affine, Gathered, made_of
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError
@@ -278,8 +277,8 @@ def _search(
     if rescaled is not None:
         value = Reading(value=float(f"{rescaled:.3g}"))
         raise UnrecognisedError("norm", conditioning.RESCALED_EPS.format(rescaled), {"rescaled eps": value})
-    choice = divisor.choose(found.n, found.length, felt, precision.length, found.spec.centre_statistics)
-    choice = divisor.settle_machine_eps(
+    choice = choose(found.n, found.length, felt, precision.length, found.spec.centre_statistics)
+    choice = settle_machine_eps(
         choice,
         found.n,
         specimen.dtype,
@@ -288,7 +287,7 @@ def _search(
     spec = choice.apply(found.spec, felt.placement)
     weight: str | Gathered | Tensor | None = found.gain.name or found.gain.gathered
     if weight is None and found.spec.gain.is_present and found.gain.values is not None:
-        weight = found.gain.values / divisor.row_rms(choice.divisor, found.n)
+        weight = found.gain.values / row_rms(choice.divisor, found.n)
     affine = Affine(weight=weight, bias=found.bias.name or found.bias.gathered or found.bias.values)
     # If eps was not decided, rows that are small enough to feel it are no test.
     smallest = precision.smallest if felt.undecidable is None else 1.0

@@ -154,19 +154,19 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
     """The reading of the casts, from the rates of all programs."""
     shares = {dtype: rate.share for dtype, rate in found.rates.items()}
     others = [candidate for candidate in candidates if not candidate.is_as_good_as(shares)]
-    seen = f"the program with {_in_words(found.spec)} gives {found.figures()} of {outputs} outputs bit for bit"
+    seen = f"the program ({_in_words(found.spec)}) gives {found.figures()} of {outputs} outputs bit for bit"
     orders = sorted({rate.order for rate in found.rates.values()} - {DEFINITION})
     if orders:
         seen += f", computed as {' or '.join(orders)}"
     if others:
         runner_up = max(others, key=lambda candidate: candidate.worst)
-        seen += f"; next best program: {_in_words(runner_up.spec)}, {runner_up.figures()}"
+        seen += f"; next best program ({_in_words(runner_up.spec)}): {runner_up.figures()}"
     evidence = [seen]
     if len(found.rates) < len(HALF):
         (only,) = found.rates
         evidence.append(f"the norm runs in {dtype_name(only)}, not in the other 16-bit dtype")
     if found.worst < _MATCHED:
-        reason = f"no program gives its bits; the nearest, {_in_words(found.spec)}: {found.figures()}"
+        reason = f"no program gives its bits; the nearest ({_in_words(found.spec)}) gives {found.figures()}"
         own = {dtype: max(candidates, key=lambda candidate: candidate.rates[dtype].share) for dtype in found.rates}
         if all(candidate.rates[dtype].share >= _MATCHED for dtype, candidate in own.items()):
             words = "; ".join(f"in {dtype_name(dtype)} {_in_words(candidate.spec)}" for dtype, candidate in own.items())
@@ -182,8 +182,7 @@ def _offset_reading(found: _Candidate, candidates: Sequence[_Candidate]) -> Read
     """The dtype in which the offset is added, unless it made no difference."""
     other = {"float32": "parameter", "parameter": "float32"}[found.spec.offset_dtype]
     twin = next(each for each in candidates if each.spec == found.spec.replace(offset_dtype=other))
-    figures = f"added in {_dtype_in_words(found.spec)}: {found.figures()}; in {_dtype_in_words(twin.spec)}: "
-    figures += twin.figures()
+    figures = f"{found.spec.gain.offset_words}: {found.figures()}; {twin.spec.gain.offset_words}: {twin.figures()}"
     if twin.is_as_good_as({dtype: rate.share for dtype, rate in found.rates.items()}):
         return Reading.open("the offset gives the same bits in either dtype", figures)
     return Reading(value=value_of(found.spec, "offset dtype"), evidence=(figures,))
@@ -242,21 +241,6 @@ def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
         )
 
 
-def _dtype_in_words(spec: NormSpec) -> str:
-    return "float32" if spec.offset_dtype == "float32" else "the weight's dtype"
-
-
 def _in_words(spec: NormSpec) -> str:
-    cast = {
-        "late": "a late cast",
-        "early": "an early cast",
-        "weight": "a cast to the weight's dtype",
-        "input": "an early cast, gain and bias too",
-        "none": "no cast at all",
-    }[spec.cast]
-    words = [cast, f"statistics in {'float32' if spec.statistics_dtype == 'float32' else 'the input dtype'}"]
-    if spec.round_rstd:
-        words.append("rstd rounded")
-    if spec.weight_offset:
-        words.append(f"offset added in {_dtype_in_words(spec)}")
-    return ", ".join(words)
+    offset = (f"offset {spec.gain.offset_words}",) if spec.gain.offset else ()
+    return ", ".join((*spec.casts.parts, *offset))

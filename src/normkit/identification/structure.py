@@ -16,13 +16,13 @@ from torch import Tensor
 from normkit.conventions.divisor import DIVISORS
 from normkit.conventions.rows import Centring, Rows
 from normkit.errors import ShapeError
-from normkit.identification import coupling, divisor, formula, gain_and_bias
+from normkit.identification import coupling, formula, gain_and_bias
 from normkit.identification.coupling import Coupling
+from normkit.identification.eps_and_divisor import is_length, row_rms
 from normkit.identification.formula import Fit, Parity
 from normkit.identification.gain_and_bias import Part
 from normkit.identification.passport import Reading, value_of
-from normkit.identification.precision import Precision
-from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.identification.specimen import Precision, Specimen, UnrecognisedError
 from normkit.spec import NormSpec
 
 _LAST_AXIS = Rows()
@@ -174,7 +174,7 @@ def _gathered(
 ) -> tuple[NormSpec, Part, Part, float]:
     """Gain and bias whose entries are in several parameters, or in one that varies along another axis."""
     spec = fits[0].spec.replace(**rows.choices[0].conventions())
-    slopes = sorted({divisor.row_rms(known, rows.n) for known in DIVISORS.values()}, key=lambda rms: abs(rms - 1.0))
+    slopes = sorted({row_rms(known, rows.n) for known in DIVISORS.values()}, key=lambda rms: abs(rms - 1.0))
     scale, tolerance = float(parities[0].odd.square().mean().sqrt()), parities[0].fits
     gains, biases = [fit.gain for fit in fits], [parity.bias for parity in parities]
     gain = gain_and_bias.gain_of(gains, draws, _LAST_AXIS, tolerance)
@@ -200,7 +200,7 @@ def _common_factor(
     bias = gain_and_bias.gain_of(biases, draws, _LAST_AXIS, fits)
     if gain is None or gain.name is None or bias is None or bias.name is None or abs(bias.slope - 1.0) < fits:
         return {}
-    if abs(bias.intercept) >= fits * abs(bias.slope) or not divisor.is_length(gain.slope / bias.slope, n, fits):
+    if abs(bias.intercept) >= fits * abs(bias.slope) or not is_length(gain.slope / bias.slope, n, fits):
         return {}
     # As text: reports and comparisons leave out numbers, which are measured and differ from run to run.
     factor = f"{bias.slope:.6g}"
@@ -216,7 +216,7 @@ def _with_gain(spec: NormSpec, gain: Part, n: int, precision: Precision) -> tupl
         offset = round(measured, math.floor(-math.log10(9 * precision.offset))) + 0.0
         offset = offset if abs(measured - offset) < precision.offset else measured
         return spec.replace(has_weight=True, weight_offset=offset), gain.slope
-    if gain.constant is not None and divisor.is_length(gain.constant, n, precision.length):
+    if gain.constant is not None and is_length(gain.constant, n, precision.length):
         return spec, gain.constant
     return spec.replace(has_weight=True), None
 

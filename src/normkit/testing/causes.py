@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 
@@ -33,7 +32,11 @@ def of_formula(subject: Subject, norm: NormUnderTest, seen: Misfit) -> tuple[tup
         named = _with(norm.spec, passport, _FORMULA)
         for found in (_in_the_words_of(norm.spec, named, norm.row_length), named):
             differing = [reading for reading in _FORMULA if _differs(norm.spec, found, reading)]
-            if differing and _explains(subject, passport, found, norm):
+            if not differing:
+                continue
+            subject.weight_name = subject.weight_name or passport.weight_name
+            subject.bias_name = subject.bias_name or passport.bias_name
+            if agreement.misfit(subject.in_dtype(found, norm.dtype)) is None:
                 return tuple(_named(reading, norm.spec, found, seen.confirm) for reading in differing), found
     if _is_rescaled(norm):
         eps = _in_words("eps", norm.spec)
@@ -45,12 +48,16 @@ def of_formula(subject: Subject, norm: NormUnderTest, seen: Misfit) -> tuple[tup
 def of_rounding(subject: Subject, norm: NormUnderTest, seen: str) -> tuple[tuple[Violation, ...], NormSpec | None]:
     """What is wrong in 16 bits, and the spec that the norm is there instead, if there is one.
 
-    Tried are the casts that it is identified by, its formula (where float32 was not tested), and an eps that is
+    The candidates: the casts that it is identified by, its formula (where float32 was not tested), and an eps that is
     another one in 16 bits: a machine epsilon, or none.
     """
     confirm = f"compare norm(x) with normkit.normalize(x, spec, ...) bit for bit in {norm.words}"
     parameter_dtype = next((part.dtype for part in (norm.weight, norm.bias) if part is not None), None)
-    for found in _candidates(subject.passport(), norm.spec):
+    passport, candidates = subject.passport(), list[NormSpec]()
+    if passport is not None and passport.spec is not None:
+        candidates += [_with(norm.spec, passport, readings) for readings in (_PROGRAM, (*_FORMULA, *_PROGRAM))]
+    machine = (torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16, torch.float32))
+    for found in (*candidates, *(norm.spec.replace(eps=eps) for eps in (0.0, *machine))):
         differing = [reading for reading in CONVENTIONS if _differs(norm.spec, found, reading)]
         if differing and _rounds_so(subject.in_dtype(found, norm.dtype, parameter_dtype)):
             return tuple(_named(reading, norm.spec, found, confirm, norm.words) for reading in differing), found
@@ -60,14 +67,6 @@ def of_rounding(subject: Subject, norm: NormUnderTest, seen: str) -> tuple[tuple
         check, expected = "formula", str(norm.spec)
     unnamed = Violation(check=check, expected=expected, found=f"{seen} ({norm.words})", confirm=confirm)
     return (unnamed,), norm.spec if misfit is None else None
-
-
-def _candidates(passport: Passport | None, spec: NormSpec) -> Iterator[NormSpec]:
-    if passport is not None and passport.spec is not None:
-        yield _with(spec, passport, _PROGRAM)
-        yield _with(spec, passport, (*_FORMULA, *_PROGRAM))
-    for eps in (0.0, *(torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float16, torch.float32))):
-        yield spec.replace(eps=eps)
 
 
 def _rounds_so(norm: NormUnderTest) -> bool:
@@ -92,12 +91,6 @@ def _in_the_words_of(spec: NormSpec, found: NormSpec, n: int) -> NormSpec:
     eps = found.placement.rescaled(eps_in("float32", found.eps), longer)
     # The digits that it is measured to.
     return found.replace(**spec.divisor.conventions(), eps=float(f"{eps:.6g}"))
-
-
-def _explains(subject: Subject, passport: Passport, found: NormSpec, norm: NormUnderTest) -> bool:
-    subject.weight_name = subject.weight_name or passport.weight_name
-    subject.bias_name = subject.bias_name or passport.bias_name
-    return agreement.misfit(subject.in_dtype(found, norm.dtype)) is None
 
 
 def _differs(spec: NormSpec, found: NormSpec, reading: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,9 @@ from normkit.errors import InputError, KindError
 from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.testing import agreement, causes, conduct, derivatives
-from normkit.testing.agreement import Misfit
-from normkit.testing.norm_under_test import NormUnderTest, RefusedError, Subject
+from normkit.testing.norm_under_test import RefusedError, Subject
 from normkit.testing.violation import CHECKS, ConformanceError, Violation
+from normkit.text import dtype_name
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -112,28 +112,25 @@ def violations(
                 try:
                     known = _test(subject, asked, known, dtype, report)
                 except RefusedError as error:
-                    report.add(_refused(subject, dtype, error))
+                    refused = Violation(
+                        check="call",
+                        expected=f"a tensor of the input's shape for {dtype_name(dtype)} inputs",
+                        found=str(error),
+                        confirm=f"norm.to({dtype})(torch.ones({subject.shape}, dtype={dtype}))",
+                    )
+                    report.add(refused)
     return report.in_order()
 
 
 @contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Whatever the caller's settings: new tensors on the CPU, gradients to be had, the random state kept.
+    """New tensors on the CPU, gradients and the random state kept, whatever the caller's settings.
 
-    And without the warnings of what is tested: a suite that makes errors of them would stop it.
+    Warnings of the norm are ignored: a suite that makes errors of them would stop the test.
     """
     with torch.device("cpu"), torch.inference_mode(False), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _refused(subject: Subject, dtype: torch.dtype, error: RefusedError) -> Violation:
-    return Violation(
-        check="call",
-        expected=f"a tensor of the input's shape for {str(dtype).removeprefix('torch.')} inputs",
-        found=str(error),
-        confirm=f"norm.to({dtype})(torch.ones({subject.shape}, dtype={dtype}))",
-    )
 
 
 class _Report:
@@ -181,7 +178,11 @@ def _test(
             return None
         report.add(conduct.layout(norm))
     norm = subject.in_dtype(known or asked, dtype)
-    report.add(agreement.output_dtype(norm), _mixed_output_dtype(subject, norm.spec, dtype))
+    report.add(agreement.output_dtype(norm))
+    if dtype in HALF and (subject.weight_name is not None or subject.bias_name is not None):
+        # Not every norm takes float32 parameters and a 16-bit input.
+        with suppress(RefusedError):
+            report.add(agreement.output_dtype(subject.in_dtype(norm.spec, dtype, torch.float32)))
     coupled = conduct.rows(norm) or conduct.batch_position(norm)
     report.add(coupled)
     if coupled is not None:
@@ -212,7 +213,11 @@ def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Repo
     """Hold the output against the spec; the spec that it is found to be in this dtype, or None."""
     norm = subject.in_dtype(known, dtype)
     if not norm.is_half:
-        seen = agreement.misfit(norm) or _misfit_of_longer_rows(norm)
+        seen = agreement.misfit(norm)
+        if seen is None and norm.weight is None and norm.bias is None and norm.spec.rows.num_trailing == 1:
+            # No parameter sets the length of a row: rows four times as long hold outputs twice as large.
+            with suppress(RefusedError):
+                seen = agreement.misfit(replace(norm, shape=(*norm.shape[:-1], 4 * norm.shape[-1])))
         if seen is None:
             return known
         named, found = causes.of_formula(subject, norm, seen)
@@ -232,43 +237,24 @@ def _agreed(subject: Subject, known: NormSpec, dtype: torch.dtype, report: _Repo
     return norm.spec
 
 
-def _misfit_of_longer_rows(norm: NormUnderTest) -> Misfit | None:
-    """Likewise on rows four times as long, which hold outputs twice as large, where no parameter sets a length."""
-    if norm.weight is not None or norm.bias is not None or norm.spec.rows.num_trailing != 1:
-        return None
-    try:
-        return agreement.misfit(replace(norm, shape=(*norm.shape[:-1], 4 * norm.shape[-1])))
-    except RefusedError:
-        return None
-
-
-def _mixed_output_dtype(subject: Subject, asked: NormSpec, dtype: torch.dtype) -> Violation | None:
-    """The output's dtype where the parameters are float32 and the input is not, if the norm takes that."""
-    if dtype not in HALF or (subject.weight_name is None and subject.bias_name is None):
-        return None
-    try:
-        return agreement.output_dtype(subject.in_dtype(asked, dtype, torch.float32))
-    except RefusedError:
-        return None
-
-
 def _missing(subject: Subject, spec: NormSpec) -> tuple[tuple[Violation, ...], NormSpec]:
     """Parameters that the spec has and the norm has not; and the spec without them."""
-    found, known = [], spec
-    if spec.has_weight and subject.weight_name is None:
-        found.append(("gain", "weight"))
+    missing, known = [], spec
+    if spec.gain.is_present and subject.weight_name is None:
+        missing.append(("gain", "weight"))
         known = known.replace(**Gain(is_present=False, has_bias=known.has_bias).conventions())
     if spec.has_bias and subject.bias_name is None:
-        found.append(("bias", "bias"))
+        missing.append(("bias", "bias"))
         known = known.replace(has_bias=False)
+    confirm = "set every parameter to other values and see what changes"
     return tuple(
         Violation(
             check=check,
             expected=f"a {check}",
             found=f"no parameter that acts as one (if there is one, name it: {argument}=)",
-            confirm="set every parameter to other values and see what changes",
+            confirm=confirm,
         )
-        for check, argument in found
+        for check, argument in missing
     ), known
 
 

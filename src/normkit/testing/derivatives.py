@@ -17,7 +17,7 @@ _BLOCK = 1 << 17
 _NARROW_LIMIT = 64.0
 """Units of a 16-bit dtype where every step of the computation rounds to it."""
 _NARROW_SUM_LIMIT = 16.0
-"""The same of a gain gradient, and where the row is rounded before it is normalized: such errors do not average out."""
+"""The same for a gain gradient, and where the row is rounded before it is normalized."""
 _LARGE_MEAN = 100.0
 _CONFIRM = "compare x.grad with that of normkit.normalize(x.double(), spec, ...)"
 _SMALL = 2.0**-6
@@ -74,19 +74,16 @@ def over_many_rows(norm: NormUnderTest) -> tuple[Violation, ...]:
     rows = x.numel() * copies // norm.row_length
     where = f"{norm.words} over {rows:,} rows"
     parts = () if by_x is None else torch.split(by_x, block)
+    # Errors of a row that is rounded before it is normalized do not average out.
+    is_rounded = norm.stays_narrow or (norm.is_half and norm.spec.gain.is_before)
+    limit = _NARROW_SUM_LIMIT if is_rounded else units.plain_limit("sum", norm.dtype, rows)
     found = [seen for part in parts if (seen := _wrong_dx(norm, dx, part, where)) is not None][:1]
     for name, right, given in (("gain gradient", dweight, by_weight), ("bias gradient", dbias, by_bias)):
-        if right is not None and (wrong := _wrong(right, given, copies, _limit(norm, rows))):
+        if right is not None and (wrong := _wrong(right, given, copies, limit)):
             words = f"{wrong} over {rows:,} rows in {norm.words}"
             confirm = f"norm(x).sum().backward() for {rows:,} rows, and compare with the sums in float64"
             found.append(_violation(name, words, confirm))
     return tuple(found)
-
-
-def _limit(norm: NormUnderTest, rows: int) -> float:
-    """How many units a sum over rows may err by."""
-    is_rounded = norm.stays_narrow or (norm.is_half and norm.spec.gain.is_before)
-    return _NARROW_SUM_LIMIT if is_rounded else units.plain_limit("sum", norm.dtype, rows)
 
 
 def _wrong(block: Exact, given: Tensor | None, copies: int, limit: float) -> str:

@@ -40,11 +40,6 @@ class Subject:
         call: call(norm, x), or call(function, x, weight, bias), in place of calling it.
         device: Where it runs; None is where it is.
         dtype: In which it is identified, where that is needed.
-
-    Attributes:
-        shape: Of an input, the batch first.
-        weight_name: The parameter that is the spec's weight, or None.
-        bias_name: The parameter that is the spec's bias, or None.
     """
 
     def __init__(
@@ -74,7 +69,13 @@ class Subject:
             self._module = Parameterised(norm, tensors, call)
             given = {name: name if name in tensors else None for name in ("weight", "bias")}
         tensor = next(iter(self._module.state_dict().values()), torch.empty(0))
-        self.device = tensor.device if device is None else _device(device)
+        self.device = tensor.device
+        if device is not None:
+            try:
+                self.device = torch.device(device)
+                torch.empty(1, device=self.device).tolist()
+            except Exception as error:  # each kind of device refuses in its own way
+                raise InputError(f"device: {device!r} cannot be used here ({first_line(error)})") from error
         self._dtype = dtype
         self._passport: Passport | NormkitError | None = None
         self._parameters = {name: value for name, value in self._module.named_parameters() if value.is_floating_point()}
@@ -84,8 +85,11 @@ class Subject:
         for kind, name in (("weight", self.weight_name), ("bias", self.bias_name)):
             sizes = None if name is None else tuple(self._parameters[name].shape)
             wanted = spec.rows.parameter_sizes(self.shape) if spec.rows.are_channels else self.shape[1:]
-            if sizes is not None and not _broadcasts(sizes, wanted):
-                raise ShapeError(f"{kind}: {name} of shape {sizes} does not broadcast against a sample of {wanted}")
+            try:
+                torch.empty(sizes or (), device="cpu").expand(wanted)
+            except RuntimeError:
+                message = f"{kind}: {name} of shape {sizes} does not broadcast against a sample of {wanted}"
+                raise ShapeError(message) from None
 
     def passport(self) -> Passport | None:
         """The passport of the norm; None if it cannot be identified."""
@@ -300,22 +304,6 @@ class NormUnderTest:
     def words(self) -> str:
         """The dtype's name."""
         return dtype_name(self.dtype)
-
-
-def _broadcasts(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    try:
-        return torch.empty(0, device="cpu").new_empty(sizes).expand(wanted).shape == wanted
-    except RuntimeError:
-        return False
-
-
-def _device(given: torch.device | str) -> torch.device:
-    try:
-        device = torch.device(given)
-        torch.empty(1, device=device).tolist()
-    except Exception as error:  # each kind of device refuses in its own way
-        raise InputError(f"device: {given!r} cannot be used here ({first_line(error)})") from error
-    return device
 
 
 def _kind(kind: str, part: object, wanted: type, words: str) -> Any:

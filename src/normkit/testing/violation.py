@@ -55,22 +55,18 @@ class Violation:
 
 
 class ConformanceError(AssertionError):
-    """A norm does not compute what its spec says.
-
-    Attributes:
-        name: What the norm is called.
-        spec: What it should compute.
-        violations: In what way it does not, the cause first.
-    """
+    """A norm does not compute what its spec says."""
 
     def __init__(self, name: str, spec: NormSpec, violations: Sequence[Violation]) -> None:
         super().__init__(name, spec, tuple(violations))
         self.name = name
         self.spec = spec
+        """What it should compute."""
         self.violations = tuple(violations)
+        """In what way it does not, the cause first."""
 
     def __str__(self) -> str:
-        """What was expected, then one line a violation, then the way to leave one out."""
+        """What was expected, then one line per violation, then the way to leave one out."""
         names = ", ".join(repr(violation.check) for violation in self.violations)
         lines = [f"{self.name} is not {self.spec}", *(f"  {violation}" for violation in self.violations)]
         return "\n".join([*lines, f"  (a check is left out by its name: skip=({names},))"])

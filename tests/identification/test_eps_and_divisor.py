@@ -1,4 +1,4 @@
-"""What divides the sum of squares, from the length of rows and the roundness of eps."""
+"""The response to small inputs, and the divisor and eps that are read off it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,79 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+import normkit as nk
+from normkit import NormSpec
 from normkit.conventions.divisor import Divisor
-from normkit.identification import divisor
-from normkit.identification.divisor import choose, roundness
-from normkit.identification.eps_response import RollOff
-from normkit.identification.specimen import UnrecognisedError
+from normkit.identification.eps_and_divisor import RollOff, choose, is_length, roll_off, roundness, settle_machine_eps
+from normkit.identification.specimen import Specimen, UnrecognisedError
+from normkit.identification.state import undisturbed
+
+PLAIN = NormSpec(has_weight=False, has_bias=False)
+
+
+def response(norm, n=12, spec=PLAIN):
+    with undisturbed():
+        return roll_off(Specimen(norm), spec, (2, 3, n), torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("eps", [1e-12, 1e-8, 1.5625e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("placement", ["inside", "outside", "clamp"])
+def test_every_placement_and_size(placement, eps, centred):
+    spec = PLAIN.replace(centre_numerator=centred, centre_statistics=centred, eps=eps, eps_placement=placement)
+    found = response(nk.Norm(spec, 12))
+    assert found.placement == placement
+    # r is good to a few float32 epsilons, and eps to about four times that near the middle of the window.
+    assert found.eps == pytest.approx(eps, rel=1e-6)
+    assert found.error < 5e-5
+
+
+@pytest.mark.parametrize("n", [6, 768])
+def test_bessel_and_sum_are_felt_as_another_eps(n):
+    # v / (n - 1) + eps is v / n + eps (n - 1) / n, times n / (n - 1).
+    assert response(nk.Norm(PLAIN.replace(correction=1), n), n).eps == pytest.approx(1e-5 * (n - 1) / n, rel=1e-6)
+    outside = PLAIN.replace(reduction="sum", eps_placement="clamp")
+    assert response(nk.Norm(outside, n), n).eps == pytest.approx(1e-5 / math.sqrt(n), rel=1e-6)
+
+
+def test_no_eps():
+    found = response(nk.Norm(PLAIN.replace(eps=0.0), 12))
+    assert found.eps == 0.0
+    assert "no eps" in found.evidence
+    assert found.undecidable is None
+
+
+def test_an_eps_too_small_to_be_felt_is_not_said_to_be_absent():
+    found = response(lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-30))
+    assert "too small to be felt" in found.undecidable
+
+
+def test_an_unknown_gain_does_not_matter():
+    weight = torch.linspace(-2, 3, 12)
+    assert response(lambda x: nn.functional.layer_norm(x, (12,), weight)).eps == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_a_clip_is_not_a_norm_with_a_large_eps():
+    with pytest.raises(UnrecognisedError, match="shorter than rms 2 as they are: a clip"):
+        response(lambda x: x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(2.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            lambda x: x / (x.square().mean(-1, keepdim=True) + 1e-5) ** 0.25 / x.norm(dim=-1, keepdim=True) ** 0.5,
+            "fits",
+        ),
+        (lambda x: x / (x.square().mean(-1, keepdim=True) - 1e-5).sqrt(), "not finite"),
+    ],
+)
+def test_other_ways_to_shorten_small_rows_are_named(function, reason):
+    with pytest.raises(UnrecognisedError, match=reason) as refusal:
+        response(function, spec=PLAIN.replace(centre_numerator=False, centre_statistics=False))
+    assert refusal.value.verdict == "norm"
 
 
 def felt(eps, placement="inside", error=1e-6):
@@ -84,7 +151,7 @@ def settled(in_other, dtype=torch.float32, found=2.0**-23):
             raise UnrecognisedError("norm", "refused")
         return felt(in_other[other])
 
-    return divisor.settle_machine_eps(choose(64, 1.0, felt(found)), 64, dtype, felt_in)
+    return settle_machine_eps(choose(64, 1.0, felt(found)), 64, dtype, felt_in)
 
 
 def test_a_machine_epsilon_is_told_from_none_in_other_dtypes():
@@ -109,7 +176,7 @@ def test_a_machine_epsilon_that_stays_open():
 
 def test_other_eps_are_not_asked_for_in_other_dtypes():
     plain = choose(64, 1.0, felt(1e-5))
-    assert divisor.settle_machine_eps(plain, 64, torch.float32, None) is plain
+    assert settle_machine_eps(plain, 64, torch.float32, None) is plain
 
 
 def test_what_a_coarse_eps_says():
@@ -147,5 +214,5 @@ def test_two_ways_to_say_the_same_are_both_told():
 def test_a_length_that_no_spec_has():
     with pytest.raises(UnrecognisedError, match=r"root mean square 0\.7 "):
         choose(64, 0.7, felt(1e-5))
-    assert divisor.is_length(math.sqrt(5 / 6), 6)
-    assert not divisor.is_length(math.sqrt(5 / 6), 7)
+    assert is_length(math.sqrt(5 / 6), 6)
+    assert not is_length(math.sqrt(5 / 6), 7)
