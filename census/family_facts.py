@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from configurations import Family, default_model, epsilons, tiny_batch, tiny_configuration, tiny_model
+from normkit.conventions.eps import PLACEMENTS
 from normkit.identification.sites import NormSite, find_sites
 from normkit.identification.tracing import first_output, trace
 from normkit.measurement import placement
@@ -30,51 +31,43 @@ _UNMOVED = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class NormKind:
-    """One kind of norm of a family.
-
-    Attributes:
-        name: The formula in words: "LayerNorm", "RMSNorm (1 + w)".
-        eps: As the stock configuration class sets it; None for the machine epsilon.
-        rounding: When 16-bit rows are rounded: "early", "late", "weight" or "none", as `NormSpec.cast`.
-        count: How many sites of the tiny model are of this kind.
-    """
+    """One kind of norm of a family."""
 
     name: str
+    """The formula in words: "LayerNorm", "RMSNorm (1 + w)"."""
     eps: float | None
+    """As the stock configuration class sets it; None for the machine epsilon."""
     rounding: str
+    """When 16-bit rows are rounded: "early", "late", "weight" or "none", as `NormSpec.cast`."""
     count: int
+    """How many sites of the tiny model are of this kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The row of one family.
-
-    Attributes:
-        family: Which.
-        kind: What it is, told from its input and from whether a token sees those after it.
-        year: Latest year of the copyright notice in its modelling file; None without one.
-        norms: Its kinds of norms, in forward order of their first site.
-        others: What normalizes and is no plain norm of a row: "batch norm", "gated norm", "other", with counts.
-        placements: Of its blocks, with counts: as `normkit.inspection` has them, and "parallel" where attention and MLP
-            read the stream side by side.
-        final_norm: Path of the norm after the last block, or None.
-        query_key: How queries and keys are normalized: "per head", "all heads", "latent"; empty if they are not.
-        per_layer: Fewest and most norms in a block; None without blocks.
-        configured: What the fields of the stock configuration say about eps.
-        share: Of the parameters of the family in its default size, those that belong to norms; None if it is not built.
-    """
+    """The row of one family."""
 
     family: Family
     kind: Kind
+    """Told from its input and from whether a token sees those after it."""
     year: int | None
+    """Latest year of the copyright notice in its modelling file; None without one."""
     norms: tuple[NormKind, ...]
+    """Its kinds of norms, in forward order of their first site."""
     others: dict[str, int]
+    """What normalizes and is no plain norm of a row: "batch norm", "gated norm", "other", with counts."""
     placements: dict[str, int]
+    """The placements of its blocks, with counts; "parallel" where attention and MLP read the stream side by side."""
     final_norm: str | None
+    """Path of the norm after the last block, or None."""
     query_key: tuple[str, ...]
+    """How queries and keys are normalized: "per head", "all heads", "latent"; empty if they are not."""
     per_layer: tuple[int, int] | None
+    """Fewest and most norms in a block; None without blocks."""
     configured: dict[str, float]
+    """The fields of the stock configuration that say eps, with their values."""
     share: float | None
+    """The norms' share of the parameters in the family's default size; None if it is not built."""
 
     @property
     def formulas(self) -> frozenset[str]:
@@ -139,27 +132,24 @@ def measure(family: Family) -> Facts:
 
 def name_of(spec: NormSpec) -> str:
     """A spec's formula in words."""
-    centred = spec.centre_numerator, spec.centre_statistics
-    name = {(True, True): "LayerNorm", (False, False): "RMSNorm"}.get(centred, "half-centred norm")
-    if spec.reduction == "sum":
-        name = "L2 norm"
-    if spec.axes == "all_but_batch":
+    name = "half-centred norm" if spec.centring.is_half else "LayerNorm" if spec.centring.numerator else "RMSNorm"
+    if spec.rows.are_samples:
         name = "GroupNorm"
-    over = " over channels" if spec.axes == (1,) else ""
+    elif spec.divisor.is_sum:
+        name = "L2 norm"
     notes = []
-    if spec.weight_offset:
-        notes.append(f"{spec.weight_offset:g} + w")
+    if spec.gain.offset:
+        notes.append(f"{spec.gain.offset:g} + w")
     if not spec.has_weight:
         notes.append("no gain or bias" if name == "LayerNorm" and not spec.has_bias else "no gain")
     elif not spec.has_bias and name == "LayerNorm":
         notes.append("no bias")
     if spec.has_bias and name == "RMSNorm":
         notes.append("with bias")
-    if spec.eps_placement != "inside":
-        notes.append({"outside": "eps outside the root", "clamp": "eps as a floor"}[spec.eps_placement])
-    if spec.correction:
-        notes.append("n - 1")
-    return f"{name}{over}" + (f" ({', '.join(notes)})" if notes else "")
+    if spec.placement is not PLACEMENTS["inside"]:
+        notes.append(f"eps {spec.placement.words}")
+    notes += spec.divisor.labels
+    return f"{name}{' over channels' if spec.rows.are_places else ''}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _norm_kinds(sites: tuple[NormSite, ...]) -> tuple[NormKind, ...]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from normkit.checkpoint.applying import MadeVector, Outcome, contents
 from normkit.checkpoint.model_folder import read_exactly
@@ -139,27 +138,19 @@ def _deviation(
             width = expected.element_size()
             read = torch.empty(expected.numel() * width, dtype=torch.uint8)
             read_exactly(descriptor, memoryview(read.numpy().data), offset, path)
-            stored = read.view(expected.dtype)
-            unequal = _unequal(stored, expected)
-            if len(unequal) and not first:
-                place = (offset - start) // width + int(unequal[0])
-                index = np.unravel_index(place, output_info(edit, source).shape)
-                where = ", ".join(str(int(axis)) for axis in index)
-                values = stored[unequal[0]].item(), expected[unequal[0]].item()
-                first = f"{edit.name}[{where}] is {values[0]!r}, {values[1]!r} follows from the source"
-            differing += len(unequal)
+            due = expected.view(torch.uint8).numpy()
+            if not np.array_equal(read.numpy(), due):
+                unequal = (read.numpy() != due).reshape(-1, width).any(1).nonzero()[0]
+                if not first:
+                    place = (offset - start) // width + int(unequal[0])
+                    index = np.unravel_index(place, output_info(edit, source).shape)
+                    where = ", ".join(str(int(axis)) for axis in index)
+                    values = read.view(expected.dtype)[unequal[0]].item(), expected[unequal[0]].item()
+                    first = f"{edit.name}[{where}] is {values[0]!r}, {values[1]!r} follows from the source"
+                differing += len(unequal)
             offset += expected.numel() * width
             workers.step(expected.numel() * width)
     except ModelError as error:
         return str(error)
     more = f" (and {differing - 1:,} more of its elements)" if differing > 1 else ""
     return first + more if differing else None
-
-
-def _unequal(stored: Tensor, expected: Tensor) -> Tensor:
-    """The places of two flat tensors where their bits differ."""
-    left, right = stored.view(torch.uint8).numpy(), expected.view(torch.uint8).numpy()
-    if np.array_equal(left, right):
-        return torch.empty(0, dtype=torch.int64)
-    width = expected.dtype.itemsize
-    return torch.from_numpy((left != right).reshape(-1, width).any(1).nonzero()[0])

@@ -214,13 +214,7 @@ def _occupied() -> int:
 class _Queue:
     """The tensors of all files: each thread makes those of a file of its own; when no file is left, it helps another.
 
-    Args:
-        layouts: The files to make.
-        source: Where they are made from.
-        staging: Where they are written.
-        made: Gains and biases, which are made already.
-        workers: The threads.
-        opened: Closes and removes what is unfinished at the end.
+    `opened` closes and removes what is unfinished at the end.
     """
 
     def __init__(

@@ -115,7 +115,12 @@ def read_header(path: Path) -> dict[str, Located]:
         ModelError: If the file is not whole: it is truncated, its header is not JSON, a dtype is unknown, a name stands
             twice, a shape does not fit its bytes, or bytes belong to two tensors or to none.
     """
-    entries, _, start, size = _document(path)
+    return _header(path)[0]
+
+
+def _header(path: Path) -> tuple[dict[str, Located], dict[str, str]]:
+    """The tensors of a file, and its metadata: names and texts."""
+    entries, metadata, start, size = _document(path)
     found = [(name, _located(path, name, entry, start)) for name, entry in entries.items()]
     found.sort(key=lambda item: (item[1].start, item[1].stop))
     reached = start
@@ -127,16 +132,7 @@ def read_header(path: Path) -> dict[str, Located]:
     if reached != size:
         problem = f"its header speaks of {reached} bytes, it has {size}"
         raise ModelError(damaged(path, problem))
-    return dict(found)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file: names and texts.
-
-    Raises:
-        ModelError: If the header is damaged, or a value is not a text.
-    """
-    return _document(path)[1]
+    return dict(found), metadata
 
 
 def header_bytes(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> bytes:
@@ -236,7 +232,8 @@ class CheckpointSource:
     """The safetensors of a model folder, every header checked, read with `pread` from any number of threads.
 
     Nothing is mapped: pages of a mapped file would count as memory of the process. `files` are sorted by name and
-    `tensors` are in the order of their bytes, file by file; `states` and `modes` (permissions) are those at opening.
+    `tensors` are in the order of their bytes, file by file; `metadata` is that of each file; `states` and `modes`
+    (permissions) are those at opening.
 
     Raises:
         ModelError: If a file is not whole, or the index and the files disagree on which file holds a tensor.
@@ -247,6 +244,7 @@ class CheckpointSource:
         self.tensors: dict[str, Located] = {}
         self.states: dict[Path, FileState] = {}
         self.modes: dict[Path, int] = {}
+        self.metadata: dict[Path, dict[str, str]] = {}
         self._descriptors: dict[Path, int] = {}
         try:
             for file in self.files:
@@ -303,7 +301,7 @@ class CheckpointSource:
             raise ModelError(f"cannot read {file}: {error.strerror}") from None
         status = os.fstat(self._descriptors[file])
         self.states[file], self.modes[file] = FileState.of(status), stat.S_IMODE(status.st_mode) & 0o777
-        held = read_header(file)
+        held, self.metadata[file] = _header(file)
         if twice := next((name for name in held if name in self.tensors), None):
             raise ModelError(
                 f"expected each tensor in one file, {twice!r} is in {self.tensors[twice].file} and in {file}; "

@@ -13,8 +13,7 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from torch import Tensor
 from normkit.checkpoint.applying import MadeVector, Outcome, contents
 from normkit.checkpoint.model_folder import INDEX, WEIGHTS, read_exactly, read_json
 from normkit.checkpoint.plan import Edit, FoldPlan, TensorEdit
-from normkit.checkpoint.reader import TORCH, CheckpointSource, Located, TensorInfo, header_bytes, read_metadata
-from normkit.checkpoint.staging import FinishedFile, new_file, no_room
+from normkit.checkpoint.reader import TORCH, CheckpointSource, Located, TensorInfo, header_bytes
+from normkit.checkpoint.staging import FinishedFile, new_file, writing
 from normkit.files import umask
 
 PIECE = 2**20
@@ -103,7 +102,7 @@ def _file(file: Path, edits: list[Edit], source: CheckpointSource) -> FileLayout
     infos = {edit.name: output_info(edit, source) for edit in edits}
     # Dtypes that torch does not have are packed, so one byte wide or less.
     edits = sorted(edits, key=lambda edit: -TORCH[edit.dtype].itemsize if edit.dtype in TORCH else -1)
-    header = header_bytes({edit.name: infos[edit.name] for edit in edits}, read_metadata(file))
+    header = header_bytes({edit.name: infos[edit.name] for edit in edits}, source.metadata[file])
     starts = [len(header)]
     for edit in edits:
         starts.append(starts[-1] + infos[edit.name].nbytes)
@@ -151,7 +150,7 @@ class Shard:
         self._read = _Hashed(layout.source, source.descriptor(layout.source))
         self._source = _HashedReads(source, layout.source, self._read)
         try:
-            with self._writing():
+            with writing(self._path):
                 self._written = _Hashed(path, new_file(path))
                 self._written.write(layout.header, 0)
         except BaseException:
@@ -173,7 +172,7 @@ class Shard:
             os.posix_fadvise(self._read.descriptor, start, min(stop - start, _AHEAD), os.POSIX_FADV_WILLNEED)
         for chunk in contents(edit, self._source, self._vectors, outcome):
             content = _bytes(chunk)
-            with self._writing():
+            with writing(self._path):
                 self._written.write(content, offset)
             self._written.pass_by(content, offset)
             offset += content.nbytes
@@ -218,7 +217,7 @@ class Shard:
             if self._unflushed < _FLUSHED or self._written.descriptor < 0:
                 return
             self._unflushed = 0
-        with self._writing():
+        with writing(self._path):
             os.fdatasync(self._written.descriptor)
 
     def finish(self) -> FinishedFile:
@@ -228,7 +227,7 @@ class Shard:
             InputError: If there is no room.
             ModelError: If the source's file has changed since.
         """
-        with self._writing():
+        with writing(self._path):
             os.fchmod(self._written.descriptor, self._opened.modes[self._layout.source] & ~umask())
             os.fsync(self._written.descriptor)
         self._opened.require_same(self._layout.source)
@@ -245,13 +244,6 @@ class Shard:
         """Close both files; nothing more can be made."""
         self._read.close()
         self._written.close()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise no_room(self._path, error) from None
 
 
 class _Hashed:

@@ -73,7 +73,14 @@ class Staging:
         self.finished: dict[str, FinishedFile] = {}
         self._journal: int | None = None
         self._guard = threading.Lock()
-        self._make(source)
+        parent = self.destination.parent
+        mode = 0o777 if source is None else permissions(source.stat()) | stat.S_IRWXU
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self.folder.mkdir(mode=mode)
+        except OSError as error:
+            raise InputError(f"cannot write to {parent}: {error.strerror}; choose another folder") from None
         self._lock: int | None = _locked(self.folder, self.destination)
         # A process may have been killed while it wrote its journal for the first time.
         self._is_new = all(path.name.startswith(f".{JOURNAL}.") for path in self.folder.iterdir())
@@ -113,7 +120,7 @@ class Staging:
                 status = made.lstat()
                 if stat.S_ISREG(status.st_mode) and status.st_size == file.size:
                     self.finished[name] = file
-        with self._writing(self.folder / JOURNAL):
+        with writing(self.folder / JOURNAL):
             for path in self.folder.iterdir():
                 if path.name in {JOURNAL, *self.finished}:
                     continue
@@ -136,7 +143,7 @@ class Staging:
         Raises:
             InputError: If there is no room.
         """
-        with self._guard, self._writing(self.folder / JOURNAL):
+        with self._guard, writing(self.folder / JOURNAL):
             self.part(file.name).replace(self.folder / file.name)
             _to_disk(self.folder)
             assert self._journal is not None, "begin opens the journal"
@@ -173,7 +180,7 @@ class Staging:
             InputError: If it cannot be read, or there is no room.
         """
         target = self.folder / name
-        with self._writing(target):
+        with writing(target):
             inner = list(zip(target.parents, file.parents, strict=False))[: name.count("/")]
             for folder, like in reversed(inner):
                 folder.mkdir(mode=permissions(like.stat()) | stat.S_IRWXU, exist_ok=True)
@@ -199,8 +206,7 @@ class Staging:
         Raises:
             InputError: If something else has the destination's name by now.
         """
-        with self._writing(self.destination):
-            self._close_journal()
+        with writing(self.destination):
             for inner in (path for path in self.folder.rglob("*") if path.is_dir()):
                 _to_disk(inner)
             _to_disk(self.folder)
@@ -217,7 +223,9 @@ class Staging:
 
     def close(self) -> None:
         """Unlock the folder for other processes."""
-        self._close_journal()
+        if self._journal is not None:
+            os.close(self._journal)
+            self._journal = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -233,27 +241,14 @@ class Staging:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
-    def _make(self, source: Path | None) -> None:
-        parent = self.destination.parent
-        mode = 0o777 if source is None else permissions(source.stat()) | stat.S_IRWXU
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                self.folder.mkdir(mode=mode)
-        except OSError as error:
-            raise InputError(f"cannot write to {parent}: {error.strerror}; choose another folder") from None
 
-    def _close_journal(self) -> None:
-        if self._journal is not None:
-            os.close(self._journal)
-            self._journal = None
-
-    @contextmanager
-    def _writing(self, file: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise no_room(file, error) from None
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise no_room(file, error) from None
 
 
 def no_room(file: Path, error: OSError) -> InputError:
