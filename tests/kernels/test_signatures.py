@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from helpers import PRESETS, SOURCE
 from normkit import specs
+from normkit.conventions.eps import PLACEMENTS
 from normkit.kernels import signatures
 from normkit.kernels.signatures import BITS, SIGNATURES, Conventions, unpacked
 
@@ -67,6 +68,11 @@ LAYER = specs.TORCH_LAYER_NORM
 )
 def test_which_conventions(spec, reason):
     assert signatures.supports_spec(spec) == reason
+
+
+def test_a_place_of_eps_may_have_no_kernel(monkeypatch):
+    monkeypatch.setattr(type(PLACEMENTS["clamp"]), "no_kernel", "eps as a lower bound")
+    assert signatures.supports_spec(specs.SCALE_NORM) == "eps as a lower bound"
 
 
 def test_most_presets_are_supported():

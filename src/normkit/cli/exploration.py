@@ -95,16 +95,11 @@ def explore_norms(
         with progress(shown=shown) as told:
             page = _of_twins(told)
     else:
-        from normkit.checkpoint.loading import load_model
-        from normkit.cli.texts import batches_for, read_text
+        from normkit.cli.texts import batches_for, load, read_text
         from normkit.explorer.exploration import explore_models
 
         words = None if text is None else read_text(text, max_tokens)
-        if shown:
-            click.echo(f"loading {model}", err=True)
-        loaded = load_model(
-            model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown
-        )
+        loaded = load(model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown)
         folder = output_folder(out, loaded.name, source=loaded.path)
         batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
         with progress(shown=shown) as told:

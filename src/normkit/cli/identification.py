@@ -7,25 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from normkit.cli.options import (
-    json_option,
-    model_argument,
-    no_report_option,
-    out_option,
-    quiet_option,
-    run_options,
-    site_option,
-    source_options,
-)
-from normkit.cli.terminal import (
-    given_parameters,
-    note,
-    print_json,
-    progress,
-    refuse_options_but,
-    results,
-    shows_progress,
-)
+from normkit.cli import options, terminal
 from normkit.errors import InputError, NormkitError
 
 if TYPE_CHECKING:
@@ -44,17 +26,17 @@ _WITHOUT_MODEL = {"model", "out", "no_report", "as_json", "quiet"}
 
 
 @click.command("identify", short_help="Find what each norm really computes; compare a port with its reference.")
-@model_argument("model", "[MODEL]", required=False)
+@options.model_argument("model", "[MODEL]", required=False)
 @click.option(
     "--against", metavar="MODEL", help="Compare with this reference: another model, or a passports.json of one."
 )
-@site_option
-@run_options
-@out_option
-@no_report_option
-@json_option
-@source_options
-@quiet_option
+@options.site_option
+@options.run_options
+@options.out_option
+@options.no_report_option
+@options.json_option
+@options.source_options
+@options.quiet_option
 @click.pass_context
 def identify_norms(
     ctx: click.Context,
@@ -85,51 +67,52 @@ def identify_norms(
     run on one text; it is DIR/NAME/comparison.json. A passports.json cannot be run: only formulas are compared. Exit
     code 1 if anything differs.
     """
-    shown = shows_progress(quiet=quiet or as_json)
+    shown = terminal.shows_progress(quiet=quiet or as_json)
     if model is None:
-        refuse_options_but(ctx, _WITHOUT_MODEL)
+        terminal.refuse_options_but(ctx, _WITHOUT_MODEL)
         _show(None if no_report else out, as_json=as_json, shown=shown)
         return
     if against is None:
-        for parameter in given_parameters(ctx):
+        for parameter in terminal.given_parameters(ctx):
             if parameter.name in _WITH_AGAINST:
                 raise click.UsageError(f"{parameter.opts[0]} needs --against: formulas alone need no text.", ctx)
     _refuse_passports(model)
-    from normkit.checkpoint.loading import load_model
     from normkit.cli.reports import output_folder
-    from normkit.cli.texts import read_text
+    from normkit.cli.texts import batches_for, load, read_text
+    from normkit.files import json_text, write_text
 
     words = None if text is None else read_text(text, max_tokens)
     # Read before the model is, so that a wrong path of the reference is reported at once.
     book = None if against is None else _passports(against)
-    if shown:
-        click.echo(f"loading {model}", err=True)
-    loaded = load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
+    loaded = load(model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown)
     folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
-    if against is None:
-        _tell(loaded, quiet=quiet)
-        found = _survey(loaded, site, shown=shown)
-        if as_json:
-            print_json(found.to_json())
-        _give_passports(found, folder, as_json=as_json)
-        return
     other = None
-    if book is None:
-        if shown:
-            click.echo(f"loading {against}", err=True)
-        other = load_model(against, dtype=dtype, local_files_only=local_files_only, show_downloads=shown)
+    if against is not None and book is None:
+        other = load(against, dtype=dtype, local_files_only=local_files_only, shown=shown)
         if folder is not None:
             output_folder(out, loaded.name, source=other.path)
-    _tell(loaded, *([other] if other else []), quiet=quiet)
-    from normkit.cli.texts import batches_for
-
+    for each in (loaded, other):
+        for remark in () if quiet or each is None else each.notes:
+            terminal.note(remark)
+    if against is None:
+        found = _survey(loaded, site, shown=shown)
+        if as_json:
+            terminal.print_json(found.to_json())
+        _give_passports(found, folder, as_json=as_json)
+        return
     batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
-    names = _names(loaded, other, book, model, against)
+    reference = other.name if other else book.model if book else ""
+    # Their own names, or if these are equal those that the user gave.
+    names = (loaded.name, reference) if loaded.name != reference else (model, against)
     comparison = _compare(loaded, other.model if other else book, batches, names, site, shown=shown)
-    _print_comparison(comparison, as_json=as_json)
-    if folder is not None:
-        from normkit.files import json_text, write_text
+    if as_json:
+        terminal.print_json(comparison.to_json())
+    else:
+        from normkit.comparison.report import describe_comparison
+        from normkit.show.terminal import section
 
+        terminal.results().print(section(describe_comparison(comparison), most=16))
+    if folder is not None:
         path = write_text(folder / "comparison.json", json_text(comparison.to_json()))
         _say_where("comparison", path, as_json=as_json)
     if comparison.differs:
@@ -146,7 +129,7 @@ def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:
     folders = [None if out is None else output_folder(out, twin.name, source=twin.path) for twin in twins]
     books = [_survey(twin, None, shown=shown) for twin in twins]
     if as_json:
-        print_json({"schema_version": 1, "models": [book.to_json() for book in books]})
+        terminal.print_json({"schema_version": 1, "models": [book.to_json() for book in books]})
     for book, folder in zip(books, folders, strict=True):
         _give_passports(book, folder, as_json=as_json)
         click.echo("", nl=not as_json)
@@ -174,12 +157,6 @@ def _passports(name: str) -> PassportBook | None:
     return PassportBook.read(path)
 
 
-def _tell(*models: LoadedModel, quiet: bool) -> None:
-    for model in models:
-        for remark in () if quiet else model.notes:
-            note(remark)
-
-
 def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBook:
     from normkit.checkpoint.build_model import quiet_libraries
     from normkit.cli.texts import batches_for, check_runs
@@ -187,18 +164,10 @@ def _survey(loaded: LoadedModel, site: str | None, *, shown: bool) -> PassportBo
     from normkit.measurement.running import evaluating, first_tokens, runner
 
     batch = batches_for(loaded, None, None, length=None, max_tokens=_TOKENS, batch_size=1).batches[0]
-    with progress(shown=shown) as report, quiet_libraries(), evaluating(loaded.model):
+    with terminal.progress(shown=shown) as report, quiet_libraries(), evaluating(loaded.model):
         report(f"{loaded.name}: norms", 0, 0)
         check_runs(loaded.model, batch)
         return survey(loaded.model, runner(loaded.model, first_tokens(batch)), name=loaded.name).only(site)
-
-
-def _names(
-    loaded: LoadedModel, other: LoadedModel | None, book: PassportBook | None, model: str, against: str
-) -> tuple[str, str]:
-    """The names of both models: their own, or if these are equal those that the user gave."""
-    reference = other.name if other else book.model if book else ""
-    return (loaded.name, reference) if loaded.name != reference else (model, against)
 
 
 def _compare(
@@ -208,7 +177,7 @@ def _compare(
     from normkit.cli.texts import check_runs
     from normkit.comparison.comparing import compare
 
-    with progress(shown=shown) as report, quiet_libraries():
+    with terminal.progress(shown=shown) as report, quiet_libraries():
         check_runs(loaded.model, batches.batches[0])
         return compare(
             loaded.model,
@@ -228,21 +197,11 @@ def _give_passports(found: PassportBook, folder: Path | None, *, as_json: bool) 
         from normkit.identification.report import describe_book
         from normkit.show.terminal import section
 
-        results().print(section(describe_book(found)))
+        terminal.results().print(section(describe_book(found)))
     if folder is not None:
         _say_where("passports", found.write(folder / "passports.json"), as_json=as_json)
 
 
-def _print_comparison(found: Comparison, *, as_json: bool) -> None:
-    if as_json:
-        print_json(found.to_json())
-        return
-    from normkit.comparison.report import describe_comparison
-    from normkit.show.terminal import section
-
-    results().print(section(describe_comparison(found), most=16))
-
-
 def _say_where(what: str, path: Path, *, as_json: bool) -> None:
     if not as_json:
-        results().print(f"\n{what}: {path}", soft_wrap=True)
+        terminal.results().print(f"\n{what}: {path}", soft_wrap=True)

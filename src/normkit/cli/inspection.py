@@ -110,17 +110,14 @@ def inspect_model(
 
         run(out=out, report=not no_report, as_json=as_json, shown=shown)
         return
-    from normkit.checkpoint.loading import load_model
     from normkit.cli.reports import output_folder, write_report
-    from normkit.cli.texts import batches_for, read_text
+    from normkit.cli.texts import batches_for, load, read_text
     from normkit.measurement import baseline
 
     # Read before the model is, so that a mistake in the file is reported at once.
     _, unwritten = baseline.declared(intent)
     words = None if text is None else read_text(text, max_tokens)
-    if shown:
-        click.echo(f"loading {model}", err=True)
-    loaded = load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
+    loaded = load(model, dtype=dtype, revision=revision, local_files_only=local_files_only, shown=shown)
     folder = None if no_report else output_folder(out, loaded.name, source=loaded.path)
     batches = batches_for(loaded, text, words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size)
     if not quiet:

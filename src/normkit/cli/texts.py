@@ -1,4 +1,4 @@
-"""What a loaded model is run on: the user's text, the text that ships, or token ids at random."""
+"""The model of a verb, and what it is run on: the user's text, the text that ships, or token ids at random."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from normkit import demo
 from normkit.checkpoint.build_model import quiet_libraries
-from normkit.checkpoint.loading import LoadedModel
+from normkit.checkpoint.loading import LoadedModel, load_model
 from normkit.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -36,6 +36,13 @@ class Batches:
     """What the batches are, in words."""
     decode: Callable[[int], str] | None
     """The text of one token id, or None."""
+
+
+def load(model: str, *, dtype: str, local_files_only: bool, shown: bool, revision: str | None = None) -> LoadedModel:
+    """Load the model that the user named; stderr says so first, if progress is shown."""
+    if shown:
+        click.echo(f"loading {model}", err=True)
+    return load_model(model, dtype=dtype, revision=revision, local_files_only=local_files_only, show_downloads=shown)
 
 
 def read_text(path: str, max_tokens: int) -> str:

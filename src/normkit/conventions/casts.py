@@ -42,6 +42,16 @@ _OUTPUT_NOTES = {
     "float32": "output in float32",
 }
 
+PROGRAMS: tuple[tuple[Cast, StatisticsDtype], ...] = (
+    ("late", "float32"),
+    ("early", "float32"),
+    ("weight", "float32"),
+    ("input", "float32"),
+    ("none", "input"),
+    ("late", "input"),
+)
+"""Casts and statistics that `identify` tries, simplest first: it reports the first of those that give the same bits."""
+
 # The kernels' numbers. In a row that is kept in 16 bits, no cast is an early one.
 _CODES = {"late": 0, "early": 1, "weight": 2, "input": 3, "none": 1}
 _OUTPUT_CODES = {"input": 0, "promote": 1, "weight": 2}

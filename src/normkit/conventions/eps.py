@@ -26,7 +26,9 @@ class Placement(ABC):
 
     name: ClassVar[EpsPlacement]
     code: ClassVar[int]
-    """The kernels' number for it."""
+    """The kernels' number for it; any number where no kernel computes it."""
+    no_kernel: ClassVar[str | None] = None
+    """Why no kernel computes it; None if some do."""
     power: ClassVar[Literal[1, 2]]
     """eps is in units of x to this power."""
     words: ClassVar[str]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from normkit.conventions.casts import Cast, OutputDtype, StatisticsDtype
+from normkit.conventions.casts import PROGRAMS, OutputDtype
 from normkit.conventions.eps import EPS
 from normkit.identification import half_precision_calls
 from normkit.identification.gain_and_bias import Affine
@@ -26,14 +26,6 @@ _FLIPS = 0.0005
 
 _MACHINE_EPS = EPS["float32"]
 NO_PARAMETER = "gain or bias is no parameter that can be set"
-_SIMPLEST_FIRST: tuple[tuple[Cast, StatisticsDtype], ...] = (
-    ("late", "float32"),
-    ("early", "float32"),
-    ("weight", "float32"),
-    ("input", "float32"),
-    ("none", "input"),
-    ("late", "input"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +220,7 @@ def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
     """Programs of a formula, simplest first."""
     affine = spec.has_weight or spec.has_bias
     offsets = ("float32", "parameter") if spec.weight_offset else ("float32",)
-    for (cast, statistics), rounded, offset in itertools.product(_SIMPLEST_FIRST, (False, True), offsets):
+    for (cast, statistics), rounded, offset in itertools.product(PROGRAMS, (False, True), offsets):
         # Without an affine part early and late are one, and only a weight has a dtype to cast to.
         if (cast in ("early", "input") and not affine) or (cast == "weight" and not spec.has_weight):
             continue

@@ -95,7 +95,7 @@ def supports_spec(spec: NormSpec) -> str | None:
     """Why no kernel computes norms of these conventions; None if a kernel does."""
     if spec.rows.no_kernel is None and len(spec.axes) > _MOST_AXES:
         return f"rows of more than {_MOST_AXES} axes"
-    reasons = (each.no_kernel for each in (spec.rows, spec.centring, spec.gain, spec.casts))
+    reasons = (each.no_kernel for each in (spec.rows, spec.centring, spec.placement, spec.gain, spec.casts))
     return next((reason for reason in reasons if reason is not None), None)
 
 
