@@ -22,11 +22,10 @@ from normkit.errors import InputError, LostRankError
 from normkit.study import arm_context
 from normkit.study.arm_context import ArmContext
 from normkit.study.corpus import next_token_loss, windows
-from normkit.study.loop import train
 from normkit.study.model_parts import BatchNorm
 from normkit.study.ranks import Ranks, joined
 from normkit.study.run_checkpoint import RunCheckpoint
-from normkit.study.training_run import Batch, Point, Recipe
+from normkit.study.training_run import Batch, Point, Recipe, train
 from normkit.study.transformer import Transformer, TransformerConfig
 
 STEPS = 30

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,9 @@ def difference(paired: Paired) -> float:
     return float(paired["right"]["value"] - paired["left, slow"]["value"])
 
 
-def charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+def charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     del settings
-    values = tuple((name, tuple(float(paired[name]["value"]) for paired in measured.values())) for name in NAMES)
+    values = tuple((name, tuple(float(paired[name]["value"]) for paired in seeds)) for name in NAMES)
     words = {"title": "Values", "caption": "One a seed.", "description": "The right one is above.", "label": "value"}
     return (Bars(name="values", values=values, **words),)
 
@@ -110,7 +110,7 @@ STUDY = Study(
             source="nobody, 2020",
             conditions=(
                 Condition(says="more by 1 at least", statistic=difference, low=1.0),
-                Condition(says="shown only", statistic=lambda _: math.nan, judged=False),
+                Condition(says="shown only", statistic=lambda _: math.nan),
             ),
             ledger=("C0",),
         ),

@@ -19,7 +19,7 @@ from normkit.demo import training
 from normkit.demo.architecture import build
 from normkit.demo.training import Choices, main, train
 from normkit.study import corpus
-from normkit.study.loop import learning_rate, parameter_groups
+from normkit.study.training_run import learning_rate, parameter_groups
 
 # Trains a small model.
 pytestmark = pytest.mark.slow

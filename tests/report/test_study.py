@@ -27,14 +27,14 @@ def invented(*values, low=1.0, regime="", trouble=None, findings=(), **settings)
         full={},
         arms=lambda _settings: (Arm(name="only"),),
         measure=lambda _lab, _arm: {},
-        charts=lambda _settings, measured: (
+        charts=lambda _settings, seeds: (
             Bars(
                 name="loss",
                 title="Loss",
                 caption="Lower is better.",
                 description="One arm.",
                 label="nats",
-                values=(("only", tuple(paired["only"]["loss"] for paired in measured.values())),),
+                values=(("only", tuple(paired["only"]["loss"] for paired in seeds)),),
             ),
         ),
         data="nothing",

@@ -10,9 +10,8 @@ from normkit.errors import InputError
 from normkit.inspection.inspecting import inspect
 from normkit.study.arm_context import ArmContext, findings
 from normkit.study.corpus import next_token_loss
-from normkit.study.loop import train
 from normkit.study.model_parts import BatchNorm
-from normkit.study.training_run import Recipe
+from normkit.study.training_run import Recipe, train
 from normkit.study.transformer import Transformer, TransformerConfig
 from study_runs import Model, batches, new_context, state, transformer
 

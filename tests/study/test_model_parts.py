@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from helpers import assert_close
 from normkit import LayerNorm, Norm, specs
 from normkit.errors import InputError
-from normkit.study.model_parts import BatchNorm, HyperplaneNorm, norm_layer, random_hyperplanes
+from normkit.study.model_parts import BatchNorm, HyperplaneNorm, NoisyBatchNorm, norm_layer, random_hyperplanes
 
 
 def test_a_spec_a_maker_and_no_norm():
@@ -157,3 +157,29 @@ def test_its_state_can_be_saved_and_read_again():
     again = random_hyperplanes(3, seed=1)(N)
     again.load_state_dict(safetensors.torch.load(safetensors.torch.save(norm.state_dict())))
     assert torch.equal(again.directions, norm.directions)
+
+
+def test_noise_is_an_affine_map_of_a_batch_norm_that_changes_with_each_step_and_layer():
+    x = torch.randn(64, 5)
+    plain = BatchNorm(5)(x)
+    norm = NoisyBatchNorm(5, noise=0.5, seed=(1, 0))
+    first, second = norm(x), norm(x)
+    other = NoisyBatchNorm(5, noise=0.5, seed=(1, 1))(x)
+    for noisy in (first, second, other):
+        shift, scale = noisy.mean(0), noisy.std(0, correction=0) / plain.std(0, correction=0)
+        torch.testing.assert_close(noisy, plain * scale + shift, atol=1e-5, rtol=1e-5)
+        assert ((shift.abs() <= 0.5) & (scale >= 1 - 1e-5) & (scale <= 1.5 + 1e-5)).all()
+    assert not torch.allclose(first, second)
+    assert not torch.allclose(first, other)
+
+
+def test_noise_is_the_same_where_a_run_goes_on_and_absent_in_evaluation():
+    x = torch.randn(64, 5)
+    norm = NoisyBatchNorm(5, noise=1.0, seed=(0, 2))
+    norm(x)
+    continued = NoisyBatchNorm(5, noise=1.0, seed=(0, 2))
+    continued.load_state_dict(norm.state_dict())
+    assert torch.equal(norm(x), continued(x))
+    plain = BatchNorm(5)
+    plain.load_state_dict(norm.state_dict())
+    assert torch.equal(norm.eval()(x), plain.eval()(x))

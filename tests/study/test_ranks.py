@@ -14,8 +14,8 @@ import forks
 from helpers import ROOT
 from normkit.errors import InputError, LostRankError
 from normkit.study.corpus import next_token_loss
-from normkit.study.loop import train
 from normkit.study.ranks import ALONE, Ranks, joined
+from normkit.study.training_run import train
 from study_runs import RECIPE, Model, batches, run, shared_runs, state
 
 LOST = (

@@ -41,7 +41,7 @@ def test_a_missing_arm_leaves_a_condition_without_a_number():
         ([condition(low=2), condition(low=0, regime="deep")], ("reproduced only if", "deep")),
         ([condition(low=2, regime="deep"), condition(low=0)], ("not reproduced", "")),
         ([condition(low=2, regime="deep"), condition(low=0, regime="deep"), condition(high=0)], ("not reproduced", "")),
-        ([condition(low=0), condition(low=2, judged=False)], ("reproduced", "")),
+        ([condition(low=0), condition()], ("reproduced", "")),
         ([condition(arm="b")], ("not run", "")),
     ],
 )

@@ -13,9 +13,8 @@ from torch import nn
 from forks import Fork
 from normkit.errors import InputError
 from normkit.study.corpus import next_token_loss
-from normkit.study.loop import train
 from normkit.study.run_checkpoint import RunCheckpoint
-from normkit.study.training_run import Recipe
+from normkit.study.training_run import Recipe, train
 from study_runs import LONG, RECIPE, STEPS, Model, batches, run, state
 
 

@@ -20,10 +20,10 @@ from normkit.text import counted
 
 if TYPE_CHECKING:
     from normkit.study.arm_context import Settings
+    from normkit.study.catalogue import Budget
     from normkit.study.ranks import Ranks
     from normkit.study.result import Study, StudyResult
     from normkit.study.running import Progress
-    from normkit.study.settings import Budget
     from normkit.study.workers import Crew
 
 
@@ -68,8 +68,7 @@ def requested(
         InputError: If a study, a setting or the device is unknown, or the folder cannot be used.
     """
     from normkit.cli.reports import require_writable
-    from normkit.study.catalogue import NAMES, load
-    from normkit.study.settings import assignments, settings_of
+    from normkit.study.catalogue import NAMES, assignments, load, settings_of
 
     studies = [load(name) for name in dict.fromkeys(names or NAMES)]
     texts = assignments(changed, studies)

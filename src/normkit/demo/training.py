@@ -30,7 +30,7 @@ from normkit.demo.architecture import WINDOW, build, byte_tokenizer
 from normkit.errors import InputError
 from normkit.files import json_text, write_text
 from normkit.identification.state import in_mode
-from normkit.study import corpus, loop
+from normkit.study import corpus, training_run
 from normkit.study.corpus import SEPARATOR, windows
 from normkit.study.training_run import Batch, Point, Recipe
 
@@ -159,7 +159,7 @@ def train(
         tell(curve[-1])
 
     batches = windows(training, batch=choices.batch, window=WINDOW, seed=choices.seed)
-    loop.train(model, choices.recipe, batches, _next_token_loss, report=follow)
+    training_run.train(model, choices.recipe, batches, _next_token_loss, report=follow)
     return curve
 
 

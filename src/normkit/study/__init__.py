@@ -3,21 +3,18 @@
 A study is a file of `experiments`: arms, claims with numeric conditions fixed in advance, data, budget and charts.
 `running` measures its arms with each seed, `result` decides its claims.
 
-    result.py chart.py                  a study and its verdicts; its charts as data
-    catalogue.py settings.py            the studies by name; the settings of a budget
-    statistics.py                       statistics over seeds, arms and losses
+    result.py chart.py          a study and its verdicts; its charts as data
+    catalogue.py statistics.py  the studies by name, and their settings; statistics over seeds, arms and losses
 
-    transformer.py small_nets.py        models with any norm at any place
-    model_parts.py                      their norms and initial weights
-    corpus.py digits.py markov_chain.py data: the source of Python's standard library, scikit-learn's digits, a chain
-    propagation.py text_training.py     steps that several experiments share
+    transformer.py small_nets.py  models with any norm at any place
+    model_parts.py                their norms and initial weights
+    corpus.py digits.py           data: the source of Python's standard library, a Markov chain; scikit-learn's digits
+    propagation.py                activations, gradients and steps of a model
 
-    training_run.py loop.py             a training run, and the one training loop
-    run_checkpoint.py ranks.py          a run that is continued; a run in several processes
-
-    arm_context.py workers.py           the context in which an arm is measured; its runs and their processes
-    running.py store.py                 a whole study; its folder
-    experiments/                        the studies
+    training_run.py run_checkpoint.py ranks.py  a run and its loop; a run that is continued; one in several processes
+    arm_context.py workers.py                   the context in which an arm is measured; its runs and their processes
+    running.py store.py                         a whole study; its folder
+    experiments/                                the studies
 
 Public names are resolved on first use, so that listing the studies does not load torch.
 """

@@ -1,4 +1,4 @@
-"""The context in which an arm is measured: settings, seed, device, and the training of its models."""
+"""The context in which an arm is measured: settings, seed, device, and the building and training of its models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from normkit.errors import InputError
 from normkit.files import finite, write_text
 from normkit.inspection.inspecting import inspect
 from normkit.measurement.running import evaluating
-from normkit.study.loop import train
+from normkit.study.corpus import next_token_loss, text_of_the_library, windows
 from normkit.study.ranks import ALONE, Ranks
 from normkit.study.run_checkpoint import RunCheckpoint
-from normkit.study.training_run import Batch, Loss, Observe, Point, Recipe, TrainingRun
+from normkit.study.training_run import Batch, Loss, Observe, Recipe, TrainingRun, train
+from normkit.study.transformer import Transformer, TransformerConfig
 from normkit.text import dtype_name
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -78,8 +79,8 @@ class ArmContext:
     def __post_init__(self) -> None:
         """Refuse a dtype that cannot be trained in."""
         if self.dtype not in DTYPES:
-            known = ", ".join(dtype_name(dtype) for dtype in DTYPES)
-            raise InputError(f"expected a dtype of {known}, got {dtype_name(self.dtype)}")
+            names = ", ".join(map(dtype_name, DTYPES))
+            raise InputError(f"expected a dtype of {names}, got {dtype_name(self.dtype)}")
 
     def integer(self, name: str) -> int:
         """A setting that is a whole number."""
@@ -94,6 +95,28 @@ class ArmContext:
     def numbers(self, name: str) -> tuple[float, ...]:
         """A setting that is several numbers."""
         return numbers(self.settings, name)
+
+    def recipe(self, **choices: Any) -> Recipe:
+        """The choices, and the settings "steps", "learning_rate" and "warmup" for those that are not given."""
+        named = ("steps", "learning_rate", "warmup")
+        return Recipe(**{name: self.settings[name] for name in named if name in self.settings} | choices)
+
+    def transformer(self, **choices: Any) -> Transformer:
+        """An untrained model; settings "window", "width" and "layers" are its sizes unless the choices give them."""
+        sizes = {"context": "window", "width": "width", "layers": "layers"}
+        choices = {name: self.integer(setting) for name, setting in sizes.items() if name not in choices} | choices
+        return Transformer(TransformerConfig(**choices), seed=self.seed)
+
+    def text_batch(self, text: bytes, *, seed: int = 0) -> Batch:
+        """One batch of windows of a text, on the device; the settings are "batch" and "window"."""
+        (ids,) = next(windows(text, batch=self.integer("batch"), window=self.integer("window"), seed=seed))
+        return (ids.to(self.device),)
+
+    def random_ids(self, vocabulary: int, *, rows: int, tokens: int) -> tuple[Tensor, torch.Generator]:
+        """Token ids (rows, tokens + 1) of equal probability, and the generator that drew them."""
+        generator = torch.Generator().manual_seed(self.seed)
+        ids = torch.randint(vocabulary, (rows, tokens + 1), generator=generator)
+        return ids.to(self.device), generator
 
     def move(self, model: nn.Module) -> nn.Module:
         """Move a model to the device and dtype, in place; for measurements before it is trained."""
@@ -132,9 +155,22 @@ class ArmContext:
             raise InputError(f"two training runs of an arm are kept as {name!r}; give each a name of its own")
         self._names.add(name)
         self.move(model)
-        supply = _Supply(batches)
-        moved_loss = self._on_device(loss_of)
-        checkpoint = None
+        last: Batch = ()
+
+        def drawn() -> Iterator[Batch]:
+            nonlocal last
+            for batch in batches:
+                last = batch
+                yield batch
+
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            real = self._parameter_dtype
+            moved = tuple(part.to(self.device, real if part.is_floating_point() else None) for part in batch)
+            is_half = self.dtype is torch.bfloat16
+            with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=is_half):
+                return loss_of(model, moved)
+
+        supply, checkpoint = drawn(), None
         if self.checkpoints is not None:
             checkpoint = RunCheckpoint(self.checkpoints / f"{name}.safetensors", seconds=self.checkpoint_seconds)
         with self.ranks.together():
@@ -142,62 +178,51 @@ class ArmContext:
                 model,
                 recipe,
                 supply,
-                moved_loss,
+                loss,
                 observe=observe,
                 report=lambda point: self.report(point.step / recipe.steps),
                 checkpoint=checkpoint,
                 ranks=self.ranks,
             )
             if self.curves is not None:
-                write_text(self.curves / f"{name}.jsonl", "".join(map(_json_line, points)))
-            return TrainingRun(points=points, findings=findings(model, next(supply, supply.last), moved_loss))
+                shown = ("step", "loss", "learning_rate", "gradient_norm")
+                lines = ({name: finite(getattr(point, name)) for name in shown} for point in points)
+                write_text(self.curves / f"{name}.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+            return TrainingRun(points=points, findings=findings(model, next(supply, last), loss))
+
+    def train_on_text(
+        self,
+        model: Transformer,
+        recipe: Recipe,
+        *,
+        batch: int | None = None,
+        text: bytes | None = None,
+        observe: Observe | None = None,
+    ) -> TrainingRun:
+        """Train a model on windows of text as long as its context; the seed decides their places.
+
+        Args:
+            model: What to train.
+            recipe: The choices.
+            batch: Windows in a batch; the setting "batch" if None.
+            text: What to train on; the training text of the standard library if None.
+            observe: Values to record at each step.
+        """
+        batches = windows(
+            text_of_the_library()[0] if text is None else text,
+            batch=self.integer("batch") if batch is None else batch,
+            window=model.config.context,
+            seed=self.seed,
+        )
+        return self.train(model, recipe, batches, next_token_loss, observe=observe)
 
     @property
     def _parameter_dtype(self) -> torch.dtype:
         return torch.float32 if self.dtype is torch.bfloat16 else self.dtype
 
-    def _on_device(self, loss_of: Loss) -> Loss:
-        """The loss of a batch that may be on any device."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(self.device, self._parameter_dtype if tensor.is_floating_point() else None)
-
-        def loss(model: nn.Module, batch: Batch) -> Tensor:
-            kind = torch.device(self.device).type
-            with torch.autocast(kind, torch.bfloat16, enabled=self.dtype is torch.bfloat16):
-                return loss_of(model, tuple(moved(tensor) for tensor in batch))
-
-        return loss
-
-
-def _json_line(point: Point) -> str:
-    """A step as a line of JSON; a number that is not finite is null."""
-    values = {
-        "step": point.step,
-        "loss": point.loss,
-        "learning_rate": point.learning_rate,
-        "gradient_norm": point.gradient_norm,
-    }
-    return json.dumps({name: finite(value) for name, value in values.items()}) + "\n"
-
-
-class _Supply:
-    """Batches, with the last one that was drawn."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self.last: Batch = ()
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        self.last = next(self._batches)
-        return self.last
-
 
 def findings(model: nn.Module, batch: Batch, loss_of: Loss) -> tuple[dict[str, Any], ...]:
-    """Inspect a model on the arguments with which the loss of a batch calls it.
+    """Inspect a model on the arguments with which the loss of the first rows of a batch calls it.
 
     Args:
         model: A trained one; left as it is.
@@ -207,15 +232,6 @@ def findings(model: nn.Module, batch: Batch, loss_of: Loss) -> tuple[dict[str, A
     Returns:
         For each finding, in the order of `inspect`: "rule", "severity", "title", "sites", as JSON has them.
     """
-    inspection = inspect(model, _inputs(model, batch, loss_of))
-    return tuple(
-        {"rule": found.rule, "severity": found.severity, "title": found.title, "sites": list(found.sites)}
-        for found in inspection.findings
-    )
-
-
-def _inputs(model: nn.Module, batch: Batch, loss_of: Loss) -> dict[str, Tensor]:
-    """The arguments, by name, with which a loss calls a model on the first rows of a batch."""
     first = batch[0]
     # A row of token ids (batch, time) or of vectors (batch, time, n) has many tokens; a vector (batch, n) is one.
     has_time = first.dim() > 2 or (first.dim() == 2 and not first.is_floating_point())
@@ -232,4 +248,7 @@ def _inputs(model: nn.Module, batch: Batch, loss_of: Loss) -> dict[str, Tensor]:
             loss_of(model, tuple(tensor[:rows] for tensor in batch))
     finally:
         handle.remove()
-    return calls[0]
+    return tuple(
+        {"rule": found.rule, "severity": found.severity, "title": found.title, "sites": list(found.sites)}
+        for found in inspect(model, calls[0]).findings
+    )

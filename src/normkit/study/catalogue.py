@@ -1,16 +1,21 @@
-"""The studies by name, in the order in which they build on each other; each is loaded on demand."""
+"""The studies by name, each loaded on demand, and their settings: the defaults of a budget, changed by `--set`."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from normkit.errors import InputError
 from normkit.text import offer
 
 if TYPE_CHECKING:
+    from normkit.study.arm_context import Setting, Settings
     from normkit.study.result import Study
+
+Budget = Literal["quick", "full"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Entry:
     """Its module in `experiments`."""
 
 
+# In the order in which they build on each other.
 CATALOGUE = {
     "invariances": Entry("what a norm leaves unchanged: Ba's table", 10, "invariances"),
     "gradients": Entry("the backward pass as a projection, and what it does to steps", 70, "gradients"),
@@ -43,6 +49,8 @@ CATALOGUE = {
 
 NAMES = tuple(CATALOGUE)
 
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
 
 def load(name: str) -> Study:
     """The study of this name.
@@ -54,3 +62,84 @@ def load(name: str) -> Study:
         raise InputError(f"no study is called {name!r}; {offer(name, NAMES, 'normkit study --list')}")
     study: Study = import_module(f"normkit.study.experiments.{CATALOGUE[name].module}").STUDY
     return study
+
+
+def settings_of(study: Study, budget: Budget = "quick", changed: Mapping[str, str] | None = None) -> Settings:
+    """All settings of a study; each keeps the type of its default.
+
+    Args:
+        study: A study.
+        budget: Which of its two sets of defaults.
+        changed: Name -> text of the value; names that the study does not have are skipped.
+
+    Raises:
+        InputError: If a text is not a value of its setting's type.
+    """
+    settings = {**study.quick, **(study.full if budget == "full" else {})}
+    for name, text in (changed or {}).items():
+        if name in settings:
+            settings[name] = _typed(name, text, settings[name])
+    check_seeds(settings["seeds"])
+    return settings
+
+
+def assignments(texts: Sequence[str], studies: Sequence[Study]) -> dict[str, str]:
+    """Name -> text of the value, of each text "name=value" after `--set`.
+
+    Raises:
+        InputError: If a text is not of this form, a name comes twice, or none of the studies has it; the nearest name
+            is offered.
+    """
+    known = tuple(dict.fromkeys(name for study in studies for name in study.quick))
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"--set takes name=value, as in steps=100, got {text!r}")
+        if name not in known:
+            of = f"{studies[0].name} has" if len(studies) == 1 else "these studies have"
+            raise InputError(f"{of} no setting {name!r}; {offer(name, known)}")
+        if name in found:
+            raise InputError(f"--set {name} is given twice: {found[name]} and {value}; give it once")
+        found[name] = value
+    return found
+
+
+def check_seeds(seeds: Setting) -> int:
+    """The number of seeds.
+
+    Raises:
+        InputError: If it is below one.
+    """
+    if not isinstance(seeds, int) or seeds < 1:
+        raise InputError(f"seeds must be a whole number from 1, got {seeds}")
+    return seeds
+
+
+def _typed(name: str, text: str, default: Setting) -> Setting:
+    """The value that a text gives a setting, of the type of its default."""
+    is_whole = isinstance(default, tuple) and all(isinstance(member, int) for member in default)
+    try:
+        if isinstance(default, bool):
+            return _BOOLEANS[text.lower()]
+        if isinstance(default, int):
+            return int(text)
+        if isinstance(default, float):
+            return _finite(text)
+        if isinstance(default, str):
+            return text
+        parts = text.removesuffix(",").split(",")
+        return tuple(map(int, parts)) if is_whole else tuple(map(_finite, parts))
+    except (ValueError, KeyError):
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(type(default))
+        if isinstance(default, tuple):
+            shown = ",".join(f"{member:g}" for member in default)
+            words = f"{'whole ' if is_whole else ''}numbers with commas between, as in {shown}"
+        raise InputError(f"{name} takes {words}, got {text!r}") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number

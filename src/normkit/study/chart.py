@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from normkit.study.statistics import Paired, filled, interval
+from normkit.study.statistics import Paired, block_means, filled, interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,3 +107,9 @@ def arm_values(
     """The `values` of `Bars`: a number that each arm measured, for each seed; None counts as infinite."""
     seeds = list(seeds)
     return tuple((arm, tuple(filled([paired[arm][quantity] for paired in seeds]))) for arm in arms)
+
+
+def loss_line(label: str, arm: str, seeds: Iterable[Paired], steps: int) -> Line:
+    """The line of an arm's losses, as means over blocks of the steps of its recipe."""
+    curves = [block_means(paired[arm]["losses"], steps) for paired in seeds]
+    return line(label, curves[0][0], [means for _, means in curves])

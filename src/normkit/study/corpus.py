@@ -1,4 +1,4 @@
-"""Text to learn from: the source of Python's standard library, as files, and as windows of bytes.
+"""Tokens to learn from: the source of Python's standard library, as windows of bytes, and a Markov chain.
 
 The library's text differs from one Python version to the next, so a training run records which text it
 read: every file's name, size and hash, and one digest of them all.
@@ -95,23 +95,20 @@ def read(root: Path | None = None) -> Corpus:
         InputError: If there is no file to train on, or no file to hold out.
     """
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    files = [_source_file(name, (root / name).read_bytes()) for name in names if not _is_skipped(name)]
-    corpus = Corpus(tuple(file for file in files if _is_plain_text(file.text)))
+    files = []
+    for name in sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py")):
+        if any(part in _SKIPPED_FOLDERS or part.startswith(_SKIPPED_PREFIXES) for part in name.split("/")):
+            continue
+        text = (root / name).read_bytes()
+        held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _HELD_OUT_OF == 0
+        if _is_plain_text(text):
+            files.append(SourceFile(name, text, hashlib.sha256(text).hexdigest(), held_out))
+    corpus = Corpus(tuple(files))
     if not corpus.training or not corpus.held_out:
         raise InputError(
             f"expected *.py files for training and for holding out, found {len(files)} in {root}; give a larger folder"
         )
     return corpus
-
-
-def _source_file(name: str, text: bytes) -> SourceFile:
-    held_out = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _HELD_OUT_OF == 0
-    return SourceFile(name, text, hashlib.sha256(text).hexdigest(), held_out)
-
-
-def _is_skipped(name: str) -> bool:
-    return any(part in _SKIPPED_FOLDERS or part.startswith(_SKIPPED_PREFIXES) for part in name.split("/"))
 
 
 def _is_plain_text(text: bytes) -> bool:
@@ -137,6 +134,61 @@ def windows(text: bytes, *, batch: int, window: int, seed: int) -> Iterator[Batc
     while True:
         starts = torch.randint(len(stream) - window, (batch,), generator=generator)
         yield (stream[starts[:, None] + torch.arange(window + 1)].long(),)
+
+
+class MarkovChain:
+    """A chain in which each symbol decides how likely the next one is, over sequences of token ids.
+
+    The start is drawn from the stationary distribution, so the expected `next_token_loss` of the best predictor is the
+    entropy rate of the chain, in nats per token: `floor`.
+
+    Args:
+        symbols: Token ids.
+        window: Tokens that are read; a sequence has one more, which is only predicted.
+        sharpness: Standard deviation of the logits of `transitions`; 0 gives independent symbols.
+
+    Raises:
+        InputError: If symbols or window are less than 1.
+
+    Source:
+        Cover & Thomas 2006, theorem 4.2.4, for the entropy rate.
+    """
+
+    def __init__(self, symbols: int = 32, *, window: int, sharpness: float = 2.0) -> None:
+        for name, value in (("symbols", symbols), ("window", window)):
+            if value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        self.symbols, self.window = symbols, window
+        likely = transitions(symbols, sharpness)
+        self._start = stationary(likely)
+        self._bounds = likely.cumsum(-1)[:, :-1].contiguous()
+        self.floor = float(self._start @ torch.special.entr(likely).sum(-1))
+
+    def batches(self, *, batch: int, seed: int) -> Iterator[Batch]:
+        """Endless batches (batch, window + 1) of token ids."""
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            ids = [torch.multinomial(self._start, batch, replacement=True, generator=generator)]
+            for uniform in torch.rand(self.window, batch, generator=generator, dtype=torch.float64):
+                ids.append((self._bounds[ids[-1]] <= uniform[:, None]).sum(-1))
+            yield (torch.stack(ids, dim=1),)
+
+
+def transitions(symbols: int, sharpness: float) -> Tensor:
+    """The probability of each symbol after each symbol, (symbols, symbols), float64: softmax of normal logits."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(symbols, symbols, generator=generator, dtype=torch.float64)
+    return (sharpness * logits).softmax(-1)
+
+
+def stationary(likely: Tensor) -> Tensor:
+    """The long-run probability of each symbol, (symbols,), under transition probabilities (symbols, symbols)."""
+    now = torch.full((len(likely),), 1 / len(likely), dtype=likely.dtype)
+    for _ in range(10_000):
+        before, now = now, (now[:, None] * likely).sum(0)
+        if torch.allclose(before, now, rtol=1e-14, atol=0):
+            break
+    return now
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Parts of the studies' models: norms of a spec, BatchNorm over rows, norms that centre elsewhere, initial weights."""
+"""Parts of the studies' models: norms of a spec, the norms that no spec describes, and initial weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from normkit import functional, specs
+from normkit import functional, reference, specs
 from normkit.errors import InputError
+from normkit.geometry import centre
 from normkit.layers import LayerNorm, Norm
 from normkit.spec import NormSpec
 
@@ -101,6 +102,40 @@ def _sum_over_ranks(x: Tensor) -> Tensor:
     return total
 
 
+class NoisyBatchNorm(BatchNorm):
+    """BatchNorm whose output is scaled and shifted in training by random numbers, new for each step and feature.
+
+        y = s_t BatchNorm(x) + m_t,  m_t uniform in (-noise, noise),  s_t uniform in (1, 1 + noise)
+
+    Step t is the number of batches that the norm has seen, a buffer; each step has a generator of its own, so that a
+    continued run draws the same numbers. In evaluation mode there is no noise.
+
+    Args:
+        width: Features.
+        noise: Its size, in units of the deviation of the output.
+        seed: The seed of the run and the number of the layer.
+
+    Source:
+        After Santurkar et al. 2018, arXiv:1805.11604, section 2.1; their noise also has a part for each sample, which
+        is left out here.
+    """
+
+    def __init__(self, width: int, *, noise: float, seed: tuple[int, int]) -> None:
+        super().__init__(width)
+        self.noise, self.seed = noise, seed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (..., n), then disturb it."""
+        normalized = super().forward(x)
+        if not self.training or self.num_batches_tracked is None:
+            return normalized
+        run, layer = self.seed
+        generator = torch.Generator().manual_seed((run * 1000 + layer) * 1_000_003 + int(self.num_batches_tracked))
+        first, second = torch.rand(2, self.num_features, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
+        disturbed: Tensor = normalized * (1 + self.noise * first) + self.noise * (2 * second - 1)
+        return disturbed
+
+
 class HyperplaneNorm(nn.Module):
     """Project some directions out of each row, then divide by the root mean square of the rest.
 
@@ -151,6 +186,37 @@ def random_hyperplanes(count: int = 1, *, seed: int, is_shared: bool = True) -> 
         return HyperplaneNorm(torch.linalg.qr(gaussian).Q.float())
 
     return make
+
+
+class Centring(nn.Module):
+    """LayerNorm without its division: y = weight * (x - mean(x)) + bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Centre x of shape (..., width)."""
+        return self.weight * centre(x) + self.bias
+
+
+class DetachedNorm(nn.Module):
+    """LayerNorm whose backward pass treats mean and scale of a row as constants: dx = weight * dy / s.
+
+    Source:
+        Xu et al. 2019, arXiv:1911.07013, DetachNorm.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize x of shape (..., width)."""
+        mean, scale = reference.statistics(x.detach(), specs.TORCH_LAYER_NORM, 1e-5)
+        return self.weight * ((x - mean) / scale) + self.bias
 
 
 @torch.no_grad()

@@ -42,10 +42,13 @@ class Condition:
     """What the paper reports, in words; empty if it gives no number."""
     regime: str = ""
     """The end of "reproduced only if ..."; empty if the claim is about every case."""
-    judged: bool = True
-    """False for a number that is shown and decides nothing."""
     source: str = ""
     """The reason for the bound: theory, the paper, or our own."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether it has a bound; a number without one is shown and decides nothing."""
+        return math.isfinite(self.low) or math.isfinite(self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,7 @@ class Study:
     arms: Callable[[Settings], tuple[Arm, ...]]
     measure: Callable[[ArmContext, Arm], Measurement]
     """Measures one arm with one seed."""
-    charts: Callable[[Settings, Mapping[int, Paired]], tuple[Chart, ...]]
+    charts: Callable[[Settings, list[Paired]], tuple[Chart, ...]]
     """The charts, from the settings and what each seed measured."""
     data: str
     """What it is trained or measured on, in words."""
@@ -136,7 +139,7 @@ class StudyResult:
     def charts(self) -> tuple[Chart, ...]:
         """The charts, from the seeds with which all arms were measured."""
         arms = self.study.arms(self.settings)
-        whole = {seed: paired for seed, paired in self.measured.items() if len(paired) == len(arms)}
+        whole = [paired for paired in self.measured.values() if len(paired) == len(arms)]
         return self.study.charts(self.settings, whole) if whole else ()
 
     def to_json(self) -> dict[str, Any]:
@@ -161,40 +164,39 @@ class StudyResult:
                     "ledger": decided.claim.ledger,
                     "verdict": decided.verdict,
                     "only_if": decided.only_if,
-                    "conditions": [_condition(judged, seeds) for judged in decided.conditions],
+                    "conditions": [
+                        {
+                            "says": judged.condition.says,
+                            "published": judged.condition.published,
+                            "source": judged.condition.source,
+                            "regime": judged.condition.regime,
+                            "judged": judged.condition.judged,
+                            "bounds": (judged.condition.low, judged.condition.high),
+                            "values": dict(zip(map(str, seeds), judged.values, strict=True)),
+                            "median": judged.median,
+                            "interval": (judged.low, judged.high),
+                            "holds": judged.holds,
+                        }
+                        for judged in decided.conditions
+                    ],
                 }
                 for decided in self.decided
             ],
             "trouble": dict(self.trouble),
             "measurements": {str(seed): dict(paired) for seed, paired in self.measured.items()},
         }
-        plain: dict[str, Any] = _plain(content)
-        return plain
+        document: dict[str, Any] = plain(content)
+        return document
 
 
-def _condition(judged: Judged, seeds: list[int]) -> dict[str, Any]:
-    condition = judged.condition
-    return {
-        "says": condition.says,
-        "published": condition.published,
-        "source": condition.source,
-        "regime": condition.regime,
-        "judged": condition.judged,
-        "bounds": (condition.low, condition.high),
-        "values": dict(zip(map(str, seeds), judged.values, strict=True)),
-        "median": judged.median,
-        "interval": (judged.low, judged.high),
-        "holds": judged.holds,
-    }
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any, of_not_finite: Callable[[float], Any] = str) -> Any:
+    """A value as JSON has it: mappings with text as names, lists, and a replacement for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {name: _plain(member) for name, member in value.items()}
+        return {str(name): plain(member, of_not_finite) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(member) for member in value]
+        return [plain(member, of_not_finite) for member in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return of_not_finite(value)
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,12 +16,11 @@ import torch
 from normkit.errors import InputError, LostRankError
 from normkit.study import corpus
 from normkit.study.arm_context import Settings
+from normkit.study.catalogue import check_seeds
 from normkit.study.ranks import ALONE, Ranks
 from normkit.study.result import Arm, Study, StudyResult, decide
-from normkit.study.settings import check_seeds
-from normkit.study.statistics import Paired
 from normkit.study.store import Finished, Store
-from normkit.study.workers import ArmRun, Crew, Outcome
+from normkit.study.workers import ArmRun, Crew
 from normkit.text import dtype_name, first_line
 
 Progress = Callable[[str, float, float], None]
@@ -75,16 +74,92 @@ def run(
             package = _PACKAGES.get(name, name)
             raise InputError(f'{study.name} needs {package}, which is not installed: pip install "normkit[study]"')
     require_device(device)
-    with Crew(jobs, threads) as own:
+    arms, all_seeds = study.arms(settings), range(check_seeds(settings["seeds"]))
+    folder = None if out is None else out / study.name
+    trouble: dict[str, str] = {}
+    with Crew(jobs, threads) as own, ExitStack() as stack:
         crew = own if crew is None else crew
         where = describe_machine(device, dtype, crew.threads, ranks)
-        runner = _Runner(study, settings, device, dtype, ranks, where)
+        store: Store | None = None
+        finished: dict[tuple[int, str], Finished] = {}
+        if folder is not None:
+            store, finished = _opened(folder, study, settings, where, resume, ranks)
+        if store is not None:
+            stack.callback(store.close)
+        left = [
+            ArmRun(
+                measure=study.measure,
+                arm=arm,
+                seed=seed,
+                settings=settings,
+                device=device,
+                dtype=dtype,
+                # A rank that does not write still restores the checkpoints of the first.
+                checkpoints=folder if store is None else store.checkpoint_folder(arm.name, seed),
+                curves=None if store is None else store.curve_folder(arm.name, seed),
+                ranks=ranks,
+            )
+            for seed in all_seeds
+            for arm in arms
+            if (seed, arm.name) not in finished
+        ]
+        # The longest runs are begun first, so that no process has one left at the end.
+        left.sort(key=lambda run: -run.arm.cost)
+        counter = _ProgressCounter(arms, len(all_seeds), left, progress or (lambda _words, _done, _all: None))
+        with closing(crew.perform(left, counter.report)) as outcomes:
+            for each, outcome in outcomes:
+                counter.end(each)
+                if outcome.error:
+                    trouble[f"{each.arm.name} [seed {each.seed}]"] = outcome.error
+                    continue
+                measured = finished[each.seed, each.arm.name] = Finished(json.loads(outcome.text), outcome.seconds)
+                if store is not None:
+                    store.keep(each.arm.name, each.seed, measured)
+        paired = {
+            seed: {arm.name: finished[seed, arm.name].measurement for arm in arms if (seed, arm.name) in finished}
+            for seed in all_seeds
+        }
+        paired = {seed: found for seed, found in paired.items() if found}
+        result = StudyResult(
+            study=study,
+            settings=settings,
+            measured=paired,
+            decided=tuple(decide(claim, paired) for claim in study.claims),
+            seconds=sum(each.seconds for each in finished.values()),
+            where=where,
+            trouble=dict(sorted(trouble.items())),
+        )
+        if store is not None:
+            store.write_results(result.to_json())
+        return result
+
+
+def _opened(
+    folder: Path, study: Study, settings: Settings, where: Mapping[str, str], resume: bool, ranks: Ranks
+) -> tuple[Store | None, dict[tuple[int, str], Finished]]:
+    """The folder and its finished arms: the first of several processes reads and sends them, or its error, to all."""
+    store, message = None, None
+    if ranks.writes:
+        configuration = {
+            "study": study.name,
+            "settings": dict(settings),
+            "where": where,
+            "packages": {name: version(_PACKAGES.get(name, name)) for name in ("numpy", *study.needs)},
+            "text": _digest_of_text(),
+        }
         try:
-            if out is not None:
-                runner.open(out / study.name, resume=resume)
-            return runner.run(crew, progress or (lambda _words, _done, _all: None))
-        finally:
-            runner.close()
+            store = Store(folder, configuration, study.arms(settings), resume=resume)
+            kept = store.finished(check_seeds(settings["seeds"])).items()
+            message = json.dumps([[*key, each.measurement, each.seconds] for key, each in kept]).encode()
+        except InputError as error:
+            ranks.shared(json.dumps(str(error)).encode())
+            if store is not None:
+                store.close()
+            raise
+    content = json.loads(ranks.shared(message) or b"[]")
+    if isinstance(content, str):
+        raise LostRankError(content)
+    return store, {(seed, arm): Finished(measured, seconds) for seed, arm, measured, seconds in content}
 
 
 def not_run(study: Study, settings: Settings, why: str) -> StudyResult:
@@ -121,123 +196,6 @@ def describe_machine(device: str, dtype: torch.dtype, threads: int, ranks: Ranks
         "threads": str(threads),
     }
     return words if ranks.size == 1 else {**words, "processes": str(ranks.size)}
-
-
-class _Runner:
-    """One run of a study, from the arms that were finished before to the result."""
-
-    def __init__(
-        self,
-        study: Study,
-        settings: Settings,
-        device: str,
-        dtype: torch.dtype,
-        ranks: Ranks,
-        where: Mapping[str, str],
-    ) -> None:
-        self._study, self._settings, self._where = study, settings, where
-        self._device, self._dtype, self._ranks = device, dtype, ranks
-        self._arms = study.arms(settings)
-        self._seeds = range(check_seeds(settings["seeds"]))
-        self._folder: Path | None = None
-        self._store: Store | None = None
-        self._finished: dict[tuple[int, str], Finished] = {}
-        self._trouble: dict[str, str] = {}
-
-    def open(self, folder: Path, *, resume: bool) -> None:
-        """Read the finished arms. The first of several processes reads, and sends them or its error to the others."""
-        self._folder, message = folder, None
-        if self._ranks.writes:
-            try:
-                self._store = Store(folder, self._configuration(), self._arms, resume=resume)
-                finished = self._store.finished(len(self._seeds))
-                message = json.dumps(
-                    [[*key, each.measurement, each.seconds] for key, each in finished.items()]
-                ).encode()
-            except InputError as error:
-                self._ranks.shared(json.dumps(str(error)).encode())
-                raise
-        content = json.loads(self._ranks.shared(message) or b"[]")
-        if isinstance(content, str):
-            raise LostRankError(content)
-        self._finished = {(seed, arm): Finished(measured, seconds) for seed, arm, measured, seconds in content}
-
-    def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-
-    def run(self, crew: Crew, progress: Progress) -> StudyResult:
-        """Measure the arms that are left, and judge."""
-        # The longest runs are begun first, so that no process has one left at the end.
-        left = sorted(self._left(), key=lambda run: -run.arm.cost)
-        counter = _ProgressCounter(self._arms, len(self._seeds), left, progress)
-        with closing(crew.perform(left, counter.report)) as outcomes:
-            for run, outcome in outcomes:
-                counter.end(run)
-                self._record(run, outcome)
-        result = self._result()
-        if self._store is not None:
-            self._store.write_results(result.to_json())
-        return result
-
-    def _left(self) -> list[ArmRun]:
-        """The runs that are not finished. A rank that does not write still restores the checkpoints of the first."""
-        store = self._store
-        return [
-            ArmRun(
-                measure=self._study.measure,
-                arm=arm,
-                seed=seed,
-                settings=self._settings,
-                device=self._device,
-                dtype=self._dtype,
-                checkpoints=self._folder if store is None else store.checkpoint_folder(arm.name, seed),
-                curves=None if store is None else store.curve_folder(arm.name, seed),
-                ranks=self._ranks,
-            )
-            for seed in self._seeds
-            for arm in self._arms
-            if (seed, arm.name) not in self._finished
-        ]
-
-    def _record(self, run: ArmRun, outcome: Outcome) -> None:
-        if outcome.error:
-            self._trouble[f"{run.arm.name} [seed {run.seed}]"] = outcome.error
-            return
-        finished = Finished(json.loads(outcome.text), outcome.seconds)
-        self._finished[run.seed, run.arm.name] = finished
-        if self._store is not None:
-            self._store.keep(run.arm.name, run.seed, finished)
-
-    def _result(self) -> StudyResult:
-        measured: dict[int, Paired] = {}
-        for seed in self._seeds:
-            paired = {
-                arm.name: self._finished[seed, arm.name].measurement
-                for arm in self._arms
-                if (seed, arm.name) in self._finished
-            }
-            if paired:
-                measured[seed] = paired
-        return StudyResult(
-            study=self._study,
-            settings=self._settings,
-            measured=measured,
-            decided=tuple(decide(claim, measured) for claim in self._study.claims),
-            seconds=sum(each.seconds for each in self._finished.values()),
-            where=self._where,
-            trouble=dict(sorted(self._trouble.items())),
-        )
-
-    def _configuration(self) -> Mapping[str, object]:
-        """Everything that decides the numbers."""
-        return {
-            "study": self._study.name,
-            "settings": dict(self._settings),
-            "where": self._where,
-            "packages": {name: version(_PACKAGES.get(name, name)) for name in ("numpy", *self._study.needs)},
-            "text": _digest_of_text(),
-        }
 
 
 class _ProgressCounter:

@@ -1,8 +1,13 @@
-"""Small nets with any norm before their activations: a perceptron, a recurrent net, and a net for images."""
+"""Small nets with any norm before their activations: a perceptron, a recurrent net, and a net for images.
+
+Beside the perceptron: what one step of gradient descent changes in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -14,6 +19,7 @@ from torch.nn import functional as F
 from normkit import specs
 from normkit.errors import InputError
 from normkit.study.model_parts import NormLayer, initialise, norm_layer
+from normkit.study.training_run import Batch, Loss
 
 Activation = Literal["relu", "tanh", "linear"]
 
@@ -90,6 +96,97 @@ class MLP(nn.Module):
             x = self._activation(norm(linear(x)))
         outputs: Tensor = self.output(x)
         return outputs
+
+
+def step_changes(model: nn.Module, batch: Batch, loss_of: Loss, rate: float) -> dict[str, float]:
+    """The changes that a step of gradient descent on a batch would make in an MLP in training mode.
+
+    - "loss" before the step;
+    - "shift": how far mean and standard deviation of the inputs of each linear layer but the first move: the root mean
+      square over features, over the root mean square of the deviations; the mean over layers;
+    - "gradient_change": |G' - G| / |G| of a layer's weight gradient G, where G' is the gradient after a step of only
+      the layers before it; the mean over layers but the first;
+    - "smoothness": the largest |g' - g| / |x' - x| over points x' = x - a g at 0.5, 1, 2 and 4 times the step.
+
+    For the shift the noise changes, as it does from step to step; for the others it is the same before and after.
+
+    Args:
+        model: Contains an `MLP`.
+        batch: On the model's device.
+        loss_of: The loss.
+        rate: Length of the step over that of the gradient.
+
+    Source:
+        Santurkar et al. 2018, arXiv:1805.11604: definition 2.1, there without the division, and figure 4.
+    """
+    loss, gradient = _gradient(model, batch, loss_of)
+    twin = copy.deepcopy(model).train()
+    before = _input_statistics(twin, batch)
+    _descend(twin, gradient, rate)
+    shifts = [
+        ((mean - new_mean).square() + (deviation - new_deviation).square()).mean() / deviation.square().mean()
+        for (mean, deviation), (new_mean, new_deviation) in zip(before, _input_statistics(twin, batch), strict=True)
+    ]
+    changes = []
+    matrices = [path for path in gradient if path.endswith("weight") and "norms" not in path]
+    for number, weight in enumerate(matrices):
+        earlier = {path: part for path, part in gradient.items() if _number(path) < number}
+        _, new = _gradient(model, batch, loss_of, earlier, rate)
+        changes.append((new[weight] - gradient[weight]).norm() / gradient[weight].norm())
+    length = torch.stack([part.norm() for part in gradient.values()]).norm()
+    slopes = []
+    for size in (0.5, 1.0, 2.0, 4.0):
+        _, new = _gradient(model, batch, loss_of, gradient, size * rate)
+        distance = torch.stack([(new[path] - part).norm() for path, part in gradient.items()]).norm()
+        slopes.append(distance / (size * rate * length))
+    return {
+        "loss": loss,
+        "shift": float(torch.stack(shifts[1:]).sqrt().mean()),
+        "gradient_change": float(torch.stack(changes[1:]).mean()),
+        "smoothness": float(torch.stack(slopes).max()),
+    }
+
+
+def _gradient(
+    model: nn.Module, batch: Batch, loss_of: Loss, step: Mapping[str, Tensor] | None = None, rate: float = 0.0
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss, and gradients by path, of a copy in training mode after a step of some of its parameters."""
+    twin = copy.deepcopy(model).train()
+    _descend(twin, step or {}, rate)
+    parameters = dict(twin.named_parameters())
+    loss = loss_of(twin, batch)
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    return loss.item(), dict(zip(parameters, gradients, strict=True))
+
+
+@torch.no_grad()
+def _descend(model: nn.Module, gradient: Mapping[str, Tensor], rate: float) -> None:
+    parameters = dict(model.named_parameters())
+    for path, part in gradient.items():
+        parameters[path].sub_(part, alpha=rate)
+
+
+@torch.no_grad()
+def _input_statistics(model: nn.Module, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """Mean and standard deviation of each feature of the inputs of linear layers, in the order in which they run."""
+    statistics: list[tuple[Tensor, Tensor]] = []
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda _, inputs: statistics.append((inputs[0].mean(0), inputs[0].std(0, correction=0)))
+        )
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    model(batch[0])
+    for hook in hooks:
+        hook.remove()
+    return statistics
+
+
+def _number(path: str) -> float:
+    """The number of a parameter's layer in an `MLP`, from 0; infinite for the output layer."""
+    place = path.split(".")[-2]
+    return int(place) if place.isdigit() else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,9 +78,28 @@ def value_of(arm: str, name: str) -> Statistic:
     return lambda paired: float(paired[arm][name])
 
 
+def largest(arm: str, name: str) -> Statistic:
+    """The statistic that is the largest of several numbers of one arm."""
+    return lambda paired: float(max(paired[arm][name]))
+
+
 def difference(arm: str, other: str, name: str) -> Statistic:
     """The statistic that is a number of one arm minus the same number of another."""
     return lambda paired: float(paired[arm][name] - paired[other][name])
+
+
+def ratio(arm: str, other: str, name: str) -> Statistic:
+    """The statistic that is a number of one arm over the same number of another."""
+    return lambda paired: float(paired[arm][name] / paired[other][name])
+
+
+def excess(losses: Sequence[float]) -> float:
+    """The mean of the losses of several learning rates above the least of them: the sensitivity to the rate.
+
+    Source:
+        Wortsman et al. 2023, arXiv:2309.14322.
+    """
+    return sum(losses) / len(losses) - float(min(losses))
 
 
 def exponent(arm: str, quantity: str, power: float = 1.0) -> Statistic:

@@ -16,8 +16,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, resource_tracker
@@ -25,14 +25,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from normkit.errors import InputError, NormkitError
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.ranks import ALONE, Ranks
-from normkit.study.result import Arm
+from normkit.study.result import Arm, plain
 from normkit.study.statistics import Measurement
 
 # At most one report of progress in so many seconds.
@@ -62,19 +61,26 @@ class ArmRun:
 
         The measurement is passed on as JSON, so that it equals the one that is read back later.
         """
-        start = time.perf_counter()
+        start, last = time.perf_counter(), -math.inf
+
+        def seldom(share: float) -> None:
+            nonlocal last
+            if (now := time.monotonic()) - last >= _BETWEEN_REPORTS:
+                last = now
+                report(float(share))
+
         torch.manual_seed(self.seed)
         context = ArmContext(
             settings=self.settings,
             seed=self.seed,
             device=self.device,
             dtype=self.dtype,
-            report=_throttled(report),
+            report=seldom,
             checkpoints=self.checkpoints,
             curves=self.curves,
             ranks=self.ranks,
         )
-        text = json.dumps(_plain(self.measure(context, self.arm)), allow_nan=False)
+        text = json.dumps(plain(self.measure(context, self.arm), lambda _: None), allow_nan=False)
         return Outcome(text=text, seconds=time.perf_counter() - start)
 
     def attempt(self, report: Callable[[float], None]) -> Outcome:
@@ -108,29 +114,6 @@ def in_a_line(error: Exception) -> str:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return f"out of memory ({first or 'no more is known'}); choose smaller settings, or fewer --jobs"
     return f"this is a bug of normkit: {type(error).__name__}: {first}; NORMKIT_TRACEBACK=1 shows where"
-
-
-def _throttled(report: Callable[[float], None]) -> Callable[[float], None]:
-    last = -math.inf
-
-    def throttled(share: float) -> None:
-        nonlocal last
-        if (now := time.monotonic()) - last >= _BETWEEN_REPORTS:
-            last = now
-            report(float(share))
-
-    return throttled
-
-
-def _plain(value: Any) -> Any:
-    """A measurement as JSON has it: a number that is not finite is None."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(member) for name, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(member) for member in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 Report = Callable[[ArmRun, float], None]
@@ -173,9 +156,14 @@ class Crew:
 
     def _here(self, runs: Sequence[ArmRun], report: Report) -> Generator[tuple[ArmRun, Outcome]]:
         for run in runs:
-            with _threads_and_random_state(self.threads):
-                # If one of several ranks fails, the others wait for it: it must end, so that they end too.
-                outcome = (run.attempt if run.ranks.size == 1 else run.perform)(partial(report, run))
+            threads = torch.get_num_threads()
+            with torch.random.fork_rng(devices=[]):
+                torch.set_num_threads(self.threads)
+                try:
+                    # If one of several ranks fails, the others wait for it: it must end, so that they end too.
+                    outcome = (run.attempt if run.ranks.size == 1 else run.perform)(partial(report, run))
+                finally:
+                    torch.set_num_threads(threads)
             yield run, outcome
 
     def _beside(self, runs: Sequence[ArmRun], report: Report) -> Generator[tuple[ArmRun, Outcome]]:
@@ -210,8 +198,14 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process: SpawnProcess = context.Process(target=_work, args=(theirs, threads), daemon=True)
-        with _interrupts_blocked():
+        # Ctrl-C is blocked while it starts, so that it never receives one. The tracker would unblock it if it started
+        # only then.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.is_alive = True
 
@@ -238,7 +232,12 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self.is_alive = False
             self.stop()
-            return Outcome(error=_ending(self._process.exitcode or 0))
+            code = self._process.exitcode or 0
+            if code == -signal.SIGKILL:
+                why = "was killed, as the system does where memory runs out; fewer --jobs need less"
+            else:
+                why = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            return Outcome(error=f"its process {why}")
         return message
 
     def stop(self) -> None:
@@ -269,34 +268,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(1)
-
-
-def _ending(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "its process was killed, as the system does where memory runs out; fewer --jobs need less"
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return f"its process {how}"
-
-
-@contextmanager
-def _threads_and_random_state(threads: int) -> Iterator[None]:
-    """Set the number of threads inside; restore it and torch's random state afterwards."""
-    before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C, so that a process started inside never receives it; this process receives it afterwards."""
-    # Started only inside, the tracker would unblock interrupts.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

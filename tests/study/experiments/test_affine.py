@@ -42,7 +42,7 @@ def test_each_arm_trains_its_part_of_the_affine_map(name, learned, monkeypatch):
         built.append(Transformer(config, seed))
         return built[-1]
 
-    monkeypatch.setattr("normkit.study.text_training.Transformer", keep)
+    monkeypatch.setattr("normkit.study.arm_context.Transformer", keep)
     STUDY.measure(ArmContext(settings=TINY, seed=0), ARMS[name])
     norm = built[0].final_norm
     start = Transformer(TransformerConfig(width=16, layers=1, context=8)).final_norm
@@ -91,6 +91,6 @@ def test_verdicts(words, measured, expected):
 
 
 def test_charts_show_losses_and_gaps_apart():
-    loss, gap = STUDY.charts(TINY, invented())
+    loss, gap = STUDY.charts(TINY, list(invented().values()))
     assert len(loss.values) == 5
     assert [name for name, _ in gap.values] == ["gain and bias, little text", "neither, little text"]

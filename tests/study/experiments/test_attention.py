@@ -58,6 +58,6 @@ def test_a_norm_that_did_nothing_would_not_be_reproduced(measured):
 
 
 def test_the_charts_show_every_arm(measured):
-    scores, entropy = STUDY.charts(SMALL, measured)
+    scores, entropy = STUDY.charts(SMALL, list(measured.values()))
     assert [line.label for line in scores.panels[0][1]] == [arm.name for arm in STUDY.arms(SMALL)]
     assert entropy.reference == (pytest.approx(sum(math.log(t) for t in range(1, 65)) / 64), "all keys alike")

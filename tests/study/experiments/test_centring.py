@@ -11,14 +11,13 @@ from normkit.study import Transformer, TransformerConfig
 from normkit.study.arm_context import ArmContext
 from normkit.study.experiments.centring import (
     STUDY,
-    Centring,
     removed_directions,
     share,
     stream_share,
     writers,
     writing_gradients,
 )
-from normkit.study.model_parts import random_hyperplanes
+from normkit.study.model_parts import Centring, random_hyperplanes
 from normkit.study.result import decide
 
 NAMES = [arm.name for arm in STUDY.arms(STUDY.quick)]
@@ -77,7 +76,7 @@ def test_scale_may_matter_in_deep_models_only():
 
 
 def test_charts_show_every_arm_and_the_drift():
-    shallow, deep, changes, gradients = STUDY.charts(STUDY.quick, {0: one_seed(), 1: one_seed()})
+    shallow, deep, changes, gradients = STUDY.charts(STUDY.quick, [one_seed(), one_seed()])
     assert [name for name, _ in shallow.values + deep.values] == NAMES
     for chart in (changes, gradients):
         ((_, lines),) = chart.panels
@@ -89,7 +88,7 @@ def test_charts_show_every_arm_and_the_drift():
 def test_charts_hold_runs_that_diverged():
     seed = one_seed(losses={"centring only, deep": None})
     seed["hyperplane"]["gradients"] = [0.1, None]
-    _, deep, _, gradients = STUDY.charts(STUDY.quick, {0: seed})
+    _, deep, _, gradients = STUDY.charts(STUDY.quick, [seed])
     assert deep.values[-1] == ("centring only, deep", (math.inf,))
     assert gradients.panels[0][1][-1].y == (0.1, math.inf)
 

@@ -75,7 +75,7 @@ def test_small_embeddings_start_shorter_and_the_sizes_of_eps_share_their_start(m
 
 
 def test_the_charts_are_of_what_was_measured(measured):
-    length, training, marks = STUDY.charts(TINY, measured)
+    length, training, marks = STUDY.charts(TINY, list(measured.values()))
     assert [line.label for line in length.panels[0][1]] == [
         "eps inside the root",
         "eps outside the root",

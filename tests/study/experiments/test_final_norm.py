@@ -96,7 +96,7 @@ def test_the_rate_at_which_the_loss_differs_most_is_the_one_that_counts():
 
 @pytest.mark.slow
 def test_the_charts_are_of_what_was_measured(measured):
-    logits, gradient, rates = STUDY.charts(TINY, measured)
+    logits, gradient, rates = STUDY.charts(TINY, list(measured.values()))
     names = [line.label for line in logits.panels[0][1]]
     assert names == [arm.name for arm in STUDY.arms(TINY)]
     assert logits.panels[0][1][1].y == tuple(measured[0]["pre, none"]["logits"])

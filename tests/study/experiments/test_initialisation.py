@@ -88,7 +88,7 @@ def test_what_is_otherwise_is_not(claim, losses, verdict):
 
 @pytest.mark.slow
 def test_the_charts_are_of_what_was_measured(measured):
-    loss, end = STUDY.charts(TINY, measured)
+    loss, end = STUDY.charts(TINY, list(measured.values()))
     assert [line.label for _, lines in loss.panels for line in lines] == [*SHALLOW, *DEEP]
     assert loss.panels[0][1][0].y == tuple(measured[0]["gain 1, bias 0"]["losses"])
     assert dict(end.values)["DeepNorm"] == (measured[0]["DeepNorm"]["loss"],)

@@ -75,7 +75,7 @@ def test_verdicts():
 
 
 def test_charts_hold_every_cell_of_the_table():
-    matrices, model = STUDY.charts(TINY, invented())
+    matrices, model = STUDY.charts(TINY, list(invented().values()))
     assert matrices.columns == ("BatchNorm", "weight norm", "LayerNorm", "RMSNorm")
     assert model.columns == (*matrices.columns, "no norm")
     assert len(model.rows) == len(model.cells) == 6

@@ -115,7 +115,7 @@ def test_the_largest_score_is_that_of_the_attention():
 
 @pytest.mark.slow
 def test_each_arm_gives_what_the_charts_need(measured):
-    loss, scores, blocks = STUDY.charts(TINY, measured)
+    loss, scores, blocks = STUDY.charts(TINY, list(measured.values()))
     assert [len(line.y) for line in loss.panels[0][1]] == [2, 2, 2]
     assert scores.panels[0][1][0].y[0] == measured[0]["LayerNorm, rate 0.001"]["score"]
     assert [line.label for line in blocks.panels[0][1]] == ["LayerNorm", "no norm"]

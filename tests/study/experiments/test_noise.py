@@ -151,7 +151,7 @@ def of_seed(seed):
 
 @pytest.fixture
 def drawn():
-    return {chart.name: chart for chart in STUDY.charts(SETTINGS, {seed: of_seed(seed) for seed in range(3)})}
+    return {chart.name: chart for chart in STUDY.charts(SETTINGS, [of_seed(seed) for seed in range(3)])}
 
 
 def test_nets_follow_the_settings():

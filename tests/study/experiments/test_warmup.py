@@ -1,8 +1,8 @@
 import pytest
 
 from normkit.study.arm_context import ArmContext
+from normkit.study.corpus import MarkovChain
 from normkit.study.experiments.warmup import STUDY, build
-from normkit.study.markov_chain import MarkovChain
 from normkit.study.result import decide
 
 TINY = {**STUDY.quick, "layers": 1, "width": 16, "batch": 2, "window": 8, "steps": 3, "warmup": 2}
@@ -90,7 +90,7 @@ def test_post_norm_that_catches_up_at_both_rates_is_as_good():
 
 @pytest.mark.slow
 def test_the_charts_are_of_what_was_measured(measured):
-    curves, bars = STUDY.charts(TINY, measured)
+    curves, bars = STUDY.charts(TINY, list(measured.values()))
     assert [title for title, _ in curves.panels] == ["pre-norm", "post-norm"]
     assert curves.panels[1][1][0].y == tuple(measured[0]["post, no warm-up"]["losses"])
     assert [name for name, _ in bars.values] == list(NAMES)

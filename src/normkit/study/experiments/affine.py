@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,14 +12,10 @@ from normkit.layers import LayerNorm
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, arm_values
 from normkit.study.corpus import held_out_loss, text_of_the_library
-from normkit.study.model_parts import NormLayer
 from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, difference
-from normkit.study.text_training import train_on_text, transformer
-from normkit.study.training_run import Recipe
 
 _BOTH, _NEITHER, _GAIN, _BIAS, _FROZEN = "gain and bias", "neither", "gain only", "bias only", "random frozen gain"
-_LITTLE = (_BOTH, _NEITHER)
 _FROZEN_SPREAD = 0.5
 
 
@@ -40,62 +36,30 @@ def frozen_gains(seed: int) -> Callable[[int], nn.Module]:
     return make
 
 
-def _norm(name: str, seed: int) -> NormLayer:
-    if name == _FROZEN:
-        return frozen_gains(seed)
-    return specs.TORCH_LAYER_NORM.replace(has_weight=name in (_BOTH, _GAIN), has_bias=name in (_BOTH, _BIAS))
-
-
 def _arms(_settings: Settings) -> tuple[Arm, ...]:
     return (
         *(Arm(name=norm, choices={"norm": norm}) for norm in (_BOTH, _NEITHER, _GAIN, _BIAS, _FROZEN)),
-        *(Arm(name=f"{norm}, little text", choices={"norm": norm, "little": True}) for norm in _LITTLE),
+        *(Arm(name=f"{norm}, little text", choices={"norm": norm, "little": True}) for norm in (_BOTH, _NEITHER)),
     )
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
-    is_little = bool(arm.choices.get("little"))
-    model = transformer(context, norm=_norm(arm.choices["norm"], context.seed))
-    recipe = Recipe(
-        steps=context.integer("steps"),
-        learning_rate=context.number("little_rate" if is_little else "learning_rate"),
-        warmup=context.integer("warmup"),
-    )
+    is_little, name = bool(arm.choices.get("little")), arm.choices["norm"]
+    trained = specs.TORCH_LAYER_NORM.replace(has_weight=name in (_BOTH, _GAIN), has_bias=name in (_BOTH, _BIAS))
+    model = context.transformer(norm=frozen_gains(context.seed) if name == _FROZEN else trained)
+    recipe = context.recipe(learning_rate=context.number("little_rate" if is_little else "learning_rate"))
     training, held_out = text_of_the_library()
     if is_little:
         training = training[: context.integer("little_bytes")]
-    run = train_on_text(context, model, recipe, text=training)
+    run = context.train_on_text(model, recipe, text=training)
     window = model.config.context
     unseen = run.capped(held_out_loss(model, held_out, window=window))
     gap = unseen - run.capped(held_out_loss(model, training, window=window))
     return run.measurement(recipe.steps, held_out=unseen, gap=gap)
 
 
-def _equal(arm: str) -> Condition:
-    return Condition(
-        says=f"{arm} ends within 0.05 nats a byte of {_BOTH}",
-        statistic=difference(arm, _BOTH, "held_out"),
-        low=-0.05,
-        high=0.05,
-        source="set beforehand, as in the study `centring`: about the spread of one arm over seeds",
-    )
-
-
-def _outperforms(words: str, regime: str) -> Condition:
-    return Condition(
-        says=f"{_NEITHER}{words} ends below {_BOTH}{words}",
-        statistic=difference(f"{_NEITHER}{words}", f"{_BOTH}{words}", "held_out"),
-        high=0.0,
-        published="on four data sets, as reported",
-        regime=regime,
-        source="held-out loss, without less with; the paper claims no more than its sign",
-    )
-
-
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    seeds = list(measured.values())
-    arms = [arm.name for arm in _arms(settings) if all(arm.name in paired for paired in seeds)]
-    little = [arm for arm in arms if arm.endswith("little text")]
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
+    little = [arm.name for arm in _arms(settings) if arm.choices.get("little")]
     return (
         Bars(
             name="affine-loss",
@@ -103,7 +67,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             caption="Every arm of one seed has the same initial matrices and batches; points are seeds.",
             description="All arms end at nearly the same loss.",
             label="held-out loss (nats a byte)",
-            values=arm_values(seeds, [arm for arm in arms if arm not in little], "held_out"),
+            values=arm_values(seeds, (_BOTH, _NEITHER, _GAIN, _BIAS, _FROZEN), "held_out"),
         ),
         Bars(
             name="affine-gap",
@@ -124,9 +88,19 @@ STUDY = Study(
         Claim(
             says="LayerNorm without gain and bias (LayerNorm-simple) outperforms LayerNorm",
             source="Xu et al. 2019, arXiv:1911.07013, abstract",
-            conditions=(
-                _outperforms("", "no text is trained on twice"),
-                _outperforms(", little text", "little text is trained on many times"),
+            conditions=tuple(
+                Condition(
+                    says=f"{_NEITHER}{words} ends below {_BOTH}{words}",
+                    statistic=difference(f"{_NEITHER}{words}", f"{_BOTH}{words}", "held_out"),
+                    high=0.0,
+                    published="on four data sets, as reported",
+                    regime=regime,
+                    source="held-out loss, without less with; the paper claims no more than its sign",
+                )
+                for words, regime in (
+                    ("", "no text is trained on twice"),
+                    (", little text", "little text is trained on many times"),
+                )
             ),
         ),
         Claim(
@@ -145,7 +119,16 @@ STUDY = Study(
         Claim(
             says="The linear layers after a norm can hold its gain and bias, so that neither is needed",
             source="derived: W (g z + b) = (W diag g) z + W b",
-            conditions=(_equal(_NEITHER), _equal(_GAIN), _equal(_BIAS), _equal(_FROZEN)),
+            conditions=tuple(
+                Condition(
+                    says=f"{arm} ends within 0.05 nats a byte of {_BOTH}",
+                    statistic=difference(arm, _BOTH, "held_out"),
+                    low=-0.05,
+                    high=0.05,
+                    source="set beforehand, as in the study `centring`: about the spread of one arm over seeds",
+                )
+                for arm in (_NEITHER, _GAIN, _BIAS, _FROZEN)
+            ),
         ),
     ),
     quick={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,12 +14,10 @@ from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.corpus import text_of_the_library
 from normkit.study.result import Arm, Claim, Condition, Study
-from normkit.study.statistics import Measurement, Paired, Statistic
-from normkit.study.text_training import text_batch, transformer
+from normkit.study.statistics import Measurement, Paired
 from normkit.study.transformer import Transformer
 
 _NORMS = {"no norm": None, "LayerNorm": specs.TORCH_LAYER_NORM, "RMSNorm": specs.TORCH_RMS_NORM.replace(eps=1e-5)}
-_NORMALIZED = ("LayerNorm", "RMSNorm")
 _QUERY_KEY = "LayerNorm and QK-norm"
 
 
@@ -31,8 +29,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     """Largest score and mean entropy of the first block's attention, over scales of its input and of W_Q and W_K."""
 
     def build() -> Transformer:
-        model = transformer(
-            context,
+        model = context.transformer(
             heads=context.integer("heads"),
             layers=1,
             norm=_NORMS.get(arm.name, specs.TORCH_LAYER_NORM),
@@ -41,7 +38,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         return model.to(context.device, torch.float64).eval()
 
     model = build()
-    (ids,) = text_batch(context, text_of_the_library()[0], seed=context.seed)
+    (ids,) = context.text_batch(text_of_the_library()[0], seed=context.seed)
     with torch.no_grad():
         x = model.embed(ids[:, :-1])
         over_input = [_scores(model, scale * x) for scale in context.numbers("input_scales")]
@@ -52,9 +49,12 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
             attention.query.weight.mul_(scale)
             attention.key.weight.mul_(scale)
             over_weights.append(_scores(scaled, x))
+    measured = {"input": over_input, "weights": over_weights}
     return {
-        "input": {"largest": [each[0] for each in over_input], "entropy": [each[1] for each in over_input]},
-        "weights": {"largest": [each[0] for each in over_weights], "entropy": [each[1] for each in over_weights]},
+        **{
+            over: dict(zip(("largest", "entropy"), zip(*each, strict=True), strict=True))
+            for over, each in measured.items()
+        },
         "root of head width": math.sqrt(model.config.width / model.config.heads),
     }
 
@@ -68,12 +68,10 @@ def _scores(model: Transformer, x: Tensor) -> tuple[float, float]:
     return logits[..., seen].abs().max().item(), attention_entropy(logits, seen).mean().item()
 
 
-def _entropy(arm: str, place: int) -> Statistic:
-    return lambda paired: float(paired[arm]["input"]["entropy"][place])
-
-
-def _entropy_spread(arm: str) -> Statistic:
-    return lambda paired: float(max(paired[arm]["input"]["entropy"]) - min(paired[arm]["input"]["entropy"]))
+def _entropy_spread(arm: str, paired: Paired) -> float:
+    """The largest less the least of the mean entropies over the scales of the input."""
+    entropies = paired[arm]["input"]["entropy"]
+    return float(max(entropies) - min(entropies))
 
 
 def _unchanged(arm: str, over: str, regime: str) -> Condition:
@@ -99,11 +97,11 @@ _CLAIMS = (
         conditions=tuple(
             Condition(
                 says=f"{arm}: mean entropy moves by at most 0.01 nats from input x 0.1 to x 100",
-                statistic=_entropy_spread(arm),
+                statistic=partial(_entropy_spread, arm),
                 high=0.01,
                 source="invariance, but for eps",
             )
-            for arm in _NORMALIZED
+            for arm in ("LayerNorm", "RMSNorm")
         ),
     ),
     Claim(
@@ -112,13 +110,13 @@ _CLAIMS = (
         conditions=(
             Condition(
                 says="no norm: mean entropy at input x 100 is below 0.05 nats",
-                statistic=_entropy("no norm", -1),
+                statistic=lambda paired: float(paired["no norm"]["input"]["entropy"][-1]),
                 high=0.05,
                 source="a twentieth of a nat: one key has more than 99 % of the weight",
             ),
             Condition(
                 says="no norm: at input x 0.1 it is at least 2 nats",
-                statistic=_entropy("no norm", 0),
+                statistic=lambda paired: float(paired["no norm"]["input"]["entropy"][0]),
                 low=2.0,
                 source="the mean of log(t) over 64 positions is 3.2",
             ),
@@ -151,7 +149,7 @@ _CLAIMS = (
 )
 
 
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     arms = (*_NORMS, _QUERY_KEY)
     window = integer(settings, "window")
     # Uniform attention under the causal mask.
@@ -159,7 +157,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
 
     def lines(over: str, name: str) -> tuple[Line, ...]:
         scales = numbers(settings, f"{over.removesuffix('s')}_scales")
-        return tuple(line(arm, scales, [paired[arm][over][name] for paired in measured.values()]) for arm in arms)
+        return tuple(line(arm, scales, [paired[arm][over][name] for paired in seeds]) for arm in arms)
 
     return (
         Curves(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +19,7 @@ from normkit.geometry import (
     padding_dependence,
     train_eval_difference,
 )
-from normkit.study.arm_context import ArmContext
+from normkit.study.arm_context import ArmContext, Settings, numbers
 from normkit.study.corpus import next_token_loss, text_of_the_library, windows
 from normkit.study.digits import SIDE, Digits, digit_batches, digit_loss, digit_score, digits
 from normkit.study.model_parts import BatchNorm, NormLayer
@@ -32,10 +33,8 @@ from normkit.study.small_nets import (
     Recurrent,
     RecurrentConfig,
 )
-from normkit.study.statistics import Measurement
-from normkit.study.text_training import train_on_text
-from normkit.study.text_training import transformer as build_transformer
-from normkit.study.training_run import Batch, Recipe, TrainingRun
+from normkit.study.statistics import Measurement, Paired, Statistic, steps_to
+from normkit.study.training_run import Batch, TrainingRun
 from normkit.study.transformer import Transformer, TransformerConfig
 
 NORMS: dict[str, NormLayer] = {
@@ -54,10 +53,64 @@ _IMAGE_NORMS: dict[str, NormLayer] = {
 VARIANCE_SIZES = (2, 4, 8, 32, 128)
 """Rows in the batches of which `variance` takes variances."""
 
+REACHED_LOSS = 0.5
+"""The training loss to which steps are counted."""
+
 _BLANK_ROWS = 4
 _WINDOWS = 8
 _DRAWS = 16
 _OTHER_SEED = 1_000_000
+
+
+def arms(settings: Settings) -> tuple[Arm, ...]:
+    """MLPs and CNNs over batch sizes, recurrent nets, Transformers over rates, dependences, and Gaussian rows."""
+    perceptrons = [
+        _arm("MLP", f"{norm}, batch {size}", norm=norm, batch=size)
+        for norm in NORMS
+        for size in numbers(settings, "batch_sizes")
+    ]
+    images = [
+        _arm("CNN", f"{norm}, batch {size}", norm=norm, batch=size)
+        for norm in ("BatchNorm", "LayerNorm", "no norm")
+        for size in numbers(settings, "image_batch_sizes")
+    ]
+    sequences = [
+        _arm("RNN", words, cost=4.0, norm=norm, own_statistics=own)
+        for words, norm, own in (
+            ("one BatchNorm", "BatchNorm", False),
+            ("a BatchNorm for each time", "BatchNorm", True),
+            ("LayerNorm", "LayerNorm", False),
+            ("no norm", "no norm", False),
+        )
+    ]
+    texts = [
+        _arm("Transformer", f"{norm}, rate {rate:g}", cost=6.0, norm=norm, rate=rate)
+        for norm in ("BatchNorm", "LayerNorm")
+        for rate in numbers(settings, "text_rates")
+    ]
+    dependences = [
+        _arm("dependence", f"{norm}, {mode}", cost=0.3, norm=norm, training=mode == "training")
+        for norm in NORMS
+        for mode in ("training", "evaluation")
+    ]
+    return (*perceptrons, *images, *sequences, *texts, *dependences, _arm("variance", "Gaussian rows", cost=0.1))
+
+
+def _arm(kind: str, words: str, cost: float = 1.0, **choices: object) -> Arm:
+    return Arm(name=f"{kind}: {words}", choices={"kind": kind, **choices}, cost=cost)
+
+
+def measure(context: ArmContext, arm: Arm) -> Measurement:
+    """What the arm's kind measures."""
+    measures = {
+        "MLP": perceptron,
+        "CNN": convolutional,
+        "RNN": recurrent,
+        "Transformer": transformer,
+        "dependence": dependence,
+        "variance": variance,
+    }
+    return measures[arm.choices["kind"]](context, arm)
 
 
 def perceptron(context: ArmContext, arm: Arm) -> Measurement:
@@ -71,7 +124,7 @@ def perceptron(context: ArmContext, arm: Arm) -> Measurement:
         score = digit_score(model.to(context.device, context.dtype).eval(), data.held_out, data.held_out_labels)
         untrained = {"held_out": score.loss, "error": score.error, "gap": None, "trained": False}
         return {"losses": [], **untrained, "findings": []}
-    recipe = Recipe(steps=context.integer("steps"), learning_rate=context.number("learning_rate"))
+    recipe = context.recipe()
     run = context.train(model, recipe, digit_batches(data, batch=batch, seed=context.seed), digit_loss)
     return {**_read(run, model, data, batch), "trained": True}
 
@@ -82,7 +135,7 @@ def convolutional(context: ArmContext, arm: Arm) -> Measurement:
     config = ConvolutionalConfig(channels=context.integer("channels"), norm=_IMAGE_NORMS[arm.choices["norm"]])
     model = Convolutional(config, seed=context.seed)
     data = digits()
-    recipe = Recipe(steps=context.integer("image_steps"), learning_rate=context.number("image_rate"))
+    recipe = context.recipe(steps=context.integer("image_steps"), learning_rate=context.number("image_rate"))
     run = context.train(model, recipe, digit_batches(data, batch=batch, seed=context.seed), digit_loss)
     more = islice(digit_batches(data, batch=batch, seed=context.seed + _OTHER_SEED), _DRAWS)
     return {**_read(run, model, data, batch), "scatter": batch_variance_scatter(model, more)}
@@ -100,7 +153,7 @@ def recurrent(context: ArmContext, arm: Arm) -> Measurement:
     model = Recurrent(config, seed=context.seed)
     data = digits()
     batch = context.integer("sequence_batch")
-    recipe = Recipe(steps=context.integer("sequence_steps"), learning_rate=context.number("sequence_rate"))
+    recipe = context.recipe(steps=context.integer("sequence_steps"), learning_rate=context.number("sequence_rate"))
     run = context.train(model, recipe, delayed_batches(data, batch, context.seed), digit_loss)
     blank = float(data.training.min())
     held_out = delayed(data.held_out, torch.arange(len(data.held_out)) % (_BLANK_ROWS + 1), blank)
@@ -115,9 +168,9 @@ def recurrent(context: ArmContext, arm: Arm) -> Measurement:
 def transformer(context: ArmContext, arm: Arm) -> Measurement:
     """A Transformer on text, its held-out loss in both modes and with new statistics."""
     layers, batch = context.integer("text_layers"), context.integer("text_batch")
-    model = build_transformer(context, layers=layers, norm=NORMS[arm.choices["norm"]])
-    recipe = Recipe(steps=context.integer("text_steps"), learning_rate=arm.choices["rate"])
-    run = train_on_text(context, model, recipe, batch=batch)
+    model = context.transformer(layers=layers, norm=NORMS[arm.choices["norm"]])
+    recipe = context.recipe(steps=context.integer("text_steps"), learning_rate=arm.choices["rate"])
+    run = context.train_on_text(model, recipe, batch=batch)
     training, held_out = text_of_the_library()
     window = model.config.context
     unseen = list(islice(windows(held_out, batch=batch, window=window, seed=0), _WINDOWS))
@@ -268,3 +321,27 @@ def _inputs(model: nn.Module, batch: Batch) -> Tensor:
     parameter = next(model.parameters())
     first = batch[0].to(parameter.device)
     return first.to(parameter.dtype) if first.is_floating_point() else first[:, :-1]
+
+
+def mode_gap(norm: str, sizes: Iterable[int]) -> Statistic:
+    """The largest difference between the losses of the two modes over some batch sizes."""
+    return lambda paired: max(abs(paired[f"MLP: {norm}, batch {size}"]["gap"]) for size in sizes)
+
+
+def speed_up(paired: Paired) -> float:
+    """Steps to the loss without a norm over those with BatchNorm; infinite if only BatchNorm reaches it."""
+    without, batch = (
+        steps_to(paired[f"CNN: {norm}, batch 32"]["losses"], REACHED_LOSS) for norm in ("no norm", "BatchNorm")
+    )
+    return (math.inf if without is None else without) / (math.inf if batch is None else batch)
+
+
+def greatest_dependence(rows: tuple[str, ...], names: tuple[str, ...]) -> Statistic:
+    """The largest of the named dependences of several arms."""
+    return lambda paired: max(float(paired[f"dependence: {row}"][name]) for row in rows for name in names)
+
+
+def best_loss(paired: Paired, norm: str) -> float:
+    """The least held-out loss of a Transformer over the learning rates; NaN if none was run."""
+    losses = [measured["held_out"] for arm, measured in paired.items() if arm.startswith(f"Transformer: {norm}, ")]
+    return float(min(losses, default=math.nan))

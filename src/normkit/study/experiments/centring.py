@@ -10,46 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from normkit import specs
-from normkit.geometry import centre
 from normkit.study.arm_context import ArmContext, Settings, integer
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
 from normkit.study.corpus import held_out_loss, text_of_the_library, windows
-from normkit.study.model_parts import HyperplaneNorm, NormLayer, random_hyperplanes
+from normkit.study.model_parts import Centring, HyperplaneNorm, NormLayer, random_hyperplanes
 from normkit.study.result import Arm, Claim, Condition, Study
-from normkit.study.statistics import Measurement, Paired, Statistic, difference, padded
-from normkit.study.text_training import train_on_text, transformer
-from normkit.study.training_run import Recipe
+from normkit.study.statistics import Measurement, Paired, Statistic, difference, largest, padded
 from normkit.study.transformer import Residual
 
 _SHALLOW = ("LayerNorm", "RMSNorm", "hyperplane", "own hyperplanes", "16 directions", "centring only")
 _DEEP = ("LayerNorm", "RMSNorm", "centring only")
 _POINTS = 20
 _DRIFTING = ("LayerNorm", "RMSNorm", "hyperplane")
-
-
-class Centring(nn.Module):
-    """LayerNorm without its division: y = weight * (x - mean(x)) + bias."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Centre x of shape (..., width)."""
-        return self.weight * centre(x) + self.bias
-
-
-def _norm(name: str, seed: int) -> NormLayer:
-    norms: Mapping[str, NormLayer] = {
-        "LayerNorm": specs.TORCH_LAYER_NORM,
-        "RMSNorm": specs.TORCH_RMS_NORM.replace(eps=1e-5),
-        "hyperplane": random_hyperplanes(seed=seed),
-        "own hyperplanes": random_hyperplanes(seed=seed, is_shared=False),
-        "16 directions": random_hyperplanes(16, seed=seed),
-        "centring only": Centring,
-    }
-    return norms[name]
+# Norms, and the direction that they remove.
+_REMOVED = (("LayerNorm", "all-ones"), ("hyperplane", "its normal"))
 
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
@@ -62,10 +36,17 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     """Train with one norm; losses, and shares of energy along the directions that the norms project out."""
-    norm = _norm(arm.choices["norm"], context.seed)
-    model = transformer(context, layers=int(arm.choices["layers"]), norm=norm).to(context.device)
+    norms: Mapping[str, NormLayer] = {
+        "LayerNorm": specs.TORCH_LAYER_NORM,
+        "RMSNorm": specs.TORCH_RMS_NORM.replace(eps=1e-5),
+        "hyperplane": random_hyperplanes(seed=context.seed),
+        "own hyperplanes": random_hyperplanes(seed=context.seed, is_shared=False),
+        "16 directions": random_hyperplanes(16, seed=context.seed),
+        "centring only": Centring,
+    }
+    model = context.transformer(layers=arm.choices["layers"], norm=norms[arm.choices["norm"]]).to(context.device)
     steps = context.integer("deep_steps" if arm.name.endswith("deep") else "steps")
-    recipe = Recipe(steps=steps, learning_rate=context.number("learning_rate"), warmup=context.integer("warmup"))
+    recipe = context.recipe(steps=steps)
     _, held_out = text_of_the_library()
     directions = removed_directions(model)
     start = {path: writer.clone() for path, writer in writers(model)}
@@ -84,7 +65,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
             return {}
         return {"changes": changes(), "gradients": share(writing_gradients(model), directions)}
 
-    run = train_on_text(context, model, recipe, observe=observe)
+    run = context.train_on_text(model, recipe, observe=observe)
     biases = (module.bias.detach()[:, None] for _, module in _writing_modules(model) if isinstance(module, nn.Linear))
     return run.measurement(
         steps,
@@ -177,116 +158,55 @@ def _equal(arm: str, other: str, words: str, published: str = "") -> Condition:
 
 def _of_chance(arm: str, name: str) -> Statistic:
     """A share over that of a matrix without a preferred direction."""
-
-    def statistic(paired: Paired) -> float:
-        measured = paired[arm]
-        value = measured[name]
-        return float(value[-1] if isinstance(value, list) else value) / float(measured["chance"])
-
-    return statistic
+    return lambda paired: float(paired[arm][name]) / float(paired[arm]["chance"])
 
 
-def _drift(arm: str) -> Condition:
-    return Condition(
-        says=f"with {arm} the change of what writes to the stream has at least twice the chance share along all-ones",
-        statistic=_of_chance(arm, "update"),
-        low=2.0,
-        source="share over 1/n; of a random matrix with 64 columns it is 1 +- 0.2 (deviation sqrt(2 / columns))",
-    )
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
+    losses: dict[str, Any] = {
+        "caption": "Every arm of one seed has the same initial weights and batches; points are seeds.",
+        "label": "held-out loss (nats a byte)",
+    }
 
+    def shares(quantity: str, title: str, description: str) -> Curves:
+        return Curves(
+            name=f"centring-{quantity}",
+            title=title,
+            caption="Mean over the matrices that write to the residual stream; the line is chance, 1/n.",
+            description=description,
+            x_label="step",
+            y_label="share of the energy",
+            panels=(("", arm_lines(seeds, _DRIFTING, quantity, seeds[0][_DRIFTING[0]]["at"])),),
+            y_log=True,
+            reference=(1 / integer(settings, "width"), "chance, 1/n"),
+        )
 
-def _vanishes(arm: str, what: str) -> Condition:
-    return Condition(
-        says=f"with {arm} no gradient of what writes to the stream goes along {what}",
-        statistic=lambda paired: max(paired[arm]["gradients"]),
-        high=1e-9,
-        source="theory: 0; float32 rounds to about 1e-7 of the length, 1e-14 of the energy",
-    )
-
-
-def _fades(arm: str, what: str) -> Condition:
-    return Condition(
-        says=f"with {arm} the share of the change along {what} is below half of chance",
-        statistic=_of_chance(arm, "update"),
-        high=0.5,
-        source="share over 1/n; plain gradient descent would leave 0, Adam's division by element does not keep it at 0",
-    )
-
-
-def _orthogonal(arm: str) -> Condition:
-    return Condition(
-        says=f"the stream of a model trained with {arm} has at most 4 times the chance share along all-ones",
-        statistic=_of_chance(arm, "stream_end"),
-        high=4.0,
-        published="hidden vectors are orthogonal to all-ones, with either norm",
-        source="share over 1/n; 4/n at n = 64 is an angle of 75.5 degrees, and chance is 82.8",
-    )
-
-
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    seeds = list(measured.values())
-    whole = [arm.name for arm in _arms(settings) if all(arm.name in paired for paired in seeds)]
-    deep = [arm for arm in whole if arm.endswith("deep")]
     return (
-        _losses(
-            "centring-loss",
-            "Held-out loss by what is projected out",
-            "All norms that divide by a length end at the same loss, whatever direction they centre along.",
-            seeds,
-            [arm for arm in whole if arm not in deep],
+        Bars(
+            name="centring-loss",
+            title="Held-out loss by what is projected out",
+            description="All norms that divide by a length end at the same loss, whatever direction they centre along.",
+            values=arm_values(seeds, _SHALLOW, "held_out"),
+            **losses,
         ),
-        _losses(
-            "centring-loss-deep",
-            "Held-out loss in the deep model",
-            "LayerNorm and RMSNorm end at the same loss; centring without division does not bound the stream.",
-            seeds,
-            deep,
+        Bars(
+            name="centring-loss-deep",
+            title="Held-out loss in the deep model",
+            description="LayerNorm and RMSNorm end at the same loss; centring without division does not bound the "
+            "stream.",
+            values=arm_values(seeds, [f"{norm}, deep" for norm in _DEEP], "held_out"),
             log=True,
+            **losses,
         ),
-        _shares(
-            "centring-changes",
+        shares(
+            "changes",
             "Energy of the change of weights along all-ones, or the norm's own direction",
             "The change stays near chance with RMSNorm, and far below it where the norm removes the direction.",
-            "changes",
-            settings,
-            seeds,
         ),
-        _shares(
-            "centring-gradients",
+        shares(
+            "gradients",
             "Energy of their gradients along it",
             "Near chance with RMSNorm; zero but for rounding where the norm removes the direction.",
-            "gradients",
-            settings,
-            seeds,
         ),
-    )
-
-
-def _losses(
-    name: str, title: str, description: str, seeds: list[Paired], arms: list[str], *, log: bool = False
-) -> Bars:
-    return Bars(
-        name=name,
-        title=title,
-        caption="Every arm of one seed has the same initial weights and batches; points are seeds.",
-        description=description,
-        label="held-out loss (nats a byte)",
-        values=arm_values(seeds, arms, "held_out"),
-        log=log,
-    )
-
-
-def _shares(name: str, title: str, description: str, quantity: str, settings: Settings, seeds: list[Paired]) -> Curves:
-    return Curves(
-        name=name,
-        title=title,
-        caption="Mean over the matrices that write to the residual stream; the line is chance, 1/n.",
-        description=description,
-        x_label="step",
-        y_label="share of the energy",
-        panels=(("", arm_lines(seeds, _DRIFTING, quantity, seeds[0][_DRIFTING[0]]["at"])),),
-        y_log=True,
-        reference=(1 / integer(settings, "width"), "chance, 1/n"),
     )
 
 
@@ -338,24 +258,59 @@ STUDY = Study(
         Claim(
             says="Training makes use of recentring invariance: weights drift along all-ones",
             source="the use that one could make of the invariance in Ba et al. 2016, arXiv:1607.06450, table 1",
-            conditions=(_drift("LayerNorm"), _drift("RMSNorm")),
+            conditions=tuple(
+                Condition(
+                    says=f"with {arm} the change of what writes to the stream has at least twice the chance share "
+                    "along all-ones",
+                    statistic=_of_chance(arm, "update"),
+                    low=2.0,
+                    source="share over 1/n; of a random matrix with 64 columns it is 1 +- 0.2 (deviation "
+                    "sqrt(2 / columns))",
+                )
+                for arm in ("LayerNorm", "RMSNorm")
+            ),
             ledger=("C73",),
         ),
         Claim(
             says="A norm that centres takes all gradient along its direction from what writes to the stream",
             source="derived here: an invariance has no gradient along itself",
             conditions=(
-                _vanishes("LayerNorm", "all-ones"),
-                _vanishes("hyperplane", "its normal"),
-                _fades("LayerNorm", "all-ones"),
-                _fades("hyperplane", "its normal"),
+                *(
+                    Condition(
+                        says=f"with {arm} no gradient of what writes to the stream goes along {what}",
+                        statistic=largest(arm, "gradients"),
+                        high=1e-9,
+                        source="theory: 0; float32 rounds to about 1e-7 of the length, 1e-14 of the energy",
+                    )
+                    for arm, what in _REMOVED
+                ),
+                *(
+                    Condition(
+                        says=f"with {arm} the share of the change along {what} is below half of chance",
+                        statistic=_of_chance(arm, "update"),
+                        high=0.5,
+                        source="share over 1/n; plain gradient descent would leave 0, Adam's division by element does "
+                        "not keep it at 0",
+                    )
+                    for arm, what in _REMOVED
+                ),
             ),
             ledger=("C73",),
         ),
         Claim(
             says="Hidden vectors are orthogonal to all-ones with and without centring, which makes it redundant",
             source="Gupta et al. 2024, arXiv:2409.12951, as reported",
-            conditions=(_orthogonal("LayerNorm"), _orthogonal("RMSNorm")),
+            conditions=tuple(
+                Condition(
+                    says=f"the stream of a model trained with {arm} has at most 4 times the chance share along "
+                    "all-ones",
+                    statistic=_of_chance(arm, "stream_end"),
+                    high=4.0,
+                    published="hidden vectors are orthogonal to all-ones, with either norm",
+                    source="share over 1/n; 4/n at n = 64 is an angle of 75.5 degrees, and chance is 82.8",
+                )
+                for arm in ("LayerNorm", "RMSNorm")
+            ),
             ledger=("C73",),
         ),
     ),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Chart, Curves, Line, arm_lines
-from normkit.study.propagation import Propagation, propagate
+from normkit.study.propagation import propagate
 from normkit.study.result import Arm, Claim, Condition, Study
-from normkit.study.statistics import Measurement, Paired, Statistic, difference, exponent, filled
-from normkit.study.text_training import random_ids, train_on_text, transformer
-from normkit.study.training_run import Recipe
+from normkit.study.statistics import Measurement, Paired, difference, exponent, filled
 from normkit.study.transformer import Transformer, deep_norm
 
 _CHOICES: dict[str, dict[str, Any]] = {
@@ -41,7 +39,7 @@ TRAINED = ("pre", "no norm")
 def build(context: ArmContext, variant: str, layers: int, /, **choices: Any) -> Transformer:
     """The model of a variant at a depth, with further choices of its configuration."""
     factors = deep_norm(layers) if variant == "DeepNorm" else {}
-    return transformer(context, layers=layers, **_CHOICES[variant], **factors, **choices)
+    return context.transformer(layers=layers, **_CHOICES[variant], **factors, **choices)
 
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
@@ -56,12 +54,19 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    """A short run without warm-up; or untrained models on random ids, always equally many, in windows of one length."""
     if "layers" in arm.choices:
-        return _train(context, arm.choices["variant"], int(arm.choices["layers"]))
-    depths = context.numbers("depths")
+        sizes = {"context": context.integer("trained_window"), "width": context.integer("trained_width")}
+        model, recipe = build(context, arm.choices["variant"], arm.choices["layers"], **sizes), context.recipe()
+        run = context.train_on_text(model, recipe, batch=context.integer("trained_batch"))
+        return run.measurement(recipe.steps, loss=run.mean_of_last(), first=run.points[0].loss)
+    depths, window = context.numbers("depths"), int(arm.choices["window"])
+    rows = max(1, context.integer("tokens") // window)
     starts = []
     for done, layers in enumerate(depths, start=1):
-        starts.append(_start(context, arm, int(layers)))
+        model = build(context, arm.choices["variant"], int(layers), vocabulary=_VOCABULARY, context=window)
+        context.move(model)
+        starts.append(propagate(model, *context.random_ids(_VOCABULARY, rows=rows, tokens=window)))
         context.report(done / len(depths))
     return {
         "depths": list(depths),
@@ -74,32 +79,10 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     }
 
 
-def _start(context: ArmContext, arm: Arm, layers: int) -> Propagation:
-    """An untrained model on random ids: always equally many tokens, in windows of the arm's length."""
-    window = int(arm.choices["window"])
-    model = build(context, arm.choices["variant"], layers, vocabulary=_VOCABULARY, context=window)
-    context.move(model)
-    rows = max(1, context.integer("tokens") // window)
-    return propagate(model, *random_ids(context, _VOCABULARY, rows=rows, tokens=window))
-
-
-def _train(context: ArmContext, variant: str, layers: int) -> Measurement:
-    """A short run without warm-up."""
-    sizes = {"context": context.integer("trained_window"), "width": context.integer("trained_width")}
-    recipe = Recipe(steps=context.integer("steps"), learning_rate=context.number("learning_rate"))
-    model = build(context, variant, layers, **sizes)
-    run = train_on_text(context, model, recipe, batch=context.integer("trained_batch"))
-    return run.measurement(recipe.steps, loss=run.mean_of_last(), first=run.points[0].loss)
-
-
-def _growth(quantity: str) -> Statistic:
-    """The last value of an arm without a norm over the first: from the least depth to the greatest."""
-
-    def growth(paired: Paired) -> float:
-        values = filled(paired["no norm"][quantity])
-        return values[-1] / values[0]
-
-    return growth
+def _growth(paired: Paired, *, quantity: str) -> float:
+    """The last value of the arm without a norm over the first: from the least depth to the greatest."""
+    values = filled(paired["no norm"][quantity])
+    return values[-1] / values[0]
 
 
 def _steepest(paired: Paired) -> float:
@@ -112,10 +95,6 @@ def _spread(paired: Paired) -> float:
     """Greatest gradient of a block over the least, in the deepest model of the arm in which this ratio is largest."""
     profiles = [filled(paired[name]["deepest_gradients"]) for name in NORMED if name != "depth-scaled"]
     return max(max(profile) / min(profile) for profile in profiles)
-
-
-def _against_stream(paired: Paired) -> float:
-    return exponent(LONG, "last_gradient")(paired) / exponent(LONG, "stream", 0.5)(paired)
 
 
 def _added(paired: Paired) -> float:
@@ -138,13 +117,13 @@ _CLAIMS = (
         conditions=(
             Condition(
                 says="Without a norm the stream's rms is at least 1,000 times as large at 48 layers as at 2",
-                statistic=lambda paired: math.sqrt(_growth("stream")(paired)),
+                statistic=lambda paired: math.sqrt(_growth(paired, quantity="stream")),
                 low=1e3,
                 source="a factor c > 1 a layer gives c^46; with a norm theory has at most the root of 24, 4.9",
             ),
             Condition(
                 says="Without a norm the gradient is at least 1,000 times as large at 48 layers as at 2",
-                statistic=_growth("all_gradients"),
+                statistic=partial(_growth, quantity="all_gradients"),
                 low=1e3,
                 source="as for the activations; infinite where float32 overflows",
             ),
@@ -215,25 +194,23 @@ _CLAIMS = (
             Condition(
                 says="Pre-LN over windows four times as long: exponent",
                 statistic=exponent(LONG, "last_gradient"),
-                judged=False,
                 source="steeper: tokens become alike with depth, so that attention averages less and the stream grows",
             ),
             Condition(
                 says="The same against the rms of the stream in place of the depth",
-                statistic=_against_stream,
+                statistic=lambda paired: (
+                    exponent(LONG, "last_gradient")(paired) / exponent(LONG, "stream", 0.5)(paired)
+                ),
                 published="-1",
-                judged=False,
                 source="the Jacobian of the final norm",
             ),
             Condition(
                 says="Peri-LN: exponent, beside Pre-LN's",
                 statistic=exponent("peri", "last_gradient"),
-                judged=False,
             ),
             Condition(
                 says="DeepNorm: exponent; beta alone gives -1/4 - 1/4",
                 statistic=exponent("DeepNorm", "last_gradient"),
-                judged=False,
             ),
         ),
         ledger=("C70",),
@@ -294,15 +271,12 @@ _CLAIMS = (
 )
 
 
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    seeds = list(measured.values())
-
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     def over_depth(quantity: str) -> tuple[Line, ...]:
-        return arm_lines(seeds, NORMED, quantity, seeds[0]["pre"]["depths"])
+        return arm_lines(seeds, NORMED, quantity, numbers(settings, "depths"))
 
     def over_blocks(quantity: str, first: int) -> tuple[Line, ...]:
-        blocks = range(first, first + len(seeds[0]["pre"][quantity]))
-        return arm_lines(seeds, VARIANTS, quantity, blocks)
+        return arm_lines(seeds, VARIANTS, quantity, range(first, int(numbers(settings, "depths")[-1]) + 1))
 
     steps = range(1, integer(settings, "steps") + 1)
     return (

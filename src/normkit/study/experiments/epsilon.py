@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -13,13 +14,10 @@ from normkit.spec import NormSpec
 from normkit.study.arm_context import ArmContext, Settings, numbers
 from normkit.study.chart import Chart, Curves, Marks, arm_lines, line
 from normkit.study.result import Arm, Claim, Condition, Study
-from normkit.study.statistics import Measurement, Paired, Statistic
-from normkit.study.text_training import train_on_text, transformer
-from normkit.study.training_run import Recipe
+from normkit.study.statistics import Measurement, Paired
 
 _PLACEMENTS = {name: f"eps {placement.words}" for name, placement in PLACEMENTS.items()}
 _HALF, _WIDE = "statistics in float16", "statistics in float32"
-_EPS = 1e-5
 _SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 10**-2.5, 1e-2, 1e-1, 1.0)
 _SIZES = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
 _TRAINED = (1e-12, 1e-8, 1e-5, 1e-3)
@@ -43,32 +41,23 @@ def _trained(eps: float, small: bool) -> str:
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
-    if "placement" in arm.choices:
-        return _kept(context, arm.choices["placement"])
-    if "wide" in arm.choices:
-        return _half(context, wide=arm.choices["wide"])
-    return _train(context, arm)
-
-
-def _rows(context: ArmContext) -> torch.Tensor:
-    """Rows of mean 0 and rms 1, in float64."""
+    if "eps" in arm.choices:
+        return _train(context, arm)
+    # Rows of mean 0 and rms 1.
     generator = torch.Generator().manual_seed(context.seed)
     x = torch.randn(64, context.integer("width"), generator=generator, dtype=torch.float64)
     x = x - x.mean(-1, keepdim=True)
-    return x / x.square().mean(-1, keepdim=True).sqrt()
-
-
-def _kept(context: ArmContext, placement: EpsPlacement) -> Measurement:
-    """The rms after a LayerNorm of eps 1e-5, for rows of each rms before it."""
-    spec = NormSpec(**PLACEMENTS[placement].conventions(_EPS), has_weight=False, has_bias=False)
-    x = _rows(context)
+    x = x / x.square().mean(-1, keepdim=True).sqrt()
+    if "wide" in arm.choices:
+        return _half(context, x.half(), wide=arm.choices["wide"])
+    conventions = PLACEMENTS[arm.choices["placement"]].conventions(1e-5)
+    spec = NormSpec(**conventions, has_weight=False, has_bias=False)
     scales = context.numbers("scales")
     return {"kept": [reference.forward(scale * x, spec).square().mean().sqrt().item() for scale in scales]}
 
 
-def _half(context: ArmContext, *, wide: bool) -> Measurement:
+def _half(context: ArmContext, x: torch.Tensor, *, wide: bool) -> Measurement:
     """For each eps: distance from 1 of the rms after a float16 LayerNorm, and whether a constant row stays finite."""
-    x = _rows(context).half()
     off, finite = [], []
     for eps in context.numbers("sizes"):
         narrow: dict[str, Any] = {} if wide else {"statistics_dtype": "input", "cast": "none"}
@@ -80,13 +69,12 @@ def _half(context: ArmContext, *, wide: bool) -> Measurement:
 
 
 def _train(context: ArmContext, arm: Arm) -> Measurement:
-    model = transformer(context, norm=NormSpec(eps=arm.choices["eps"]))
+    model = context.transformer(norm=NormSpec(eps=arm.choices["eps"]))
     if arm.choices["small"]:
         with torch.no_grad():
             for embedding in (model.embedding, model.position):
                 embedding.weight.mul_(context.number("small_scale"))
-    recipe = Recipe(steps=context.integer("steps"), learning_rate=context.number("learning_rate"), warmup=10)
-    run = train_on_text(context, model, recipe)
+    run = context.train_on_text(model, context.recipe(warmup=10))
     return run.measurement(last=run.mean_of_last(_LAST))
 
 
@@ -101,18 +89,14 @@ def _length(placement: EpsPlacement, scale: float, kept: float, words: str, regi
     )
 
 
-def _apart(small: bool) -> Statistic:
+def _share_finite(arm: str, paired: Paired) -> float:
+    return fmean(paired[arm]["constant row finite"])
+
+
+def _apart(paired: Paired, *, small: bool) -> float:
     """Largest difference of final losses between the sizes of eps."""
-
-    def apart(paired: Paired) -> float:
-        ends = [paired[_trained(eps, small)]["last"] for eps in _TRAINED]
-        return float(max(ends) - min(ends))
-
-    return apart
-
-
-def _all_finite(arm: str) -> Statistic:
-    return lambda paired: float(sum(paired[arm]["constant row finite"]) / len(paired[arm]["constant row finite"]))
+    ends = [paired[_trained(eps, small)]["last"] for eps in _TRAINED]
+    return float(max(ends) - min(ends))
 
 
 _CLAIMS = (
@@ -139,7 +123,7 @@ _CLAIMS = (
         conditions=tuple(
             Condition(
                 says=f"{arm}: share of eps from 1e-12 to 1e-3 with which a constant float16 row stays finite is 1",
-                statistic=_all_finite(arm),
+                statistic=partial(_share_finite, arm),
                 low=1.0,
                 regime=regime,
                 source="2^-24 = 6e-8 is the smallest float16; what is below becomes 0, and 0 / 0 is NaN",
@@ -153,7 +137,7 @@ _CLAIMS = (
         conditions=tuple(
             Condition(
                 says=f"{words}: final losses with all sizes lie within 0.05 nats a byte",
-                statistic=_apart(small),
+                statistic=partial(_apart, small=small),
                 high=0.05,
                 regime=regime,
                 source="seeds differ by more than that",
@@ -167,8 +151,7 @@ _CLAIMS = (
 )
 
 
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    seeds = measured.values()
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     sizes, trained = numbers(settings, "sizes"), numbers(settings, "trained_sizes")
     return (
         Curves(
@@ -211,14 +194,14 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             rows=(_HALF, _WIDE),
             columns=tuple(f"{eps:g}" for eps in sizes),
             cells=tuple(
-                tuple((_finite(measured, arm, place), eps) for place, eps in enumerate(sizes)) for arm in (_HALF, _WIDE)
+                tuple(
+                    (all(paired[arm]["constant row finite"][place] for paired in seeds), eps)
+                    for place, eps in enumerate(sizes)
+                )
+                for arm in (_HALF, _WIDE)
             ),
         ),
     )
-
-
-def _finite(measured: Mapping[int, Paired], arm: str, place: int) -> bool:
-    return all(paired[arm]["constant row finite"][place] for paired in measured.values())
 
 
 STUDY = Study(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,13 +11,10 @@ from torch import Tensor
 
 from normkit.study.arm_context import ArmContext, Settings, integer, numbers
 from normkit.study.chart import Chart, Curves, Line, arm_lines
-from normkit.study.corpus import next_token_loss
-from normkit.study.markov_chain import MarkovChain
+from normkit.study.corpus import MarkovChain, next_token_loss
 from normkit.study.propagation import gradient_norm, last_token_gradient, mean_square
 from normkit.study.result import Arm, Claim, Condition, Study
-from normkit.study.statistics import Measurement, Paired, exponent
-from normkit.study.text_training import random_ids, transformer
-from normkit.study.training_run import Recipe
+from normkit.study.statistics import Measurement, Paired, excess, exponent
 
 _START_VOCABULARY = 256
 
@@ -37,9 +34,8 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     losses, firsts = [], []
     findings: list[dict[str, Any]] = []
     for done, rate in enumerate(rates, start=1):
-        recipe = Recipe(steps=context.integer("steps"), learning_rate=rate, warmup=context.integer("warmup"))
         batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
-        model = transformer(context, vocabulary=chain.symbols, **arm.choices)
+        model, recipe = context.transformer(vocabulary=chain.symbols, **arm.choices), context.recipe(learning_rate=rate)
         run = context.train(model, recipe, batches, next_token_loss, name=f"rate {rate:g}")
         losses.append(run.mean_of_last())
         firsts.append(run.points[0].loss)
@@ -59,10 +55,10 @@ def _start(context: ArmContext, arm: Arm, layers: int) -> dict[str, float]:
     """Rms of the logits and two gradient norms before any training, on random ids."""
     window = context.integer("start_window")
     sizes = {"context": window, "width": context.integer("start_width"), "layers": layers}
-    model = transformer(context, vocabulary=_START_VOCABULARY, **sizes, **arm.choices)
+    model = context.transformer(vocabulary=_START_VOCABULARY, **sizes, **arm.choices)
     context.move(model)
     rows = max(1, context.integer("start_tokens") // window)
-    ids, _ = random_ids(context, _START_VOCABULARY, rows=rows, tokens=window)
+    ids, _ = context.random_ids(_START_VOCABULARY, rows=rows, tokens=window)
     logits: list[Tensor] = []
     model.unembedding.register_forward_hook(lambda _module, _inputs, output: logits.append(output))
     last = last_token_gradient(model, ids)
@@ -73,32 +69,21 @@ def _start(context: ArmContext, arm: Arm, layers: int) -> dict[str, float]:
     }
 
 
-def _best_without(placement: str, paired: Paired) -> float:
-    """Least loss over the rates without the final norm, minus that with it."""
-    return float(min(paired[f"{placement}, none"]["losses"]) - min(paired[f"{placement}, final norm"]["losses"]))
+def _without(of_losses: Callable[[list[float]], float], paired: Paired) -> float:
+    """A number of the losses over the rates of Pre-LN without the final norm, minus that number with it."""
+    return float(of_losses(paired["pre, none"]["losses"]) - of_losses(paired["pre, final norm"]["losses"]))
 
 
-def _sensitivity(arm: Measurement) -> float:
-    losses = arm["losses"]
-    return sum(losses) / len(losses) - float(min(losses))
+def _farthest(paired: Paired) -> float:
+    """The loss of Post-LN without the final norm minus that with it, at the rate where it is greatest in magnitude."""
+    pairs = zip(paired["post, none"]["losses"], paired["post, final norm"]["losses"], strict=True)
+    return float(max((without - kept for without, kept in pairs), key=abs))
 
 
-def _sensitivity_without(placement: str, paired: Paired) -> float:
-    return _sensitivity(paired[f"{placement}, none"]) - _sensitivity(paired[f"{placement}, final norm"])
-
-
-def _farthest(placement: str, paired: Paired) -> float:
-    """The loss without the final norm minus that with it, at the rate where it is greatest in magnitude."""
-    without, kept = (paired[f"{placement}, {words}"]["losses"] for words in ("none", "final norm"))
-    return float(max((a - b for a, b in zip(without, kept, strict=True)), key=abs))
-
-
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    depths, rates = numbers(settings, "depths"), numbers(settings, "rates")
-    names = [arm.name for arm in _arms(settings)]
-
-    def lines(places: tuple[float, ...], quantity: str) -> tuple[tuple[str, tuple[Line, ...]], ...]:
-        return (("", arm_lines(measured.values(), names, quantity, places)),)
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
+    def lines(places: str, quantity: str) -> tuple[tuple[str, tuple[Line, ...]], ...]:
+        names = [arm.name for arm in _arms(settings)]
+        return (("", arm_lines(seeds, names, quantity, numbers(settings, places))),)
 
     return (
         Curves(
@@ -108,7 +93,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             description="Pre-norm without a final norm rises like the root of the depth; the other three are level.",
             x_label="layers",
             y_label="rms of the logits",
-            panels=lines(depths, "logits"),
+            panels=lines("depths", "logits"),
             x_log=True,
             y_log=True,
         ),
@@ -119,7 +104,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             description="Pre-norm with a final norm falls like the inverse root of the depth; without one it is level.",
             x_label="layers",
             y_label="gradient norm",
-            panels=lines(depths, "last_gradient"),
+            panels=lines("depths", "last_gradient"),
             x_log=True,
             y_log=True,
         ),
@@ -130,7 +115,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             description="How far the curves are above the floor, and how wide their minima are.",
             x_label="peak learning rate",
             y_label="loss (nats a token)",
-            panels=lines(rates, "losses"),
+            panels=lines("rates", "losses"),
             x_log=True,
             reference=(MarkovChain(window=integer(settings, "window")).floor, "entropy of the chain"),
         ),
@@ -163,13 +148,13 @@ STUDY = Study(
                 _exponent_of("pre, none", "logits", "Pre-LN without, rms of the logits", 0.5, _STREAM),
                 _exponent_of("pre, final norm", "logits", "Pre-LN with, rms of the logits", 0, "the norm sets its rms"),
                 _exponent_of("post, none", "logits", "Post-LN without, rms of the logits", 0, "its last norm does"),
-                *(
-                    Condition(
-                        says=f"Pre-LN {words}, gradient of the unembedding: exponent",
-                        statistic=exponent(name, "unembedding_gradient"),
-                        judged=False,
-                    )
-                    for words, name in (("without", "pre, none"), ("with", "pre, final norm"))
+                Condition(
+                    says="Pre-LN without, gradient of the unembedding: exponent",
+                    statistic=exponent("pre, none", "unembedding_gradient"),
+                ),
+                Condition(
+                    says="Pre-LN with, gradient of the unembedding: exponent",
+                    statistic=exponent("pre, final norm", "unembedding_gradient"),
                 ),
             ),
         ),
@@ -190,14 +175,14 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="At its best rate Pre-LN without the norm ends at least 0.05 nats a token higher",
-                    statistic=partial(_best_without, "pre"),
+                    statistic=partial(_without, min),
                     low=0.05,
                     source="a twentieth of a nat, half of what short training leaves above the floor",
                     regime="the training is short: the loss at the best rate",
                 ),
                 Condition(
                     says="Over all rates its loss lies at least 0.05 nats farther above the loss at its best rate",
-                    statistic=partial(_sensitivity_without, "pre"),
+                    statistic=partial(_without, excess),
                     low=0.05,
                     source="the sensitivity of Wortsman et al. 2023, arXiv:2309.14322, as reported; the same twentieth",
                     regime="the rate may be off: the mean over all rates",
@@ -210,7 +195,7 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="No rate has a loss that differs by more than 0.05 nats a token",
-                    statistic=partial(_farthest, "post"),
+                    statistic=_farthest,
                     low=-0.05,
                     high=0.05,
                     source="the same twentieth of a nat",

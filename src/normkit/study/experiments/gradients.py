@@ -2,44 +2,154 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from normkit.study.arm_context import Settings
+import torch
+from torch import Tensor, nn
+
+from normkit import specs
+from normkit.spec import NormSpec
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values, line
-from normkit.study.experiments.gradient_arms import TRAINED, arms, measure
-from normkit.study.experiments.gradient_measures import FACTORS
-from normkit.study.result import Claim, Condition, Study
-from normkit.study.statistics import Paired, Statistic, difference, slope, value_of
+from normkit.study.corpus import held_out_loss, next_token_loss, text_of_the_library
+from normkit.study.model_parts import DetachedNorm, NormLayer
+from normkit.study.propagation import FACTORS, along_the_gradient, backward_errors, flat, turnings
+from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.statistics import Measurement, Paired, difference, largest, padded, ratio, slope, value_of
+from normkit.study.training_run import Batch
+from normkit.study.transformer import Residual, Transformer
 
 _DOUBLE = "float64 rounds to about 1e-16; a few sums over a row and over a model come to some hundred times that"
 _DESCENT = "gradient descent"
+_NO_EPS = 1e-30
 
 
-def _worst(name: str) -> Statistic:
-    return lambda paired: float(max(paired[_DESCENT][name]))
+_SPECS: Mapping[str, NormSpec] = {
+    "LayerNorm": specs.TORCH_LAYER_NORM,
+    "RMSNorm": specs.TORCH_RMS_NORM.replace(eps=1e-5),
+    "detached": specs.TORCH_LAYER_NORM,
+}
+NORMS: Mapping[str, NormLayer] = {**_SPECS, "detached": DetachedNorm, "no norm": None}
 
 
-def _steepest(name: str, theory: float) -> Statistic:
-    """The exponent of the group that is farthest from theory."""
+def _arms(_settings: Settings) -> tuple[Arm, ...]:
+    """Norms trained, the same deep and untrained, and scale-invariant weights."""
+    return (
+        *(Arm(name=norm, choices={"kind": "trained", "norm": norm}) for norm in NORMS),
+        *(Arm(name=f"{norm}, deep", choices={"kind": "start", "norm": norm}, cost=0.3) for norm in NORMS),
+        Arm(name=_DESCENT, choices={"kind": "turning"}, cost=0.5),
+    )
 
-    def statistic(paired: Paired) -> float:
-        exponents = [slope(FACTORS, angles) for angles in paired[_DESCENT][name]]
-        return max(exponents, key=lambda exponent: abs(exponent - theory))
 
-    return statistic
+def _measure(context: ArmContext, arm: Arm) -> Measurement:
+    batch = context.text_batch(text_of_the_library()[1])
+    match arm.choices["kind"]:
+        case "trained":
+            return _trained(context, arm.choices["norm"], batch)
+        case "start":
+            return _start(context, arm.choices["norm"], batch)
+        case _:
+            return _turning(context, batch)
 
 
-def _middle_ratio(name: str, arm: str, other: str) -> Statistic:
-    """Geometric mean over the steps of the ratio of one arm's number to the other's."""
+def _trained(context: ArmContext, norm: str, batch: Batch) -> Measurement:
+    model, steps = context.transformer(norm=NORMS[norm]).to(context.device), context.integer("steps")
+    at = list(range(0, steps, max(1, steps // 5)))
 
-    def statistic(paired: Paired) -> float:
-        one, two = paired[arm][name], paired[other][name]
-        pairs = zip(one, two, strict=False) if isinstance(one, list) else [(one, two)]
-        logs = [math.log(above / below) for above, below in pairs]
-        return math.exp(sum(logs) / len(logs))
+    def observe(model: nn.Module, step: int) -> Mapping[str, float]:
+        return along_the_gradient(model, batch, next_token_loss).measures if step - 1 in at else {}
 
-    return statistic
+    run = context.train_on_text(model, context.recipe(), observe=observe)
+    unseen = held_out_loss(model, text_of_the_library()[1], window=model.config.context)
+    return run.measurement(
+        steps,
+        held_out=run.capped(unseen),
+        diverged=run.diverged,
+        at=at,
+        **{name: padded(run.observed(name), len(at)) for name in ("roughness", "loss_range", "surprise")},
+        **(_backward_errors(model, norm, batch) if norm in _SPECS else {}),
+    )
+
+
+def _backward_errors(model: Transformer, norm: str, batch: Batch) -> dict[str, float]:
+    """Errors of the two formulas over all norms of a trained model, with its eps and without."""
+    worst: dict[str, float] = {}
+    for name, eps in (("with_eps", 1e-5), ("without_eps", _NO_EPS)):
+        spec = _SPECS[norm].replace(eps=eps)
+        layer: NormLayer = spec if norm != "detached" else DetachedNorm
+        copied = Transformer(dataclasses.replace(model.config, norm=layer))
+        copied.load_state_dict(model.state_dict())
+        copied.to(next(model.parameters()).device, torch.float64)
+        norms = {path: module.norm for path, module in copied.named_modules() if isinstance(module, Residual)}
+        norms["final"] = copied.final_norm
+        found = backward_errors(copied, norms, spec, batch, next_token_loss).values()
+        worst[f"projected_{name}"] = max(each.projected for each in found)
+        worst[f"exact_{name}"] = max(each.exact for each in found)
+        worst["removed"] = max(each.removed for each in found)
+    return worst
+
+
+def _start(context: ArmContext, norm: str, batch: Batch) -> Measurement:
+    """Roughness of a deep model's loss before the first step, and its loss with branches scaled up and down."""
+
+    def build(gain: float) -> Transformer:
+        layers = context.integer("deep_layers")
+        return context.transformer(layers=layers, norm=NORMS[norm], branch_gain=gain).to(context.device)
+
+    losses = []
+    for gain in (0.5, 1.0, 2.0):
+        with torch.no_grad():
+            losses.append(next_token_loss(build(gain), batch).item())
+        context.report(len(losses) / 4)
+    measures = along_the_gradient(build(1.0), batch, next_token_loss).measures
+    return {**measures, "scale_spread": max(losses) - min(losses)}
+
+
+def _turning(context: ArmContext, batch: Batch) -> Measurement:
+    """Scale-invariant groups, found by behaviour, under steps from several lengths; then plain gradient descent."""
+    layers = context.integer("turning_layers")
+
+    def build() -> Transformer:
+        norm = specs.TORCH_LAYER_NORM.replace(eps=_NO_EPS)
+        return context.transformer(layers=layers, norm=norm, placement="peri").to(context.device)
+
+    wide = build().double()
+    measured = turnings(wide, lambda: wide(batch[0][:2, :-1]), lambda: next_token_loss(wide, batch))
+    model = build()
+    named = dict(model.named_parameters())
+    groups = [[named[path] for path in each.paths] for each in measured]
+
+    def squares(of_groups: Sequence[Sequence[Tensor]]) -> list[float]:
+        return [flat(tensors).double().square().sum().item() for tensors in of_groups]
+
+    def observe(_model: nn.Module, _step: int) -> Mapping[str, Any]:
+        slopes = [[parameter.grad for parameter in group if parameter.grad is not None] for group in groups]
+        return {"squares": squares(groups), "steps": squares(slopes)}
+
+    steps, rate = context.integer("turning_steps"), context.number("turning_rate")
+    recipe = context.recipe(steps=steps, learning_rate=rate, warmup=0, optimizer="sgd", clip=None)
+    run = context.train_on_text(model, recipe, observe=observe)
+    start, end = run.observed("squares")[0], squares(groups)
+    rates = [point.learning_rate for point in run.points]
+    grown = [
+        sum(rate**2 * square for rate, square in zip(rates, each, strict=True))
+        for each in zip(*run.observed("steps"), strict=True)
+    ]
+    return {
+        "losses": padded(run.losses, recipe.steps),
+        "groups": [list(each.paths) for each in measured],
+        "expected_groups": 2 * layers,
+        "products": [max(each.products) / min(each.products) - 1 for each in measured],
+        "cosines": [each.cosine for each in measured],
+        "by_gradient": [each.by_gradient for each in measured],
+        "by_sign": [each.by_sign for each in measured],
+        "growth_errors": [abs((b - a) / g - 1) for a, b, g in zip(start, end, grown, strict=True)],
+        "growth": [b / a for a, b in zip(start, end, strict=True)],
+        "findings": list(run.findings),
+    }
 
 
 def _projects(norm: str, what: str) -> Condition:
@@ -66,15 +176,19 @@ def _removed(norm: str) -> Condition:
     return Condition(
         says=f"{norm}: the share of the gradient's energy along mean and row, in the norm where it is largest",
         statistic=value_of(norm, "removed"),
-        judged=False,
         source="median over tokens; 2/n = 0.03 for a gradient without a preferred direction",
     )
 
 
 def _exponent(name: str, theory: float, words: str) -> Condition:
+    def farthest(paired: Paired) -> float:
+        """The exponent of the group that is farthest from theory."""
+        exponents = [slope(FACTORS, angles) for angles in paired[_DESCENT][name]]
+        return max(exponents, key=lambda exponent: abs(exponent - theory))
+
     return Condition(
         says=f"{words} turns a weight of c times the length by c^{theory:g} of the angle",
-        statistic=_steepest(name, theory),
+        statistic=farthest,
         low=theory - 0.01,
         high=theory + 0.01,
         published=f"exponent {theory:g}",
@@ -82,10 +196,17 @@ def _exponent(name: str, theory: float, words: str) -> Condition:
     )
 
 
-def _smoother(arm: str, other: str, name: str, words: str, regime: str) -> Condition:
+def _smoother(depth: str, name: str, words: str, regime: str) -> Condition:
+    def without_over_with(paired: Paired) -> float:
+        """Geometric mean over the steps of the ratio of the two models' numbers."""
+        without, kept = paired[f"no norm{depth}"][name], paired[f"LayerNorm{depth}"][name]
+        pairs = zip(without, kept, strict=False) if isinstance(without, list) else [(without, kept)]
+        logs = [math.log(above / below) for above, below in pairs]
+        return math.exp(sum(logs) / len(logs))
+
     return Condition(
         says=f"{words} is at least 1.5 times as large without a norm as with LayerNorm: {regime}",
-        statistic=_middle_ratio(name, other, arm),
+        statistic=without_over_with,
         low=1.5,
         published="larger without BatchNorm throughout (figure 4)",
         regime=regime,
@@ -107,7 +228,6 @@ _CLAIMS = (
             Condition(
                 says="control: a norm with detached statistics is off the projection by this much",
                 statistic=value_of("detached", "projected_with_eps"),
-                judged=False,
                 source="sqrt(2/n) = 0.18 for a gradient without a preferred direction",
             ),
             _removed("LayerNorm"),
@@ -148,13 +268,13 @@ _CLAIMS = (
             ),
             Condition(
                 says="|cosine| of weight and gradient is at most 1e-10",
-                statistic=_worst("cosines"),
+                statistic=largest(_DESCENT, "cosines"),
                 high=1e-10,
                 source="Euler's theorem: 0. " + _DOUBLE,
             ),
             Condition(
                 says="|gradient| |weight| is the same at 1, 1.5, 3 and 7 times the weight, to 1e-6",
-                statistic=_worst("products"),
+                statistic=largest(_DESCENT, "products"),
                 high=1e-6,
                 source="theory: the gradient of a function of degree 0 has degree -1; the loss is summed in float32",
             ),
@@ -162,7 +282,7 @@ _CLAIMS = (
             _exponent("by_sign", -1.0, "a step along the gradient's signs (Adam's first)"),
             Condition(
                 says="gradient descent lengthens it as w^2 + rate^2 g^2 says, to 1 % of the growth",
-                statistic=_worst("growth_errors"),
+                statistic=largest(_DESCENT, "growth_errors"),
                 high=0.01,
                 source="theory: orthogonal steps add up as squares; float32 rounds far below this",
             ),
@@ -173,12 +293,10 @@ _CLAIMS = (
         says="Normalization smooths the loss along a step",
         source="Santurkar et al. 2018, arXiv:1805.11604, section 3 (of BatchNorm)",
         conditions=(
-            _smoother("LayerNorm", "no norm", "roughness", "the gradient's change over the distance", _SHALLOW),
-            _smoother("LayerNorm", "no norm", "surprise", "the gradient's relative change", _SHALLOW),
-            _smoother(
-                "LayerNorm, deep", "no norm, deep", "roughness", "the gradient's change over the distance", _DEEP
-            ),
-            _smoother("LayerNorm, deep", "no norm, deep", "surprise", "the gradient's relative change", _DEEP),
+            _smoother("", "roughness", "the gradient's change over the distance", _SHALLOW),
+            _smoother("", "surprise", "the gradient's relative change", _SHALLOW),
+            _smoother(", deep", "roughness", "the gradient's change over the distance", _DEEP),
+            _smoother(", deep", "surprise", "the gradient's relative change", _DEEP),
         ),
         ledger=("C71",),
     ),
@@ -194,9 +312,7 @@ _CLAIMS = (
             ),
             Condition(
                 says="... and at least 10 times as far without a norm",
-                statistic=lambda paired: float(
-                    paired["no norm, deep"]["scale_spread"] / paired["LayerNorm, deep"]["scale_spread"]
-                ),
+                statistic=ratio("no norm, deep", "LayerNorm, deep", "scale_spread"),
                 low=10.0,
                 source="12 layers whose stream doubles or halves in each differ by far more",
             ),
@@ -206,17 +322,16 @@ _CLAIMS = (
 )
 
 
-def _charts(_settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    seeds = list(measured.values())
-    trained = [norm for norm in TRAINED if all(norm in paired for paired in seeds)]
-    charts: list[Chart] = [
+def _charts(_settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
+    places = seeds[0]["LayerNorm"]["at"]
+    return (
         Bars(
             name="gradients-loss",
             title="Held-out loss with and without derivatives of mean and variance",
             caption="Detached: LayerNorm whose backward pass takes mean and scale for constants.",
             description="The detached norm ends highest.",
             label="held-out loss (nats a byte)",
-            values=arm_values(seeds, trained, "held_out"),
+            values=arm_values(seeds, NORMS, "held_out"),
         ),
         Curves(
             name="gradients-landscape",
@@ -226,35 +341,31 @@ def _charts(_settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart,
             x_label="step",
             y_label="change of the gradient",
             panels=tuple(
-                (title, arm_lines(seeds, trained, name, seeds[0][trained[0]]["at"]) if trained else ())
+                (title, arm_lines(seeds, list(NORMS), name, places))
                 for title, name in (("over the distance", "roughness"), ("relative to the gradient", "surprise"))
             ),
             y_log=True,
         ),
-    ]
-    if all(_DESCENT in paired for paired in seeds):
-        charts.append(
-            Curves(
-                name="gradients-turning",
-                title="Angle of one step from a weight that stands before a norm",
-                caption="The first group found; a step of gradient descent falls as 1/c^2, one of signs as 1/c.",
-                description="Two straight lines in double logarithms, of slopes -2 and -1.",
-                x_label="length of the weight over its own, c",
-                y_label="angle (rad)",
-                panels=(
-                    (
-                        "",
-                        tuple(
-                            line(words, FACTORS, [paired[_DESCENT][name][0] for paired in seeds])
-                            for words, name in (("gradient", "by_gradient"), ("signs", "by_sign"))
-                        ),
+        Curves(
+            name="gradients-turning",
+            title="Angle of one step from a weight that stands before a norm",
+            caption="The first group found; a step of gradient descent falls as 1/c^2, one of signs as 1/c.",
+            description="Two straight lines in double logarithms, of slopes -2 and -1.",
+            x_label="length of the weight over its own, c",
+            y_label="angle (rad)",
+            panels=(
+                (
+                    "",
+                    tuple(
+                        line(words, FACTORS, [paired[_DESCENT][name][0] for paired in seeds])
+                        for words, name in (("gradient", "by_gradient"), ("signs", "by_sign"))
                     ),
                 ),
-                x_log=True,
-                y_log=True,
-            )
-        )
-    return tuple(charts)
+            ),
+            x_log=True,
+            y_log=True,
+        ),
+    )
 
 
 STUDY = Study(
@@ -277,8 +388,8 @@ STUDY = Study(
         "turning_rate": 0.3,
     },
     full={"seeds": 8, "steps": 600, "turning_steps": 400},
-    arms=arms,
-    measure=measure,
+    arms=_arms,
+    measure=_measure,
     charts=_charts,
     data="bytes of Python's standard library",
     regime="Pre-LN models of 4 and 12 layers of width 64; peri-norm models of 2 layers for lengths of weights",

@@ -10,24 +10,15 @@ from torch import Tensor, nn
 
 from normkit.study.arm_context import ArmContext, Settings, integer
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
-from normkit.study.corpus import next_token_loss
-from normkit.study.markov_chain import MarkovChain
+from normkit.study.corpus import MarkovChain, next_token_loss
 from normkit.study.propagation import propagate
 from normkit.study.result import Arm, Claim, Condition, Study
-from normkit.study.statistics import Measurement, Paired, Statistic, difference, exponent, value_of
-from normkit.study.text_training import random_ids, transformer
-from normkit.study.training_run import Recipe
+from normkit.study.statistics import Measurement, Paired, difference, exponent, value_of
 from normkit.study.transformer import Transformer, deep_norm
 
-SHALLOW = (
-    "gain 1, bias 0",
-    "gain 0.1",
-    "gain 0.5",
-    "gain 2",
-    "random bias",
-    "outputs at 0",
-    "outputs over sqrt(2L)",
-)
+_REFERENCE = "gain 1, bias 0"
+
+SHALLOW = (_REFERENCE, "gain 0.1", "gain 0.5", "gain 2", "random bias", "outputs at 0", "outputs over sqrt(2L)")
 """Starts of a Pre-LN model, the usual one first."""
 
 DEEP: Mapping[str, tuple[str, ...]] = {
@@ -38,7 +29,6 @@ DEEP: Mapping[str, tuple[str, ...]] = {
 }
 """Starts of a deep Post-LN model -> the factors of DeepNorm that they have."""
 
-_REFERENCE = SHALLOW[0]
 _VOCABULARY = 32
 
 
@@ -49,20 +39,14 @@ def _arms(_settings: Settings) -> tuple[Arm, ...]:
     )
 
 
+@torch.no_grad()
 def build(context: ArmContext, name: str, layers: int) -> Transformer:
-    """The model of an arm with its initial weights."""
+    """The model of an arm: gains or biases of all norms set, or outputs of all branches scaled, as its name says."""
     factors = {factor: deep_norm(layers)[factor] for factor in DEEP.get(name, ())}
     placement = "post" if name in DEEP else "pre"
-    model = transformer(context, vocabulary=_VOCABULARY, layers=layers, placement=placement, **factors)
-    _set_start(model, name, context.seed)
-    return model
-
-
-@torch.no_grad()
-def _set_start(model: Transformer, name: str, seed: int) -> None:
-    """Set gains or biases of all norms, or scale the outputs of all branches, as an arm says."""
-    generator = torch.Generator().manual_seed(seed)
-    scale = {"outputs at 0": 0.0, "outputs over sqrt(2L)": 1 / math.sqrt(2 * len(model.blocks))}.get(name)
+    model = context.transformer(vocabulary=_VOCABULARY, layers=layers, placement=placement, **factors)
+    generator = torch.Generator().manual_seed(context.seed)
+    scale = {"outputs at 0": 0.0, "outputs over sqrt(2L)": 1 / math.sqrt(2 * layers)}.get(name)
     for path, module in model.named_modules():
         if isinstance(module, nn.LayerNorm):
             if name.startswith("gain "):
@@ -71,6 +55,7 @@ def _set_start(model: Transformer, name: str, seed: int) -> None:
                 module.bias.copy_(torch.randn(module.bias.shape, generator=generator))
         elif scale is not None and isinstance(module, nn.Linear) and path.endswith((".out", ".down")):
             module.weight.mul_(scale)
+    return model
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
@@ -78,12 +63,12 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     chain = MarkovChain(window=context.integer("window"))
     (ids,) = next(chain.batches(batch=context.integer("batch"), seed=context.seed))
     moved = _moved(model, ids)
-    recipe = Recipe(steps=context.integer("steps"), learning_rate=context.number("learning_rate"))
     batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
+    recipe = context.recipe()
     run = context.train(model, recipe, batches, next_token_loss)
     return {
         **moved,
-        **({} if arm.choices["deep"] else _streams(context, arm)),
+        **({} if arm.choices["deep"] else _streams(context, arm.name)),
         **run.measurement(recipe.steps, loss=run.mean_of_last(), first=run.points[0].loss),
     }
 
@@ -106,23 +91,18 @@ def _moved(model: Transformer, ids: Tensor) -> dict[str, float]:
     }
 
 
-def _streams(context: ArmContext, arm: Arm) -> dict[str, list[float]]:
+def _streams(context: ArmContext, name: str) -> dict[str, list[float]]:
     """E|x|^2 / n after the last block at several depths, before any training."""
-    depths, found = context.numbers("depths"), []
+    depths, sizes = context.numbers("depths"), {"rows": context.integer("batch"), "tokens": context.integer("window")}
+    stream = []
     for layers in depths:
-        model = build(context, arm.name, int(layers))
+        model = build(context, name, int(layers))
         context.move(model)
-        rows, tokens = context.integer("batch"), context.integer("window")
-        found.append(propagate(model, *random_ids(context, _VOCABULARY, rows=rows, tokens=tokens)).stream[-1])
-    return {"depths": list(depths), "stream": found}
+        stream.append(propagate(model, *context.random_ids(_VOCABULARY, **sizes)).stream[-1])
+    return {"depths": list(depths), "stream": stream}
 
 
-def _above(name: str, reference: str = _REFERENCE) -> Statistic:
-    return difference(name, reference, "loss")
-
-
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    seeds = list(measured.values())
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     floor = MarkovChain(window=integer(settings, "window")).floor
     steps = range(1, integer(settings, "steps") + 1)
     return (
@@ -147,16 +127,6 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             label="loss (nats a token)",
             values=arm_values(seeds, (*SHALLOW, *DEEP), "loss"),
         ),
-    )
-
-
-def _worse(name: str) -> Condition:
-    return Condition(
-        says=f"{name[0].upper()}{name[1:]}: ends at least 0.05 nats a token above gain 1 and bias 0",
-        statistic=_above(name),
-        low=0.05,
-        source="a twentieth of a nat; runs of one seed share weights and batches, so that less would be seen",
-        regime=f"the other start is {name}",
     )
 
 
@@ -187,7 +157,17 @@ STUDY = Study(
         Claim(
             says="Training from gain 1 and bias 0 is better than from other gains and biases",
             source="the start of Ba et al. 2016, arXiv:1607.06450, and of every library since",
-            conditions=tuple(_worse(name) for name in ("gain 0.1", "gain 0.5", "gain 2", "random bias")),
+            conditions=tuple(
+                Condition(
+                    says=f"{name[0].upper()}{name[1:]}: ends at least 0.05 nats a token above gain 1 and bias 0",
+                    statistic=difference(name, _REFERENCE, "loss"),
+                    low=0.05,
+                    source="a twentieth of a nat; runs of one seed share weights and batches, so that less would be "
+                    "seen",
+                    regime=f"the other start is {name}",
+                )
+                for name in ("gain 0.1", "gain 0.5", "gain 2", "random bias")
+            ),
         ),
         Claim(
             says="Outputs over sqrt(2 L) keep the stream of an untrained Pre-LN model from growing with depth",
@@ -209,8 +189,7 @@ STUDY = Study(
                 ),
                 Condition(
                     says="Loss after short training, over that of outputs as drawn",
-                    statistic=_above("outputs over sqrt(2L)"),
-                    judged=False,
+                    statistic=difference("outputs over sqrt(2L)", _REFERENCE, "loss"),
                 ),
             ),
         ),
@@ -220,7 +199,7 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="Outputs at 0: ends at most 0.05 nats a token above outputs as drawn",
-                    statistic=_above("outputs at 0"),
+                    statistic=difference("outputs at 0", _REFERENCE, "loss"),
                     high=0.05,
                     source="the same twentieth of a nat",
                 ),
@@ -232,19 +211,17 @@ STUDY = Study(
             conditions=(
                 Condition(
                     says="Alpha and beta: ends at least 0.2 nats a token below Post-LN",
-                    statistic=_above("DeepNorm", "post"),
+                    statistic=difference("DeepNorm", "post", "loss"),
                     high=-0.2,
                     source="a fifth of a nat; Post-LN without warm-up stays near the entropy of single symbols",
                 ),
                 Condition(
                     says="Beta, the start, alone: loss over that of Post-LN",
-                    statistic=_above("beta alone", "post"),
-                    judged=False,
+                    statistic=difference("beta alone", "post", "loss"),
                 ),
                 Condition(
                     says="Alpha, the factor on the stream, alone: loss over that of Post-LN",
-                    statistic=_above("alpha alone", "post"),
-                    judged=False,
+                    statistic=difference("alpha alone", "post", "loss"),
                 ),
             ),
             ledger=("C70",),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from normkit.study.corpus import text_of_the_library
 from normkit.study.model_parts import BatchNorm, NormLayer
 from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, filled, padded
-from normkit.study.text_training import text_batch, train_on_text, transformer
-from normkit.study.training_run import Recipe
 from normkit.study.transformer import Transformer
 
 _MATRIX_SCALE = "weight matrix re-scaling"
@@ -55,9 +53,9 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     norm = arm.choices["norm"]
     model = build(norm, context, eps=NO_EPS)
     _, held_out = text_of_the_library()
-    recipe = Recipe(steps=context.integer("steps"), learning_rate=context.number("learning_rate"))
-    run = train_on_text(context, model, recipe)
-    (ids,) = text_batch(context, held_out, seed=context.seed)
+    recipe = context.recipe()
+    run = context.train_on_text(model, recipe)
+    (ids,) = context.text_batch(held_out, seed=context.seed)
     with_eps = build(norm, context, eps=context.number("eps"))
     with_eps.load_state_dict(model.state_dict())
     table = geometry.invariances(seed=context.seed)
@@ -73,11 +71,11 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
 def build(norm: str, context: ArmContext, *, eps: float) -> Transformer:
     """A model in which each norm, a key of `PUBLISHED`, follows a linear layer without a bias: x + norm(f(x))."""
     norms: Mapping[str, NormLayer] = {
-        "batch": functools.partial(BatchNorm, eps=eps),
+        "batch": partial(BatchNorm, eps=eps),
         "layer": specs.TORCH_LAYER_NORM.replace(eps=eps),
         "rms": specs.TORCH_RMS_NORM.replace(eps=eps),
     }
-    model = transformer(context, norm=norms.get(norm), placement="output", final_norm=False)
+    model = context.transformer(norm=norms.get(norm), placement="output", final_norm=False)
     for linear in _written_linears(model):
         linear.register_parameter("bias", None)
         if norm == "weight":
@@ -108,11 +106,23 @@ def errors(model: nn.Module, ids: Tensor, *, seed: int) -> dict[str, float]:
     *_, stored = linear.parameters()
     changes = _changes(stored.detach(), torch.Generator().manual_seed(seed))
     ids = ids[:, :-1].to(next(model.parameters()).device)
-    before = _logits(model, ids, linear, stored, (stored.detach(), lambda rows: rows))
-    return {
-        name: ((_logits(model, ids, linear, stored, change) - before).abs().max() / before.abs().max()).item()
-        for name, change in changes.items()
-    }
+
+    @torch.no_grad()
+    def logits(weight: Tensor, of_rows: Callable[[Tensor], Tensor]) -> Tensor:
+        """With other weights and rows for the layer; the weights are restored."""
+        kept = stored.detach().clone()
+        handle = linear.register_forward_pre_hook(lambda _module, inputs: (of_rows(inputs[0]),))
+        try:
+            stored.copy_(weight)
+            output: Tensor = model(ids)
+        finally:
+            handle.remove()
+            stored.copy_(kept)
+        return output
+
+    before = logits(stored.detach(), lambda rows: rows)
+    largest = before.abs().max()
+    return {name: ((logits(*change) - before).abs().max() / largest).item() for name, change in changes.items()}
 
 
 def _changes(weight: Tensor, generator: torch.Generator) -> dict[str, Change]:
@@ -131,47 +141,30 @@ def _changes(weight: Tensor, generator: torch.Generator) -> dict[str, Change]:
         scale[0, 0] = factor
         return rows * scale
 
-    def same(rows: Tensor) -> Tensor:
-        return rows
-
     return {
-        _MATRIX_SCALE: (factor * weight, same),
-        _MATRIX_CENTRE: (weight + weight_shift, same),
-        _VECTOR_SCALE: (first * weight, same),
+        _MATRIX_SCALE: (factor * weight, lambda rows: rows),
+        _MATRIX_CENTRE: (weight + weight_shift, lambda rows: rows),
+        _VECTOR_SCALE: (first * weight, lambda rows: rows),
         _DATA_SCALE: (weight, lambda rows: factor * rows),
         _DATA_CENTRE: (weight, lambda rows: rows + rows.square().mean().sqrt() * shift),
         _CASE_SCALE: (weight, first_case),
     }
 
 
-@torch.no_grad()
-def _logits(model: nn.Module, ids: Tensor, linear: nn.Linear, stored: Tensor, change: Change) -> Tensor:
-    """The model's output with other weights and rows for one linear layer; the weights are restored."""
-    weight, of_rows = change
-    kept = stored.detach().clone()
-    handle = linear.register_forward_pre_hook(lambda _module, inputs: (of_rows(inputs[0]),))
-    try:
-        stored.copy_(weight)
-        logits: Tensor = model(ids)
-    finally:
-        handle.remove()
-        stored.copy_(kept)
-    return logits
+def _cells(paired: Paired, norm: str, *, ignored: bool) -> list[float]:
+    """The changes of the output by the transformations that a norm is said to ignore, or by the others."""
+    cells = [cell for place in ("matrices", "model") for cell in paired[norm][place].items()]
+    return [error for row, error in cells if (row in PUBLISHED[norm]) is ignored]
 
 
-def _cells(measured: Measurement, norm: str, *, ignored: bool) -> list[float]:
-    return [
-        error
-        for place in ("matrices", "model")
-        for row, error in measured[place].items()
-        if (row in PUBLISHED[norm]) is ignored
-    ]
+def _with_eps(norm: str, paired: Paired) -> float:
+    return max(float(paired[norm]["model_eps"][row]) for row in PUBLISHED[norm])
 
 
 def _ignores(norm: str) -> Condition:
     return Condition(
         says=f"{_WORDS[norm]}: the {len(PUBLISHED[norm])} that it ignores change the output by at most 1e-10",
-        statistic=lambda paired: max(_cells(paired[norm], norm, ignored=True)),
+        statistic=lambda paired: max(_cells(paired, norm, ignored=True)),
         high=1e-10,
         published=f"{len(PUBLISHED[norm])} cells invariant",
         source="theory: 0; float64 rounds to about 1e-16, a model's sums to some hundred times that",
@@ -181,44 +174,34 @@ def _ignores(norm: str) -> Condition:
 def _notices(norm: str) -> Condition:
     return Condition(
         says=f"{_WORDS[norm]}: the other {len(_ROWS) - len(PUBLISHED[norm])} change it by at least 1e-4",
-        statistic=lambda paired: min(_cells(paired[norm], norm, ignored=False)),
+        statistic=lambda paired: min(_cells(paired, norm, ignored=False)),
         low=1e-4,
         published=f"{len(_ROWS) - len(PUBLISHED[norm])} cells not invariant",
         source="a factor of 2 or more in one layer of a model; a million times what is called invariant",
     )
 
 
-def _with_eps(norm: str) -> Condition:
-    return Condition(
-        says=f"{_WORDS[norm]} with eps: the largest change by a transformation that it ignores without eps",
-        statistic=lambda paired: max(paired[norm]["model_eps"][row] for row in PUBLISHED[norm]),
-        judged=False,
-        source="eps (1 - 1 / c^2) / (2 variance) to first order",
-    )
-
-
-def _charts(_settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    return tuple(
-        _marks(list(measured.values()), place, where)
-        for place, where in (("matrices", "a random matrix and its norm"), ("model", "a trained model, at one layer"))
-    )
-
-
-def _marks(seeds: list[Paired], place: str, where: str) -> Marks:
-    norms = tuple(norm for norm in PUBLISHED if all(paired.get(norm, {}).get(place) for paired in seeds))
-
-    def cell(row: str, norm: str) -> tuple[bool | None, float]:
+def _charts(_settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
+    def cell(place: str, row: str, norm: str) -> tuple[bool | None, float]:
         found = filled([paired[norm][place][row] for paired in seeds])
         return max(found) <= 1e-10, statistics.median(found)
 
-    return Marks(
-        name=f"invariances-{place}",
-        title=f"What each norm ignores: {where}",
-        caption="Yes: the output stays to 1e-10 for every seed. The number is the median relative change.",
-        description="LayerNorm alone ignores a re-centred weight matrix; BatchNorm alone re-centred data.",
-        rows=_ROWS,
-        columns=tuple(_WORDS[norm] for norm in norms),
-        cells=tuple(tuple(cell(row, norm) for norm in norms) for row in _ROWS),
+    # A matrix without a norm is not measured.
+    matrices, model = tuple(norm for norm in PUBLISHED if norm != "none"), tuple(PUBLISHED)
+    return tuple(
+        Marks(
+            name=f"invariances-{place}",
+            title=f"What each norm ignores: {where}",
+            caption="Yes: the output stays to 1e-10 for every seed. The number is the median relative change.",
+            description="LayerNorm alone ignores a re-centred weight matrix; BatchNorm alone re-centred data.",
+            rows=_ROWS,
+            columns=tuple(_WORDS[norm] for norm in norms),
+            cells=tuple(tuple(cell(place, row, norm) for norm in norms) for row in _ROWS),
+        )
+        for place, norms, where in (
+            ("matrices", matrices, "a random matrix and its norm"),
+            ("model", model, "a trained model, at one layer"),
+        )
     )
 
 
@@ -240,7 +223,18 @@ STUDY = Study(
         Claim(
             says="Without a norm every transformation is noticed",
             source="theory; the control of the two tables",
-            conditions=(_notices("none"), *(_with_eps(norm) for norm in ("batch", "layer", "rms"))),
+            conditions=(
+                _notices("none"),
+                *(
+                    Condition(
+                        says=f"{_WORDS[norm]} with eps: the largest change by a transformation that it ignores without "
+                        "eps",
+                        statistic=partial(_with_eps, norm),
+                        source="eps (1 - 1 / c^2) / (2 variance) to first order",
+                    )
+                    for norm in ("batch", "layer", "rms")
+                ),
+            ),
         ),
     ),
     quick={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,8 @@ from normkit.study.arm_context import ArmContext, Settings, numbers
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.corpus import next_token_loss, text_of_the_library, windows
 from normkit.study.result import Arm, Claim, Condition, Study
-from normkit.study.statistics import Measurement, Paired, Statistic, filled, interval
-from normkit.study.text_training import train_on_text, transformer
-from normkit.study.training_run import Batch, Recipe
+from normkit.study.statistics import Measurement, Paired, excess, filled, interval
+from normkit.study.training_run import Batch
 from normkit.study.transformer import Transformer
 
 _MODELS: Mapping[str, Mapping[str, Any]] = {
@@ -26,6 +26,7 @@ _MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 _RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 _STEP_RATES = tuple(10 ** (quarter / 4) for quarter in range(-48, 13))
+_BY_BLOCK = "one block at a time, {}"
 _COMPARED = ("LayerNorm", "no norm")
 _LAST = 20
 """Steps at the end of a run whose mean loss is compared."""
@@ -33,34 +34,25 @@ _LAST = 20
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
     trained = [
-        Arm(name=_name(model, rate), choices={"model": model, "rate": rate})
+        Arm(name=f"{model}, rate {rate:g}", choices={"model": model, "rate": rate})
         for model in _MODELS
         for rate in numbers(settings, "rates")
     ]
-    return (*trained, *(Arm(name=_by_block(model), choices={"model": model}, cost=0.7) for model in _COMPARED))
-
-
-def _name(model: str, rate: float) -> str:
-    return f"{model}, rate {rate:g}"
-
-
-def _by_block(model: str) -> str:
-    return f"one block at a time, {model}"
+    return (*trained, *(Arm(name=_BY_BLOCK.format(name), choices={"model": name}, cost=0.7) for name in _COMPARED))
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     """A training run at one rate, or the best rate of each block."""
     is_trained = "rate" in arm.choices
     layers = context.integer("layers" if is_trained else "deep_layers")
-    model = transformer(context, layers=layers, **_MODELS[arm.choices["model"]])
+    model = context.transformer(layers=layers, **_MODELS[arm.choices["model"]])
     window = model.config.context
     training, _ = text_of_the_library()
     if not is_trained:
         batch = next(windows(training, batch=context.integer("batch"), window=window, seed=context.seed))
         # float64: the smallest steps move the loss by less than float32 resolves. Two windows are enough.
         return _step_rates(model.to(context.device, torch.float64), tuple(x[:2].to(context.device) for x in batch))
-    recipe = Recipe(steps=context.integer("steps"), learning_rate=arm.choices["rate"], warmup=context.integer("warmup"))
-    run = train_on_text(context, model, recipe)
+    run = context.train_on_text(model, context.recipe(learning_rate=arm.choices["rate"]))
     (ids,) = next(windows(training, batch=4, window=window, seed=context.seed + 1_000_003))
     score = _largest_score(model, ids[:, :-1])
     return run.measurement(last=run.mean_of_last(_LAST), diverged=run.diverged, score=score)
@@ -120,30 +112,21 @@ def _of_rates(model: str, paired: Paired) -> list[Measurement]:
     return [measured for name, measured in paired.items() if name.startswith(f"{model}, rate ")]
 
 
-def _sensitivity(model: str, paired: Paired) -> float:
+def _sensitivity(paired: Paired, model: str) -> float:
     """Mean over the rates of the loss at the end above the best one; a diverged run counts as its first loss."""
-    ends = [float(run["last"]) for run in _of_rates(model, paired)]
-    return sum(ends) / len(ends) - min(ends)
+    return excess([float(run["last"]) for run in _of_rates(model, paired)])
 
 
-def _growth(model: str) -> Statistic:
+def _growth(paired: Paired, *, model: str) -> float:
     """The largest score after training at the highest rate over that at the lowest; infinite if it is not finite."""
-
-    def growth(paired: Paired) -> float:
-        first, *_, last = _of_rates(model, paired)
-        return math.inf if last["score"] is None else float(last["score"] / first["score"])
-
-    return growth
+    first, *_, last = _of_rates(model, paired)
+    return math.inf if last["score"] is None else float(last["score"] / first["score"])
 
 
-def _common(model: str) -> Statistic:
+def _common(paired: Paired, *, model: str) -> float:
     """Decades of rates that work for every block; negative if the ranges of two blocks do not overlap."""
-
-    def common(paired: Paired) -> float:
-        windows = paired[_by_block(model)]
-        return math.log10(min(windows["highest"]) / max(windows["lowest"]))
-
-    return common
+    windows = paired[_BY_BLOCK.format(model)]
+    return math.log10(min(windows["highest"]) / max(windows["lowest"]))
 
 
 _CLAIMS = (
@@ -153,14 +136,14 @@ _CLAIMS = (
         conditions=(
             Condition(
                 says="LayerNorm: the largest score at rate 0.1 is at least 100 times that at 0.0003",
-                statistic=_growth("LayerNorm"),
+                statistic=partial(_growth, model="LayerNorm"),
                 low=100.0,
                 published="scores above 10,000 where training diverges",
                 source="the paper's scores grow by orders of magnitude",
             ),
             Condition(
                 says="LayerNorm and QK-norm: at most 20 times",
-                statistic=_growth("LayerNorm and QK-norm"),
+                statistic=partial(_growth, model="LayerNorm and QK-norm"),
                 high=20.0,
                 source="the root of the head width times the squared gain that is learned",
             ),
@@ -173,7 +156,7 @@ _CLAIMS = (
             Condition(
                 says="the mean loss above the best, over all rates, is at least 0.02 nats a byte lower with QK-norm",
                 statistic=lambda paired: (
-                    _sensitivity("LayerNorm", paired) - _sensitivity("LayerNorm and QK-norm", paired)
+                    _sensitivity(paired, "LayerNorm") - _sensitivity(paired, "LayerNorm and QK-norm")
                 ),
                 low=0.02,
                 source="more than the difference of two seeds",
@@ -186,7 +169,7 @@ _CLAIMS = (
         conditions=(
             Condition(
                 says="the mean loss above the best, over all rates, is at least 0.1 nats a byte lower with LayerNorm",
-                statistic=lambda paired: _sensitivity("no norm", paired) - _sensitivity("LayerNorm", paired),
+                statistic=lambda paired: _sensitivity(paired, "no norm") - _sensitivity(paired, "LayerNorm"),
                 low=0.1,
                 source="several times the difference of two seeds",
             ),
@@ -199,13 +182,13 @@ _CLAIMS = (
         conditions=(
             Condition(
                 says="no norm: the rates that work for two of the blocks lie at least a decade apart",
-                statistic=_common("no norm"),
+                statistic=partial(_common, model="no norm"),
                 high=-1.0,
                 source="decades that all blocks share; below 0 they share none",
             ),
             Condition(
                 says="LayerNorm: some rate works for every block",
-                statistic=_common("LayerNorm"),
+                statistic=partial(_common, model="LayerNorm"),
                 low=0.0,
                 source="the same number",
             ),
@@ -215,16 +198,15 @@ _CLAIMS = (
 )
 
 
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     rates = numbers(settings, "rates")
 
-    seeds = measured.values()
-
     def over_rates(name: str) -> tuple[Line, ...]:
-        def ends(model: str) -> list[list[float]]:
-            return [filled([paired[_name(model, rate)][name] for rate in rates]) for paired in seeds]
-
-        return tuple(line(model, rates, ends(model)) for model in _MODELS)
+        ends = {
+            model: [filled([paired[f"{model}, rate {rate:g}"][name] for rate in rates]) for paired in seeds]
+            for model in _MODELS
+        }
+        return tuple(line(model, rates, ends[model]) for model in _MODELS)
 
     return (
         Curves(
@@ -255,15 +237,15 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             description="Without a norm the rates of early blocks are far below those of late ones.",
             x_label="block",
             y_label="rate",
-            panels=(("", tuple(_windows(model, measured) for model in _COMPARED)),),
+            panels=(("", tuple(_windows(model, seeds) for model in _COMPARED)),),
             y_log=True,
         ),
     )
 
 
-def _windows(model: str, measured: Mapping[int, Paired]) -> Line:
+def _windows(model: str, seeds: list[Paired]) -> Line:
     """The rates that work for each block, medians over seeds: geometric middle, lowest and highest."""
-    found = [paired[_by_block(model)] for paired in measured.values()]
+    found = [paired[_BY_BLOCK.format(model)] for paired in seeds]
     low, high = (
         tuple(interval(values)[0] for values in zip(*(each[end] for each in found), strict=True))
         for end in ("lowest", "highest")

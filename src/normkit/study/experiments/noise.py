@@ -11,14 +11,12 @@ from statistics import fmean
 from torch import nn
 
 from normkit.study.arm_context import ArmContext, Settings, integer, numbers
-from normkit.study.chart import Chart, Curves, Line, line
+from normkit.study.chart import Chart, Curves, line, loss_line
 from normkit.study.digits import SIDE, digit_batches, digit_loss, digit_score, digits
-from normkit.study.experiments.shift import NoisyBatchNorm, observer
-from normkit.study.model_parts import BatchNorm, NormLayer
+from normkit.study.model_parts import BatchNorm, NoisyBatchNorm
 from normkit.study.result import Arm, Claim, Condition, Study
-from normkit.study.small_nets import MLP, MLPConfig
-from normkit.study.statistics import Measurement, Paired, Statistic, block_means, filled, padded, steps_to
-from normkit.study.training_run import Recipe
+from normkit.study.small_nets import MLP, MLPConfig, step_changes
+from normkit.study.statistics import Measurement, Paired, Statistic, filled, padded, steps_to
 
 OBSERVED_RATE = 0.1
 """The learning rate at which shift and smoothness are measured."""
@@ -40,14 +38,25 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
-    width, layers = context.integer("width"), context.integer("layers")
-    norm = _norm(arm.choices["net"], context.seed)
-    config = MLPConfig(inputs=SIDE * SIDE, width=width, layers=layers, norm=norm)
+    net, rate, layer_numbers = arm.choices["net"], arm.choices["rate"], itertools.count()
+
+    def noisy(width: int) -> nn.Module:
+        return NoisyBatchNorm(width, noise=_size(net), seed=(context.seed, next(layer_numbers)))
+
+    norm = {"BatchNorm": BatchNorm, "no norm": None}.get(net, noisy)
+    config = MLPConfig(inputs=SIDE * SIDE, width=context.integer("width"), layers=context.integer("layers"), norm=norm)
     model = nn.Sequential(nn.Flatten(), MLP(config, seed=context.seed))
-    data, rate, batch = digits(), arm.choices["rate"], context.integer("batch")
-    recipe = Recipe(steps=context.integer("steps"), learning_rate=rate, final_rate=1.0, optimizer="sgd", clip=None)
-    probe = (data.training[: context.integer("probe")], data.training_labels[: context.integer("probe")])
-    observe = observer(probe, digit_loss, rate=rate, every=context.integer("every")) if rate == OBSERVED_RATE else None
+    data, batch, count = digits(), context.integer("batch"), context.integer("probe")
+
+    def observe(model: nn.Module, step: int) -> Mapping[str, float]:
+        """The changes by a step on always the same images, at step 1 and after every so many steps."""
+        if rate != OBSERVED_RATE or (step - 1) % context.integer("every"):
+            return {}
+        weight = next(model.parameters())
+        images, labels = data.training[:count].to(weight), data.training_labels[:count].to(weight.device)
+        return {"at": step, **step_changes(model, (images, labels), digit_loss, rate)}
+
+    recipe = context.recipe(learning_rate=rate, final_rate=1.0, optimizer="sgd", clip=None)
     batches = digit_batches(data, batch=batch, seed=context.seed)
     run = context.train(model, recipe, batches, digit_loss, observe=observe)
     held_out = (data.held_out, data.held_out_labels)
@@ -61,16 +70,6 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         gradient_change=run.observed("gradient_change"),
         smoothness=run.observed("smoothness"),
     )
-
-
-def _norm(net: str, seed: int) -> NormLayer:
-    layers = itertools.count()
-
-    def noisy(width: int) -> nn.Module:
-        return NoisyBatchNorm(width, noise=_size(net), seed=(seed, next(layers)))
-
-    named: dict[str, NormLayer] = {"BatchNorm": BatchNorm, "no norm": None}
-    return named.get(net, noisy)
 
 
 def _mean(paired: Paired, net: str, name: str) -> float:
@@ -99,6 +98,11 @@ def fewest_steps(paired: Paired, net: str) -> float:
     if not taken:
         raise KeyError(net)
     return float(min((steps for steps in taken if steps is not None), default=math.inf))
+
+
+def _steps(first: Callable[[Paired], str], second: Callable[[Paired], str]) -> Statistic:
+    """The fewest steps of one net over those of another; the nets may follow from what was measured."""
+    return lambda paired: fewest_steps(paired, first(paired)) / fewest_steps(paired, second(paired))
 
 
 def sufficient_noise(paired: Paired) -> str:
@@ -131,136 +135,29 @@ _NOISES: tuple[tuple[str, Callable[[Paired], str]], ...] = (
 )
 
 
-def _faster(words: str, noise: Callable[[Paired], str]) -> Condition:
-    return Condition(
-        says=f"noise {words}: no norm takes at least 1.2 times the steps of BatchNorm with noise",
-        statistic=lambda paired: fewest_steps(paired, "no norm") / fewest_steps(paired, noise(paired)),
-        low=1.2,
-        published="noisy BatchNorm trains faster than no norm",
-        regime=f"the noise is {words}",
-        source=f"{_BEST}; a fifth more steps is above what the choice of batches does",
-    )
-
-
-def _as_fast(words: str, noise: Callable[[Paired], str]) -> Condition:
-    return Condition(
-        says=f"noise {words}: BatchNorm takes at most 1.5 times the steps that it takes without noise",
-        statistic=lambda paired: fewest_steps(paired, noise(paired)) / fewest_steps(paired, "BatchNorm"),
-        high=1.5,
-        published="almost no difference",
-        regime=f"the noise is {words}",
-        source=f"{_BEST}; half as many again is already more than almost none",
-    )
-
-
-def _mode_gap(paired: Paired) -> float:
-    measured = paired["noise 0.5, rate 0.1"]
-    return float(measured["error"] - measured["training_mode_error"])
-
-
-_REDUCES = Claim(
-    says="BatchNorm reduces internal covariate shift",
-    source="Ioffe & Szegedy 2015, arXiv:1502.03167, abstract; against it Santurkar et al. 2018, arXiv:1805.11604",
-    conditions=(
-        Condition(
-            says="in a step the statistics of layer inputs move at most 0.8 times as far as without a norm",
-            statistic=_times("shift", "BatchNorm", "no norm"),
-            high=0.8,
-            regime="the shift is that of the means and deviations of layer inputs",
-            source=_WHILE,
-        ),
-        Condition(
-            says="the step of the layers before changes a layer's gradient at most 0.8 times as much as without a norm",
-            statistic=_times("gradient_change", "BatchNorm", "no norm"),
-            high=0.8,
-            published="as much or more (Santurkar et al., figure 3)",
-            regime="the shift is that of a layer's gradient as the layers before it move",
-            source=_WHILE,
-        ),
-    ),
-    ledger=("C74",),
-)
-
-_NOT_WHY = Claim(
-    says="That is not why it helps: with noise under which inputs shift more than without a norm, it still helps",
-    source="Santurkar et al. 2018, arXiv:1805.11604, section 2.1 and figure 2",
-    conditions=(
-        *(_faster(*noise) for noise in _NOISES),
-        Condition(
-            says="the shift of inputs with noise 0.5 over the shift with BatchNorm alone",
-            statistic=_times("shift", "noise 0.5", "BatchNorm"),
-            judged=False,
-        ),
-        Condition(
-            says="the least noise with which inputs shift as far as without a norm",
-            statistic=lambda paired: _size(sufficient_noise(paired)),
-            judged=False,
-        ),
-    ),
-    ledger=("C74",),
-)
-
-_HARMLESS = Claim(
-    says="With that noise it trains as fast as without",
-    source="Santurkar et al. 2018, arXiv:1805.11604, section 2.1 and figure 2",
-    conditions=(
-        *(_as_fast(*noise) for noise in _NOISES),
-        Condition(
-            says="with noise 0.5: the error in evaluation minus the error in training mode, in points",
-            statistic=_mode_gap,
-            judged=False,
-        ),
-    ),
-    ledger=("C74",),
-)
-
-_SMOOTHER = Claim(
-    says="BatchNorm makes gradients change less along a step",
-    source="Santurkar et al. 2018, arXiv:1805.11604, section 3 and figure 4",
-    conditions=(
-        Condition(
-            says="without a norm the gradient changes at least as much for the way gone, at the same rate",
-            statistic=_times("smoothness", "no norm", "BatchNorm"),
-            low=1.0,
-            published="more, throughout the training (VGG on CIFAR-10)",
-            source=_WHILE,
-        ),
-    ),
-    ledger=("C74", "C71"),
-)
-
-
-_COURSES = (
-    (
-        "shift",
-        "How far the statistics of layer inputs move in one step",
-        "distance moved over deviation",
-        "BatchNorm's curve is lowest, those with noise are far above it.",
-    ),
-    (
-        "gradient_change",
-        "How much the step of the layers before changes a layer's gradient",
-        "change over its length",
-        "At the start of training the curve without a norm is highest.",
-    ),
-    (
-        "smoothness",
-        "Change of the gradient along its own direction",
-        "change over the way gone",
-        "At the start of training the curve without a norm is highest.",
-    ),
-)
-
-
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    seeds = list(measured.values())
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     steps = integer(settings, "steps")
     *noisy, without = nets(settings)
     noises = [0.0, *(_size(net) for net in noisy[1:])]
 
-    def means(net: str, rate: float) -> Line:
-        curves = [block_means(paired[f"{net}, rate {rate:g}"]["losses"], steps) for paired in seeds]
-        return line(net, curves[0][0], [means for _, means in curves])
+    def course(name: str, title: str, label: str, description: str) -> Chart:
+        """A measure over the steps of training; a run that ended early leaves gaps."""
+        arms = {net: f"{net}, rate {OBSERVED_RATE:g}" for net in nets(settings)}
+        places = max((list(paired[arm]["at"]) for paired in seeds for arm in arms.values()), key=len)
+        lines = tuple(
+            line(net, places, [filled(padded(paired[arm][name], len(places)), math.nan) for paired in seeds])
+            for net, arm in arms.items()
+        )
+        return Curves(
+            name=f"noise-{name.replace('_', '-')}",
+            title=title,
+            caption=f"Measured in training mode on the same images, every few steps, at rate {OBSERVED_RATE:g}.",
+            description=description,
+            x_label="step",
+            y_label=label,
+            panels=(("", lines),),
+            y_log=True,
+        )
 
     return (
         Curves(
@@ -272,7 +169,10 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
             x_label="step",
             y_label="loss (nats)",
             panels=tuple(
-                (f"learning rate {rate:g}", tuple(means(net, rate) for net in nets(settings)))
+                (
+                    f"learning rate {rate:g}",
+                    tuple(loss_line(net, f"{net}, rate {rate:g}", seeds, steps) for net in nets(settings)),
+                )
                 for rate in numbers(settings, "rates")
             ),
         ),
@@ -297,27 +197,24 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
                 ),
             ),
         ),
-        *(_course(settings, seeds, *words) for words in _COURSES),
-    )
-
-
-def _course(settings: Settings, seeds: list[Paired], name: str, title: str, label: str, description: str) -> Chart:
-    """A measure over the steps of training; a run that ended early leaves gaps."""
-    arms = {net: f"{net}, rate {OBSERVED_RATE:g}" for net in nets(settings)}
-    places = max((list(paired[arm]["at"]) for paired in seeds for arm in arms.values()), key=len)
-    lines = tuple(
-        line(net, places, [filled(padded(paired[arm][name], len(places)), math.nan) for paired in seeds])
-        for net, arm in arms.items()
-    )
-    return Curves(
-        name=f"noise-{name.replace('_', '-')}",
-        title=title,
-        caption=f"Measured in training mode on the same images, every few steps, at rate {OBSERVED_RATE:g}.",
-        description=description,
-        x_label="step",
-        y_label=label,
-        panels=(("", lines),),
-        y_log=True,
+        course(
+            "shift",
+            "How far the statistics of layer inputs move in one step",
+            "distance moved over deviation",
+            "BatchNorm's curve is lowest, those with noise are far above it.",
+        ),
+        course(
+            "gradient_change",
+            "How much the step of the layers before changes a layer's gradient",
+            "change over its length",
+            "At the start of training the curve without a norm is highest.",
+        ),
+        course(
+            "smoothness",
+            "Change of the gradient along its own direction",
+            "change over the way gone",
+            "At the start of training the curve without a norm is highest.",
+        ),
     )
 
 
@@ -325,7 +222,97 @@ STUDY = Study(
     name="noise",
     title="Covariate shift on purpose",
     question="Does BatchNorm help because the inputs of layers shift less from step to step?",
-    claims=(_REDUCES, _NOT_WHY, _HARMLESS, _SMOOTHER),
+    claims=(
+        Claim(
+            says="BatchNorm reduces internal covariate shift",
+            source="Ioffe & Szegedy 2015, arXiv:1502.03167, abstract; against it Santurkar et al. 2018, "
+            "arXiv:1805.11604",
+            conditions=(
+                Condition(
+                    says="in a step the statistics of layer inputs move at most 0.8 times as far as without a norm",
+                    statistic=_times("shift", "BatchNorm", "no norm"),
+                    high=0.8,
+                    regime="the shift is that of the means and deviations of layer inputs",
+                    source=_WHILE,
+                ),
+                Condition(
+                    says="the step of the layers before changes a layer's gradient at most 0.8 times as much as "
+                    "without a norm",
+                    statistic=_times("gradient_change", "BatchNorm", "no norm"),
+                    high=0.8,
+                    published="as much or more (Santurkar et al., figure 3)",
+                    regime="the shift is that of a layer's gradient as the layers before it move",
+                    source=_WHILE,
+                ),
+            ),
+            ledger=("C74",),
+        ),
+        Claim(
+            says="That is not why it helps: with noise under which inputs shift more than without a norm, it still "
+            "helps",
+            source="Santurkar et al. 2018, arXiv:1805.11604, section 2.1 and figure 2",
+            conditions=(
+                *(
+                    Condition(
+                        says=f"noise {words}: no norm takes at least 1.2 times the steps of BatchNorm with noise",
+                        statistic=_steps(lambda _: "no norm", noise),
+                        low=1.2,
+                        published="noisy BatchNorm trains faster than no norm",
+                        regime=f"the noise is {words}",
+                        source=f"{_BEST}; a fifth more steps is above what the choice of batches does",
+                    )
+                    for words, noise in _NOISES
+                ),
+                Condition(
+                    says="the shift of inputs with noise 0.5 over the shift with BatchNorm alone",
+                    statistic=_times("shift", "noise 0.5", "BatchNorm"),
+                ),
+                Condition(
+                    says="the least noise with which inputs shift as far as without a norm",
+                    statistic=lambda paired: _size(sufficient_noise(paired)),
+                ),
+            ),
+            ledger=("C74",),
+        ),
+        Claim(
+            says="With that noise it trains as fast as without",
+            source="Santurkar et al. 2018, arXiv:1805.11604, section 2.1 and figure 2",
+            conditions=(
+                *(
+                    Condition(
+                        says=f"noise {words}: BatchNorm takes at most 1.5 times the steps that it takes without noise",
+                        statistic=_steps(noise, lambda _: "BatchNorm"),
+                        high=1.5,
+                        published="almost no difference",
+                        regime=f"the noise is {words}",
+                        source=f"{_BEST}; half as many again is already more than almost none",
+                    )
+                    for words, noise in _NOISES
+                ),
+                Condition(
+                    says="with noise 0.5: the error in evaluation minus the error in training mode, in points",
+                    statistic=lambda paired: float(
+                        paired["noise 0.5, rate 0.1"]["error"] - paired["noise 0.5, rate 0.1"]["training_mode_error"]
+                    ),
+                ),
+            ),
+            ledger=("C74",),
+        ),
+        Claim(
+            says="BatchNorm makes gradients change less along a step",
+            source="Santurkar et al. 2018, arXiv:1805.11604, section 3 and figure 4",
+            conditions=(
+                Condition(
+                    says="without a norm the gradient changes at least as much for the way gone, at the same rate",
+                    statistic=_times("smoothness", "no norm", "BatchNorm"),
+                    low=1.0,
+                    published="more, throughout the training (VGG on CIFAR-10)",
+                    source=_WHILE,
+                ),
+            ),
+            ledger=("C74", "C71"),
+        ),
+    ),
     quick={
         "seeds": 3,
         "layers": 8,

@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from normkit.study.arm_context import ArmContext, Settings, integer
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
-from normkit.study.corpus import next_token_loss
-from normkit.study.markov_chain import MarkovChain
+from normkit.study.corpus import MarkovChain, next_token_loss
 from normkit.study.result import Arm, Claim, Condition, Study
 from normkit.study.statistics import Measurement, Paired, difference
-from normkit.study.text_training import transformer
-from normkit.study.training_run import Recipe
 from normkit.study.transformer import Transformer, deep_norm
 
-_JUDGED = ("pre", "post")
-_SHOWN = ("peri", "DeepNorm")
 _FASTER = "post, warm-up, 3 times the rate"
 
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
+    def arm(name: str, norm: str, warmup: object = 0, faster: float = 1.0) -> Arm:
+        return Arm(name=name, choices={"norm": norm, "warmup": warmup, "faster": faster})
+
     warmup = settings["warmup"]
-    both = tuple(
-        Arm(name=f"{name}, {words}", choices={"norm": name, "warmup": steps, "faster": 1.0})
-        for name in _JUDGED
-        for words, steps in (("no warm-up", 0), ("warm-up", warmup))
+    return (
+        arm("pre, no warm-up", "pre"),
+        arm("pre, warm-up", "pre", warmup),
+        arm("post, no warm-up", "post"),
+        arm("post, warm-up", "post", warmup),
+        arm(_FASTER, "post", warmup, 3.0),
+        arm("peri, no warm-up", "peri"),
+        arm("DeepNorm, no warm-up", "DeepNorm"),
     )
-    others = tuple(
-        Arm(name=f"{name}, no warm-up", choices={"norm": name, "warmup": 0, "faster": 1.0}) for name in _SHOWN
-    )
-    return (*both, Arm(name=_FASTER, choices={"norm": "post", "warmup": warmup, "faster": 3.0}), *others)
 
 
 def build(context: ArmContext, name: str, vocabulary: int) -> Transformer:
     """The model of an arm: the name is a placement, or DeepNorm."""
-    if name == "DeepNorm":
-        factors = deep_norm(context.integer("layers"))
-        return transformer(context, vocabulary=vocabulary, placement="post", **factors)
-    return transformer(context, vocabulary=vocabulary, placement=name)
+    factors = deep_norm(context.integer("layers")) if name == "DeepNorm" else {}
+    return context.transformer(vocabulary=vocabulary, placement="post" if factors else name, **factors)
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     chain = MarkovChain(window=context.integer("window"))
-    recipe = Recipe(
-        steps=context.integer("steps"),
-        learning_rate=arm.choices["faster"] * context.number("learning_rate"),
-        warmup=int(arm.choices["warmup"]),
-    )
+    rate = arm.choices["faster"] * context.number("learning_rate")
+    recipe = context.recipe(learning_rate=rate, warmup=int(arm.choices["warmup"]))
     batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
     run = context.train(build(context, arm.choices["norm"], chain.symbols), recipe, batches, next_token_loss)
     loss = run.mean_of_last()
     return run.measurement(recipe.steps, loss=loss, above_floor=loss - chain.floor)
 
 
-def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, ...]:
-    seeds = list(measured.values())
+def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     steps = range(1, integer(settings, "steps") + 1)
     return (
         Curves(
@@ -71,7 +61,7 @@ def _charts(settings: Settings, measured: Mapping[int, Paired]) -> tuple[Chart, 
                         seeds, {words: f"{name}, {words}" for words in ("no warm-up", "warm-up")}, "losses", steps
                     ),
                 )
-                for name in _JUDGED
+                for name in ("pre", "post")
             ),
             reference=(MarkovChain(window=integer(settings, "window")).floor, "entropy of the chain"),
         ),
