@@ -17,7 +17,7 @@ from helpers import refused
 from normkit.cli.exploration import open_page
 from normkit.explorer import activations as gathering
 from normkit.explorer.clouds import BIAS, GAIN, cloud
-from normkit.plots import animation
+from normkit.geometry import animation
 
 Run = Callable[..., Result]
 

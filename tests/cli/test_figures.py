@@ -15,9 +15,8 @@ from click.testing import Result
 
 from helpers import refused
 from normkit.cli import figures
+from normkit.geometry.figures import jacobian_spectra, two_epsilons
 from normkit.plots import gallery
-from normkit.plots.epsilons import two_epsilons
-from normkit.plots.spectrum import jacobian_spectra
 
 Run = Callable[..., Result]
 

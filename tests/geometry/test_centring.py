@@ -20,6 +20,7 @@ from normkit.geometry import (
     energy_along_ones,
     project_out,
 )
+from normkit.geometry.centring import helmert
 
 SIZES = [1, 2, 3, 8, 64, 257]
 DEGENERATE = {
@@ -210,3 +211,12 @@ def test_the_dtype_is_kept_and_no_rows_are_no_trouble(name, dtype):
     # A handful of roundings of the input's dtype.
     assert_close(y, function(x.double()), dtype=dtype, length=8)
     assert function(x[:0]).shape == (0, *y.shape[1:])
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 9])
+def test_the_helmert_basis_is_orthonormal_and_has_mean_zero(n):
+    basis = helmert(n)
+    assert basis.shape == (n, n - 1)
+    assert (basis.mT @ basis - torch.eye(n - 1)).abs().max() < 1e-14
+    assert basis.sum(0).abs().max() < 1e-14
+    assert basis[:, -1].tolist() == pytest.approx([1 / math.sqrt(n * (n - 1))] * (n - 1) + [-math.sqrt((n - 1) / n)])

@@ -1,4 +1,4 @@
-"""What the norms of libraries compute is tested elsewhere, and found out once."""
+"""The synthetic inspections; and norms of libraries are examined once: what they compute is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from imagined_inspections import *  # noqa: F403
 from known_norms import examined_once
 
 

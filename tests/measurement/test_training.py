@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
+import pytest
+
+import imagined_runs
+from imagined_inspections import model
 from normkit.inspection.result import Inspection
 from normkit.measurement.facts import ModelFacts
 from normkit.measurement.training import Series, Training
@@ -64,3 +69,27 @@ def test_json_has_no_number_that_json_lacks():
     plain = json.loads(json.dumps(inspection.to_json(), allow_nan=False))
     assert plain["training"]["series"][0]["values"] == [1.0, "nan", "inf"]
     assert plain["training"]["origin"] is None
+
+
+def test_the_largest_of_several_series_at_each_step():
+    nan, inf = math.nan, math.inf
+    one = Series(quantity="logit bound", path="a", steps=(0, 1, 2, 3), values=(1.0, 5.0, nan, 1.0))
+    other = Series(quantity="logit bound", path="b", steps=(1, 2, 3), values=(2.0, 2.0, inf))
+    steps, values = run(series=(one, other)).largest("logit bound")
+    assert steps == [0, 1, 2, 3]
+    assert values == pytest.approx([1.0, 5.0, nan, inf], nan_ok=True)
+    assert run().largest("kurtosis") == ([], [])
+
+
+def test_the_worst_update_is_the_origins_or_the_highest_of_a_weight():
+    inspection = model("six layers", 6)
+    calm, spike = imagined_runs.calm(inspection), imagined_runs.spike(inspection, began=400, noticed=401)
+    assert calm.worst_update.path == "transformer.h.5.mlp.c_fc.weight"
+    bias = imagined_runs.series("update ratio", "transformer.ln_f.bias", range(3), lambda _: 9.0)
+    first = calm.of("update ratio")[0].path
+    biased = dataclasses.replace(calm, series=(*calm.series, bias))
+    assert biased.worst_update.path == "transformer.h.5.mlp.c_fc.weight"
+    assert dataclasses.replace(calm, series=(bias,)).worst_update.path == bias.path
+    moved = dataclasses.replace(spike, origin=dataclasses.replace(spike.origin, path=first))
+    assert moved.worst_update.path == first
+    assert dataclasses.replace(calm, series=()).worst_update is None

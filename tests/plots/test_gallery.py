@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from normkit import specs
-from normkit.plots import theme
-from normkit.plots.epsilons import two_epsilons
+from normkit.geometry.figures import jacobian_spectra, two_epsilons
 from normkit.plots.gallery import Twin, gallery, page
-from normkit.plots.spectrum import jacobian_spectra
+from normkit.show import theme
 
 # Draws every figure; each has a quick test of its own.
 pytestmark = pytest.mark.slow
@@ -104,9 +103,6 @@ def test_words_do_not_run_into_each_other_nor_out_of_the_figure(light):
                 assert box.x1 <= drawing.figure.bbox.width + 1, (drawing.name, text.get_text())
 
 
-pytestmark = pytest.mark.slow
-
-
 class Elements(HTMLParser):
     """Every start tag with its attributes."""
 
@@ -124,8 +120,6 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def drawings():
-    import torch
-
     return two_epsilons(), jacobian_spectra(torch.tensor([1.0, 2.0, 4.0, 8.0]).double(), 0.5)
 
 

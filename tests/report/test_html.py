@@ -13,8 +13,8 @@ import pytest
 
 import imagined_runs
 from normkit.errors import InputError
-from normkit.plots import theme
 from normkit.report import html
+from normkit.show import theme
 from normkit.show.parts import printable
 from rendered_pages import rendered
 

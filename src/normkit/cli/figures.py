@@ -13,9 +13,9 @@ from normkit.cli.terminal import print_json, progress, results, shows_progress
 
 if TYPE_CHECKING:
     from normkit.cli.terminal import Progress
-    from normkit.plots.drawing import Drawing
     from normkit.plots.gallery import Twin
-    from normkit.plots.theme import Format, Scheme
+    from normkit.show.drawing import Drawing, Format
+    from normkit.show.theme import Scheme
 
 
 @click.command("figures", short_help="Draw the geometry of normalization, for lessons and papers.")
@@ -45,8 +45,8 @@ def make_figures(out: Path, kind: Format, scheme: str, as_json: bool, quiet: boo
     """
     from normkit import files
     from normkit.cli.reports import output_folder
-    from normkit.plots import theme
     from normkit.plots.gallery import page
+    from normkit.show import theme
 
     out = output_folder(out, "figures")
     with theme.style():
@@ -65,8 +65,8 @@ def _written(
 ) -> Iterator[tuple[Drawing, list[str]]]:
     """Each figure in the first scheme, and the names of its files."""
     from normkit import files
-    from normkit.plots import theme
     from normkit.plots.gallery import gallery
+    from normkit.show import theme
 
     drawers = gallery({name: _twin(name, told) for name in ("layernorm", "rmsnorm")})
     for done, draw in enumerate(drawers):

@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from normkit.plots import theme
 from normkit.show.embedding import script_json
+from normkit.show.theme import PALETTES
 
 _PAGE = Path(__file__).parent / "page"
 
@@ -28,7 +28,7 @@ def document(data: dict[str, Any]) -> str:
     )
     return environment.get_template("index.html").render(
         title=data["title"],
-        colours={"light": theme.LIGHT, "dark": theme.DARK},
+        colours=PALETTES,
         style=Markup((_PAGE / "style.css").read_text(encoding="utf-8")),
         modules=base64.b64encode(gzip.compress(json.dumps(modules()).encode(), mtime=0)).decode(),
         data=script_json(data),

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from normkit.explorer.conventions import Convention
-from normkit.geometry.centring import centre
-from normkit.plots.camera import helmert
+from normkit.geometry.centring import centre, helmert
 
 # A direction of which less than this share is left consists of rounding errors.
 _NOTHING = 1e-6

@@ -12,6 +12,7 @@ batches.py invariance.py          what an output depends on; the table of Ba et 
 step_sizes.py invariant_groups.py tangent_optimizer.py   weights whose scale a model ignores
 scores.py selection.py            attention logits, and the keys that can win
 contribution.py features.py gauge.py   models: parts of a stream, outliers, how far weights are folded
+figures.py space_figures.py animation.py   all of it as figures; `normkit.plots` is their public door
 """
 
 from normkit.geometry.axes import downdate_eigenvalues, downdate_eigenvectors

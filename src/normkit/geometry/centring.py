@@ -203,3 +203,17 @@ def cosine_and_sine_to_ones(x: Tensor) -> tuple[Tensor, Tensor]:
     along, across = require_floating(x).mean(-1) * math.sqrt(x.shape[-1]), length(centre(x))
     size = torch.hypot(along, across)
     return along / size, across / size
+
+
+def helmert(n: int) -> Tensor:
+    """An orthonormal basis of the hyperplane of rows with mean 0, one vector per column: (n, n - 1), in float64.
+
+    Column k has k equal entries, one that outweighs them, and zeros: (1, -1, 0, ...) / sqrt(2),
+    (1, 1, -2, 0, ...) / sqrt(6), and so on.
+    """
+    basis = torch.zeros(n, n - 1, dtype=torch.float64)
+    for k in range(1, n):
+        basis[:k, k - 1] = 1.0
+        basis[k, k - 1] = -float(k)
+        basis[:, k - 1] /= math.sqrt(k * (k + 1))
+    return basis

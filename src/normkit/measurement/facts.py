@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from normkit.conventions.eps import eps_in
 from normkit.measurement.quantities import Attenuation, Peak, RowStatistics, SiteGeometry, Spectrum
 from normkit.spec import NormSpec
 
@@ -67,6 +68,13 @@ class Site:
     float32."""
     factor: float = 1.0
     """A factor on the output besides the gain, where gain and bias show it."""
+
+    @property
+    def eps_level(self) -> float:
+        """The rms of a row whose root, before eps is added, is as long as eps: there eps begins to count."""
+        eps = max(eps_in(self.dtype, self.spec.eps), 0.0)
+        features = self.input.features
+        return self.spec.placement.length(eps) * math.sqrt(self.spec.divisor.count(features) / features)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,6 +172,11 @@ class Parameter:
     gradient_rank_spread: float = 0.0
     """The same spread of its gradient, before the optimizer's step."""
 
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is the bias of a layer or of a norm; these begin at 0."""
+        return self.kind in ("bias", "bias of a norm")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -325,3 +330,29 @@ class Training:
     def of(self, quantity: Quantity) -> tuple[Series, ...]:
         """The series of one quantity, in the model's order."""
         return tuple(series for series in self.series if series.quantity == quantity)
+
+    def largest(self, quantity: Quantity) -> tuple[list[int], list[float]]:
+        """Steps, and the largest value of a quantity's series at each; NaN if one of them is."""
+        at: dict[int, list[float]] = {}
+        for series in self.of(quantity):
+            for step, value in zip(series.steps, series.values, strict=True):
+                at.setdefault(step, []).append(value)
+        steps = sorted(at)
+        return steps, [math.nan if any(map(math.isnan, at[step])) else max(at[step]) for step in steps]
+
+    @property
+    def worst_update(self) -> Series | None:
+        """The update ratios of one parameter: the origin's, else the highest at the end; biases come last."""
+        series = [each for each in self.of("update ratio") if each.values and each.path]
+        if self.origin is not None:
+            for each in series:
+                if each.path == self.origin.path:
+                    return each
+        biases = {parameter.path for parameter in self.parameters if parameter.is_bias}
+        weights = [each for each in series if each.path not in biases]
+        return max(weights or series, key=lambda each: finite_or_highest(each.last), default=None)
+
+
+def finite_or_highest(value: float) -> float:
+    """The value to rank by; a value that is not finite ranks highest."""
+    return value if math.isfinite(value) else math.inf

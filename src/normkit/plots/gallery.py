@@ -11,20 +11,20 @@ from jinja2 import Environment, StrictUndefined
 from torch import Tensor
 
 from normkit import specs
+from normkit.geometry.centring import helmert
+from normkit.geometry.figures import (
+    interlacing,
+    invariance_marks,
+    jacobian_spectra,
+    normalized_together,
+    two_epsilons,
+)
 from normkit.geometry.invariance import invariances
+from normkit.geometry.space_figures import centred_clusters, hyperplane_steps, rms_sphere, three_steps, upright
+from normkit.inspection.figures import ellipsoid_depth, input_scale, mean_direction
 from normkit.inspection.result import Inspection
-from normkit.plots.axes import normalized_together
-from normkit.plots.camera import helmert, upright
-from normkit.plots.clouds import centred_clusters
-from normkit.plots.drawing import Drawing, labelled
-from normkit.plots.ellipsoid import ellipsoid_depth, interlacing
-from normkit.plots.epsilons import two_epsilons
-from normkit.plots.inspection import input_scale, mean_direction
-from normkit.plots.invariance import invariance_marks
-from normkit.plots.spectrum import jacobian_spectra
-from normkit.plots.spheres import hyperplane_steps, rms_sphere
-from normkit.plots.steps import three_steps
-from normkit.plots.theme import DARK, LIGHT
+from normkit.show.drawing import Drawing, labelled
+from normkit.show.theme import DARK, LIGHT
 
 _COUNT = 11
 _GROUPS = tuple(group for group in range(3) for _ in range(_COUNT))
@@ -101,6 +101,9 @@ def gallery(twins: Mapping[str, Twin]) -> tuple[Callable[[], Drawing], ...]:
     Args:
         twins: "layernorm" and "rmsnorm".
     """
+    sites = twins["layernorm"].inspection.sites
+    middle = sites[len(sites) // 2]
+    name = f"{middle.path} of the small LayerNorm model"
     layer_norm, rms_norm = specs.TORCH_LAYER_NORM.replace(eps=0.0), specs.LLAMA.replace(eps=0.0)
     sphere_cloud = _cloud(2, ((1.65, 0.55, 0.3), (0.1, -1.3, -0.75), (-1.1, 0.45, 1.3)), (0.35, 0.35, 0.35))
     return (
@@ -133,7 +136,12 @@ def gallery(twins: Mapping[str, Twin]) -> tuple[Callable[[], Drawing], ...]:
         partial(invariance_marks, invariances()),
         two_epsilons,
         partial(jacobian_spectra, _vector(2.1, 0.9, -0.6, 1.4, -1.1, 0.3, 1.7, 0.1), 0.5),
-        partial(_interlacing_of, twins["layernorm"]),
+        partial(
+            interlacing,
+            twins["layernorm"].gains[middle.path],
+            middle.spec,
+            name,
+        ),
         *(
             partial(_of_twin, draw, name, twins[name])
             for draw in (ellipsoid_depth, mean_direction, input_scale)
@@ -151,12 +159,6 @@ def _cloud(seed: int, centres: tuple[tuple[float, ...], ...], spread: tuple[floa
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(3, _COUNT, 3, generator=generator, dtype=torch.float64)
     return (_vector(*sum(centres, ())).reshape(3, 1, 3) + _vector(*spread) * drawn).reshape(-1, 3)
-
-
-def _interlacing_of(twin: Twin) -> Drawing:
-    """The drawing of a norm in the middle of the model."""
-    site = twin.inspection.sites[len(twin.inspection.sites) // 2]
-    return interlacing(twin.gains[site.path], site.spec, f"{site.path} of the small LayerNorm model")
 
 
 def _of_twin(draw: Callable[[Inspection], Drawing], name: str, twin: Twin) -> Drawing:

@@ -9,5 +9,5 @@
     html.py         Report -> one self-contained page: `render`, `write`, `frame`
     inspection.html the page's template; page.js: the sorting of its tables
 
-Figures come from `normkit.plots`. Nothing is measured here.
+Figures come from `normkit.inspection.figures` and `normkit.study.figures`. Nothing is measured here.
 """

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from normkit.files import write_text
+from normkit.inspection.figures import drawings
 from normkit.inspection.result import Inspection
-from normkit.plots import theme
-from normkit.plots.drawing import Drawing
-from normkit.plots.inspection import drawings
 from normkit.report.description import describe
 from normkit.show import embedding
+from normkit.show.drawing import Drawing
 from normkit.show.html import html_page
 from normkit.show.parts import printable
 
@@ -29,7 +28,6 @@ def render(inspection: Inspection) -> str:
         figures[section].append(figure)
     return html_page(
         _HERE / "inspection.html",
-        {"light": theme.LIGHT, "dark": theme.DARK},
         script=(_HERE / "page.js").read_text(encoding="utf-8"),
         kind="inspection",
         start="verdict",

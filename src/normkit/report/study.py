@@ -16,12 +16,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from normkit.files import write_bytes, write_text
-from normkit.plots import theme
-from normkit.plots.studies import study_drawing
 from normkit.show.html import html_page
 from normkit.show.parts import Fact, Tone, printable
 from normkit.show.terminal import marked
 from normkit.study.arm_context import Setting
+from normkit.study.figures import study_drawing
 from normkit.study.result import Decided, Judged, StudyResult, Verdict
 from normkit.text import counted, significant, spread
 
@@ -162,8 +161,7 @@ def write_index(results: Sequence[StudyResult], folder: Path) -> Path:
 
 
 def _render(template: str, **words: Any) -> str:
-    colours = {"light": theme.LIGHT, "dark": theme.DARK}
-    return html_page(_HERE / template, colours, kind="study", **words)
+    return html_page(_HERE / template, kind="study", **words)
 
 
 def headline(verdicts: Iterable[Verdict]) -> str:

@@ -6,8 +6,16 @@ import math
 from dataclasses import replace
 
 from normkit.measurement.history import LIMIT
-from normkit.measurement.training import CUT, Answer, Origin, OriginKind, Parameter, Quantity, Training
-from normkit.plots.course import height, is_bias, largest
+from normkit.measurement.training import (
+    CUT,
+    Answer,
+    Origin,
+    OriginKind,
+    Parameter,
+    Quantity,
+    Training,
+    finite_or_highest,
+)
 from normkit.report.parts import Onset, Reply, Run
 from normkit.show.parts import Cell, Column, Fact, Table, Tone, Verdict
 from normkit.text import counted, rounded_percent, significant
@@ -142,7 +150,7 @@ def _glance(training: Training) -> tuple[Fact, ...]:
     facts = []
     names: tuple[tuple[str, Quantity], ...] = (("loss", "loss"), ("gradient norm", "gradient norm"))
     for label, quantity in names:
-        steps, values = largest(training.of(quantity))
+        steps, values = training.largest(quantity)
         if not steps:
             continue
         text = f"{significant(values[0])} at step {steps[0]:,}"
@@ -158,7 +166,7 @@ def _glance(training: Training) -> tuple[Fact, ...]:
     if updated and training.optimizers:
         ratios = [f"{significant(each.update_ratio)} at {each.path}" for each in updated[:2]]
         facts.append(Fact(label="update ratio", value=", then ".join(ratios)))
-    steps, values = largest(training.of("logit bound"))
+    steps, values = training.largest("logit bound")
     if steps:
         facts.append(Fact(label="logit bound", value=f"{significant(values[-1])} at step {steps[-1]:,}"))
     room = [each for each in training.of("headroom") if not math.isnan(each.last)]
@@ -172,7 +180,7 @@ def _glance(training: Training) -> tuple[Fact, ...]:
 def _rates(training: Training) -> tuple[Fact, ...]:
     """The learning rate and the clipping as an optimizer met them."""
     facts = []
-    steps, values = largest(training.of("learning rate"))
+    steps, values = training.largest("learning rate")
     known = [pair for pair in zip(values, steps, strict=True) if math.isfinite(pair[0])]
     if known:
         (highest, step), (last, end) = max(known), known[-1]
@@ -180,7 +188,7 @@ def _rates(training: Training) -> tuple[Fact, ...]:
         if highest > last:
             text = f"at most {significant(highest)} at step {step:,}, {text}"
         facts.append(Fact(label="learning rate", value=text))
-    steps, values = largest(training.of("gradient kept"))
+    steps, values = training.largest("gradient kept")
     cut = [pair for pair in zip(values, steps, strict=True) if pair[0] < CUT]
     if cut:
         least, step = min(cut)
@@ -218,8 +226,8 @@ def _badness(parameter: Parameter) -> tuple[bool, bool, bool, float, float]:
     return (
         not broken,
         not parameter.trained,
-        is_bias(parameter),
-        0.0 if math.isnan(ratio) else -height(ratio),
+        parameter.is_bias,
+        0.0 if math.isnan(ratio) else -finite_or_highest(ratio),
         -parameter.gradient_rms / parameter.rms if parameter.gradient_rms > 0 and parameter.rms > 0 else 0.0,
     )
 

@@ -6,5 +6,10 @@ html.py       a template and its words -> one self-contained page; page.html is 
 macros.html what they draw parts with, page.css their style
 embedding.py  data, small drawings and whole pages inside a page
 formula.py    a NormSpec in a few words, and as MathML
+theme.py      the one palette (light and dark) and the settings of every figure
+axes.py       new axes, log axes, the axes over depth and over steps, legends
+drawing.py    a figure with its title, caption and description; its bytes as a file and as an element of a page
+scene.py      three-dimensional things in flat axes
+animation.py  the moments of an animation, and its frames as GIF or MP4
 grouping.py   rows that say the same of several blocks -> one row
 """

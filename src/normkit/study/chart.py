@@ -1,4 +1,4 @@
-"""The charts of a study as data: curves with intervals, bars, and tables of marks. `plots` draws them."""
+"""The charts of a study as data: curves with intervals, bars, and tables of marks. `figures` draws them."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ class Bars(_Figure):
     values: tuple[tuple[str, tuple[float, ...]], ...]
     """Name of each arm, and its value for each seed."""
     log: bool = False
+
+    @property
+    def intervals(self) -> tuple[tuple[float, float, float], ...]:
+        """Median, lower and upper end of the interval of each arm."""
+        return tuple(interval(values) for _, values in self.values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,3 @@
+"""The synthetic inspections, as fixtures."""
+
+from imagined_inspections import *  # noqa: F403
