@@ -89,17 +89,17 @@ def difference(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
 
 def graph_of(model: Any) -> Graph:
     """The graph of a model in memory."""
-    return open_model(model)[0]
+    return open_model(model).graph
 
 
 def config_of(model: Any) -> dict[str, Any]:
     """Its config.json, as saving would write it."""
-    return open_model(model)[1]
+    return open_model(model).config
 
 
 def plan_of(model: Any, **choices: Any) -> FoldPlan:
     """The plan of a fold of a model in memory, which stays as it is."""
-    return make_plan(*open_model(model), **choices)
+    return make_plan(open_model(model), **choices)
 
 
 def reasons(plan: FoldPlan, operation: str) -> dict[str, str]:

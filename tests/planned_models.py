@@ -20,15 +20,16 @@ def model_of(family: str, **options: Any) -> nn.Module:
 
 
 def plan_of(model: nn.Module, *operations: Operation, **options: Any) -> FoldPlan:
-    graph, config, source = open_model(model)
-    return make_plan(graph, config, source, operations=operations or None, **options)
+    return make_plan(open_model(model), operations=operations or None, **options)
 
 
 def context_on(model: nn.Module, *operations: Operation, untie: bool = False) -> tuple[FoldContext, PlanBuilder]:
-    graph, config, source = open_model(model)
-    settings = Settings(graph.family, config)
-    context = FoldContext(graph=graph, settings=settings, source=source, operations=operations, untie=untie)
-    return context, PlanBuilder(source.tensors, "same")
+    opened = open_model(model)
+    settings = Settings(opened.graph.family, opened.config)
+    context = FoldContext(
+        graph=opened.graph, settings=settings, source=opened.source, operations=operations, untie=untie
+    )
+    return context, PlanBuilder(opened.source.tensors, "same")
 
 
 def edits_of(plan: FoldPlan | PlanBuilder) -> dict[str, TensorEdit | VectorEdit]:

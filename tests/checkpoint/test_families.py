@@ -170,7 +170,7 @@ def folded_on_disk(family: str, tied: bool | None, square: bool, folder: Path, *
         assert torch.equal(streamed[name].view(torch.int64), tensor.view(torch.int64)), name
 
     with open_checkpoint(folder / "folded") as again:
-        plan = make_plan(again.graph, again.config, again.source, operations=["gain", "bias", "final", "value"])
+        plan = make_plan(again, operations=["gain", "bias", "final", "value"])
     assert {edit.relation for edit in plan.edits} == {"identical"}
 
 

@@ -151,26 +151,7 @@ SMALL = raw(
     },
     bytes(range(23)),
 )
-PIECES = [
-    *(
-        b"-1",
-        b"0",
-        b"1e3",
-        b"[",
-        b"]",
-        b"{",
-        b"}",
-        b'"',
-        b",",
-        b":",
-        b"null",
-        b"true",
-        b"9" * 20,
-        b'"a"',
-        b"\x00",
-        b" ",
-    ),
-]
+PIECES = [*b'-1 0 1e3 [ ] { } " , : null true "a"'.split(), b"9" * 20, b"\x00", b" "]
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
-from normkit.checkpoint.opening import open_model
+from normkit import demo
+from normkit.checkpoint.opening import open_checkpoint, open_model
 from normkit.checkpoint.plan import Constant, Gain, Product, Quotient, Reference, Rows, Sum
 from normkit.checkpoint.planning import (
     DEFAULT,
@@ -34,24 +36,21 @@ def test_the_default_folds_gains_and_biases_and_centres_nothing():
 def test_a_plan_has_one_edit_for_each_tensor_in_the_order_of_the_source():
     model = model_of("gpt2", tied=True)
     plan = plan_of(model, *ALL, untie=True)
-    names = list(open_model(model)[2].tensors)
+    names = list(open_model(model).source.tensors)
     assert [edit.name for edit in plan.edits] == [*names, "lm_head.weight"]
     assert edits_of(plan)["lm_head.weight"].source == "transformer.wte.weight"
     assert edits_of(plan)["transformer.wte.weight"].gain is None
 
 
-def test_untying_is_said_at_every_level_of_the_configuration():
+def test_untying_is_said_at_every_level_of_the_configuration_and_only_where_it_is_done():
     model = model_of("gpt2", tied=True)
-    graph, config, source = open_model(model)
-    config["text_config"] = {"tie_word_embeddings": True, "deeper": {"tie_word_embeddings": True}}
-    plan = make_plan(graph, config, source, untie=True)
+    opened = open_model(model)
+    opened.config["text_config"] = {"tie_word_embeddings": True, "deeper": {"tie_word_embeddings": True}}
+    plan = make_plan(opened, untie=True)
+    own = plan_of(model_of("gpt2", tied=False), untie=True)
+    assert (own.untie, own.config) == (False, {})
     levels = ("tie_word_embeddings", "text_config.tie_word_embeddings", "text_config.deeper.tie_word_embeddings")
     assert plan.config == dict.fromkeys(sorted(levels), False)
-
-
-def test_untying_a_head_that_has_its_own_table_does_nothing():
-    plan = plan_of(model_of("gpt2", tied=False), untie=True)
-    assert (plan.untie, plan.config) == (False, {})
 
 
 def test_a_second_plan_finds_nothing_to_fold():
@@ -104,16 +103,20 @@ def test_wider_output_widens_every_floating_tensor_and_never_narrows():
     ],
 )
 def test_wider_output_is_said_at_every_level_of_the_configuration(said, keys):
-    graph, config, source = open_model(model_of("llama", dtype=torch.bfloat16))
-    config = {key: value for key, value in config.items() if "dtype" not in key} | said
-    assert make_plan(graph, config, source, dtype="float32").config == dict.fromkeys(keys, "float32")
-    assert make_plan(graph, config, source).config == {}
+    opened = open_model(model_of("llama", dtype=torch.bfloat16))
+    config = {key: value for key, value in opened.config.items() if "dtype" not in key} | said
+    opened = dataclasses.replace(opened, config=config)
+    assert make_plan(opened, dtype="float32").config == dict.fromkeys(keys, "float32")
+    assert make_plan(opened).config == {}
 
 
 def test_what_rounding_costs_is_said_where_products_are_rounded():
     narrow = model_of("llama", dtype=torch.bfloat16)
     assert plan_of(narrow).remarks == (ROUNDING,)
     assert plan_of(narrow, dtype="float32").remarks == plan_of(model_of("llama")).remarks == ()
+    narrow = model_of("gpt2", tied=False, dtype=torch.bfloat16)
+    assert "keep a small mean" in plan_of(narrow, "rms").remarks[-1]
+    assert "keep a small mean" not in "".join(plan_of(narrow, "rms", dtype="float32").remarks)
 
 
 @pytest.mark.parametrize(
@@ -129,20 +132,16 @@ def test_runtimes_that_ignore_an_untied_head_are_named(recipe, runtimes):
 
 
 def test_code_is_left_behind_and_named():
-    graph, config, source = open_model(model_of("llama"))
-    assert make_plan(graph, config, source).dropped == ()
-    plan = make_plan(graph, config | {"auto_map": {"AutoModel": "x.Y"}}, source, code=["x.py", *"abcd"])
+    with open_checkpoint(demo.directory("rmsnorm")) as opened:
+        assert make_plan(opened).dropped == ()
+        config = opened.config | {"auto_map": {"AutoModel": "x.Y"}}
+        states = dict.fromkeys(["x.py", *"abcd", "e.py", "f.py", "g.so"])
+        plan = make_plan(dataclasses.replace(opened, config=config, states=states))
     assert plan.dropped == ("auto_map",)
     assert plan.remarks == (
-        "code is not carried over (auto_map of config.json; a, b, c, ...): what is folded is the stock class "
+        "code is not carried over (auto_map of config.json; e.py, f.py, g.so, ...): what is folded is the stock class "
         "LlamaForCausalLM",
     )
-
-
-def test_sixteen_bit_rmsnorms_are_warned_of():
-    narrow = model_of("gpt2", tied=False, dtype=torch.bfloat16)
-    assert "keep a small mean" in plan_of(narrow, "rms").remarks[-1]
-    assert "keep a small mean" not in "".join(plan_of(narrow, "rms", dtype="float32").remarks)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +153,8 @@ def test_sixteen_bit_rmsnorms_are_warned_of():
     ],
 )
 def test_a_choice_that_does_not_exist_is_one_line(options, message):
-    graph, config, source = open_model(model_of("llama"))
     with pytest.raises(InputError, match=message):
-        make_plan(graph, config, source, **options)
+        make_plan(open_model(model_of("llama")), **options)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -170,11 +168,11 @@ def test_a_gain_that_is_no_number_is_refused_by_name(value):
 
 def test_quantised_readers_are_refused_by_name():
     model = model_of("llama")
-    graph, config, source = open_model(model)
-    info = source.tensors["model.layers.0.self_attn.q_proj.weight"]
-    source.tensors["model.layers.0.self_attn.q_proj.weight"] = type(info)("I8", info.shape)
+    opened = open_model(model)
+    info = opened.source.tensors["model.layers.0.self_attn.q_proj.weight"]
+    opened.source.tensors["model.layers.0.self_attn.q_proj.weight"] = type(info)("I8", info.shape)
     with pytest.raises(ModelError, match=r"q_proj\.weight, got I8: quantised weights cannot be folded"):
-        make_plan(graph, config, source)
+        make_plan(opened)
 
 
 def test_a_plan_is_json_and_the_same_for_the_same_model():
@@ -185,7 +183,7 @@ def test_a_plan_is_json_and_the_same_for_the_same_model():
 
 def test_the_class_in_the_configuration_decides_what_is_returned():
     model = model_of("llama").model
-    assert open_model(model)[1]["architectures"] == ["LlamaModel"]
+    assert open_model(model).config["architectures"] == ["LlamaModel"]
     plan = plan_of(model)
     assert plan.refusals[0].reason == "its output is what LlamaModel returns"
 

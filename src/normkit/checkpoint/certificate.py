@@ -24,7 +24,7 @@ from normkit.checkpoint.model_folder import (
     fingerprints,
     is_sound_name,
 )
-from normkit.checkpoint.opening import Opened, folded_config
+from normkit.checkpoint.opening import OpenedFolder, folded_config
 from normkit.checkpoint.plan import DTYPES, LIMITS, OPERATIONS, FoldPlan, Quotient, VectorEdit
 from normkit.checkpoint.reader import vector
 from normkit.errors import InputError, ModelError
@@ -122,7 +122,7 @@ def certify(
     plan: FoldPlan,
     written: Written,
     reload: Reload,
-    opened: Opened,
+    opened: OpenedFolder,
     folder: Path,
     *,
     dtype: str,
@@ -201,7 +201,7 @@ def _filled(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _smallest_divisor(plan: FoldPlan, opened: Opened) -> dict[str, Any] | None:
+def _smallest_divisor(plan: FoldPlan, opened: OpenedFolder) -> dict[str, Any] | None:
     found: list[tuple[float, str, int]] = []
     for edit in plan.edits:
         if not isinstance(edit, VectorEdit) or not isinstance(edit.value, Quotient):

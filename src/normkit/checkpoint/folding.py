@@ -22,9 +22,9 @@ from normkit.checkpoint.arithmetic import CHUNK, one_thread_an_operation
 from normkit.checkpoint.build_model import reload_of
 from normkit.checkpoint.certificate import Certificate, Written, certify
 from normkit.checkpoint.model_folder import CERTIFICATE, CONFIG, INDEX, copied_files
-from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
+from normkit.checkpoint.opening import OpenedFolder, folded_config, open_checkpoint
 from normkit.checkpoint.plan import FoldPlan, VectorEdit
-from normkit.checkpoint.planning import plan_checkpoint
+from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.reader import CheckpointSource
 from normkit.checkpoint.shard import PIECE, FileLayout, Shard, index, lay_out, output_info
 from normkit.checkpoint.staging import Staging
@@ -75,7 +75,7 @@ def fold(
         InputError: If nothing of what was asked can be done, or the destination cannot be written.
     """
     with open_checkpoint(Path(source).expanduser()) as opened:
-        plan = plan_checkpoint(opened, operations=operations, untie=untie, dtype=dtype, for_training=for_training)
+        plan = make_plan(opened, operations=operations, untie=untie, dtype=dtype, for_training=for_training)
         return write_folded(
             plan,
             opened,
@@ -91,7 +91,7 @@ def fold(
 
 def write_folded(
     plan: FoldPlan,
-    opened: Opened,
+    opened: OpenedFolder,
     destination: Path,
     *,
     untie: bool,

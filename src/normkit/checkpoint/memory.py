@@ -18,7 +18,7 @@ from normkit.checkpoint.folding import Workers
 from normkit.checkpoint.opening import open_model
 from normkit.checkpoint.plan import FoldPlan, TensorEdit, VectorEdit
 from normkit.checkpoint.planning import make_plan
-from normkit.checkpoint.reader import ModelSource, check_finite
+from normkit.checkpoint.reader import Source, check_finite
 from normkit.errors import InputError
 from normkit.spec import NormSpec
 
@@ -82,20 +82,12 @@ def fold(
     """
     if inverse is not None:
         return _undo(model, inverse)
-    graph, config, source = open_model(model)
-    plan = make_plan(
-        graph,
-        config,
-        source,
-        operations=operations,
-        untie=untie,
-        for_training=for_training,
-        change_class=False,
-    )
+    opened = open_model(model)
+    plan = make_plan(opened, operations=operations, untie=untie, for_training=for_training, change_class=False)
     plan.require_change()
     _require_eps(model, plan)
     with one_thread_an_operation():
-        return _apply(model, plan, source)
+        return _apply(model, plan, opened.source)
 
 
 def _require_eps(model: nn.Module, plan: FoldPlan) -> None:
@@ -110,7 +102,7 @@ def _require_eps(model: nn.Module, plan: FoldPlan) -> None:
             )
 
 
-def _apply(model: nn.Module, plan: FoldPlan, source: ModelSource) -> Folding:
+def _apply(model: nn.Module, plan: FoldPlan, source: Source) -> Folding:
     state = model.state_dict()
     matrices = [
         edit
@@ -146,7 +138,7 @@ def _apply(model: nn.Module, plan: FoldPlan, source: ModelSource) -> Folding:
     return Folding(plan=plan, vectors=before, columns=columns, norms=norms)
 
 
-def _require_possible(edit: TensorEdit, source: ModelSource) -> None:
+def _require_possible(edit: TensorEdit, source: Source) -> None:
     """Raise ModelError for NaN or infinity in a matrix, or in its products, for which float16 is often too narrow."""
     if edit.dtype == "F16":
         deque(made(edit, source, Outcome()), maxlen=0)
@@ -157,7 +149,7 @@ def _require_possible(edit: TensorEdit, source: ModelSource) -> None:
             check_finite(edit.source, rows)
 
 
-def _write(edit: TensorEdit, source: ModelSource, target: Tensor) -> None:
+def _write(edit: TensorEdit, source: Source, target: Tensor) -> None:
     if not target.is_contiguous():
         target.copy_(torch.cat(list(made(edit, source, Outcome()))).view(target.shape))
         return

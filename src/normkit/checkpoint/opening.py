@@ -21,7 +21,7 @@ from normkit.text import quoted, typed_line
 if TYPE_CHECKING:
     from torch import nn
 
-    from normkit.checkpoint.reader import CheckpointSource, ModelSource
+    from normkit.checkpoint.reader import CheckpointSource, Source
 
 # Keys with which a configuration could make transformers fetch code, load other files or replace layers.
 _REFUSED = {
@@ -183,15 +183,22 @@ def _numbers(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Opened:
-    """A checkpoint on disk. As a context manager it closes its files."""
+    """A checkpoint in memory or on disk."""
 
-    folder: Path
     config: Mapping[str, Any]
     """Its config.json."""
     graph: Graph
     """Its norms, readers and writers."""
-    source: CheckpointSource
+    source: Source
     """Its tensors."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenedFolder(Opened):
+    """A checkpoint on disk. As a context manager it closes its files."""
+
+    folder: Path
+    source: CheckpointSource
     states: Mapping[str, FileState]
     """The states of all files below the folder, by name, before the first of them was read."""
 
@@ -209,7 +216,7 @@ class Opened:
             if now.get(name) != self.states.get(name):
                 raise ModelError(changed(self.folder / name))
 
-    def __enter__(self) -> Opened:
+    def __enter__(self) -> OpenedFolder:
         return self
 
     def __exit__(
@@ -218,7 +225,7 @@ class Opened:
         self.source.close()
 
 
-def open_checkpoint(folder: Path) -> Opened:
+def open_checkpoint(folder: Path) -> OpenedFolder:
     """Read headers and configuration of a model folder, and derive which tensors read and write what.
 
     Raises:
@@ -251,11 +258,11 @@ def open_checkpoint(folder: Path) -> Opened:
     except BaseException:
         source.close()
         raise
-    return Opened(folder=folder, config=config, graph=graph, source=source, states=states)
+    return OpenedFolder(folder=folder, config=config, graph=graph, source=source, states=states)
 
 
-def open_model(model: nn.Module) -> tuple[Graph, dict[str, Any], ModelSource]:
-    """The graph of a model in memory, its configuration, and its tensors.
+def open_model(model: nn.Module) -> Opened:
+    """Read a model in memory: its configuration, its tensors, and which of them read and write what.
 
     Raises:
         KindError: If it is not a model of transformers.
@@ -274,7 +281,8 @@ def open_model(model: nn.Module) -> tuple[Graph, dict[str, Any], ModelSource]:
     values: dict[str, Any] = config.to_dict() | {"architectures": [type(model).__name__]}
     source = ModelSource(model)
     shapes = {name: info.shape for name, info in source.tensors.items()}
-    return expand(declared_family(str(values.get("model_type", ""))), values, shapes), values, source
+    graph = expand(declared_family(str(values.get("model_type", ""))), values, shapes)
+    return Opened(config=values, graph=graph, source=source)
 
 
 def folded_config(config: Mapping[str, Any], plan: FoldPlan) -> dict[str, Any]:

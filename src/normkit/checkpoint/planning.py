@@ -11,7 +11,7 @@ A bias whose readers cannot all take it stays in the norm as b / g; a coordinate
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from normkit import specs
 from normkit.checkpoint.build_model import KEY, record
 from normkit.checkpoint.model_folder import CONFIG, code_files
-from normkit.checkpoint.opening import Opened, paths_to
+from normkit.checkpoint.opening import Opened, OpenedFolder, paths_to
 from normkit.checkpoint.plan import (
     DTYPE_KEYS,
     DTYPES,
@@ -84,34 +84,29 @@ class FoldContext:
 
 
 def make_plan(
-    graph: Graph,
-    config: Mapping[str, Any],
-    source: Source,
+    opened: Opened,
     *,
     operations: Collection[str] | None = None,
     untie: bool = False,
     dtype: str = "same",
     for_training: bool = False,
     change_class: bool = True,
-    code: Collection[str] = (),
 ) -> FoldPlan:
     """Decide what folding does to each tensor, and what it does not do and why.
 
     Args:
-        graph: The graph of the checkpoint.
-        config: Its config.json.
-        source: Its tensors.
+        opened: The checkpoint.
         operations: Any of `OPERATIONS`; None is `DEFAULT`.
         untie: Give a tied head a table of its own, so that the final gain can enter it and the embeddings be centred.
         dtype: Dtype of what is written: "same", or "float32".
         for_training: The result will be trained further: dropout is then an error.
         change_class: The model may become one of another family, if that family computes the same.
-        code: Names of files of code beside the weights; they are not copied.
 
     Raises:
         InputError: If an argument is not one of its choices, or the model has dropout and will be trained further.
         ModelError: If gains or biases hold NaN or infinity.
     """
+    graph, config, source = opened.graph, opened.config, opened.source
     if unknown := [name for name in operations or () if name not in OPERATIONS]:
         raise InputError(f"operations are {', '.join(OPERATIONS)}, got {unknown[0]!r}")
     if operations is not None and not operations:
@@ -181,36 +176,13 @@ def make_plan(
         swaps={path: spec.to_json() for path, spec in swaps.items()},
         remarks=(
             *([f"equal in evaluation mode, not under dropout ({dropout})"] if dropout else ()),
-            *_remarks(context, config, edits, code),
+            *_remarks(context, opened, edits),
             *graph.family.remarks,
         ),
     )
 
 
-def plan_checkpoint(
-    opened: Opened,
-    *,
-    operations: Collection[str] | None = None,
-    untie: bool = False,
-    dtype: str = "same",
-    for_training: bool = False,
-) -> FoldPlan:
-    """The plan of a checkpoint on disk; arguments and errors of `make_plan`."""
-    return make_plan(
-        opened.graph,
-        opened.config,
-        opened.source,
-        operations=operations,
-        untie=untie,
-        dtype=dtype,
-        for_training=for_training,
-        code=code_files(opened.states),
-    )
-
-
-def _remarks(
-    context: FoldContext, config: Mapping[str, Any], edits: Sequence[Edit], code: Collection[str]
-) -> list[str]:
+def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit]) -> list[str]:
     """What a user must know about the edits, one sentence each."""
     remarks, graph = [], context.graph
     narrow = [edit for edit in edits if edit.dtype in ("F16", "BF16")]
@@ -228,7 +200,8 @@ def _remarks(
             f"{tie.head}.weight of a {graph.family.model_type} model is not read by {' and '.join(tie.ignored_by)}: "
             "the embeddings are taken for the head, or the folder is refused; for use there fold without untying"
         )
-    left_out = [f"auto_map of {CONFIG}"] if "auto_map" in config else []
+    code = code_files(opened.states) if isinstance(opened, OpenedFolder) else []
+    left_out = [f"auto_map of {CONFIG}"] if "auto_map" in opened.config else []
     left_out += [", ".join([*sorted(code)[:3], *(["..."] if len(code) > 3 else [])])] if code else []
     if left_out:
         remarks.append(

@@ -28,9 +28,9 @@ from normkit.checkpoint.model_folder import (
     fingerprints,
     sha256,
 )
-from normkit.checkpoint.opening import Opened, folded_config, open_checkpoint
+from normkit.checkpoint.opening import OpenedFolder, folded_config, open_checkpoint
 from normkit.checkpoint.plan import RELATIONS, FoldPlan
-from normkit.checkpoint.planning import plan_checkpoint
+from normkit.checkpoint.planning import make_plan
 from normkit.checkpoint.shard import FileLayout, index, lay_out
 from normkit.errors import InputError, ModelError
 from normkit.files import json_text
@@ -127,9 +127,9 @@ def verify(
     return Verification(source=recorded.architecture, result=recorded.becomes, checks=tuple(checks))
 
 
-def _checks(recorded: Certificate, opened: Opened, folder: Path, workers: Workers) -> list[Checked]:
+def _checks(recorded: Certificate, opened: OpenedFolder, folder: Path, workers: Workers) -> list[Checked]:
     try:
-        plan = plan_checkpoint(opened, operations=recorded.operations, untie=recorded.untie, dtype=recorded.dtype)
+        plan = make_plan(opened, operations=recorded.operations, untie=recorded.untie, dtype=recorded.dtype)
     except InputError as error:
         raise ModelError(str(error)) from None
     layouts = lay_out(plan, opened.source)
@@ -207,7 +207,7 @@ def _same_files(name: str, recorded: Mapping[str, Fingerprint], found: Mapping[s
     return judged(name, faults, f"{len(found)}, {size:,} bytes, of the size and SHA-256 that the certificate names")
 
 
-def _names(layouts: Sequence[FileLayout], opened: Opened, anew: Certificate) -> Checked:
+def _names(layouts: Sequence[FileLayout], opened: OpenedFolder, anew: Certificate) -> Checked:
     """Whether the result has the files that follow from the source, and no other."""
     due = {layout.name for layout in layouts} | {CONFIG} | {name for name, _ in copied_files(opened.folder)}
     due |= set() if index(tuple(layouts), opened.source) is None else {INDEX}
@@ -238,7 +238,7 @@ def _decided(part: Any) -> Any:
     return [_decided(value) for value in part] if isinstance(part, list | tuple) else part
 
 
-def _settings(plan: FoldPlan, layouts: Sequence[FileLayout], opened: Opened, folder: Path) -> Iterator[Checked]:
+def _settings(plan: FoldPlan, layouts: Sequence[FileLayout], opened: OpenedFolder, folder: Path) -> Iterator[Checked]:
     """Whether config.json and the index are, byte for byte, what folding writes."""
     config = json_text(folded_config(opened.config, plan))
     said = ", ".join([*plan.config, *(f"no {key}" for key in plan.dropped)]) or "nothing"

@@ -105,14 +105,14 @@ def fold_checkpoint(
     from normkit.checkpoint.folding import memory_needed, write_folded
     from normkit.checkpoint.hub import find_model
     from normkit.checkpoint.opening import open_checkpoint
-    from normkit.checkpoint.planning import plan_checkpoint
+    from normkit.checkpoint.planning import make_plan
 
     shown = shows_progress(quiet=quiet or as_json)
     folder, _ = find_model(source, revision, local_files_only=local_files_only, show_downloads=shown)
     if destination is None and not only_plan:
         raise click.UsageError("Missing argument 'DST', the folder to write; --plan needs none.")
     with open_checkpoint(folder) as opened:
-        plan = plan_checkpoint(opened, operations=ops, untie=untie, dtype=dtype, for_training=for_training)
+        plan = make_plan(opened, operations=ops, untie=untie, dtype=dtype, for_training=for_training)
         memory = None
         document = {"schema_version": 1, **plan.to_json()}
         if only_plan or destination is None:

@@ -42,7 +42,7 @@ def foldedness(model: nn.Module, sites: tuple[NormSite, ...]) -> tuple[Foldednes
 
 
 def _foldedness(model: nn.Module, centres: Mapping[str, bool]) -> Foldedness:
-    graph = _behaving(open_model(model)[0], centres)
+    graph = _behaving(open_model(model).graph, centres)
     weights: dict[str, Tensor] = model.state_dict()
     norms = tuple(_norm(graph, norm, weights) for norm in graph.norms)
     sums = [_sum(graph, space, weights) for space in graph.spaces]
