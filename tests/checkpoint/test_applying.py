@@ -78,13 +78,10 @@ def test_the_bias_of_a_norm_whose_gain_has_left(tmp_path, dtype, offset):
     assert result.residual <= torch.finfo(TORCH[dtype]).eps
 
 
-def test_a_bias_cannot_be_divided_by_zero(tmp_path):
+def test_a_quotient_by_zero_or_beyond_the_range(tmp_path):
     source = source_of(tmp_path, g=torch.tensor([1.0, 0.0]), b=torch.tensor([1.0, 2.0]))
     with pytest.raises(ModelError, match="g is zero where b is not"):
         one(source, edit_of(Quotient(gain=Gain(weight="g")), "b", 2, "F32"))
-
-
-def test_a_quotient_beyond_the_range(tmp_path):
     source = source_of(tmp_path, g=torch.tensor([1e-4, 1.0]), b=torch.tensor([60.0, 2.0]))
     with pytest.raises(ModelError, match="o does not fit into F16 once folded"):
         one(source, edit_of(Quotient(gain=Gain(weight="g")), "b", 2, "F16"))
@@ -133,9 +130,14 @@ def test_several_terms_and_a_mean_that_goes(tmp_path):
     assert abs(float(centred.value.mean())) < 1e-15
 
 
-def test_a_bias_that_only_loses_its_mean(tmp_path):
+def test_a_bias_that_only_loses_its_mean_and_values_that_heads_share(tmp_path):
     source = source_of(tmp_path, c=torch.tensor([1.0, 2.0, 6.0], dtype=torch.bfloat16))
     assert one(source, edit_of(Sum(is_centred=True), "c", 3, "BF16")).value.tolist() == [-2, -1, 3]
+    # Two heads with values of two each, three query heads on each of them.
+    source = source_of(tmp_path, v=torch.tensor([1.0, 2.0, 3.0, 4.0]), w=torch.eye(12))
+    reference = Reference(name="v", heads=2, repeat=3)
+    terms = (Product(matrix="w", in_axis=1, vector=reference),)
+    assert one(source, edit_of(Sum(terms=terms), None, 12)).value.tolist() == [1, 2] * 3 + [3, 4] * 3
 
 
 def test_a_row_of_values_is_taken_out_of_a_fused_bias(tmp_path):
@@ -151,14 +153,6 @@ def test_a_row_of_values_is_taken_out_of_a_fused_bias(tmp_path):
     straight = Rows(blocks=1, tail=6)
     terms = (Product(matrix="w", in_axis=1, vector=Reference(name="c", rows=straight)),)
     assert one(source, edit_of(Sum(terms=terms), None, 6)).value.tolist() == [12, 13, 14, 15, 16, 17]
-
-
-def test_values_that_heads_share(tmp_path):
-    # Two heads with values of two each, three query heads on each of them.
-    source = source_of(tmp_path, v=torch.tensor([1.0, 2.0, 3.0, 4.0]), w=torch.eye(12))
-    reference = Reference(name="v", heads=2, repeat=3)
-    terms = (Product(matrix="w", in_axis=1, vector=reference),)
-    assert one(source, edit_of(Sum(terms=terms), None, 12)).value.tolist() == [1, 2] * 3 + [3, 4] * 3
 
 
 def chain(dtype: str) -> tuple[dict[str, Tensor], tuple[VectorEdit, ...]]:

@@ -99,15 +99,11 @@ def test_a_class_that_changes_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_fold_elsewhere_gives_the_same_bytes(pair, tmp_path):
+def test_the_same_fold_elsewhere_gives_the_same_bytes_which_are_read_as_they_were_written(pair, tmp_path):
     fold(pair.source, tmp_path / "elsewhere" / "again", operations=ALL, untie=True, threads=3)
     content = (pair.result / CERTIFICATE).read_bytes()
     assert (tmp_path / "elsewhere" / "again" / CERTIFICATE).read_bytes() == content
     assert str(pair.source.parent).encode() not in content
-
-
-@pytest.mark.slow
-def test_what_is_read_is_what_was_written(pair):
     found = Certificate.read(pair.result)
     assert found.text().encode() == (pair.result / CERTIFICATE).read_bytes()
     assert fold(pair.source, pair.result.with_name("same"), operations=ALL, untie=True).text() == found.text()

@@ -54,21 +54,20 @@ def one_line(model: str, **options: object) -> str:
     return message
 
 
-def test_a_folder_becomes_a_model_in_evaluation_mode_with_its_tokenizer(gpt2: Path) -> None:
+def test_a_folder_becomes_a_model_in_evaluation_mode_with_its_tokenizer(
+    gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = load_model(str(gpt2))
     assert (loaded.name, loaded.architecture, loaded.path, loaded.notes) == ("tiny", "GPT2LMHeadModel", gpt2, ())
     assert not any(module.training for module in loaded.model.modules())
     assert loaded.tokenizer("ab")["input_ids"] == [97, 98]
+    monkeypatch.chdir(gpt2)
+    assert load_model(".").name == "tiny"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_file_of_the_folder_stands_for_it(gpt2: Path, name: str) -> None:
     assert load_model(str(gpt2 / name)).path == gpt2
-
-
-def test_the_folder_is_named_where_the_path_is_a_dot(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(gpt2)
-    assert load_model(".").name == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -138,21 +137,21 @@ def test_missing_and_unused_weights_are_noted_and_drawn_from_a_fixed_seed(gpt2: 
     assert torch.equal(first.model(IDS).logits, second.model(IDS).logits)
 
 
-def test_a_weight_that_is_not_finite_loads(gpt2: Path) -> None:
+def test_a_weight_that_is_not_finite_loads_and_warning_filters_are_left_alone(gpt2: Path) -> None:
     weights = load_file(gpt2 / "model.safetensors")
     weights["transformer.ln_f.weight"][3] = torch.nan
     save_file(weights, gpt2 / "model.safetensors")
     assert load_model(str(gpt2)).model.transformer.ln_f.weight.isnan().sum() == 1
+    before = list(warnings.filters)
+    load_model(str(gpt2))
+    assert list(warnings.filters) == before
 
 
-def test_a_checkpoint_without_a_tokenizer_has_none(gpt2: Path) -> None:
+def test_a_checkpoint_without_a_tokenizer_has_none_and_a_broken_one_is_none_with_a_note(gpt2: Path) -> None:
     (gpt2 / "tokenizer.json").unlink()
     (gpt2 / "tokenizer_config.json").unlink()
     loaded = load_model(str(gpt2))
     assert (loaded.tokenizer, loaded.notes) == (None, ())
-
-
-def test_a_broken_tokenizer_is_none_with_a_note(gpt2: Path) -> None:
     (gpt2 / "tokenizer.json").write_text('{"model": 1}')
     loaded = load_model(str(gpt2))
     assert loaded.tokenizer is None
@@ -178,12 +177,6 @@ def test_nothing_of_transformers_reaches_the_terminal_and_its_settings_are_resto
         logging.set_verbosity_warning()
     written = capfd.readouterr()
     assert (written.out, written.err, caplog.records) == ("", "", [])
-
-
-def test_the_callers_warning_filters_are_left_alone(gpt2: Path) -> None:
-    before = list(warnings.filters)
-    load_model(str(gpt2))
-    assert list(warnings.filters) == before
 
 
 # `nk.load`: any kind of model, and no weight drawn at random.
@@ -260,13 +253,14 @@ def test_what_load_refuses_is_one_line(tmp_path: Path, gpt2: Path) -> None:
 # What cannot be loaded, one line each.
 
 
-def test_nothing_at_the_path() -> None:
+def test_a_path_that_is_no_model_and_a_revision_of_a_folder_are_refused(tmp_path: Path, gpt2: Path) -> None:
     assert "'./no/such': nothing is there" in one_line("./no/such")
     assert "got ''" in one_line("")
-
-
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     assert one_line(str(tmp_path)).startswith("expected a model directory with a config.json, found none in ")
+    (tmp_path / "notes.txt").write_text("x")
+    assert "is a file and no model; give a model's folder" in one_line(str(tmp_path / "notes.txt"))
+    with pytest.raises(InputError, match="a revision belongs to a Hub id"):
+        load_model(str(gpt2), revision="main")
 
 
 @pytest.mark.parametrize("name", ["od\udce9d", "two\nlines", "\x1b[31mred"])
@@ -275,19 +269,14 @@ def test_a_path_that_cannot_be_printed(gpt2: Path, tmp_path: Path, name: str) ->
     assert one_line(str(tmp_path / name)).startswith("expected a printable path in UTF-8, got '/")
 
 
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("x")
-    assert "is a file and no model; give a model's folder" in one_line(str(tmp_path / "notes.txt"))
-
-
-def test_weights_of_another_shape(gpt2: Path, edit: object) -> None:
+def test_weights_and_configurations_that_do_not_fit(gpt2: Path, edit: object) -> None:
     edit(gpt2 / "config.json", n_embd=20)
     message = one_line(str(gpt2))
     assert "has shape (48,), config.json asks for (60,)" in message
     assert "(and " in message
-
-
-def test_weights_of_another_model(gpt2: Path) -> None:
+    edit(gpt2 / "config.json", n_embd=16, n_head=3)
+    assert one_line(str(gpt2)).startswith("transformers cannot build GPT2LMHeadModel from ")
+    edit(gpt2 / "config.json", n_head=2)
     save_file({"a": torch.zeros(2)}, gpt2 / "model.safetensors")
     assert one_line(str(gpt2)).startswith("no weight in ")
 
@@ -296,16 +285,6 @@ def test_an_image_model(tmp_path: Path) -> None:
     sizes = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     ViTModel(ViTConfig(**sizes, intermediate_size=24, image_size=8, patch_size=4)).save_pretrained(tmp_path)
     assert one_line(str(tmp_path)).startswith("only models that read text are inspected in this version: ViTModel ")
-
-
-def test_a_configuration_that_no_model_can_have(gpt2: Path, edit: object) -> None:
-    edit(gpt2 / "config.json", n_head=3)
-    assert one_line(str(gpt2)).startswith("transformers cannot build GPT2LMHeadModel from ")
-
-
-def test_a_revision_of_a_folder_is_refused(gpt2: Path) -> None:
-    with pytest.raises(InputError, match="a revision belongs to a Hub id"):
-        load_model(str(gpt2), revision="main")
 
 
 # What a checkpoint must not be able to do.
@@ -336,13 +315,13 @@ def test_a_configuration_cannot_choose_kernels_or_other_files(gpt2: Path, edit: 
     assert loaded.model.config._attn_implementation in ("sdpa", "eager")
 
 
-def test_a_pickle_beside_safetensors_is_not_read(gpt2: Path) -> None:
+def test_other_weights_beside_safetensors_are_not_read_and_said_and_infinity_is_read(gpt2: Path, edit) -> None:
     (gpt2 / "pytorch_model.bin").write_bytes(b"not even a pickle")
     (gpt2 / ".metadata").write_bytes(b"nor this")
     assert load_model(str(gpt2)).notes == ()
-
-
-def test_what_transformers_would_load_instead_is_said(gpt2: Path, edit) -> None:
+    edit(gpt2 / "config.json", time_step_limit=[0.0, float("inf")])
+    assert "Infinity" in (gpt2 / "config.json").read_text()
+    assert load_model(str(gpt2)).notes == ()
     edit(gpt2 / "config.json", transformers_weights="x" * 10**5)
     (gpt2 / "adapter_config.json").write_text("{}")
     first, second = load_model(str(gpt2)).notes
@@ -350,9 +329,3 @@ def test_what_transformers_would_load_instead_is_said(gpt2: Path, edit) -> None:
     assert first.endswith("...: model.safetensors is read in its place")
     assert len(first) < 200
     assert second == "the adapter of adapter_config.json is not applied"
-
-
-def test_infinity_as_transformers_4_wrote_it_is_read(gpt2: Path, edit) -> None:
-    edit(gpt2 / "config.json", time_step_limit=[0.0, float("inf")])
-    assert "Infinity" in (gpt2 / "config.json").read_text()
-    assert load_model(str(gpt2)).notes == ()

@@ -197,7 +197,7 @@ def test_sums_and_constants_that_ask_for_less_are_float64_too(ask: Callable[[Ten
     assert not torch.equal(ask(DIGITS).double(), given)
 
 
-def test_other_dtypes_are_left_alone() -> None:
+def test_other_dtypes_are_left_alone_and_all_are_after_an_error() -> None:
     with TrueFloat64():
         assert DIGITS.to(torch.int64).dtype == torch.int64
         assert DIGITS.bool().dtype == torch.bool
@@ -205,9 +205,6 @@ def test_other_dtypes_are_left_alone() -> None:
         assert DIGITS.to(torch.ones(2, dtype=torch.int64)).dtype == torch.int64
         assert SINGLE.to(DIGITS).dtype == torch.float64
         assert DIGITS.type() == "torch.DoubleTensor"
-
-
-def test_it_ends_with_its_block_even_after_an_error() -> None:
     with pytest.raises(KeyError), TrueFloat64():
         raise KeyError
     assert DIGITS.float().dtype == torch.float32
@@ -227,26 +224,17 @@ def test_the_model_is_left_as_it_was_found() -> None:
     assert torch.equal(true_logits(model, **inputs), first)
 
 
-def test_evaluation_mode_is_what_is_computed() -> None:
+def test_logits_are_of_evaluation_mode_and_of_float64_and_a_body_gives_its_hidden_state() -> None:
     model, inputs = tiny("gpt2", resid_pdrop=0.5)
     expected = true_logits(model, **inputs)
     assert torch.equal(true_logits(model.train(), **inputs), expected)
-
-
-def test_numbers_that_go_in_are_made_float64() -> None:
     model, inputs = tiny("whisper")
     inputs["input_features"] = inputs["input_features"].float()
     given = true_logits(model, **inputs)
     inputs["input_features"] = inputs["input_features"].double()
     assert torch.equal(given, true_logits(model, **inputs))
-
-
-def test_a_class_without_a_head_gives_its_last_hidden_state() -> None:
     model, inputs = tiny("llama")
     assert torch.equal(model.lm_head(true_logits(model.model, **inputs)), true_logits(model, **inputs))
-
-
-def test_a_model_that_is_not_float64_is_refused() -> None:
     model, inputs = tiny("llama")
     model.model.norm.float()
     with pytest.raises(InputError, match=r"expected a float64 model, model\.norm\.weight is float32; load it"):
@@ -285,28 +273,19 @@ def test_a_fold_is_as_near_as_one_rounding_of_its_weights(family, dtype, tmp_pat
     assert found.tokens == inputs["input_ids"].numel()
 
 
-def test_another_model_is_too_far():
+def test_another_model_a_changed_gain_and_a_nan_are_too_far_and_the_same_model_is_not():
     (one, inputs), (other, _) = tiny("gpt2"), tiny("gpt2", seed=1)
     found = compare_logits(one, other, [inputs], unit=2.0**-24)
     assert not found.holds
     assert found.difference > 0.1
-
-
-def test_one_gain_that_was_forgotten_is_seen():
     (one, inputs), (other, _) = tiny("gpt2"), tiny("gpt2")
     with torch.no_grad():
         other.transformer.h[0].ln_1.weight[3] *= 1.01
     assert not compare_logits(one, other, [inputs], unit=2.0**-24).holds
-
-
-def test_the_same_model_does_not_differ_and_nothing_rounded_has_no_yardstick():
     (one, inputs), (other, _) = tiny("llama"), tiny("llama")
     found = compare_logits(one, other, [inputs, inputs], unit=0.0)
     assert (found.difference, found.rounding, found.holds) == (0.0, 0.0, True)
     assert found.tokens == 2 * inputs["input_ids"].numel()
-
-
-def test_nan_is_infinitely_far():
     (one, inputs), (other, _) = tiny("llama"), tiny("llama")
     with torch.no_grad():
         other.lm_head.weight[0, 0] = torch.nan

@@ -30,30 +30,24 @@ from normkit.errors import InputError, ModelError
 from tensor_files import raw
 
 
-def test_hidden_files_are_none_of_them(tmp_path):
+def test_hidden_files_and_what_is_below_a_link_are_none_of_them(tmp_path):
     for name in ("b", "a/c", ".hidden", ".git/config", "a/.d"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     assert file_names(tmp_path) == ["a/c", "b"]
-
-
-def test_a_link_to_a_folder_is_not_followed(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path)
-    assert file_names(tmp_path) == ["loop"]
+    assert file_names(tmp_path) == ["a/c", "b", "loop"]
     with pytest.raises(InputError, match="loop"):
         sha256(tmp_path / "loop")
 
 
-def test_a_hash_is_that_of_the_content_however_long(tmp_path):
+def test_a_hash_is_that_of_the_content_however_long_known_or_of_a_file(tmp_path):
     content = os.urandom(2**21 + 5)
     (tmp_path / "file").write_bytes(content)
     steps = []
     assert sha256(tmp_path / "file", steps.append) == hashlib.sha256(content).hexdigest()
     assert sum(steps) == len(content)
     assert max(steps) <= 2**20
-
-
-def test_known_hashes_are_not_taken_again(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(name.encode())
     found = fingerprints(tmp_path, ["b"], {"a": "known"})
@@ -61,9 +55,6 @@ def test_known_hashes_are_not_taken_again(tmp_path):
         ("a", Fingerprint(1, "known")),
         ("b", Fingerprint(1, hashlib.sha256(b"b").hexdigest())),
     ]
-
-
-def test_what_is_no_file_is_one_line(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "absent"):
         with pytest.raises(InputError, match=f"expected a file in .*{name}"):
@@ -86,15 +77,12 @@ def test_everything_but_weights_configuration_and_what_is_hidden(tmp_path):
     assert all(path.read_text() == name for name, path in copied_files(tmp_path))
 
 
-def test_a_link_to_a_file_inside_counts_as_the_file_and_one_to_a_folder_leads_nowhere(tmp_path):
+def test_a_link_inside_counts_as_the_file_one_to_a_folder_is_not_followed_and_one_outside_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_text("a")
     (tmp_path / "again.txt").symlink_to("vocab.txt")
     (tmp_path / "folder").symlink_to(tmp_path)
     (tmp_path / "broken").symlink_to("nothing")
     assert [name for name, _ in copied_files(tmp_path)] == ["again.txt", "vocab.txt"]
-
-
-def test_a_link_that_leads_outside_is_refused(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     (tmp_path / "secret").write_text("a")
@@ -179,22 +167,16 @@ def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_same_bytes_undamaged_are_read(tmp_path: Path) -> None:
+def test_the_same_bytes_undamaged_are_read_and_a_pointer_or_a_lost_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(raw({"a": tensor([4], [0, 16])}, struct.pack("<4f", 1, 2, 3, 4)))
     assert read_weights([file])["a"].tolist() == [1, 2, 3, 4]
-
-
-def test_a_git_lfs_pointer_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n")
     with pytest.raises(ModelError, match="is a Git LFS pointer"):
         read_weights([file])
-
-
-def test_a_file_that_vanished(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot read .*No such file"):
-        read_weights([tmp_path / "model.safetensors"])
+        read_weights([tmp_path / "absent.safetensors"])
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,13 @@ from normkit.checkpoint.plan import FoldPlan
 from normkit.errors import ModelError
 
 
-def test_a_folder_is_opened_with_its_graph():
+def test_a_folder_is_opened_with_its_graph_and_a_path_that_is_none_is_refused(tmp_path):
     with open_checkpoint(demo.directory("rmsnorm")) as opened:
         assert opened.graph.architecture == opened.config["architectures"][0] == "LlamaForCausalLM"
         assert len(opened.graph.norms) == 2 * opened.config["num_hidden_layers"] + 1
         assert {norm.weight for norm in opened.graph.norms} <= opened.source.tensors.keys()
+    with pytest.raises(ModelError, match="expected the folder of a model"):
+        open_checkpoint(tmp_path / "none")
 
 
 def test_the_checkpoint_of_a_class_without_a_head_has_names_without_its_prefix(tmp_path):
@@ -37,11 +39,6 @@ def test_the_checkpoint_of_a_class_without_a_head_has_names_without_its_prefix(t
     with open_checkpoint(tmp_path / "body") as opened:
         assert opened.graph.returned == {"norm"}
         assert opened.graph.norms[0].name == "layers.0.input_layernorm"
-
-
-def test_a_path_that_is_no_folder_is_one_line(tmp_path):
-    with pytest.raises(ModelError, match="expected the folder of a model"):
-        open_checkpoint(tmp_path / "none")
 
 
 def test_keys_are_set_at_their_depth_and_dropped_and_the_rest_is_left():
@@ -116,12 +113,24 @@ def test_what_transformers_cannot_build(gpt2: Path, edit: Any, changes: dict[str
     assert "\n" not in str(caught.value)
 
 
-def test_a_text_model_may_lie_in_a_larger_configuration(tmp_path: Path) -> None:
+def test_classes_of_text_models_in_larger_ones_of_bodies_and_of_images(tmp_path: Path) -> None:
     text = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
     values = {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"], "text_config": text}
     config, found = model_class(values, tmp_path)
     assert found is transformers.Gemma3ForCausalLM
     assert (type(config), config.hidden_size) == (transformers.Gemma3TextConfig, 16)
+    inner = {"vocab_size": 64, "attn_implementation": "somebody/kernel"}
+    values = {"model_type": "gemma3", "architectures": ["Gemma3Model"], "text_config": inner, "auto_map": {"A": "b.C"}}
+    config, _ = model_class(values, tmp_path)
+    assert not re.search("somebody", repr(config.to_dict()) + repr(config.text_config._attn_implementation))
+    assert not hasattr(config, "auto_map")
+    _, found = model_class({"model_type": "vit", "architectures": ["ViTModel"]}, tmp_path)
+    assert found is transformers.ViTModel
+    with pytest.raises(ModelError, match=r"only models that read text .* ViTModel reads pixel_values"):
+        check_reads_text(found)
+    check_reads_text(transformers.BertModel)
+    assert body_class(transformers.BertConfig()) is transformers.BertModel
+    assert body_class(transformers.PreTrainedConfig()) is None
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
@@ -131,24 +140,3 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     assert '"__float__": "Infinity"' in (tmp_path / "config.json").read_text()
     config, _ = model_class(read_config(tmp_path), tmp_path)
     assert tuple(config.time_step_limit) == tuple(stock.time_step_limit) == (0.0, float("inf"))
-
-
-def test_an_image_model_is_known_and_reads_no_text(tmp_path: Path) -> None:
-    _, found = model_class({"model_type": "vit", "architectures": ["ViTModel"]}, tmp_path)
-    assert found is transformers.ViTModel
-    with pytest.raises(ModelError, match=r"only models that read text .* ViTModel reads pixel_values"):
-        check_reads_text(found)
-    check_reads_text(transformers.BertModel)
-
-
-def test_the_class_without_a_head() -> None:
-    assert body_class(transformers.BertConfig()) is transformers.BertModel
-    assert body_class(transformers.PreTrainedConfig()) is None
-
-
-def test_keys_that_ask_for_code_are_dropped_at_every_depth(tmp_path: Path) -> None:
-    inner = {"vocab_size": 64, "attn_implementation": "somebody/kernel"}
-    values = {"model_type": "gemma3", "architectures": ["Gemma3Model"], "text_config": inner, "auto_map": {"A": "b.C"}}
-    config, _ = model_class(values, tmp_path)
-    assert not re.search("somebody", repr(config.to_dict()) + repr(config.text_config._attn_implementation))
-    assert not hasattr(config, "auto_map")

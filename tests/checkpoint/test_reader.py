@@ -133,30 +133,24 @@ def test_a_tensor_in_two_files(tmp_path):
         CheckpointSource(folder)
 
 
-def test_a_file_that_became_shorter(tmp_path):
+def test_a_file_that_became_shorter_or_never_was_whole(tmp_path):
     save_file({"x": torch.randn(100, 10)}, tmp_path / "model.safetensors")
     with CheckpointSource(tmp_path) as source:
         os.truncate(tmp_path / "model.safetensors", 2000)
         assert source.rows("x", 0, 10).shape == (10, 10)
         with pytest.raises(ModelError, match="it ends at byte 2000"):
             source.rows("x", 0, 100)
-
-
-def test_a_header_that_is_not_whole(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 10**9) + b"{}")
     with pytest.raises(ModelError, match="is truncated or corrupt"):
         CheckpointSource(tmp_path)
 
 
-def test_no_descriptor_is_left(tmp_path):
+def test_many_threads_read_at_once_and_no_descriptor_is_left(tmp_path):
     save_file({"x": torch.randn(3)}, tmp_path / "model.safetensors")
     before = len(list(Path("/proc/self/fd").iterdir()))
     with CheckpointSource(tmp_path):
         assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_many_threads_read_at_once(tmp_path):
     tensor = torch.randn(400, 30)
     save_file({"x": tensor}, tmp_path / "model.safetensors")
     with CheckpointSource(tmp_path) as source, ThreadPoolExecutor(8) as pool:
@@ -176,7 +170,7 @@ class Tied(nn.Module):
         self.register_buffer("nothing", torch.empty(0))
 
 
-def test_a_module_in_memory():
+def test_a_module_in_memory_and_what_of_it_cannot_be_read():
     model = Tied()
     source = ModelSource(model)
     assert list(source.tensors) == ["turned", "count", "none", "nothing", "table.weight"]
@@ -185,21 +179,15 @@ def test_a_module_in_memory():
     assert not source.rows("table.weight", 0, 2).requires_grad
     assert source.rows("table.weight", 0, 5).data_ptr() == model.table.weight.data_ptr()
     assert source.rows("count", 0, 1).tolist() == [[3]]
-
-
-def test_a_module_without_values():
     with pytest.raises(ModelError, match="weight is on the meta device; load its weights first"):
         ModelSource(nn.Linear(2, 2, device="meta"))
-
-
-def test_a_module_of_what_safetensors_cannot_hold():
     model = nn.Module()
     model.register_buffer("x", torch.zeros(2, dtype=torch.complex128))
     with pytest.raises(ModelError, match=r"x is torch\.complex128"):
         ModelSource(model)
 
 
-def test_a_vector_in_float64(tmp_path):
+def test_a_vector_in_float64_is_finite(tmp_path):
     value = torch.tensor([1.5, -0.0, 3.25], dtype=torch.bfloat16)
     tensors = {"v": value, "m": torch.ones(2, 2), "i": torch.tensor([1, 2])}
     save_file(tensors | {"bad": torch.tensor([1, float("nan")])}, tmp_path / "model.safetensors")
@@ -215,9 +203,6 @@ def test_a_vector_in_float64(tmp_path):
         with pytest.raises(ModelError, match="expected the tensor absent, found none"):
             vector(source, "absent")
         assert found(source, "m").shape == (2, 2)
-
-
-def test_what_is_not_finite_is_named():
     check_finite("x", torch.tensor([1.0, 2.0]))
     with pytest.raises(ModelError, match="x holds an infinity"):
         check_finite("x", torch.tensor([1.0, float("-inf")]))

@@ -239,7 +239,7 @@ def names(layout: FileLayout) -> list[str]:
     return [edit.name for edit in layout.edits]
 
 
-def test_tensors_stay_in_their_files_and_created_ones_join_the_last(sharded):
+def test_tensors_stay_in_their_files_wide_ones_first_and_else_in_the_order_of_the_source(sharded):
     made = layouts(sharded, folding_runs.plan())
     assert [layout.name for layout in made] == sorted(path.name for path in sharded.glob("*.safetensors"))
     for layout in made:
@@ -247,9 +247,6 @@ def test_tensors_stay_in_their_files_and_created_ones_join_the_last(sharded):
             there = set(held.keys()) - {"gone"}
         assert set(names(layout)) - {"created.table"} == there
     assert "created.table" in names(made[-1])
-
-
-def test_wide_numbers_stand_before_narrow_ones(sharded):
     for layout in layouts(sharded, folding_runs.plan()):
         for edit, start in zip(layout.edits, layout.starts, strict=False):
             assert start % TORCH[edit.dtype].itemsize == 0
@@ -257,18 +254,18 @@ def test_wide_numbers_stand_before_narrow_ones(sharded):
     last = layouts(sharded, folding_runs.plan())[-1]
     assert names(last)[0] == "created.table"
     assert names(last)[-1] == "mask"
-
-
-def test_equal_widths_keep_the_order_of_the_source(sharded):
     with CheckpointSource(sharded) as source:
         order = [name for name, tensor in source.tensors.items() if tensor.dtype == "BF16" and name != "gone"]
     kept = [name for layout in layouts(sharded, folding_runs.plan()) for name in names(layout) if name in order]
     assert kept == order
-
-
-def test_the_order_of_the_plan_does_not_matter(sharded):
     plan = folding_runs.plan()
     assert layouts(sharded, replace(plan, edits=plan.edits[::-1])) == layouts(sharded, plan)
+    with CheckpointSource(sharded) as source:
+        for layout in lay_out(folding_runs.plan(), source):
+            assert layout.read[-1] == (sharded / layout.name).stat().st_size
+            for position, reached in enumerate(layout.read[:-1]):
+                left = [source.tensors[name] for name in names(layout)[position:] if name in source.tensors]
+                assert reached == min(tensor.start for tensor in left if tensor.file.name == layout.name)
 
 
 def test_starts_and_texts_are_those_that_safetensors_reads(sharded):
@@ -284,15 +281,6 @@ def test_starts_and_texts_are_those_that_safetensors_reads(sharded):
     assert layout.size == layout.starts[-1]
 
 
-def test_what_is_left_to_read_is_told_for_every_tensor(sharded):
-    with CheckpointSource(sharded) as source:
-        for layout in lay_out(folding_runs.plan(), source):
-            assert layout.read[-1] == (sharded / layout.name).stat().st_size
-            for position, reached in enumerate(layout.read[:-1]):
-                left = [source.tensors[name] for name in names(layout)[position:] if name in source.tensors]
-                assert reached == min(tensor.start for tensor in left if tensor.file.name == layout.name)
-
-
 def test_a_file_may_end_up_empty(sharded):
     plan = folding_runs.plan()
     with CheckpointSource(sharded) as source:
@@ -305,7 +293,7 @@ def test_a_file_may_end_up_empty(sharded):
     assert set(named.values()) == {layout.name for layout in made[1:]}
 
 
-def test_the_index_names_every_tensor_and_keeps_the_rest(sharded):
+def test_the_index_names_every_tensor_keeps_the_rest_and_counts_parameters_where_they_were(sharded):
     with CheckpointSource(sharded) as source:
         made = lay_out(folding_runs.plan(), source)
         document = index(made, source)
@@ -314,9 +302,6 @@ def test_the_index_names_every_tensor_and_keeps_the_rest(sharded):
         "kept": "as it is",
     }
     assert document["weight_map"] == dict(sorted((name, layout.name) for layout in made for name in names(layout)))
-
-
-def test_parameters_are_counted_where_they_were(sharded):
     file = sharded / folding_runs.INDEX
     file.write_text(json.dumps(json.loads(file.read_text()) | {"metadata": {"total_parameters": 1}}))
     with CheckpointSource(sharded) as source:

@@ -71,11 +71,15 @@ def test_the_destination_appears_at_the_end_and_holds_what_was_written(destinati
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_folders_above_are_made(tmp_path):
+def test_folders_above_are_made_and_there_may_be_nothing_to_resume(tmp_path, destination):
     with Staging(tmp_path / "a" / "b" / "out") as staging:
         staging.begin(IDENTITY)
         staging.finish()
     assert (tmp_path / "a" / "b" / "out").is_dir()
+    with Staging(destination, resume=True) as staging:
+        assert staging.begin(IDENTITY) == {}
+        staging.finish()
+    assert destination.is_dir()
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "broken link"])
@@ -153,13 +157,6 @@ def test_a_resumed_fold_has_the_finished_files_and_nothing_else(destination):
         assert list(staging.finished) == ["a.safetensors", "b.safetensors"]
         staging.finish()
     assert sorted(path.name for path in destination.iterdir()) == ["a.safetensors", "b.safetensors"]
-
-
-def test_there_may_be_nothing_to_resume(destination):
-    with Staging(destination, resume=True) as staging:
-        assert staging.begin(IDENTITY) == {}
-        staging.finish()
-    assert destination.is_dir()
 
 
 @pytest.mark.parametrize(

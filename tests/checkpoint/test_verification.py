@@ -35,7 +35,7 @@ TAMPERED = {
 
 
 @pytest.mark.slow
-def test_every_kind_of_tensor_is_counted_and_proved(saved):
+def test_every_kind_of_tensor_is_counted_and_proved_by_any_number_of_threads(saved, centred):
     found = verify(saved.source, saved.result, threads=2)
     assert failed(found) == {}
     assert (found.source, found.result) == ("GPT2LMHeadModel", "GPT2LMHeadModel")
@@ -45,6 +45,11 @@ def test_every_kind_of_tensor_is_counted_and_proved(saved):
     assert check(found, "plan").what.endswith("5 of 5 norms folded")
     assert check(found, "reload").passed
     assert sum(file.suffix == ".safetensors" for file in saved.result.iterdir()) > 2
+    what = check(verify(centred.source, centred.result), "plan").what
+    assert what.endswith("5 of 5 norms folded, 5 made RMSNorms, 6 writers centred")
+    assert (
+        verify(centred.source, centred.result).to_json() == verify(centred.source, centred.result, threads=3).to_json()
+    )
 
 
 @pytest.mark.slow
@@ -65,16 +70,12 @@ def test_what_was_widened_is_proved(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_was_refused_is_proved_too(tmp_path):
+def test_what_was_refused_is_proved_too_and_recorded_as_asked(tmp_path):
     source = demo.directory("layernorm")
     # Tied: the final norm stays.
     certificate = fold(source, tmp_path / "tied", operations=ALL)
     assert "final" in {refusal["operation"] for refusal in certificate.plan["refusals"]}
     assert failed(verify(source, tmp_path / "tied")) == {}
-
-
-@pytest.mark.slow
-def test_a_table_that_could_not_be_untied_is_recorded_as_asked(tmp_path):
     pair = folded(tmp_path, "t5", untie=True)
     assert pair.certificate["asked"]["untie"] is True
     assert pair.certificate["plan"]["untie"] is False
@@ -90,13 +91,6 @@ def test_hidden_files_beside_the_result_do_not_matter(pair):
 
 
 @pytest.mark.slow
-def test_the_answer_does_not_depend_on_the_threads(centred):
-    assert (
-        verify(centred.source, centred.result).to_json() == verify(centred.source, centred.result, threads=3).to_json()
-    )
-
-
-@pytest.mark.slow
 def test_progress_counts_every_byte(saved):
     seen = []
     verify(saved.source, saved.result, threads=2, progress=lambda *call: seen.append(call))
@@ -104,12 +98,6 @@ def test_progress_counts_every_byte(saved):
     done = [done for stage, done, _ in seen if stage == "verifying"]
     assert done == sorted(done)
     assert seen[-1][1] == seen[-1][2]
-
-
-@pytest.mark.slow
-def test_what_was_centred_is_counted(centred):
-    what = check(verify(centred.source, centred.result), "plan").what
-    assert what.endswith("5 of 5 norms folded, 5 made RMSNorms, 6 writers centred")
 
 
 # One bit.

@@ -19,34 +19,25 @@ def bert() -> Graph:
     return graph_of(tiny("bert", tied=False)[0])
 
 
-def test_readers_of_points_and_norms_of_spaces(bert):
+def test_readers_writers_and_spaces_of_a_graph(bert):
     layer = "bert.encoder.layer.0"
     assert [linear.name for linear in bert.readers("state.0")] == [
         f"{layer}.attention.self.{name}" for name in ("query", "key", "value")
     ]
     assert [norm.name for norm in bert.norms_of("mlp sum.0")] == [f"{layer}.output.LayerNorm"]
     assert bert.readers("nowhere") == ()
-
-
-def test_writers_are_linear_maps_and_tables_and_norms_are_told_apart(bert):
     assert [writer.name for writer in bert.writers("embeddings")] == [
         f"bert.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
     ]
     assert [writer.name for writer in bert.writers("mlp sum.0")] == ["bert.encoder.layer.0.output.dense"]
     assert [norm.name for norm in bert.added("mlp sum.0")] == ["bert.encoder.layer.0.attention.output.LayerNorm"]
     assert bert.added("embeddings") == ()
-
-
-def test_a_space_is_read_by_a_norm_or_a_linear_map_or_is_returned(bert):
     assert bert.is_read("mlp sum.1")
     assert not bert.is_read("attention sum.2")
     assert dataclasses.replace(bert, returned=frozenset({"attention sum.2"})).is_read("attention sum.2")
     post_norm = graph_of(tiny("opt_post_norm", tied=False)[0])
     queries, *_ = post_norm.readers("residual")
     assert queries.name == "model.decoder.layers.0.self_attn.q_proj"
-
-
-def test_spaces_come_in_the_order_of_the_norms_that_read_them(bert):
     assert bert.spaces == ("embeddings", "attention sum.0", "mlp sum.0", "attention sum.1", "mlp sum.1")
     assert graph_of(tiny("whisper", tied=False)[0]).spaces == ("encoder", "decoder")
 
@@ -84,9 +75,16 @@ def places(text: str, architecture: str = "ToyForScores") -> None:
     expand(parse(text, "toy.toml"), {"architectures": [architecture], "width": 4, "layers": 2}, shapes)
 
 
-def test_a_file_that_fits_together_is_silent():
+def test_a_file_that_fits_together_is_silent_and_what_a_class_returns_is_there():
     places(TEXT)
     places(TEXT, "ToyModel")
+    reading = 'linear.head = { reads = "state.{layer}", is_head = true }'
+    opaque = TEXT.replace(reading, "linear.head = { is_head = true }").replace(
+        'kind = "layer", ', 'kind = "layer", opaque = "a sieve", '
+    )
+    places(opaque)
+    with pytest.raises(ModelError, match="ToyModel returns 'end', which no norm gives"):
+        places(TEXT.replace('ToyModel = ["state.{layer}"]', 'ToyModel = ["end"]'), "ToyModel")
 
 
 @pytest.mark.parametrize(
@@ -118,19 +116,6 @@ def test_each_reference_that_leads_nowhere_is_an_error(old, new, message):
         places(text)
 
 
-def test_what_a_class_returns_must_be_there():
-    with pytest.raises(ModelError, match="ToyModel returns 'end', which no norm gives"):
-        places(TEXT.replace('ToyModel = ["state.{layer}"]', 'ToyModel = ["end"]'), "ToyModel")
-
-
-def test_an_output_that_goes_elsewhere_needs_no_reader():
-    reading = 'linear.head = { reads = "state.{layer}", is_head = true }'
-    opaque = TEXT.replace(reading, "linear.head = { is_head = true }").replace(
-        'kind = "layer", ', 'kind = "layer", opaque = "a sieve", '
-    )
-    places(opaque)
-
-
 MODEL = tiny("gpt2")[0]
 GPT2_SHAPES = {name: tuple(tensor.shape) for name, tensor in MODEL.state_dict().items()}
 
@@ -158,9 +143,11 @@ def test_a_tensor_of_another_size_is_named(name, shape, message):
     assert str(error.value).startswith(f"expected {name} to have ")
 
 
-def test_a_table_of_another_width_than_the_configurations_is_named():
+def test_numbers_of_the_configuration_that_the_tensors_contradict_are_named():
     with pytest.raises(ModelError, match=r"expected transformer.wte.weight to have 31 along axis 1"):
         expand(declared_family("gpt2"), config_of(MODEL) | {"n_embd": 31}, GPT2_SHAPES)
+    with pytest.raises(ModelError, match=r"expected the tensor transformer\.h\.2\.ln_1\.weight"):
+        expand(declared_family("gpt2"), config_of(MODEL) | {"n_layer": 10**15}, GPT2_SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +168,6 @@ def test_heads_that_the_weights_do_not_have_are_told(family, change):
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     with pytest.raises(ModelError, match=r"to have rows for \d+ heads, \d+ of them with values, as config.json says"):
         expand(declared_family(model.config.model_type), config_of(model) | change, shapes)
-
-
-def test_a_number_of_layers_out_of_all_bounds_costs_nothing():
-    with pytest.raises(ModelError, match=r"expected the tensor transformer\.h\.2\.ln_1\.weight"):
-        expand(declared_family("gpt2"), config_of(MODEL) | {"n_layer": 10**15}, GPT2_SHAPES)
 
 
 def graph(family: str, **options: object) -> Graph:
@@ -220,14 +202,11 @@ def test_a_norm_folds_where_only_linear_maps_take_its_output(family, norm, reaso
     assert told is None if reason is None else str(told).startswith(reason)
 
 
-def test_what_a_class_returns_stays():
+def test_a_gain_stays_where_a_class_returns_it_or_a_head_is_tied():
     found = graph("gpt2", class_name="GPT2Model")
     assert found.against_folding(found.norms[-1]) == "its output is what GPT2Model returns"
     bert = graph("bert", class_name="BertModel")
     assert bert.against_folding(bert.norms[-1]) == "its output is what BertModel returns"
-
-
-def test_a_tied_head_takes_a_gain_once_it_is_untied():
     found = graph("gpt2", tied=True)
     reason = found.against_folding(found.norms[-1])
     assert reason == (

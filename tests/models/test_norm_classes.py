@@ -45,12 +45,9 @@ def test_the_norms_of_torch(cls):
     assert identify(cls(16, eps=1e-5), 16).spec == spec.replace(eps=1e-5)
 
 
-def test_names_of_classes():
+def test_names_of_classes_and_of_no_family():
     assert norm_classes.key_of("transformers.models.llama.modeling_llama", "LlamaRMSNorm") == "llama.LlamaRMSNorm"
     assert norm_classes.key_of("torch.nn.modules.normalization", "LayerNorm") == "torch.LayerNorm"
     assert norm_classes.key_of("mine", "Norm") == "mine.Norm"
     assert norm_classes.declared().get("mine.Norm") is None
-
-
-def test_the_file_is_no_family():
     assert "norm_classes" not in declared_types()
