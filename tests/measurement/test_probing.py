@@ -11,8 +11,10 @@ from normkit.errors import InputError
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
 from normkit.measurement.blocks import find_blocks
-from normkit.measurement.moments import RowAccumulator, row_moments
 from normkit.measurement.probing import Probe
+from normkit.measurement.row_counters import RowCounter
+from normkit.measurement.site_accumulator import RowTables
+from normkit.spec import NormSpec
 
 WIDTH, BATCH, TOKENS = 16, 3, 10
 MASK = torch.arange(TOKENS) < torch.tensor([[4], [TOKENS], [7]])
@@ -69,10 +71,10 @@ def kept(model, x, mask):
 
 
 def statistics(*tensors):
-    accumulator = RowAccumulator()
+    rows = RowTables(RowCounter(place=0, spec=NormSpec(), enters_norm=False, has_deviations=True))
     for tensor in tensors:
-        accumulator.add(row_moments(tensor))
-    return accumulator.result()
+        rows.add(0, tensor, None)
+    return rows.rows(0)
 
 
 @pytest.mark.slow
@@ -116,7 +118,7 @@ def test_padding_enters_nothing():
         assert measured.input.rows == int(MASK.sum())
         assert (measured.input, measured.output) == (statistics(rows[path][0]), statistics(rows[path][1]))
     # Over heads, (B, H, T, d); and flattened to (B * T, d).
-    heads = run["layers.1.query_norm"][0].transpose(1, 2)[MASK]
+    heads = run["layers.1.query_norm"][0][MASK[:, None].expand(-1, 4, -1)]
     assert probe.site(sites["layers.1.query_norm"]).input == statistics(heads)
     assert probe.site(sites["layers.0:rms_norm"]).input.rows == int(MASK.sum())
     assert probe.site(sites["layers.0:rms_norm"]).input.absmax < 100

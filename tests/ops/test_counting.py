@@ -13,9 +13,9 @@ import fake_kernels
 from fake_kernels import python_kernels
 from normkit import NormSpec, specs
 from normkit.kernels import cpu
+from normkit.measurement.row_counters import RowCounter, row_tables
+from normkit.measurement.tables import Tables
 from normkit.ops import calls, counting
-from normkit.watching.row_counters import RowCounter, row_tables
-from normkit.watching.tables import Tables
 
 LAYER, RMS = specs.TORCH_LAYER_NORM, specs.LLAMA
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -56,7 +56,7 @@ def assert_equal(ours: Tables, truth: Tables, rel: float = 1e-12) -> None:
 
 
 def what(spec: NormSpec, x: Tensor, enters_norm: bool = True) -> counting.Counted:
-    return RowCounter(place=1, spec=spec, enters_norm=enters_norm)._what(x, x.shape[-1])
+    return RowCounter(place=1, spec=spec, enters_norm=enters_norm)._what(x)
 
 
 def rows(dtype: torch.dtype, features: int) -> Tensor:
@@ -129,7 +129,7 @@ def test_plain_torch_counts_alike(dtype: torch.dtype, enters_norm: bool):
     ours, plain = empty(), empty()
     assert counting.can_count(x, ours["rows"])
     counter.add(ours, x, None)
-    counter._add_plainly(plain, x, x, None)
+    counter._count_plainly(plain, x, None)
     # Plain torch counts in float32 what is not float64.
     assert_equal(ours, plain, 1e-5 if dtype != torch.float64 else 1e-12)
 

@@ -95,7 +95,7 @@ def test_nan_in_a_gain_names_the_first_mover(models, inspected, finding):
         "h.2.ln_2",
         "ln_f",
     ]
-    assert found.evidence[0].startswith("transformer.h.1.ln_1: NaN or infinity: 1 in the gain, 80 in the output")
+    assert found.evidence[0].startswith("transformer.h.1.ln_1: NaN or infinity: 1 in the gain, 80 rows of the output")
     assert "the fault starts in its parameters" in found.evidence[0]
     assert found.evidence[1] == "transformer.h.1: the first block with NaN or infinity, which leave it"
 

@@ -1,11 +1,19 @@
-"""A run as far as it was measured, as an inspection."""
+"""The tables of a report read as norms, blocks and attentions, and a run as far as it was measured as an inspection."""
 
 from __future__ import annotations
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+from normkit import specs
+from normkit.inspection.inspecting import inspect
+from normkit.measurement.row_counters import GRADIENT_SUMS, RowCounter, TableReader, gradient_table, row_tables
+from normkit.measurement.tables import Tables
 from normkit.watching.watcher import watch
 from small_training import Run
 
@@ -27,3 +35,96 @@ def test_before_the_first_call_there_is_nothing_to_judge():
         inspection = seen.inspection()
     assert (inspection.sites, inspection.training.steps, inspection.training.reports) == ((), 0, 0)
     assert seen.findings == ()
+
+
+def test_statistics_of_no_rows_are_not_known():
+    tables = Tables([*row_tables(1), gradient_table(1)], torch.device("cpu"))
+    reader = TableReader(step=0, tables=tables.unpacked(tables.packed()))
+    rows = reader.rows(0, 8)
+    assert (rows.rows, rows.absmax, rows.histogram) == (0, 0.0, ())
+    for value in (rows.rms_min, rows.rms_max, *rows.rms_quantiles, rows.kurtosis, rows.mean_energy):
+        assert math.isnan(value)
+    assert math.isnan(reader.gradient(0))
+
+
+def test_a_gradient_that_is_not_finite_is_not_known():
+    tables = Tables([gradient_table(1)], torch.device("cpu"))
+    tables["activation gradients"][0] = torch.tensor([4.0, 1.0, 0.0])
+    reader = TableReader(step=0, tables=tables.unpacked(tables.packed()))
+    assert reader.gradient(0) == 0.5
+    reader.tables["activation gradients"][0, GRADIENT_SUMS.index("nonfinite")] = 1
+    assert math.isnan(reader.gradient(0))
+
+
+@pytest.mark.slow
+def test_blocks_follow_each_other_and_attentions_have_their_heads():
+    inspection = Run().go(steps=1).watch.inspection()
+    first, second = inspection.blocks
+    assert second.stream_in == first.stream_out
+    assert first.stream_in.rows == first.stream_out.rows == 16
+    assert [(each.path, each.block, each.heads, len(each.bounds)) for each in inspection.attentions] == [
+        ("blocks.0.attention", 0, 2, 2),
+        ("blocks.1.attention", 1, 2, 2),
+    ]
+    for each in inspection.attentions:
+        assert each.bound >= each.sampled_max > 0
+        assert each.sampled_rows == 2 * 2 * 8
+        assert 0 < each.entropy < each.uniform_entropy
+        assert each.uniform_entropy == pytest.approx(sum(math.log(keys) for keys in range(1, 9)) / 8)
+
+
+@pytest.mark.slow
+def test_a_watched_norm_is_an_inspected_norm():
+    """At evaluation mode, where a watch and an inspection see the same rows."""
+    run = Run()
+    run.model.eval()
+    batch = run.batch(rows=4, tokens=9)[:, :-1]
+    mask = torch.ones(4, 8, dtype=torch.long)
+    mask[2, 3:] = 0
+    with watch(run.model, every=1) as seen:
+        F.cross_entropy(run.model(tokens=batch, attention_mask=mask).flatten(0, 1), batch.flatten()).backward()
+        seen.step(None)
+    inspected = inspect(run.model, [{"tokens": batch, "attention_mask": mask}])
+    watched = seen.inspection()
+    assert [site.path for site in watched.sites] == [site.path for site in inspected.sites]
+    for one, other in zip(watched.sites, inspected.sites, strict=True):
+        assert (one.role, one.block, one.spec, one.dtype, one.calls) == (
+            *(other.role, other.block, other.spec, other.dtype, other.calls),
+        )
+        for ours, theirs in ((one.input, other.input), (one.output, other.output)):
+            assert (ours.rows, ours.features, ours.zero_rows, ours.nonfinite) == (
+                *(theirs.rows, theirs.features, theirs.zero_rows, theirs.nonfinite),
+            )
+            numbers = [
+                (each.rms_min, *each.rms_quantiles, each.rms_max, each.angle_to_ones, each.absmax)
+                for each in (ours, theirs)
+            ]
+            # Sums in float32 over up to 16 features.
+            assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
+            assert ours.mean_energy == pytest.approx(theirs.mean_energy, rel=1e-4, abs=1e-12)
+        assert one.input.histogram == other.input.histogram
+        assert one.attenuation.smallest == pytest.approx(other.attenuation.smallest, rel=1e-5)
+        assert one.attenuation.share_below_99 == pytest.approx(other.attenuation.share_below_99)
+        assert one.headroom_bits == pytest.approx(other.headroom_bits, rel=1e-5)
+    for ours, theirs in zip(watched.blocks, inspected.blocks, strict=True):
+        assert ours.placement == theirs.placement
+        assert ours.stream_out.rms_median == pytest.approx(theirs.stream_out.rms_median, rel=1e-5)
+    for ours, theirs in zip(watched.attentions, inspected.attentions, strict=True):
+        assert (ours.path, ours.heads, ours.head_dim) == (theirs.path, theirs.heads, theirs.head_dim)
+        assert ours.bound == pytest.approx(theirs.bound, rel=1e-5)
+
+
+def test_the_summary_has_the_numbers_of_each_row_counter():
+    x = torch.randn(40, 16) * torch.logspace(-4, 3, 40)[:, None]
+    constant = torch.full((3, 16), 0.5)
+    given = (x, x[:1], x[:0], torch.zeros(2, 16), constant, x.masked_fill(x > 0.5, math.nan))
+    tables = Tables(row_tables(len(given)), torch.device("cpu"))
+    for place, rows in enumerate(given):
+        RowCounter(place=place, spec=specs.TORCH_LAYER_NORM, enters_norm=True).add(tables, rows, None)
+    reader = TableReader(step=0, tables=tables.unpacked(tables.packed()))
+    site = SimpleNamespace(spec=specs.TORCH_LAYER_NORM)
+    for place, found in enumerate(zip(*reader.summary(), strict=True)):
+        rows = reader.rows(place, 16)
+        share = reader.attenuation(place, site.spec).share_below_99
+        expected = (rows.rms_median, rows.kurtosis, share, rows.absmax)
+        assert found == pytest.approx(expected, rel=1e-12, nan_ok=True), place

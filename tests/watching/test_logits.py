@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from normkit.measurement.attention import AttentionAccumulator, QueriesAndKeys, select
+from normkit.measurement.tables import Tables
 from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS, add_call, add_logits, head_tables
-from normkit.watching.tables import Tables
 
 HEADS, LENGTH, DIM = 4, 6, 8
 

@@ -17,11 +17,11 @@ from torch import Tensor
 import distributed_runs
 from forks import Fork
 from normkit.inspection.result import Inspection
+from normkit.measurement.row_counters import RowCounter, gradient_table, row_tables
+from normkit.measurement.tables import Table, Tables
 from normkit.spec import NormSpec
 from normkit.watching.parameters import PARAMETER_SUMS
 from normkit.watching.ranks import ManyRanks, Ranks
-from normkit.watching.row_counters import RowCounter, gradient_table, row_tables
-from normkit.watching.tables import Table, Tables
 from small_training import is_of_data
 
 # Sums of some thousand float64 numbers, added in another order: 1e4 times 1e-16, and a margin for what cancels.

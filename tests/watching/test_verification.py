@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from normkit.watching import row_counters, verification
+from normkit.measurement import row_counters
+from normkit.measurement.tables import Tables
+from normkit.watching import verification
+from normkit.watching.async_copies import AsyncCopy, Pending
 from normkit.watching.ranks import Ranks
-from normkit.watching.tables import AsyncCopy, Pending, Tables
 
 CPU = torch.device("cpu")
 

@@ -25,17 +25,13 @@ from normkit.measurement.attention import (
 )
 from normkit.measurement.blocks import BlockCall, block_of
 from normkit.measurement.facts import Attention
-from normkit.measurement.moments import RowMoments
 from normkit.measurement.observing import Listener, observed
 from normkit.measurement.quantities import Peak, RowStatistics, SiteGeometry
 from normkit.measurement.sampling import RowFormula, RowPicker, RowSample
-from normkit.measurement.site_accumulator import SiteGauge, SiteMeasurement, StreamGauge, spec_moments
-from normkit.spec import NormSpec
+from normkit.measurement.site_accumulator import SiteCounter, SiteMeasurement, StreamCounter
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_STREAM = NormSpec()
 
 
 class Probe:
@@ -137,9 +133,9 @@ class _Gauges(Listener):
     """Adds what it hears of to the accumulators."""
 
     def __init__(self, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
-        self.sites = {site.path: SiteGauge(site.spec, site.gain) for site in sites}
+        self.sites = {site.path: SiteCounter(site.spec, site.gain) for site in sites}
         self.samples = {site.path: RowSample(site.spec, RowFormula.of(site.passport)) for site in sites}
-        self.blocks = {block.path: (StreamGauge(), StreamGauge()) for block in blocks}
+        self.blocks = {block.path: (StreamCounter(), StreamCounter()) for block in blocks}
         self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
         self._blocks = blocks
         self._sdpa_parents = {call.parent for call in trace.functions if call.function == "sdpa"}
@@ -151,30 +147,29 @@ class _Gauges(Listener):
         self._ids = ids
         self._mask = None if mask is None or bool(mask.all()) else mask
         self._tokens = None if mask is None else (mask.shape[0], mask.shape[1])
-        self._last_moments: _Last[RowMoments | None] = _Last()
         self._last_selection: _Last[Selection] = _Last()
         self._picker = RowPicker(self._batches, self._mask)
         self._batches += 1
 
     @_unseen
     def before_site(self, site: NormSite, x: Tensor) -> None:
-        self.sites[site.path].enter(x, self._moments(x, site.spec), self._mask)
+        self.sites[site.path].enter(x, self._mask)
         self.samples[site.path].enter(x, self._picker)
 
     @_unseen
     def after_site(self, site: NormSite, y: Tensor) -> None:
-        self.sites[site.path].leave(y, self._moments(y, site.spec))
+        self.sites[site.path].leave(y, self._mask)
         self.samples[site.path].leave(y, self._picker)
 
     @_unseen
     def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if (x := first_tensor(args, kwargs)) is not None:
             self._tokens = (x.shape[0], x.shape[1])
-            self._add_stream(x, self.blocks[block.path][0])
+            self.blocks[block.path][0].add(x, self._mask, self._ids)
 
     @_unseen
     def after_block(self, block: BlockCall, y: Tensor) -> None:
-        self._add_stream(y, self.blocks[block.path][1])
+        self.blocks[block.path][1].add(y, self._mask, self._ids)
 
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if function == "sdpa":
@@ -200,18 +195,6 @@ class _Gauges(Listener):
             block = block_of(parent, self._blocks)
             self.attentions[key] = AttentionAccumulator(parent, block, source, scores.shape[1])
         return self.attentions[key]
-
-    def _add_stream(self, stream: Tensor, gauge: StreamGauge) -> None:
-        if (moments := self._moments(stream, _STREAM)) is not None:
-            gauge.add(stream, moments, self._mask, self._ids)
-
-    def _moments(self, x: Tensor, spec: NormSpec) -> RowMoments | None:
-        """Moments of the rows that count, or None where the token mask does not fit.
-
-        The stream that leaves a block enters the next one and its first norm: a tensor measured last is
-        not measured again.
-        """
-        return self._last_moments.of(x, spec.rows, lambda: spec_moments(x, spec, self._mask))
 
 
 class _Last(Generic[R]):

@@ -32,9 +32,9 @@ class RowStatistics:
     angle_to_ones: float
     """Mean over rows of the angle between x and the all-ones direction, in degrees, 0 to 180."""
     absmax: float
-    """Largest magnitude of a finite element."""
+    """Largest magnitude of an element."""
     nonfinite: int
-    """Elements that are NaN or infinite."""
+    """Rows that hold NaN or infinity, or whose mean square leaves the range of float32; they enter nothing else."""
     kurtosis: float = math.nan
     """Mean over rows of E[(x - mean)^4] / var^2, 3 for Gaussian rows; NaN where it was not measured."""
 

@@ -18,8 +18,8 @@ from normkit.conventions.gain import Gain
 from normkit.errors import InputError, ShapeError, SpecError
 from normkit.geometry.image import image_of
 from normkit.identification.passport import Passport
-from normkit.measurement.moments import token_rows
 from normkit.measurement.quantities import SiteGeometry
+from normkit.measurement.row_counters import row_mask
 from normkit.spec import NormSpec
 from normkit.units import Exact
 
@@ -216,10 +216,10 @@ def evenly(count: int, most: int) -> Tensor:
 
 def _spread(leading: torch.Size, mask: Tensor | None) -> tuple[Tensor, ...] | None:
     """Up to 64 places along the leading axes, spread evenly over those that a token mask selects."""
-    valid = token_rows(torch.arange(math.prod(leading)).reshape(*leading, 1), mask)
-    if valid is None:
+    counted = None if mask is None else row_mask(leading, mask)
+    if mask is not None and counted is None:
         return None
-    valid = valid.flatten()
+    valid = torch.arange(math.prod(leading)) if counted is None else counted.nonzero().flatten()
     return torch.unravel_index(valid[evenly(len(valid), _ROWS)], leading)
 
 

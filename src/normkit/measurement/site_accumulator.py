@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normkit.conventions.eps import eps_in
-from normkit.measurement.moments import AttenuationAccumulator, RowAccumulator, RowMoments, row_moments, token_rows
 from normkit.measurement.quantities import Attenuation, Peak, RowStatistics
+from normkit.measurement.row_counters import ROW_PEAKS, RowCounter, TableReader, row_tables
+from normkit.measurement.tables import Tables
 from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
@@ -40,8 +40,82 @@ class SiteMeasurement:
     """Dtype of the output; "" if the norm was never called."""
 
 
-class SiteGauge:
-    """The accumulators of one norm.
+def site_measurement(
+    reader: TableReader,
+    place: int,
+    spec: NormSpec,
+    features: int,
+    dtypes: tuple[torch.dtype | None, torch.dtype | None],
+    left_out: int = 0,
+) -> SiteMeasurement:
+    """The measurement of a norm whose input is counted in one line of the tables, and its output in the next.
+
+    Args:
+        reader: Reads the tables.
+        place: The line of the input.
+        spec: The formula of the norm.
+        features: Features of a row.
+        dtypes: Dtypes of input and output; None if the norm was never called.
+        left_out: Tensors that were not counted.
+    """
+    entering, leaving = reader.rows(place, features), reader.rows(place + 1, features)
+    line, dtype = reader.line(place), dtypes[0]
+    in_half = dtype in HALF and spec.casts.has_narrow_statistics
+    largest = max(entering.absmax, leaving.absmax)
+    return SiteMeasurement(
+        input=entering,
+        output=leaving,
+        attenuation=reader.attenuation(place, spec),
+        calls=round(line["calls"]) + left_out,
+        left_out=left_out,
+        dtype="" if dtype is None else dtype_name(dtype),
+        headroom_bits=math.inf if dtype is None else headroom_bits(dtype, largest),
+        statistics_headroom_bits=None
+        if dtype is None or not in_half
+        else headroom_bits(dtype, max(line["peak sum"], 0.0)),
+        output_dtype="" if dtypes[1] is None else dtype_name(dtypes[1]),
+    )
+
+
+class RowTables:
+    """Some row counters with tables of their own, on the device of the first tensor that they count."""
+
+    def __init__(self, *counters: RowCounter) -> None:
+        self._counters = counters
+        self._tables: Tables | None = None
+        self.features = [0] * len(counters)
+        """Features of a row at each place; 0 before the first tensor."""
+
+    def add(self, place: int, x: Tensor, mask: Tensor | None) -> bool:
+        """Count a tensor at one place; False, and nothing is counted, if the mask does not tell the rows' tokens."""
+        counter = self._counters[place]
+        if self._tables is None:
+            self._tables = Tables(row_tables(len(self._counters)), x.device)
+        tables = self._tables
+        rows = counter.rows(x).to(tables["rows"].device)
+        counted = counter.counted(rows, None if mask is None else mask.to(rows.device))
+        if mask is not None and counted is None:
+            return False
+        self.features[place] = rows.shape[-1]
+        counter.count(tables, rows, counted)
+        return True
+
+    def absmax(self, place: int) -> float:
+        """The largest magnitude so far; negative if there is none."""
+        return -1.0 if self._tables is None else float(self._tables["row peaks"][place, ROW_PEAKS.index("absmax")])
+
+    def reader(self) -> TableReader:
+        """What was counted so far."""
+        tables = self._tables or Tables(row_tables(len(self._counters)), torch.device("cpu"))
+        return TableReader(step=0, tables=tables.read())
+
+    def rows(self, place: int) -> RowStatistics:
+        """The statistics at one place so far."""
+        return self.reader().rows(place, self.features[place])
+
+
+class SiteCounter:
+    """Counts what enters and leaves one norm.
 
     Args:
         spec: The formula of the norm.
@@ -50,76 +124,52 @@ class SiteGauge:
 
     def __init__(self, spec: NormSpec, gain: Tensor | None) -> None:
         self._spec = spec
-        self._gain = gain if spec.gain.is_before else None
-        self._input, self._output = RowAccumulator(), RowAccumulator()
-        self._attenuation = AttenuationAccumulator(spec, 0.0)
-        self._calls = self._left_out = 0
-        self._dtype: torch.dtype | None = None
-        self._output_dtype: torch.dtype | None = None
+        entering = RowCounter(place=0, spec=spec, enters_norm=True, gain=gain if spec.gain.is_before else None)
+        self._rows = RowTables(entering, RowCounter(place=1, spec=spec, enters_norm=False, has_deviations=True))
+        self._left_out = 0
+        self._dtypes: tuple[torch.dtype | None, torch.dtype | None] = (None, None)
 
-    def enter(self, x: Tensor, moments: RowMoments | None, mask: Tensor | None) -> None:
-        """Count a call on x, whose `spec_moments` under the token mask are given."""
-        self._calls += 1
-        if self._dtype is None:
-            self._dtype = x.dtype
-            # Which number eps=None stands for depends on the input's dtype.
-            self._attenuation = AttenuationAccumulator(self._spec, eps_in(x.dtype, self._spec.eps))
-        if moments is None:
-            self._left_out += 1
-            return
-        self._input.add(moments)
-        scaled = moments if self._gain is None else spec_moments(x, self._spec, mask, self._gain)
-        if scaled is not None:
-            self._attenuation.add(scaled)
+    def enter(self, x: Tensor, mask: Tensor | None) -> None:
+        """Count a call on x."""
+        self._dtypes = (self._dtypes[0] or x.dtype, self._dtypes[1])
+        self._left_out += not self._rows.add(0, x, mask)
 
-    def leave(self, y: Tensor, moments: RowMoments | None) -> None:
-        """Count what the call returned, whose `spec_moments` are given."""
-        self._output_dtype = y.dtype
-        if moments is not None:
-            self._output.add(moments)
+    def leave(self, y: Tensor, mask: Tensor | None) -> None:
+        """Count what the call returned."""
+        self._dtypes = (self._dtypes[0], y.dtype)
+        self._rows.add(1, y, mask)
 
     def result(self) -> SiteMeasurement:
         """The measurement so far."""
-        entering, leaving = self._input.result(), self._output.result()
-        in_half = self._dtype in HALF and self._spec.casts.has_narrow_statistics
-        return SiteMeasurement(
-            input=entering,
-            output=leaving,
-            attenuation=self._attenuation.result(),
-            calls=self._calls,
-            left_out=self._left_out,
-            dtype=_name(self._dtype),
-            headroom_bits=self._headroom(max(entering.absmax, leaving.absmax)),
-            statistics_headroom_bits=self._headroom(self._attenuation.largest_sum()) if in_half else None,
-            output_dtype=_name(self._output_dtype),
+        return site_measurement(
+            self._rows.reader(), 0, self._spec, self._rows.features[0], self._dtypes, self._left_out
         )
 
-    def _headroom(self, largest: float) -> float:
-        return math.inf if self._dtype is None else headroom_bits(self._dtype, largest)
 
-
-class StreamGauge:
-    """The accumulators of the stream at one place."""
+class StreamCounter:
+    """Counts the stream at one place, and finds its largest element."""
 
     def __init__(self) -> None:
-        self._rows = RowAccumulator()
+        self._rows = RowTables(RowCounter(place=0, spec=NormSpec(), enters_norm=False, has_deviations=True))
         self._peak: Peak | None = None
         self._token: int | None = None
 
-    def add(self, stream: Tensor, moments: RowMoments, mask: Tensor | None, ids: Tensor | None) -> None:
-        """Count a stream (B, T, n), whose moments under the token mask are given.
+    def add(self, stream: Tensor, mask: Tensor | None, ids: Tensor | None) -> None:
+        """Count a stream (B, T, n).
 
         Args:
             stream: The stream.
-            moments: Of its rows that count.
             mask: Token mask (B, T), or None for all rows.
             ids: Token ids, or None; those of another shape than (B, T) are not its own.
         """
-        self._rows.add(moments)
-        if stream.dim() != 3 or not moments.absmax > (0.0 if self._peak is None else abs(self._peak.value)):
+        before = self._rows.absmax(0)
+        if not self._rows.add(0, stream, mask):
+            return
+        largest = self._rows.absmax(0)
+        if stream.dim() != 3 or not largest > max(before, 0.0):
             return
         stream = stream.detach()
-        is_largest = stream.abs().double() == moments.absmax
+        is_largest = stream.abs().double() == largest
         if mask is not None:
             is_largest &= mask.to(stream.device)[..., None]
         sample, position, feature = is_largest.nonzero()[0].tolist()
@@ -128,7 +178,7 @@ class StreamGauge:
 
     def result(self) -> RowStatistics:
         """The statistics so far."""
-        return self._rows.result()
+        return self._rows.rows(0)
 
     def peak(self, decode: Callable[[int], str] | None) -> Peak | None:
         """The largest element so far, with its token in words where `decode` is given; None without one."""
@@ -140,28 +190,3 @@ class StreamGauge:
 def headroom_bits(dtype: torch.dtype, largest: float) -> float:
     """log2 of a dtype's largest number over the largest magnitude seen; infinite for zeros, NaN for NaN."""
     return math.inf if largest == 0 else math.log2(torch.finfo(dtype).max) - math.log2(largest)
-
-
-def _name(dtype: torch.dtype | None) -> str:
-    return "" if dtype is None else dtype_name(dtype)
-
-
-def spec_moments(x: Tensor, spec: NormSpec, mask: Tensor | None, gain: Tensor | None = None) -> RowMoments | None:
-    """Moments of what is one row to a spec.
-
-    Args:
-        x: Input or output of the norm.
-        spec: The formula of the norm.
-        mask: Token mask (B, T), or None for all rows.
-        gain: The gain that multiplies each row first, or None.
-
-    Returns:
-        The moments, or None where the mask does not tell the rows' tokens.
-    """
-    if mask is not None and spec.rows.are_samples:
-        return None
-    rows = spec.rows.split(x)
-    selected = token_rows(rows.squeeze(-2) if spec.rows.groups == 1 else rows, mask)
-    if selected is None:
-        return None
-    return row_moments(selected if gain is None else selected * gain.to(selected))

@@ -155,8 +155,8 @@ def _broken(site: Site) -> str:
     counts = [
         (_nonfinite_entries(site.gain), "in the gain"),
         (_nonfinite_entries(site.bias), "in the bias"),
-        (site.input.nonfinite, "in the input"),
-        (site.output.nonfinite, "in the output"),
+        (site.input.nonfinite, "rows of the input"),
+        (site.output.nonfinite, "rows of the output"),
     ]
     return f"{site.path}: NaN or infinity: " + ", ".join(f"{count} {where}" for count, where in counts if count)
 

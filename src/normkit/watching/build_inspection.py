@@ -12,19 +12,17 @@ from normkit.inspection.inspecting import model_facts
 from normkit.inspection.result import Inspection
 from normkit.measurement.blocks import block_of
 from normkit.measurement.facts import Attention, Block, Site
-from normkit.measurement.site_accumulator import SiteMeasurement, headroom_bits
+from normkit.measurement.row_counters import TableReader
+from normkit.measurement.site_accumulator import site_measurement
 from normkit.measurement.structure import Structure, measured_block, measured_site
 from normkit.measurement.training import Training
 from normkit.measurement.weights import recurring_outliers, ungathered
-from normkit.reference import HALF
-from normkit.text import dtype_name
 from normkit.watching.answers import answer
 from normkit.watching.layout import AttentionPlace, WatchLayout
 from normkit.watching.logits import HEAD_PEAKS
 from normkit.watching.onset import origin
 from normkit.watching.startup import WatchedModel
 from normkit.watching.step_recorder import StepRecorder
-from normkit.watching.table_reader import TableReader
 from normkit.watching.time_series import RunHistory
 
 
@@ -125,22 +123,7 @@ def inspection_of_run(
 
 
 def _site(structure: Structure, reader: TableReader, index: int, site: NormSite, gradient_error: float) -> Site:
-    features = math.prod(site.shape)
-    entering, leaving = reader.rows(2 * index, features), reader.rows(2 * index + 1, features)
-    before, after = structure.dtypes(site)
-    in_half = before in HALF and site.spec.casts.has_narrow_statistics
-    line = reader.line(2 * index)
-    measured = SiteMeasurement(
-        input=entering,
-        output=leaving,
-        attenuation=reader.attenuation(2 * index, site),
-        calls=round(line["calls"]),
-        left_out=0,
-        dtype=dtype_name(before),
-        headroom_bits=headroom_bits(before, max(entering.absmax, leaving.absmax)),
-        statistics_headroom_bits=headroom_bits(before, max(line["peak sum"], 0.0)) if in_half else None,
-        output_dtype=dtype_name(after),
-    )
+    measured = site_measurement(reader, 2 * index, site.spec, math.prod(site.shape), structure.dtypes(site))
     return measured_site(structure, index, measured, site.parameters(), gain_gradient_error=gradient_error)
 
 

@@ -11,9 +11,9 @@ from typing import Literal
 from torch import Tensor
 
 from normkit.measurement.pace import FASTEST_LIMIT, FROM_NOTHING, GAIN_LIMIT, TYPICAL_LIMIT
+from normkit.measurement.row_counters import ROW_PEAKS, ROW_SUMS
 from normkit.measurement.training import Change, Setting, Stop
 from normkit.watching.parameters import MOVES
-from normkit.watching.row_counters import ROW_PEAKS, ROW_SUMS
 from normkit.watching.step_recorder import StepRecorder
 
 # A step of an optimizer at thirty times a healthy learning rate changes a gain by 0.28 of its length.

@@ -19,13 +19,13 @@ from torch.utils.hooks import RemovableHandle
 from normkit.identification.sharding import local
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
 from normkit.measurement.attention import queries_and_keys, softmax_logits
+from normkit.measurement.row_counters import RowCounter, add_gradient
+from normkit.measurement.tables import Tables
 from normkit.ops import counting
 from normkit.spec import NormSpec
 from normkit.watching.hooks import Failures, Forward, Hook
 from normkit.watching.layout import WatchLayout
 from normkit.watching.logits import add_call, add_logits
-from normkit.watching.row_counters import RowCounter, add_gradient
-from normkit.watching.tables import Tables
 
 _STREAM = NormSpec()
 # On, off, and either of them in evaluation and for shapes that change.

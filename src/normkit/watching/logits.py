@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from normkit.measurement.attention import SATURATED, QueriesAndKeys
-from normkit.watching.tables import Table, Tables
+from normkit.measurement.tables import Table, Tables
 
 HEAD_SUMS = ("rows", "entropy", "uniform", "contested", "spread", "saturated")
 HEAD_PEAKS = ("bound", "sampled")

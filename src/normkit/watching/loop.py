@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from normkit.identification.sharding import local
+from normkit.measurement.tables import widest_dtype
 from normkit.watching.hooks import Failures
 from normkit.watching.parameters import WatchedParameter, sums_of_squares
-from normkit.watching.tables import widest_dtype
 
 LOOP = ("complete", "used", "left", "along", "moved")
 """On a sample of the gradients: sums of squares when they were complete and as an optimizer got them; the inner product

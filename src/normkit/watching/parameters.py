@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from normkit.identification.sharding import local
 from normkit.measurement.blocks import block_of
 from normkit.measurement.structure import Structure
+from normkit.measurement.tables import widest_dtype
 from normkit.measurement.training import ParameterKind
-from normkit.watching.tables import widest_dtype
 
 PARAMETER_SUMS = ("elements", "sum", "squares", "gradient squares", "gradients", "inner", "small", "moments")
 """For each parameter: its elements, their sum (norms only) and squares, the squares of its gradient and whether it has

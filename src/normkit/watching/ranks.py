@@ -19,9 +19,10 @@ from torch import Tensor
 
 from normkit.identification.sharding import is_distributed, local, whole
 from normkit.identification.sites import NormSite
+from normkit.measurement.row_counters import GRADIENT_SUMS, ROW_SUMS
+from normkit.measurement.tables import Table, Tables
+from normkit.watching.async_copies import AsyncCopy, Pending
 from normkit.watching.parameters import PARAMETER_SUMS
-from normkit.watching.row_counters import GRADIENT_SUMS, ROW_SUMS
-from normkit.watching.tables import AsyncCopy, Pending, Table, Tables
 
 _MOST_PENDING = 32
 

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from normkit.identification.sharding import local
+from normkit.measurement.row_counters import GRADIENT_SUMS
 from normkit.measurement.structure import Structure
+from normkit.measurement.tables import Table, Tables
+from normkit.watching.async_copies import AsyncCopy, CopyQueue
 from normkit.watching.hooks import Failures
 from normkit.watching.inputs import INPUTS, InputRecorder
 from normkit.watching.instruments import Instruments, Switch
@@ -26,8 +29,6 @@ from normkit.watching.parameters import (
     watched_parameters,
 )
 from normkit.watching.ranks import Ranks, ShardedParameters
-from normkit.watching.row_counters import GRADIENT_SUMS
-from normkit.watching.tables import AsyncCopy, CopyQueue, Table, Tables
 
 STEP_RECORD = ("loss", "squares", "bad place", "bad parameter", "seen", *INPUTS)
 """What is sent at every step: the loss, the sum of squares of all gradients that this process holds, the first place

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from normkit.measurement.history import height, stands_out
+from normkit.measurement.row_counters import TableReader, named
 from normkit.measurement.site_accumulator import headroom_bits
 from normkit.measurement.training import Parameter, Quantity, Series
 from normkit.text import dtype_name
@@ -16,9 +17,7 @@ from normkit.watching.change_tracker import ChangeTracker
 from normkit.watching.inputs import batch_series
 from normkit.watching.loop import LOOP
 from normkit.watching.parameters import PARAMETER_SUMS, WatchedParameter
-from normkit.watching.row_counters import named
 from normkit.watching.step_recorder import STEP_RECORD, StepRecorder
-from normkit.watching.table_reader import TableReader
 
 # With one gradient of each parameter for each step, a model of many layers would make a page of megabytes.
 _KEPT, _KEPT_OF_PARAMETERS = 1024, 128

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from normkit import specs
+from normkit.measurement.row_counters import (
+    GRADIENT_SUMS,
+    RowCounter,
+    TableReader,
+    add_gradient,
+    gradient_table,
+    named,
+    row_tables,
+)
+from normkit.measurement.tables import Table, Tables
 from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS
 from normkit.watching.parameters import PARAMETER_SUMS
 from normkit.watching.ranks import Ranks
-from normkit.watching.row_counters import GRADIENT_SUMS, RowCounter, add_gradient, gradient_table, named, row_tables
-from normkit.watching.table_reader import TableReader
-from normkit.watching.tables import Table, Tables
 
 FEATURES = 16
 _SPEC = specs.TORCH_LAYER_NORM

@@ -16,6 +16,7 @@ from normkit.errors import InputError
 from normkit.inspection.build_inspection import infer
 from normkit.inspection.result import Inspection
 from normkit.measurement.baseline import Baseline, declared, write
+from normkit.measurement.row_counters import TableReader
 from normkit.rules.finding import Finding
 from normkit.watching.build_inspection import inspection_of_run
 from normkit.watching.hooks import Failures, Hook
@@ -26,7 +27,6 @@ from normkit.watching.rendezvous import is_distributed_run
 from normkit.watching.startup import WatchedModel, start_up
 from normkit.watching.step_recorder import STEP_RECORD, StepRecorder
 from normkit.watching.surveying import Arguments, unwrapped
-from normkit.watching.table_reader import TableReader
 from normkit.watching.time_series import RunHistory
 
 LATE = (

@@ -3,7 +3,7 @@
 //   count_rows  adds the rows of x to one line of three tables
 //   mark_seen   adds one call to one line of another, and NaN where an element of x is not finite
 //
-// watching/row_counters.py says what the columns of the tables are, and does the same in plain torch.
+// measurement/row_counters.py says what the columns of the tables are, and does the same in plain torch.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>

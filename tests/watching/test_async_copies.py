@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normkit.watching.tables import AsyncCopy, CopyQueue, Table, Tables
+from normkit.measurement.tables import Table, Tables
+from normkit.watching.async_copies import AsyncCopy, CopyQueue
 
 LAYOUT = [
     Table(name="peaks", shape=(2,), keeps_largest=True),
