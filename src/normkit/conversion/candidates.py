@@ -62,15 +62,14 @@ class Search:
         key = likeness(module), None if call is None else (call.input_shape[1:], call.tensors)
         if key in self._refused:
             return self._refused[key]
-        found = self._uncalled(module, paths[0]) if call is None else self._called(module, paths[0], call)
+        if call is None:
+            found = self._uncalled(module, paths[0])
+        else:
+            found = _candidate(module, self._finder.examined(module, paths[0], call.input_shape))
+            if call.tensors > 1 and (found.formula is not None or found.reason is not None):
+                found = Candidate(reason=f"it is called with {call.tensors} tensors: gated or adaptive")
         if found.formula is None:
             self._refused[key] = found
-        return found
-
-    def _called(self, module: nn.Module, path: str, call: ModuleCall) -> Candidate:
-        found = _candidate(module, self._finder.examined(module, path, call.input_shape))
-        if call.tensors > 1 and (found.formula is not None or found.reason is not None):
-            return Candidate(reason=f"it is called with {call.tensors} tensors: gated or adaptive")
         return found
 
     def _uncalled(self, module: nn.Module, path: str) -> Candidate:
@@ -103,18 +102,17 @@ def _candidate(module: nn.Module, seen: Examination | None) -> Candidate:
     ):
         if has and name is None:
             return Candidate(reason=f"its {label} is fixed: no parameter of it acts as {label}")
+    keeps_layout = False
+    if spec.rows.are_places:
+        with undisturbed():
+            specimen = Specimen(module)
+            keeps_layout = specimen(torch.ones(seen.shape, device=specimen.device)).is_contiguous()
     formula = Formula(
         spec,
         passport.weight_name,
         passport.bias_name,
         input=forward_arguments(module)[0].name,
-        keeps_layout=spec.rows.are_places and _keeps_layout(module, seen.shape),
+        keeps_layout=keeps_layout,
     )
     undecided = tuple(f"{name}, {reason}" for name, reason in passport.undecidable.items())
     return Candidate(shape=seen.shape, formula=formula, undecided=undecided)
-
-
-def _keeps_layout(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    with undisturbed():
-        specimen = Specimen(module)
-        return specimen(torch.ones(shape, device=specimen.device)).is_contiguous()

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normkit.conversion.candidates import Candidate, Search
+from normkit.conversion.candidates import Search
 from normkit.conversion.replacement import Formula, is_converted, is_normkit, is_torchs, restore, swap
 from normkit.conversion.result import Check, ConversionReport, LeftAlone, SwappedNorm
 from normkit.conversion.verification import floating_dtypes, settings, verify
 from normkit.errors import KindError, ModelError, UseError
+from normkit.identification.sharding import is_distributed
 from normkit.identification.sites import is_within
 from normkit.identification.state import in_mode
 from normkit.identification.tracing import NORM_FUNCTIONS, Trace, trace
@@ -111,16 +112,8 @@ def _check(model: nn.Module) -> None:
             raise UseError(f"convert: {path} is offloaded by accelerate; convert before cpu_offload or dispatch_model")
         if parameter.is_meta:
             raise ModelError(f"convert: {path} is on the meta device and has no values; load the weights first")
-        if _is_sharded(parameter):
+        if type(parameter.data) is not Tensor and any(map(is_distributed, (parameter, parameter.data))):
             raise UseError(f"convert: {path} is sharded (a DTensor); convert before fully_shard")
-
-
-def _is_sharded(parameter: Tensor) -> bool:
-    if type(parameter.data) is Tensor or not torch.distributed.is_available():
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(parameter, DTensor) or isinstance(parameter.data, DTensor)
 
 
 def _traced(model: nn.Module, inputs: object) -> Trace:
@@ -170,17 +163,38 @@ class _Conversion:
     def verify(self) -> None:
         """Find the norms and verify each; nothing of the model is changed."""
         self._visit(self._model)
-        self._list_function_calls()
+        # Calls of norm functions outside the norms that were found.
+        found = [path for module, _ in self.verified for path in self._paths[module]]
+        found += [left.path for left in self.left_alone]
+        for call in self._functions:
+            if call.function in NORM_FUNCTIONS.values() and not any(is_within(call.parent, path) for path in found):
+                path = f"{call.parent}:{call.function}" + (f"#{call.ordinal + 1}" if call.ordinal else "")
+                reason = "a call of a function in the forward of its parent: there is no module to swap"
+                self.left_alone.append(LeftAlone(path=path, class_name=call.function, reason=reason))
         self._progress("norms", len(self._paths), len(self._paths))
 
     def swap(self) -> tuple[SwappedNorm, ...]:
         """Swap all that was verified, or none."""
         done: list[SwappedNorm] = []
         try:
-            for module, verified in self.verified:
-                done.append(self._swapped(module, verified))
+            for module, (formula, slow, checks) in self.verified:
+                class_name = type(module).__name__
+                path, *others = self._paths[module]
+                swap(module, formula)
+                done.append(
+                    SwappedNorm(
+                        path=path,
+                        others=tuple(others),
+                        class_name=class_name,
+                        replacement=type(module).__name__,
+                        spec=formula.spec,
+                        slow=slow,
+                        own_under_autocast=formula.own_under_autocast,
+                        checks=checks,
+                    )
+                )
         except BaseException:
-            # Not all that the model holds: part of it may have been converted before.
+            # Only these: another part of the model may have been converted before.
             for module, _ in self.verified:
                 if is_converted(module):
                     restore(module)
@@ -222,14 +236,11 @@ class _Conversion:
     def _considered(self, module: nn.Module) -> _Swap | str | None:
         """The verified replacement of a module; the reason why there is none; or None if it is no norm."""
         found = self._search.find(module, self._paths[module])
-        if found.formula is None:
+        formula = found.formula
+        if formula is None:
             return found.reason
         if "forward" in vars(module):
             return "its forward is set on the object, as accelerate and kernels do; remove that first"
-        return self._checked(module, found, found.formula)
-
-    def _checked(self, module: nn.Module, found: Candidate, formula: Formula) -> _Swap | str:
-        """The formula with the checks of the swap, or the reason against it."""
         slow = self._slow(module, formula, found.shape)
         if slow is not None and cpu.load() is None:
             return f"no kernel computes it ({slow}), so it would be slower ({formula.spec})"
@@ -249,21 +260,6 @@ class _Conversion:
                 return f"in {check.setting}: {check.problem} ({formula.spec}){doubts}"
         return _Swap(formula, slow, tuple(checks)) if checks else "it runs in none of the dtypes it may be called in"
 
-    def _swapped(self, module: nn.Module, verified: _Swap) -> SwappedNorm:
-        class_name = type(module).__name__
-        path, *others = self._paths[module]
-        swap(module, verified.formula)
-        return SwappedNorm(
-            path=path,
-            others=tuple(others),
-            class_name=class_name,
-            replacement=type(module).__name__,
-            spec=verified.formula.spec,
-            slow=verified.slow,
-            own_under_autocast=verified.formula.own_under_autocast,
-            checks=verified.checks,
-        )
-
     def _slow(self, module: nn.Module, formula: Formula, shape: tuple[int, ...]) -> str | None:
         """Why no kernel computes it in its own dtype."""
         weight, bias = formula.parameters_of(module)
@@ -273,16 +269,6 @@ class _Conversion:
         if spec.rows.are_places:
             x, spec = x.movedim(1, -1), spec.replace(axes=(-1,))
         return cpu.load() or cpu.supports(spec, x, weight, bias)
-
-    def _list_function_calls(self) -> None:
-        """Calls of norm functions outside the norms that were found."""
-        found = [path for module, _ in self.verified for path in self._paths[module]]
-        found += [left.path for left in self.left_alone]
-        for call in self._functions:
-            if call.function in NORM_FUNCTIONS.values() and not any(is_within(call.parent, path) for path in found):
-                path = f"{call.parent}:{call.function}" + (f"#{call.ordinal + 1}" if call.ordinal else "")
-                reason = "a call of a function in the forward of its parent: there is no module to swap"
-                self.left_alone.append(LeftAlone(path=path, class_name=call.function, reason=reason))
 
     def _leave(self, module: nn.Module, reason: str) -> None:
         path = self._paths[module][0]

@@ -126,18 +126,16 @@ class _Comparison:
         self.generator = torch.Generator().manual_seed(_SEED)
         for parameter in theirs.parameters():
             if parameter.is_floating_point():
-                parameter.data = self._moved(parameter.detach())
+                # A gain or a bias, moved so that each element is felt and none is like another.
+                moves = self._normal(2, *parameter.shape).to(parameter.device)
+                moved = parameter.detach().float() * (1.0 + 0.2 * moves[0]) + 0.3 * moves[1]
+                parameter.data = moved.to(parameter.dtype)
                 parameter.requires_grad_()
         self.theirs, self.ours = theirs, copy.copy(theirs)
         swap(self.ours, formula)
         self.weight, self.bias = formula.parameters_of(theirs)
         self.device = next((parameter.device for parameter in theirs.parameters()), torch.device("cpu"))
         self.x = self._inputs(shape, elements)
-
-    def _moved(self, values: Tensor) -> Tensor:
-        """A gain or a bias, moved so that each element is felt and none is like another."""
-        moves = self._normal(2, *values.shape).to(values.device)
-        return (values.float() * (1.0 + 0.2 * moves[0]) + 0.3 * moves[1]).to(values.dtype)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator, device="cpu")
@@ -206,7 +204,7 @@ class _Comparison:
         if not outputs[1].requires_grad:
             return replace(check, problem="it has no gradient")
         dy = self._normal(*x.shape).to(x.device, outputs[0].dtype)
-        ours, theirs = (_gradients(y, wanted, dy) for y in outputs)
+        ours, theirs = (torch.autograd.grad(y, wanted, dy, allow_unused=True) for y in outputs)
         gradients = units.gradients(x, dy, self.formula.spec, self.weight, self.bias)
         exact = dict(zip(("input", "weight", "bias"), gradients, strict=True))
         found = []
@@ -231,10 +229,6 @@ class _Comparison:
                     problem=f"the gradient of the {label} would be off by {error:.3g} u, its own is by {others:.3g} u",
                 )
         return check
-
-
-def _gradients(y: Tensor, wanted: list[Tensor], dy: Tensor) -> tuple[Tensor | None, ...]:
-    return torch.autograd.grad(y, wanted, dy, allow_unused=True)
 
 
 def _half(
