@@ -8,11 +8,8 @@ from torch import nn
 
 from faulty_norms import (
     FAULTS,
-    CancellingVariance,
     EpsOfTheDtype,
     N,
-    NegativeVariance,
-    NoEps,
     OverTimeAndFeatures,
 )
 from normkit.identification.behaviour import identify
@@ -53,15 +50,3 @@ def test_an_eps_that_follows_the_dtype_is_read_in_it(dtype, eps):
 def test_statistics_over_time_leak_the_future():
     assert any("future" in line for line in identify(OverTimeAndFeatures(), SHAPE).readings["time"].evidence)
     assert not any("future" in line for line in identify(nn.LayerNorm(N), SHAPE).readings["time"].evidence)
-
-
-def test_a_cancelling_variance_is_read():
-    assert identify(CancellingVariance(), SHAPE).readings["conditioning"].value["cancels"] is True
-    assert identify(nn.LayerNorm(N), SHAPE).readings["conditioning"].value["cancels"] is False
-
-
-@pytest.mark.slow
-def test_nan_on_constant_rows_is_read():
-    assert identify(NegativeVariance(eps=1e-12), SHAPE).readings["degenerate rows"].value["constant"] == "NaN"
-    assert identify(NoEps(), SHAPE).readings["degenerate rows"].value["zeros"] == "NaN"
-    assert identify(nn.LayerNorm(N), SHAPE).readings["degenerate rows"].value["constant"] == "finite"

@@ -29,6 +29,13 @@ from normkit.identification.tracing import trace
         (lambda x: x * (1 + 1e-6 * torch.rand(())), 6, "undecidable", "the same input gives different outputs"),
         (lambda x: x / x.abs().amax(-1, keepdim=True), 6, "norm", "it does not grow with its input"),
         (nn.Sequential(nn.Linear(6, 6), nn.Hardtanh()), 6, "not a norm", ""),
+        (nn.Dropout(0.5), 6, "identity", ""),
+        (nn.Linear(6, 6), 6, "linear", ""),
+        (nn.Linear(6, 3), 6, "not a norm", ""),
+        (nn.LSTM(6, 6), 6, "not a norm", ""),
+        (lambda x, gate: torch.tanh(x) * gate, 6, "not a norm", ""),
+        (nn.BatchNorm1d(6, track_running_stats=False), 6, "batch", ""),
+        (nn.Sequential(nn.LayerNorm(6), nn.GELU()), 6, "norm", ""),
         (nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)), 6, "not a norm", "its output grows"),
     ],
 )
