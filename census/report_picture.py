@@ -19,8 +19,8 @@ from normkit.checkpoint.loading import load_model
 from normkit.cli.demonstration import demo_batches
 from normkit.cli.measurement import measure
 from normkit.demo import write_twins
+from normkit.inspection.report.description import describe
 from normkit.inspection.result import Inspection
-from normkit.report.description import describe
 
 _DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = {"light": _DOCS / "report.png", "dark": _DOCS / "report-dark.png"}
@@ -37,7 +37,7 @@ def faulty(folder: Path) -> Inspection:
 def words(inspection: Inspection) -> str:
     """The words of a report's first screen, one fact per line."""
     report = describe(inspection)
-    facts = [f"{fact.label}: {fact.value}" for fact in report.glance]
+    facts = [f"{fact.label}: {fact.value}" for fact in report.facts]
     found = [f"{each.severity} {each.rule} {each.title}: {each.measured}" for each in report.findings]
     return "\n".join([report.title, report.verdict.headline, report.verdict.detail, *facts, *found])
 

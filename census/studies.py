@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from normkit import files
-from normkit.report.study import headline
 from normkit.study.catalogue import NAMES
+from normkit.study.report import headline
 from normkit.text import significant, spread
 
 FOLDER = Path(__file__).parents[1] / "docs" / "explanation" / "studies"

@@ -27,8 +27,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from normkit.inspection.report import page
 from normkit.inspection.result import Inspection
-from normkit.report import html
 from normkit.watching import rendezvous, watcher
 from normkit.watching.watcher import watch
 
@@ -263,7 +263,7 @@ def work(rank: int, ports: tuple[int, ...], folder: str) -> None:
     """
     torch.set_num_threads(1)
     # What is on a page is tested elsewhere.
-    html.render = lambda *_, **__: "<html></html>"
+    page.render = lambda *_, **__: "<html></html>"
     results = {"alone": _alone()} if rank == 0 else {}
     _join(rank, ports[0])
     for name, scenario in SCENARIOS.items():

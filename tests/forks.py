@@ -26,7 +26,7 @@ from typing import Any
 LIBRARIES = ("torch._dynamo", "pytest", "hypothesis", "matplotlib.pyplot", "scipy.stats")
 """What the programs import; the first is what torch imports when an optimizer takes its first step."""
 
-OURS = ("normkit.study.running", "normkit.report.study", "study_runs", "tiny_study")
+OURS = ("normkit.study.running", "normkit.study.report", "study_runs", "tiny_study")
 """The same of this project. Its kernels are chosen while it is imported, once and for all."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
+from normkit.inspection.report import page
 from normkit.inspection.result import Inspection
-from normkit.report import html
 
 
 @functools.cache
 def rendered(inspection: Inspection) -> str:
     """The page of an inspection; equal inspections share it."""
-    return html.render(inspection)
+    return page.render(inspection)

@@ -19,8 +19,7 @@ from forks import Fork, until
 from helpers import refused
 from normkit.cli.study import Request, jobs_of, requested
 from normkit.errors import InputError
-from normkit.report import study as report
-from normkit.study import catalogue, running
+from normkit.study import catalogue, report, running
 
 
 def request_of(*names: str, out: Path, **changes: object) -> Request:

@@ -7,9 +7,9 @@ from normkit.show.parts import Cell, Column, Table
 from normkit.text import spread
 
 COLUMNS = (
-    Column(key="path", heading="norm"),
-    Column(key="role", heading="role"),
-    Column(key="rms", heading="rms", numeric=True, words=spread),
+    Column("path", "norm"),
+    Column("role", "role"),
+    Column("rms", "rms", spread),
 )
 
 

@@ -20,4 +20,4 @@ def test_what_is_not_to_be_seen_becomes_an_escape():
 
 
 def test_every_string_of_a_part_is_made_printable():
-    assert printable((Fact(label="\x07", value="ok"), 3)) == (Fact(label="\\x07", value="ok"), 3)
+    assert printable((Fact("\x07", "ok"), 3)) == (Fact("\\x07", "ok"), 3)

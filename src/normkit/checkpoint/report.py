@@ -11,7 +11,7 @@ from normkit.checkpoint.plan import FoldPlan, NormChange, TensorEdit, VectorEdit
 from normkit.checkpoint.reader import TensorInfo
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.show.grouping import merged, pattern
-from normkit.show.parts import Cell, Column, Fact, Section, Table, Tone, Verdict, printable
+from normkit.show.parts import Column, Fact, Section, Table, Tone, Verdict, printable
 from normkit.text import counted, shortened, significant
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -29,17 +29,15 @@ _RELATIONS = {
     "constant": "constants",
 }
 _COLUMNS = (
-    Column(key="norm", heading="norm"),
-    Column(key="count", heading="count", numeric=True),
-    Column(key="gain", heading="gain"),
-    Column(key="bias", heading="bias"),
-    Column(key="kind", heading="becomes"),
-    Column(key="readers", heading="folded into"),
+    Column("norm", "norm"),
+    Column("count", "count", numeric=True),
+    Column("gain", "gain"),
+    Column("bias", "bias"),
+    Column("kind", "becomes"),
+    Column("readers", "folded into"),
 )
-_LEFT = Verdict(
-    tone="warning", headline="asked for and not done, as it would change what the model computes", detail=""
-)
-_KEPT = Verdict(tone="note", headline="kept where it is, exactly", detail="")
+_LEFT = Verdict(tone="warning", headline="asked for and not done, as it would change what the model computes")
+_KEPT = Verdict(tone="note", headline="kept where it is, exactly")
 _TONES: dict[bool | None, Tone] = {True: "good", False: "error", None: "neutral"}
 
 
@@ -69,13 +67,13 @@ def describe_plan(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int
     )
     facts = _size(plan, tensors)
     if memory is not None:
-        facts.append(Fact(label="memory", value=f"some {memory / 1e9:.1f} GB, whatever the size"))
+        facts.append(Fact("memory", f"some {memory / 1e9:.1f} GB, whatever the size"))
     changes = [f"{key} = {value}" for key, value in plan.config.items() if key != "normkit"]
     changes += [f"without {key}" for key in plan.dropped]
     if plan.swaps:
         changes.append(f"{counted(len(plan.swaps), 'norm')} recorded as RMSNorms, for nk.load")
     if changes:
-        facts.append(Fact(label="config.json", value=", ".join(changes)))
+        facts.append(Fact("config.json", ", ".join(changes)))
     described = Section(
         title=plan.architecture,
         gist=summary,
@@ -121,7 +119,7 @@ def describe_proof(found: Verification, agreement: Agreement | None = None, toke
     described = Section(
         title=found.source if found.source == found.result else f"{found.source} -> {found.result}",
         verdict=verdict,
-        facts=tuple(Fact(label=check.name, value=check.what, tone=_TONES[check.passed]) for check in checks),
+        facts=tuple(Fact(check.name, check.what, tone=_TONES[check.passed]) for check in checks),
     )
     return printable(described)
 
@@ -138,8 +136,8 @@ def _norm_table(changes: Iterable[NormChange]) -> Table:
     rows = []
     for (path, *words), norms in alike.items():
         name = path if len(norms) > 1 else norms[0].name
-        rows.append(tuple(Cell(text=text) for text in (name, f"{len(norms)}", *words)))
-    return Table(title="Norms", columns=_COLUMNS, rows=tuple(rows), empty="no norm")
+        rows.append([name, f"{len(norms)}", *words])
+    return Table.of("Norms", _COLUMNS, rows, "no norm")
 
 
 def _size(plan: FoldPlan, tensors: Mapping[str, TensorInfo]) -> list[Fact]:
@@ -152,7 +150,7 @@ def _size(plan: FoldPlan, tensors: Mapping[str, TensorInfo]) -> list[Fact]:
     before = sum(info.nbytes for info in tensors.values())
     words = ", ".join(f"{count} {_RELATIONS[relation]}" for relation, count in counts.items())
     size = _in_bytes(before) + ("" if after == before else f" -> {_in_bytes(after)}")
-    return [Fact(label="tensors", value=words), Fact(label="size", value=size)]
+    return [Fact("tensors", words), Fact("size", size)]
 
 
 def _bytes_of(edit: TensorEdit | VectorEdit, tensors: Mapping[str, TensorInfo]) -> int:

@@ -17,8 +17,8 @@ from normkit.cli.reports import output_folder, write_report
 from normkit.cli.terminal import print_json, progress, results, shell_word
 from normkit.cli.texts import Batches, from_text
 from normkit.demo import write_twins
+from normkit.inspection.report.description import describe
 from normkit.layers import LayerNorm
-from normkit.report.description import describe
 from normkit.show.parts import Fact
 from normkit.show.terminal import lines, marked
 from normkit.text import shortened
@@ -97,7 +97,7 @@ def _print(inspections: list[Inspection], names: list[str], counts: dict[str, in
     )
     console.print(f"$ normkit inspect {names[0]}", soft_wrap=True)
     console.print(marked(found.severity, f"{found.severity}  {found.rule}  {found.title}"))
-    console.print(lines(Fact(label=label, value=value) for label, value in facts.items()))
+    console.print(lines(Fact(label, value) for label, value in facts.items()))
     console.print(f"\n$ normkit inspect {names[1]}", soft_wrap=True)
     console.print(
         Text.assemble(marked(healthy.verdict.tone, healthy.verdict.headline), f"  {healthy.verdict.detail}\n")

@@ -151,16 +151,16 @@ def _print(inspection: Inspection, form: str, origin: str, *, site: str | None, 
     if form == "json":
         print_json(inspection.to_json())
     elif form == "markdown":
-        from normkit.report.markdown import markdown
+        from normkit.inspection.report.printing import markdown
 
         click.echo(markdown(inspection, origin), nl=False)
     else:
-        from normkit.report import text
+        from normkit.inspection.report.printing import summary, walk_table
 
         console = results()
-        console.print(text.summary(inspection, site))
+        console.print(summary(inspection, site))
         if token and inspection.walk is not None:
-            console.print("", text.walk_table(inspection.walk), sep="\n")
+            console.print("", walk_table(inspection.walk), sep="\n")
 
 
 def _origin(ctx: click.Context) -> str:

@@ -34,7 +34,7 @@ def explain_rule(name: str | None, as_json: bool) -> None:
         return
     console = results()
     if name is None:
-        console.print(lines(Fact(label=rule.id, value=rule.title) for rule in RULES))
+        console.print(lines(Fact(rule.id, rule.title) for rule in RULES))
         return
     rule = chosen[0]
     console.print(f"{rule.id}  {rule.title}", style="bold")
@@ -48,4 +48,4 @@ def explain_rule(name: str | None, as_json: bool) -> None:
         "follows from": " ".join(rule.follows),
         "page": rule.page,
     }
-    console.print(lines(Fact(label=label, value=value) for label, value in facts.items() if value))
+    console.print(lines(Fact(label, value) for label, value in facts.items() if value))

@@ -271,7 +271,7 @@ def _run(request: Request, crew: Crew, ranks: Ranks, begin: Callable[[str], Prog
     """Run every study; if there are several, one that fails does not stop the others."""
     import torch
 
-    from normkit.report.study import write, write_index
+    from normkit.study.report import write, write_index
     from normkit.study.running import not_run, run
 
     done = _Done()
@@ -333,7 +333,7 @@ def _print(done: _Done, out: Path, *, as_json: bool) -> None:
         content: dict[str, Any] = {"schema_version": 1, "folder": str(out), "studies": studies}
         print_json(content)
     else:
-        from normkit.report.study import summary
+        from normkit.study.report import summary
 
         console = results()
         console.print(summary(done.results))

@@ -10,7 +10,7 @@ from normkit.comparison.divergence import Birth
 from normkit.comparison.pairing import Change
 from normkit.identification.report import LABELS, parts_of
 from normkit.show.grouping import merged
-from normkit.show.parts import Cell, Column, Fact, Section, Table, Verdict, printable
+from normkit.show.parts import Column, Fact, Section, Table, Verdict, printable
 from normkit.text import counted, shortened, significant
 
 _CASTS = ("casts", "output dtype", "offset dtype")
@@ -108,16 +108,16 @@ def _contrast(words: Sequence[str], pairs: Sequence[Pair]) -> Section:
     """Norms that differ in the same way, the largest effect first."""
     observed = [(pair, pair.observed) for pair in pairs if pair.observed is not None]
     effects = [effect.dtype for effect in observed[0][1].effects] if observed else []
-    columns = [Column(key="path", heading="norm"), Column(key="rms", heading="row rms", numeric=True)]
+    columns = [Column("path", "norm"), Column("rms", "row rms", numeric=True)]
     for dtype in effects:
         columns += [
-            Column(key=f"{dtype} median", heading=f"{dtype} median", numeric=True),
-            Column(key=f"{dtype} worst", heading=f"{dtype} worst", numeric=True),
+            Column(f"{dtype} median", f"{dtype} median", numeric=True),
+            Column(f"{dtype} worst", f"{dtype} worst", numeric=True),
         ]
     rows = []
     for pair, seen in observed:
         numbers = [seen.rms[1], *(value for effect in seen.effects for value in (effect.median, effect.worst))]
-        rows.append((Cell(text=_name(pair)), *(Cell(text=significant(number)) for number in numbers)))
+        rows.append([_name(pair), *map(significant, numbers)])
     notes = []
     if rows:
         notes.append("Row rms: of the median row that arrives there.")
@@ -132,7 +132,7 @@ def _contrast(words: Sequence[str], pairs: Sequence[Pair]) -> Section:
     return Section(
         title=many + (words[0] if len(words) == 1 else f"{len(words)} conventions differ"),
         notes=tuple(words) if len(words) > 1 else (),
-        tables=(Table(title="Effects", columns=tuple(columns), rows=tuple(rows), empty="", note=" ".join(notes)),),
+        tables=(Table.of("Effects", columns, rows, note=" ".join(notes)),),
     )
 
 
@@ -147,23 +147,23 @@ def _facts(found: Comparison) -> tuple[Fact, ...]:
     by_order = [pair for pair in found.pairs if pair.matched_by == "order"]
     if by_order:
         how = "the paths differ, so they were paired in forward order and by size"
-        facts.append(Fact(label="pairs", value=f"{len(by_order)} of {counted(len(found.pairs), 'norm')}: {how}"))
-        facts.append(Fact(label="", value=shortened([_name(pair) for pair in by_order])))
+        facts.append(Fact("pairs", f"{len(by_order)} of {counted(len(found.pairs), 'norm')}: {how}"))
+        facts.append(Fact("", shortened([_name(pair) for pair in by_order])))
     owners = {"model": found.model, "reference": found.reference}
     alone = merged((f"only in {owners[each.owner]}", each.path, each.reason) for each in found.unmatched)
-    facts += [Fact(label=label, value=f"{where}: {reason}" if reason else where) for label, where, reason in alone]
+    facts += [Fact(label, f"{where}: {reason}" if reason else where) for label, where, reason in alone]
     for role in ("weight", "bias"):
         facts += _parameter_facts(found, role)
     left_out = merged(
         ("not compared", path, reason if reason == other else f"{reason}; in the reference: {other}")
         for path, (reason, other) in found.left_out.items()
     )
-    facts += [Fact(label=label, value=f"{where}: {reason}") for label, where, reason in left_out]
+    facts += [Fact(label, f"{where}: {reason}") for label, where, reason in left_out]
     undecided: dict[str, list[str]] = defaultdict(list)
     for pair in found.pairs:
         for reading, reason in pair.undecided.items():
             undecided[f"{reading}: {reason}"].append(pair.entry.path)
-    facts += [Fact(label="not compared", value=f"{what} ({shortened(at)})") for what, at in undecided.items()]
+    facts += [Fact("not compared", f"{what} ({shortened(at)})") for what, at in undecided.items()]
     return tuple(facts)
 
 
@@ -176,9 +176,6 @@ def _parameter_facts(found: Comparison, role: str) -> list[Fact]:
     at = shortened([pair.entry.path for pair, _ in changes])
     swapped = {frozenset((pair.entry.path, change.swapped_with)) for pair, change in changes if change.swapped_with}
     return [
-        Fact(label=role, value=f"differs{by} at {counted(len(changes), 'norm')}: {at}"),
-        *(
-            Fact(label="", value=f"swapped between {both}")
-            for both in sorted(" and ".join(sorted(paths)) for paths in swapped)
-        ),
+        Fact(role, f"differs{by} at {counted(len(changes), 'norm')}: {at}"),
+        *(Fact("", f"swapped between {both}") for both in sorted(" and ".join(sorted(paths)) for paths in swapped)),
     ]

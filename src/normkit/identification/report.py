@@ -10,7 +10,7 @@ from normkit.identification.book import Entry, PassportBook
 from normkit.identification.passport import CONVENTIONS, said, words_of
 from normkit.show.formula import formula_name
 from normkit.show.grouping import merged, pattern
-from normkit.show.parts import Cell, Column, Fact, Section, Table, Verdict, printable
+from normkit.show.parts import Column, Fact, Section, Table, Verdict, printable
 from normkit.spec import NormSpec
 from normkit.text import counted, rounded_percent
 
@@ -43,15 +43,13 @@ _ORDINARY: dict[str, Any] = {
     "conditioning": {"cancels": False},
 }
 _COLUMNS = (
-    Column(key="path", heading="norm"),
-    Column(key="count", heading="count", numeric=True),
-    Column(key="class", heading="class"),
-    Column(key="features", heading="features", numeric=True),
+    Column("path", "norm"),
+    Column("count", "count", numeric=True),
+    Column("class", "class"),
+    Column("features", "features", numeric=True),
 )
-_LEFT_OUT = Verdict(
-    tone="warning", headline="these normalize, but no formula of a plain norm describes them", detail=""
-)
-_NO_NORM = Verdict(tone="neutral", headline="this model has no norm", detail="")
+_LEFT_OUT = Verdict(tone="warning", headline="these normalize, but no formula of a plain norm describes them")
+_NO_NORM = Verdict(tone="neutral", headline="this model has no norm")
 
 
 def describe_book(book: PassportBook) -> Section:
@@ -64,7 +62,7 @@ def describe_book(book: PassportBook) -> Section:
     sections = [_kind(group) for group in groups]
     if book.left_out:
         reasons = merged(("", path, reason) for path, reason in book.left_out.items())
-        facts = tuple(Fact(label=where, value=reason) for _, where, reason in reasons)
+        facts = tuple(Fact(where, reason) for _, where, reason in reasons)
         sections.append(Section(verdict=_LEFT_OUT, facts=facts))
     described = Section(
         title=book.model,
@@ -119,12 +117,11 @@ def _kind(entries: list[Entry]) -> Section:
     for found in places.values():
         first = found[0]
         path = pattern(first.path) if len(found) > 1 else first.path
-        texts = path, f"{len(found)}", first.class_name, f"{first.features:,}"
-        rows.append(tuple(Cell(text=text) for text in texts))
+        rows.append([path, f"{len(found)}", first.class_name, f"{first.features:,}"])
     return Section(
         title=f"{counted(len(entries), 'norm')}: {name}",
         notes=(formula,),
-        tables=(Table(title="Norms", columns=_COLUMNS, rows=tuple(rows), empty=""),),
+        tables=(Table.of("Norms", _COLUMNS, rows),),
         facts=_facts(entries[0]),
     )
 
@@ -142,8 +139,8 @@ def _facts(entry: Entry) -> tuple[Fact, ...]:
         if name not in (*CONVENTIONS, "kind") and (other.undecidable or not is_ordinary(name, other.value)):
             found[name] = other.undecidable, parts_of(name, said(other.value))
     facts = [
-        Fact(label=LABELS.get(name, name), value=", ".join(parts) if reason is None else f"undecided: {reason}")
+        Fact(LABELS.get(name, name), ", ".join(parts) if reason is None else f"undecided: {reason}")
         for name, (reason, parts) in found.items()
     ]
     sure = rounded_percent(passport.confidence)
-    return (*facts, Fact(label="confidence", value=f"{sure}; the evidence is in the JSON"))
+    return (*facts, Fact("confidence", f"{sure}; the evidence is in the JSON"))

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from normkit.errors import InputError
-from normkit.inspection.result import Inspection
 from normkit.inspection.run_figures import run_drawings
 from normkit.measurement.facts import Role, Site
 from normkit.show import theme
@@ -32,6 +31,8 @@ from normkit.text import percent_spread, significant, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from normkit.inspection.result import Inspection
 
 T = TypeVar("T")
 

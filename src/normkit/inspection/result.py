@@ -68,15 +68,15 @@ class Inspection:
 
     def write_html(self, path: str | Path) -> Path:
         """Write the report as one self-contained HTML file and return its path."""
-        from normkit.report import html
+        from normkit.inspection.report import page
 
-        return html.write(self, Path(path))
+        return page.write(self, Path(path))
 
     def _repr_html_(self) -> str:
         """The report in an isolated frame, for notebooks."""
-        from normkit.report import html
+        from normkit.inspection.report import page
 
-        return html.frame(self)
+        return page.frame(self)
 
 
 def plain(value: object) -> object:

@@ -8,7 +8,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from normkit.errors import InputError
-from normkit.inspection.result import Inspection
 from normkit.measurement.training import Quantity, Series, Training
 from normkit.show import theme
 from normkit.show.axes import (
@@ -29,6 +28,8 @@ from normkit.text import rounded_percent, significant, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from normkit.inspection.result import Inspection
 
 Course = tuple[Sequence[int], Sequence[float]]
 """Steps and the values there."""

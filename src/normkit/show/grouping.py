@@ -79,16 +79,18 @@ def merged(said: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
         >>> merged([("left", "h.0.ln", "h.0.q reads it"), ("left", "h.1.ln", "h.1.q reads it"), ("left", "f", "tied")])
         [('left', 'h.*.ln (2)', 'h.*.q reads it'), ('left', 'f', 'tied')]
     """
-    alike: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    alike: dict[tuple[str, str, str], tuple[set[str], set[str]]] = {}
     for label, path, reason in said:
-        alike.setdefault((label, pattern(path), _INDEX.sub(".*", reason)), []).append((path, reason))
+        paths, reasons = alike.setdefault((label, pattern(path), _INDEX.sub(".*", reason)), (set(), set()))
+        paths.add(path)
+        reasons.add(reason)
     return [
         (
             label,
-            f"{common} ({len(members)})" if len(members) > 1 else members[0][0],
-            starred if len({reason for _, reason in members}) > 1 else members[0][1],
+            f"{common} ({len(paths)})" if len(paths) > 1 else paths.pop(),
+            starred if len(reasons) > 1 else reasons.pop(),
         )
-        for (label, common, starred), members in alike.items()
+        for (label, common, starred), (paths, reasons) in alike.items()
     ]
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
+
+from markupsafe import Markup
 
 from normkit.spec import NormSpec
 
@@ -17,7 +19,7 @@ T = TypeVar("T")
 Tone = Literal["error", "warning", "note", "good", "neutral"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fact:
     """A line with a label and a value."""
 
@@ -34,28 +36,30 @@ class Verdict:
     tone: Tone
     """The severity of the worst finding, "good" without one, "neutral" if there was nothing to judge."""
     headline: str
-    detail: str
+    detail: str = ""
     """A sentence or two."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
     """One column of a table."""
 
     key: str
     """Identifier by which a backend chooses columns."""
     heading: str
-    numeric: bool = False
-    """Cells are numbers, aligned right and sorted by value."""
-    meaning: str = ""
-    """One line for the legend, or ""."""
     words: Callable[[Sequence[float]], str] | None = None
     """The text of a cell that holds one or more numbers; None if cells hold no numbers."""
+    meaning: str = ""
+    """One line for the legend, or ""."""
+    numeric: bool = False
+    """Cells are aligned right and sorted by their number; so they are where `words` is given."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numeric", self.numeric or self.words is not None)
 
     def cell(self, values: Sequence[float]) -> Cell:
         """A cell of this column that holds these numbers; "none" without one."""
-        text = self.words(values) if self.words and values else "none"
-        return Cell(text=text, value=values[0] if values else None, values=tuple(values))
+        return Cell(text=self.words(values) if self.words and values else "none", values=tuple(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +67,6 @@ class Cell:
     """One entry of a table."""
 
     text: str
-    value: float | None = None
-    """The number that the cell is sorted by."""
     values: tuple[float, ...] = ()
     """The numbers in the text, if the row stands for several norms or blocks."""
 
@@ -84,6 +86,25 @@ class Table:
     note: str = ""
     """What the numbers are, beyond the meanings of the headings."""
 
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        columns: Sequence[Column],
+        rows: Iterable[Sequence[str | Sequence[float]]],
+        empty: str = "",
+        note: str = "",
+    ) -> Table:
+        """A table from rows that hold one text, or the numbers of one cell, per column."""
+        cells = (
+            tuple(
+                Cell(text=entry) if isinstance(entry, str) else column.cell(entry)
+                for column, entry in zip(columns, row, strict=True)
+            )
+            for row in rows
+        )
+        return cls(title=title, columns=tuple(columns), rows=tuple(cells), empty=empty, note=note)
+
     @property
     def legend(self) -> str:
         """The meanings of the headings and the note, on one line."""
@@ -99,6 +120,7 @@ class Table:
             rows=tuple(tuple(row[place] for place in places) for row in self.rows),
             empty=self.empty,
             groups=tuple(tuple(row[place] for place in places) for row in self.groups),
+            note=self.note,
         )
 
 
@@ -106,6 +128,8 @@ class Table:
 class Section:
     """A report, or a part of one, told in the order of its fields; most parts have only a few of them."""
 
+    id: str = ""
+    """What a renderer knows it by, if it needs to."""
     title: str = ""
     gist: str = ""
     """What it holds, in a few words, beside the title."""
@@ -114,11 +138,18 @@ class Section:
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
     """Sentences."""
+    formula: NormSpec | None = None
+    figure: Markup | None = None
+    """A small drawing, for a page only."""
     tables: tuple[Table, ...] = ()
     sections: tuple[Section, ...] = ()
     facts: tuple[Fact, ...] = ()
     remarks: tuple[str, ...] = ()
     """What a reader must know besides."""
+
+    def part(self, id: str) -> Section | None:
+        """The section in it that is known by a name, or None."""
+        return next((section for section in self.sections if section.id == id), None)
 
 
 def printable(part: T) -> T:
@@ -127,6 +158,8 @@ def printable(part: T) -> T:
     Control characters could move a terminal's cursor, direction marks could reorder a page, and lone
     surrogates cannot be written to a file.
     """
+    if isinstance(part, Markup):
+        return part
     if isinstance(part, str):
         return cast(T, "".join(map(_visible, part)))
     if isinstance(part, tuple):

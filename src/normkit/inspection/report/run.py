@@ -1,4 +1,4 @@
-"""A watched training run in words: what happened, where it began, the four answers, what to change first."""
+"""A watched training run in words: what happened, where it began, the answers, what to change first."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from dataclasses import replace
 from normkit.measurement.history import LIMIT
 from normkit.measurement.training import (
     CUT,
-    Answer,
-    Origin,
     OriginKind,
     Parameter,
     Quantity,
     Training,
     finite_or_highest,
 )
-from normkit.report.parts import Onset, Reply, Run
-from normkit.show.parts import Cell, Column, Fact, Table, Tone, Verdict
+from normkit.show.parts import Column, Fact, Section, Table, Tone, Verdict
 from normkit.text import counted, rounded_percent, significant
 
 RUN_METHOD = (
@@ -32,6 +29,7 @@ RUN_METHOD = (
 """What was measured of a run, and how."""
 
 _MOST_ROWS = 12
+_TONES: dict[str, Tone] = {"yes": "warning", "no": "neutral", "unknown": "note"}
 _NONE = "none"
 # Headlines of runs that no finding ended.
 _QUIET = {
@@ -56,38 +54,71 @@ _FIRST: dict[OriginKind, str] = {
 }
 
 _COLUMNS = (
-    Column(key="path", heading="parameter"),
-    Column(key="kind", heading="kind", meaning="by the module it belongs to, not by its name"),
-    Column(key="block", heading="block", numeric=True),
-    Column(key="rms", heading="rms", numeric=True),
-    Column(key="gradient", heading="gradient rms", numeric=True, meaning="at the last report"),
-    Column(
-        key="update", heading="update ratio", numeric=True, meaning="rms of the last measured update over its own rms"
-    ),
-    Column(key="first", heading="at first", numeric=True, meaning="the same of the first measured update"),
-    Column(key="rate", heading="learning rate", numeric=True),
-    Column(key="decay", heading="weight decay", numeric=True),
+    Column("path", "parameter"),
+    Column("kind", "kind", meaning="by the module it belongs to, not by its name"),
+    Column("block", "block", numeric=True),
+    Column("rms", "rms", numeric=True),
+    Column("gradient", "gradient rms", meaning="at the last report", numeric=True),
+    Column("update", "update ratio", meaning="rms of the last measured update over its own rms", numeric=True),
+    Column("first", "at first", meaning="the same of the first measured update", numeric=True),
+    Column("rate", "learning rate", numeric=True),
+    Column("decay", "weight decay", numeric=True),
 )
 
 
-def describe_training(training: Training, *, found: bool = False) -> Run:
-    """The run in words; strings are not yet made safe to print.
+def describe_run(training: Training, *, found: bool = False) -> Section:
+    """What happened; strings are not yet made safe to print.
 
     Args:
         training: The run.
         found: A rule found more than a note, so that a run in which nothing moved is not called good.
     """
-    parameters = _parameter_table(training)
-    return Run(
+    origin = training.origin
+    began = []
+    if origin is not None:
+        began.append(Fact("began at", f"step {origin.step:,}, {_FIRST[origin.kind]}"))
+        began += [Fact("where", origin.path)] if origin.path else []
+        began.append(Fact("measured", origin.detail))
+    parts = []
+    if training.answers:
+        # If something moved, "no" only excludes a cause and gets no tick.
+        tones = _TONES if origin is not None else {**_TONES, "no": "good"}
+        answers = tuple(
+            Section(
+                title=answer.question,
+                verdict=Verdict(tone=tones[answer.verdict], headline=answer.verdict, detail=answer.detail),
+                notes=answer.places,
+            )
+            for answer in training.answers
+        )
+        parts.append(Section(id="answers", sections=answers))
+    if training.first_change:
+        parts.append(Section(id="changes", title="What to change first", notes=training.first_change))
+    if training.confirm:
+        parts.append(Section(id="confirm", title="How to confirm it", notes=(training.confirm,)))
+    return Section(
+        id="run",
+        title="What happened",
         verdict=_verdict(training, found=found),
-        onset=_onset(training.origin) if training.origin else None,
-        replies=tuple(_reply(answer, moved=training.origin is not None) for answer in training.answers),
-        first_change=training.first_change,
-        confirm=training.confirm,
-        glance=_glance(training),
-        parameters=parameters,
-        worst=replace(parameters, title="Parameters that stand out", rows=parameters.rows[:_MOST_ROWS]),
-        facts=_facts(training),
+        facts=tuple(began),
+        sections=tuple(parts),
+    )
+
+
+def describe_steps(training: Training) -> Section:
+    """The numbers over the steps, every parameter, and how the run was watched."""
+    facts = [Fact("optimizer", line) for line in training.optimizers]
+    if training.ranks > 1:
+        facts.append(Fact("processes", f"{training.ranks}, their numbers pooled"))
+    if training.observer:
+        facts.append(Fact("watch", training.observer))
+    facts += [Fact("not watched", line) for line in training.remarks]
+    return Section(
+        id="steps",
+        title="Over the steps",
+        facts=_glance(training),
+        tables=(_parameter_table(training),),
+        sections=(Section(title="How it was watched", facts=tuple(facts)),) if facts else (),
     )
 
 
@@ -129,22 +160,6 @@ def _seen(training: Training) -> str:
     return f"{', '.join(parts)}."
 
 
-def _onset(origin: Origin) -> Onset:
-    return Onset(what=f"step {origin.step:,}, {_FIRST[origin.kind]}", path=origin.path, detail=origin.detail)
-
-
-def _reply(answer: Answer, *, moved: bool) -> Reply:
-    # If something moved, "no" only excludes a cause and gets no tick.
-    tones: dict[str, Tone] = {"yes": "warning", "no": "neutral" if moved else "good", "unknown": "note"}
-    return Reply(
-        tone=tones[answer.verdict],
-        verdict=answer.verdict,
-        question=answer.question,
-        detail=answer.detail,
-        places=answer.places,
-    )
-
-
 def _glance(training: Training) -> tuple[Fact, ...]:
     """One line per quantity; what was not measured is left out."""
     facts = []
@@ -158,22 +173,22 @@ def _glance(training: Training) -> tuple[Fact, ...]:
             text += f", {significant(values[-1])} at step {steps[-1]:,}"
         if quantity == "loss" and training.vocabulary > 1:
             text += f"; {significant(math.log(training.vocabulary))} is chance among {training.vocabulary:,} entries"
-        facts.append(Fact(label=label, value=text))
+        facts.append(Fact(label, text))
         if quantity == "loss":
             facts += _loss_z(training)
     facts += _rates(training)
     updated = [each for each in sorted(training.parameters, key=_badness) if not math.isnan(each.update_ratio)]
     if updated and training.optimizers:
         ratios = [f"{significant(each.update_ratio)} at {each.path}" for each in updated[:2]]
-        facts.append(Fact(label="update ratio", value=", then ".join(ratios)))
+        facts.append(Fact("update ratio", ", then ".join(ratios)))
     steps, values = training.largest("logit bound")
     if steps:
-        facts.append(Fact(label="logit bound", value=f"{significant(values[-1])} at step {steps[-1]:,}"))
+        facts.append(Fact("logit bound", f"{significant(values[-1])} at step {steps[-1]:,}"))
     room = [each for each in training.of("headroom") if not math.isnan(each.last)]
     if room:
         least = min(room, key=lambda each: each.last)
         text = f"{significant(least.last)} bits at step {least.steps[-1]:,}, the least of a norm: {least.path}"
-        facts.append(Fact(label="headroom", value=text))
+        facts.append(Fact("headroom", text))
     return tuple(facts)
 
 
@@ -187,14 +202,14 @@ def _rates(training: Training) -> tuple[Fact, ...]:
         text = f"{significant(last)} at step {end:,}"
         if highest > last:
             text = f"at most {significant(highest)} at step {step:,}, {text}"
-        facts.append(Fact(label="learning rate", value=text))
+        facts.append(Fact("learning rate", text))
     steps, values = training.largest("gradient kept")
     cut = [pair for pair in zip(values, steps, strict=True) if pair[0] < CUT]
     if cut:
         least, step = min(cut)
         most = f"most in step {step:,}, to {rounded_percent(least)} of the gradient"
         text = f"in {len(cut):,} of {counted(len(steps), 'step')}, {most}"
-        facts.append(Fact(label="clipped", value=text))
+        facts.append(Fact("clipped", text))
     return tuple(facts)
 
 
@@ -207,21 +222,14 @@ def _loss_z(training: Training) -> tuple[Fact, ...]:
     text = f"{significant(last)} at step {end:,}"
     if step != end:
         text = f"at most {significant(highest)} at step {step:,}, {text}"
-    return (Fact(label="loss, z-score", value=f"{text}; above {LIMIT:g} is a jump"),)
-
-
-def _facts(training: Training) -> tuple[Fact, ...]:
-    facts = [Fact(label="optimizer", value=line) for line in training.optimizers]
-    if training.ranks > 1:
-        facts.append(Fact(label="processes", value=f"{training.ranks}, their numbers pooled"))
-    if training.observer:
-        facts.append(Fact(label="watch", value=training.observer))
-    return (*facts, *(Fact(label="not watched", value=line) for line in training.remarks))
+    return (Fact("loss, z-score", f"{text}; above {LIMIT:g} is a jump"),)
 
 
 def _badness(parameter: Parameter) -> tuple[bool, bool, bool, float, float]:
     """Sort key, worst first: NaN, then the largest update, then the gradient; biases, which start at 0, come last."""
-    broken = not math.isfinite(parameter.rms) or _is_broken_gradient(parameter)
+    broken = not math.isfinite(parameter.rms) or (
+        parameter.gradient_steps > 0 and not math.isfinite(parameter.gradient_rms)
+    )
     ratio = parameter.update_ratio
     return (
         not broken,
@@ -232,46 +240,30 @@ def _badness(parameter: Parameter) -> tuple[bool, bool, bool, float, float]:
     )
 
 
-def _is_broken_gradient(parameter: Parameter) -> bool:
-    return parameter.gradient_steps > 0 and not math.isfinite(parameter.gradient_rms)
-
-
 def _parameter_table(training: Training) -> Table:
+    """The parameters, the worst first; of many, the first few stand for all."""
     ordered = sorted(training.parameters, key=_badness)
-    # Without an optimizer nothing is trained; there is no need to repeat that for each parameter.
+    rows = []
+    for each in ordered:
+        # Without an optimizer nothing is trained; there is no need to repeat that for each parameter.
+        is_frozen = bool(training.optimizers) and not each.trained
+        rows.append(
+            [
+                each.path,
+                each.kind + (", not trained" if is_frozen else ""),
+                _NONE if each.block is None else str(each.block),
+                significant(each.rms),
+                significant(each.gradient_rms) if each.gradient_steps > 0 else _NONE,
+                *map(_measured, (each.update_ratio, each.first_update_ratio, each.learning_rate, each.weight_decay)),
+            ]
+        )
+    table = Table.of("Parameters, the worst first", _COLUMNS, rows, "No parameter of the run was seen.")
     empty = set() if training.optimizers else {"update", "first", "rate", "decay"}
-    if all(math.isnan(parameter.update_ratio) for parameter in ordered):
+    if all(math.isnan(each.update_ratio) for each in ordered):
         empty |= {"update", "first"}
-    columns = tuple(column for column in _COLUMNS if column.key not in empty)
-    rows = tuple(
-        tuple(_cells(parameter, judged=bool(training.optimizers))[column.key] for column in columns)
-        for parameter in ordered
-    )
-    return Table(
-        title="Parameters, the worst first", columns=columns, rows=rows, empty="No parameter of the run was seen."
-    )
+    table = table.only(*(column.key for column in _COLUMNS if column.key not in empty))
+    return replace(table, groups=table.rows[:_MOST_ROWS] if len(table.rows) > _MOST_ROWS else ())
 
 
-def _cells(parameter: Parameter, *, judged: bool) -> dict[str, Cell]:
-    had_gradient = parameter.gradient_steps > 0
-    gradient = significant(parameter.gradient_rms) if had_gradient else _NONE
-    return {
-        "path": Cell(text=parameter.path),
-        "kind": Cell(text=parameter.kind + (", not trained" if judged and not parameter.trained else "")),
-        "block": Cell(text=_NONE if parameter.block is None else str(parameter.block), value=_place(parameter.block)),
-        "rms": Cell(text=significant(parameter.rms), value=parameter.rms),
-        "gradient": Cell(text=gradient, value=parameter.gradient_rms),
-        "update": _measured(parameter.update_ratio),
-        "first": _measured(parameter.first_update_ratio),
-        "rate": _measured(parameter.learning_rate),
-        "decay": _measured(parameter.weight_decay),
-    }
-
-
-def _measured(value: float) -> Cell:
-    """The number, or NaN if there is none."""
-    return Cell(text=_NONE if math.isnan(value) else significant(value), value=value)
-
-
-def _place(block: int | None) -> float:
-    return math.nan if block is None else block
+def _measured(value: float) -> str:
+    return _NONE if math.isnan(value) else significant(value)

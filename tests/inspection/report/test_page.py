@@ -13,7 +13,7 @@ import pytest
 
 import imagined_runs
 from normkit.errors import InputError
-from normkit.report import html
+from normkit.inspection.report import page as html
 from normkit.show import theme
 from normkit.show.parts import printable
 from rendered_pages import rendered

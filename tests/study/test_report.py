@@ -3,8 +3,8 @@ import math
 import pytest
 from rich.console import Console
 
-from normkit.report.study import describe_study, summary, write, write_index
 from normkit.study.chart import Bars
+from normkit.study.report import describe_study, summary, write, write_index
 from normkit.study.result import Arm, Claim, Condition, Study, StudyResult, decide
 
 
@@ -71,10 +71,9 @@ def test_the_terminal_shows_published_beside_measured_and_counts_verdicts():
 
 
 def test_a_number_that_is_missing_is_none_and_open():
-    (claim,) = describe_study(invented(1.5, math.nan)).claims
-    assert (claim.verdict, claim.tone) == ("not run", "neutral")
-    (condition,) = claim.conditions
-    assert (condition.measured, condition.interval, condition.holds) == ("none", "", "open")
+    (claim,) = describe_study(invented(1.5, math.nan)).part("claims").sections
+    assert (claim.verdict.headline, claim.verdict.tone) == ("not run", "neutral")
+    assert [cell.text for cell in claim.tables[0].rows[0][2:5]] == ["none", "", "open"]
 
 
 def test_what_was_not_run_is_told_with_its_reason():
@@ -83,15 +82,21 @@ def test_what_was_not_run_is_told_with_its_reason():
 
 
 def test_the_command_says_what_was_changed():
-    assert describe_study(invented(1.5, 1.5)).command == "normkit study invented --seeds 2"
+    assert describe_study(invented(1.5, 1.5)).part("again").notes[0] == "normkit study invented --seeds 2"
     changed = describe_study(invented(1.5, learning_rate=0.01, layers=(2, 4)))
-    assert changed.command == "normkit study invented --seeds 1 --set learning_rate=0.01 --set layers=2,4"
+    assert (
+        changed.part("again").notes[0] == "normkit study invented --seeds 1 --set learning_rate=0.01 --set layers=2,4"
+    )
 
 
 def test_findings_of_the_probe_are_counted_by_arm():
-    (fact,) = describe_study(invented(1.5, 2.0, findings=[{"rule": "D1", "severity": "note", "sites": []}])).probed
+    (fact,) = (
+        describe_study(invented(1.5, 2.0, findings=[{"rule": "D1", "severity": "note", "sites": []}]))
+        .part("probe")
+        .facts
+    )
     assert (fact.label, fact.value) == ("D1 (note) with 2 seeds", "all arms")
-    (fact,) = describe_study(invented(1.5)).probed
+    (fact,) = describe_study(invented(1.5)).part("probe").facts
     assert fact.label == "no finding"
 
 
@@ -117,4 +122,4 @@ def test_the_index_links_each_study(tmp_path):
 
 @pytest.mark.parametrize(("values", "words"), [((1.5,), "reproduced"), ((0.5,), "not reproduced")])
 def test_the_headline_counts(values, words):
-    assert describe_study(invented(*values)).headline == f"1 claim: 1 {words}"
+    assert describe_study(invented(*values)).part("claims").title == f"1 claim: 1 {words}"

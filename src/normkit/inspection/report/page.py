@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from normkit.files import write_text
 from normkit.inspection.figures import drawings
-from normkit.inspection.result import Inspection
-from normkit.report.description import describe
+from normkit.inspection.report.description import describe
 from normkit.show import embedding
 from normkit.show.drawing import Drawing
 from normkit.show.html import html_page
 from normkit.show.parts import printable
 
+if TYPE_CHECKING:
+    from normkit.inspection.result import Inspection
+
 _HERE = Path(__file__).parent
 _FRAME_HEIGHT = 760
 
 # Beginning of a figure's name -> the section that it belongs to.
-_SECTIONS = {"run": "run", "attention": "attention", "ellipsoid": "geometry", "": "depth"}
+_SECTIONS = {"run": "steps", "attention": "attention", "ellipsoid": "geometry", "": "depth"}
 
 
 def render(inspection: Inspection) -> str:

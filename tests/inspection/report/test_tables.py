@@ -1,10 +1,8 @@
 import dataclasses
-import math
-
-import pytest
 
 from normkit import specs
-from normkit.report.geometry import geometry_facts, geometry_table, selection_table
+from normkit.inspection.report.description import describe
+from normkit.inspection.report.tables import formulas, geometry_table, norm_table, selection_table
 
 
 def words(table, row=0, *, grouped=False):
@@ -21,7 +19,8 @@ def reshaped(inspection, place, **changes):
 
 
 def facts(inspection):
-    return {fact.label: fact.value for fact in geometry_facts(inspection)}
+    part = describe(inspection).part("geometry")
+    return {fact.label: fact.value for fact in part.facts}
 
 
 def test_one_row_a_norm(healthy):
@@ -39,15 +38,6 @@ def test_one_row_a_norm(healthy):
         "ratio": "2.40",
         "dead": "0",
     }
-
-
-def test_every_number_can_be_sorted_by(healthy):
-    table = geometry_table(healthy)
-    values = {column.key: cell.value for column, cell in zip(table.columns, table.rows[3], strict=True)}
-    shape = healthy.sites[3].geometry
-    assert (values["turn"], values["in"], values["out"]) == (shape.rotation[1], shape.spread_in, shape.spread_out)
-    assert values["ratio"] == pytest.approx(shape.semi_axes[2] / shape.semi_axes[0])
-    assert all(value is not None for key, value in values.items() if key != "path")
 
 
 def test_norms_of_a_stretch_share_a_row(long):
@@ -119,7 +109,6 @@ def test_what_was_not_tried_is_told(healthy):
     assert words(table)["heads"] == "4 of 32"
     assert words(table, 1)["heads"] == "0 of 32"
     assert (words(table, 1)["after"], words(table, 1)["lowest"]) == ("NaN", "none")
-    assert math.isnan(table.rows[1][4].value)
     assert "scaled_dot_product_attention" in selection_table(dataclasses.replace(healthy, selections=())).empty
 
 
@@ -135,3 +124,60 @@ def test_gains_as_good_as_0_are_named(healthy):
     both = reshaped(flat, 0, semi_axes=None, vanishing_gains=1)
     assert facts(both)["images"].endswith("; 4 gains as good as 0 at transformer.h.0.ln_1 and 1 more")
     assert words(geometry_table(flat), 12)["dead"] == "3"
+
+
+def texts(table, key, *, grouped=False):
+    table = table.only(key)
+    return [row[0].text for row in (table.groups if grouped else table.rows)]
+
+
+def test_one_row_a_norm_in_forward_order(healthy):
+    table = norm_table(healthy)
+    assert texts(table, "path") == [site.path for site in healthy.sites]
+    row = dict(zip((column.key for column in table.columns), (cell.text for cell in table.rows[0]), strict=True))
+    assert row == {
+        "path": "transformer.h.0.ln_1",
+        "role": "pre",
+        "rms": "0.120",
+        "band": "0.0750 to 0.192",
+        "ones": "2.0 %",
+        "eps": "0.035 %",
+        "gain": "0.560 to 0.880",
+    }
+
+
+def test_blocks_built_alike_share_rows_and_numbers_become_ranges(long):
+    table = norm_table(long)
+    assert texts(table, "path", grouped=True) == [
+        "transformer.h.{0-99}.ln_1", "transformer.h.{0-99}.ln_2", "transformer.ln_f",
+    ]  # fmt: skip
+    assert texts(table, "rms", grouped=True)[0] == "0.120 to 4.78"
+    assert texts(table, "band", grouped=True)[0] == "0.0750 to 7.64"
+    assert texts(table, "eps", grouped=True)[0] == "at most 0.035 %"
+
+
+def test_a_norm_that_differs_stands_alone(healthy):
+    odd = dataclasses.replace(healthy.sites[4], spec=specs.BERT)
+    table = norm_table(dataclasses.replace(healthy, sites=(*healthy.sites[:4], odd, *healthy.sites[5:])))
+    assert list(zip(texts(table, "path", grouped=True), texts(table, "formula", grouped=True), strict=True)) == [
+        ("transformer.h.{0-1,3-5}.ln_1", "LayerNorm, eps 1e-5"),
+        ("transformer.h.{0-5}.ln_2", "LayerNorm, eps 1e-5"),
+        ("transformer.h.2.ln_1", "LayerNorm, eps 1e-12"),
+        ("transformer.ln_f", "LayerNorm, eps 1e-5"),
+    ]
+
+
+def test_each_formula_once_under_a_name_of_its_own(healthy):
+    sites = (
+        dataclasses.replace(healthy.sites[0], spec=specs.LLAMA),
+        dataclasses.replace(healthy.sites[1], spec=specs.T5),
+        dataclasses.replace(healthy.sites[2], spec=specs.LLAMA),
+    )
+    assert [(formula.title, formula.gist) for formula in formulas(sites)] == [
+        ("RMSNorm, eps 1e-6, early cast, promoted output", "2 of 3"),
+        ("RMSNorm, eps 1e-6, cast to the weight's dtype, output in the weight's dtype", "1 of 3"),
+    ]
+    assert [(formula.gist, formula.source) for formula in formulas(healthy.sites)] == [("all 13", "LayerNorm")]
+    assert texts(norm_table(dataclasses.replace(healthy, sites=sites)), "formula")[1].startswith(
+        "RMSNorm, eps 1e-6, cast"
+    )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from normkit.inspection.result import Inspection
 from normkit.measurement.quantities import Foldedness, NormForm, SumForm, WriterForm
-from normkit.report.parts import Distance
-from normkit.show.grouping import pattern
-from normkit.show.parts import Cell, Column, Fact, Table
+from normkit.show.grouping import merged, pattern
+from normkit.show.parts import Column, Fact, Section, Table
 from normkit.text import counted, percent_spread, rounded_percent, shortened, spread
 
 FOLDING_METHOD = (
@@ -18,55 +16,52 @@ FOLDING_METHOD = (
     "of the family; nothing runs. What has less than a ten-thousandth of a random tensor's energy along all-ones "
     "counts as centred: rounding to bfloat16 leaves some 3 millionths.",
 )
+_TITLE = "How far from folded"
 _NORM_COLUMNS = (
-    Column(key="path", heading="norm"),
-    Column(key="readers", heading="linear maps that read it"),
-    Column(key="state", heading="gain folded"),
-    Column(key="count", heading="norms", numeric=True),
-    Column(key="gain", heading="gain off 1", numeric=True, meaning="root mean square of gain - 1, 0 once folded"),
-    Column(key="bias", heading="largest |bias|", numeric=True, meaning="0 once folded, where each reader has one"),
+    Column("path", "norm"),
+    Column("readers", "linear maps that read it"),
+    Column("state", "gain folded"),
+    Column("count", "norms", numeric=True),
+    Column("gain", "gain off 1", meaning="root mean square of gain - 1, 0 once folded", numeric=True),
+    Column("bias", "largest |bias|", meaning="0 once folded, where each reader has one", numeric=True),
 )
 _WRITER_COLUMNS = (
-    Column(key="name", heading="writer"),
-    Column(key="sum", heading="adds to"),
-    Column(key="state", heading="centred"),
-    Column(key="count", heading="writers", numeric=True),
-    Column(key="ones", heading="along 1", numeric=True, meaning="share of its energy along all-ones, 0 once centred"),
-    Column(key="random", heading="at random", numeric=True, meaning="the same of a random tensor, one part in n"),
-    Column(key="mean", heading="row means", numeric=True, meaning="of a table, root mean square over its rows"),
+    Column("name", "writer"),
+    Column("sum", "adds to"),
+    Column("state", "centred"),
+    Column("count", "writers", numeric=True),
+    Column("ones", "along 1", meaning="share of its energy along all-ones, 0 once centred", numeric=True),
+    Column("random", "at random", meaning="the same of a random tensor, one part in n", numeric=True),
+    Column("mean", "row means", meaning="of a table, root mean square over its rows", numeric=True),
 )
 _ODD = (
     "{} centred, the rest of what is added there is not, and an RMSNorm sees the mean: a sign of a tool that centres "
     "embeddings whatever reads them, as QuaRot, SliceGPT and SpinQuant do; that changes what the model computes"
 )
 
-
-def foldedness_facts(inspection: Inspection) -> tuple[Fact, ...]:
-    """One line, and another if something is centred that should not be."""
-    found = inspection.foldedness
-    if found is None:
-        return ()
-    line = "; ".join([_gains(found.norms), *([_means(found.sums)] if found.sums else [])])
-    return (Fact(label="folding", value=line), *_odd(found))
+if TYPE_CHECKING:
+    from normkit.inspection.result import Inspection
 
 
-def describe_foldedness(inspection: Inspection) -> Distance | None:
+def describe_foldedness(inspection: Inspection) -> Section | None:
     """The section of a report; None if it was not asked for."""
     found = inspection.foldedness
     if found is None:
         unknown = inspection.foldedness_unknown
-        return Distance(facts=(), norms=None, writers=None, left=(), unknown=unknown) if unknown else None
-    facts = [Fact(label="gains", value=_gains(found.norms))]
+        return Section(id="folding", title=_TITLE, gist=unknown, notes=(f"Not known: {unknown}.",)) if unknown else None
+    facts = [Fact("gains", _gains(found.norms))]
     if biases := [norm.largest_bias for norm in found.norms if norm.largest_bias is not None]:
-        facts.append(Fact(label="biases", value=_counted(sum(bias == 0 for bias in biases), len(biases), "0")))
+        facts.append(Fact("biases", _counted(sum(bias == 0 for bias in biases), len(biases), "0")))
     if found.sums:
-        facts.append(Fact(label="writers", value=_means(found.sums)))
-    return Distance(
+        facts.append(Fact("writers", _means(found.sums)))
+    left = _left(found)
+    return Section(
+        id="folding",
+        title=_TITLE,
+        gist=facts[0].value,
         facts=(*facts, *_odd(found)),
-        norms=_norm_table(found.norms),
-        writers=_writer_table(found.sums),
-        left=_left(found),
-        unknown="",
+        tables=(_norm_table(found.norms), _writer_table(found.sums)),
+        sections=(Section(title="What cannot be, and why", facts=left),) if left else (),
     )
 
 
@@ -116,7 +111,7 @@ def _odd(found: Foldedness) -> tuple[Fact, ...]:
     if not names:
         return ()
     alike = list(dict.fromkeys(map(pattern, names))) if len(names) > 1 else names
-    return (Fact(label="centred oddly", value=_ODD.format(f"{shortened(alike)} {'are' if len(names) > 1 else 'is'}")),)
+    return (Fact("centred oddly", _ODD.format(f"{shortened(alike)} {'are' if len(names) > 1 else 'is'}")),)
 
 
 def _norm_table(norms: Sequence[NormForm]) -> Table:
@@ -126,19 +121,10 @@ def _norm_table(norms: Sequence[NormForm]) -> Table:
         alike[pattern(norm.path), norm.kind, shortened(names, 4) or "none", _norm_state(norm)].append(norm)
     rows = []
     for (_, _, readers, state), members in alike.items():
-        gains = [norm.gain_defect for norm in members if norm.gain_defect is not None]
-        biases = [norm.largest_bias for norm in members if norm.largest_bias is not None]
-        rows.append(
-            (
-                Cell(text=_shared(norm.path for norm in members)),
-                Cell(text=readers),
-                Cell(text=state),
-                Cell(text=f"{len(members)}", value=len(members)),
-                Cell(text=spread(gains), value=max(gains, default=None)),
-                Cell(text=spread(biases), value=max(biases, default=None)),
-            )
-        )
-    return Table(title="Gains and biases", columns=_NORM_COLUMNS, rows=tuple(rows), empty="No norm is declared.")
+        gains = spread(norm.gain_defect for norm in members if norm.gain_defect is not None)
+        biases = spread(norm.largest_bias for norm in members if norm.largest_bias is not None)
+        rows.append([_shared(norm.path for norm in members), readers, state, f"{len(members)}", gains, biases])
+    return Table.of("Gains and biases", _NORM_COLUMNS, rows, "No norm is declared.")
 
 
 def _norm_state(norm: NormForm) -> str:
@@ -154,22 +140,19 @@ def _writer_table(sums: Sequence[SumForm]) -> Table:
             alike[pattern(writer.name), pattern(each.name), _writer_state(each, writer)].append((each, writer))
     rows = []
     for (_, _, state), members in alike.items():
-        shares = [writer.share for _, writer in members]
         means = [writer.row_mean for _, writer in members if writer.row_mean is not None]
-        random = 1 / members[0][0].width
         rows.append(
-            (
-                Cell(text=_shared(writer.name for _, writer in members)),
-                Cell(text=_shared(each.name for each, _ in members)),
-                Cell(text=state),
-                Cell(text=f"{len(members)}", value=len(members)),
-                Cell(text=percent_spread(shares), value=max(shares)),
-                Cell(text=rounded_percent(random), value=random),
-                Cell(text=spread(means) if means else "", value=max(means, default=None)),
-            )
+            [
+                _shared(writer.name for _, writer in members),
+                _shared(each.name for each, _ in members),
+                state,
+                f"{len(members)}",
+                percent_spread(writer.share for _, writer in members),
+                rounded_percent(1 / members[0][0].width),
+                spread(means) if means else "",
+            ]
         )
-    empty = "No norm reads a sum of linear maps that is declared."
-    return Table(title="What is added up", columns=_WRITER_COLUMNS, rows=tuple(rows), empty=empty)
+    return Table.of("What is added up", _WRITER_COLUMNS, rows, "No norm reads a sum of linear maps that is declared.")
 
 
 def _writer_state(each: SumForm, writer: WriterForm) -> str:
@@ -179,20 +162,14 @@ def _writer_state(each: SumForm, writer: WriterForm) -> str:
 
 
 def _left(found: Foldedness) -> tuple[Fact, ...]:
-    """What can be neither folded nor centred as it is, and why; similar places with the same reason are merged."""
+    """What can be neither folded nor centred as it is, and why."""
     reasons = [(norm.path, norm.reason) for norm in found.norms if _norm_state(norm) == "cannot be"]
     for each in found.sums:
         if each.reason and not all(writer.is_centred for writer in each.writers):
             reasons.append((each.name, each.reason))
         reasons += [(writer.name, writer.reason) for writer in each.writers if _writer_state(each, writer) != "yes"]
-    alike: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
-    for place, reason in reasons:
-        if reason:
-            alike[pattern(place), re.sub(r"\.\d+", ".*", reason)].append((place, reason))
-    return tuple(
-        Fact(label=_shared(place for place, _ in members), value=reason if len(members) > 1 else members[0][1])
-        for (_, reason), members in alike.items()
-    )
+    told = merged(("", place, reason) for place, reason in reasons if reason)
+    return tuple(Fact(where, reason) for _, where, reason in told)
 
 
 def _shared(paths: Iterable[str]) -> str:

@@ -3,11 +3,11 @@ import re
 import unicodedata
 
 import pytest
-from rich.console import Console
 
 import imagined_runs
-from normkit.report import text
-from normkit.report.description import describe
+from normkit.inspection.report.description import describe
+from normkit.inspection.report.printing import Norms, markdown, summary, walk_table
+from screens import shown
 
 HEALTHY = """\
 demo layernorm  GPT2LMHeadModel (gpt2), 331,776 parameters in float32, width 64
@@ -131,25 +131,35 @@ BARE = """\
 norms        13 LayerNorm, eps 1e-5
 """
 
+ORIGIN = "normkit inspect demo --format markdown (normkit 1.0)"
 
-def shown(renderable, width=100, **options):
-    """The plain text, without the spaces that rich leaves at the ends of lines."""
-    console = Console(width=width, highlight=False, **options)
-    with console.capture() as capture:
-        console.print(renderable)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+FAULTY = """\
+### eps is not the config's, and 1 more fault
+
+demo layernorm, eps planted: GPT2LMHeadModel (gpt2), 331,776 parameters in float32, width 64
+
+- norms: 10 LayerNorm, eps 1e-5; 3 LayerNorm, eps 0.001
+- blocks: 6 pre-norm; final norm transformer.ln\\_f
+- input rows: median rms 0.120 to 0.579; eps shortens median rows by up to 3.3 %
+- attention: logits reach 212, bound 402
+
+- error **A1** eps is not the config's: eps 1e-3 at 3 norms (at transformer.h.\\{0-1\\}.ln\\_1, transformer.h.0.ln\\_2)
+- warning **F1** attention logits above 100: sampled 214, bound 402 (at transformer.h.5.attn)
+
+```text
+"""
 
 
 def test_a_healthy_model(healthy):
-    assert shown(text.summary(healthy)) == HEALTHY
+    assert shown(summary(healthy)) == HEALTHY
 
 
 def test_what_is_centred_oddly_is_told_at_a_glance(gauged):
-    assert "\ncentred oddly  transformer.ln_f is centred, " in shown(text.summary(gauged))
+    assert "\ncentred oddly  transformer.ln_f is centred, " in shown(summary(gauged))
 
 
 def test_findings_stand_before_the_table(faulty):
-    lines = shown(text.summary(faulty))
+    lines = shown(summary(faulty))
     assert FINDINGS in lines
     assert lines.index("x error") < lines.index("transformer.h.5.ln_2  LayerNorm, eps 1e-5   pre")
     assert "3 of 13 LayerNorm, eps 0.001: y = weight * (x - mean(x)) / sqrt(var(x) + 0.001) + bias\n" in lines
@@ -157,14 +167,14 @@ def test_findings_stand_before_the_table(faulty):
 
 def test_a_small_model_fits_one_screen(healthy, faulty):
     for inspection in (healthy, faulty):
-        lines = shown(text.summary(inspection)).splitlines()
+        lines = shown(summary(inspection)).splitlines()
         assert len(lines) <= 46
         assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.slow
 def test_a_long_model_is_folded(long):
-    lines = shown(text.summary(long))
+    lines = shown(summary(long))
     assert LONG in lines
     assert len(lines.splitlines()) <= 25
 
@@ -175,7 +185,7 @@ def watched(inspection, kind):
 
 def test_a_run_stands_first_with_its_answers(faulty):
     shorter = dataclasses.replace(faulty, findings=faulty.findings[:1])
-    lines = shown(text.summary(watched(shorter, imagined_runs.spike)))
+    lines = shown(summary(watched(shorter, imagined_runs.spike)))
     assert RUN in lines
     assert "\nwatch       observer verified: 3 known shards" in lines
     assert len(lines.splitlines()) <= 48
@@ -183,11 +193,11 @@ def test_a_run_stands_first_with_its_answers(faulty):
 
 
 def test_runs_without_findings(healthy):
-    assert BROKEN in shown(text.summary(watched(healthy, imagined_runs.broken)))
-    bare = shown(text.summary(watched(healthy, imagined_runs.bare)))
+    assert BROKEN in shown(summary(watched(healthy, imagined_runs.broken)))
+    bare = shown(summary(watched(healthy, imagined_runs.bare)))
     assert BARE in bare
     assert "\nnot watched  Registered after torch.compile: the hooks were ignored;" in bare
-    calm = shown(text.summary(watched(healthy, imagined_runs.calm)))
+    calm = shown(summary(watched(healthy, imagined_runs.calm)))
     assert "+ No fault found  13 norms looked at: " in calm
     assert "\n+ Ran to its end, step 436  437 steps seen" in calm
     assert "\n+ no  4. Is the initialisation off?  The first loss, 5.50, is that of chance, 5.55.\n" in calm
@@ -197,7 +207,7 @@ def test_runs_without_findings(healthy):
 @pytest.mark.slow
 def test_rows_past_a_screen_are_counted(long):
     # Without blocks nothing can be folded.
-    lines = shown(text.summary(dataclasses.replace(long, blocks=())))
+    lines = shown(summary(dataclasses.replace(long, blocks=())))
     assert "and 185 rows more\n" in lines
     assert "transformer.h.7.ln_2 " in lines
     assert "transformer.h.8.ln_1 " not in lines
@@ -205,7 +215,7 @@ def test_rows_past_a_screen_are_counted(long):
 
 def test_a_long_path_keeps_its_end_and_the_table_its_width(faulty):
     sites = tuple(dataclasses.replace(s, path="model.language_model." * 4 + s.path) for s in faulty.sites)
-    lines = shown(text.summary(dataclasses.replace(faulty, sites=sites))).splitlines()
+    lines = shown(summary(dataclasses.replace(faulty, sites=sites))).splitlines()
     row = next(line for line in lines if line.rstrip().endswith("1.08 to 1.72"))
     assert len(row) <= 100
     assert row.startswith("…transformer.ln_f ")
@@ -213,7 +223,7 @@ def test_a_long_path_keeps_its_end_and_the_table_its_width(faulty):
 
 
 def test_a_model_without_norms(empty):
-    assert shown(text.summary(empty)) == (
+    assert shown(summary(empty)) == (
         "a plain network  Sequential, 331,776 parameters in float32\n"
         "the demo's own text: 2,048 tokens\n"
         "\n"
@@ -224,22 +234,22 @@ def test_a_model_without_norms(empty):
 
 
 def test_the_walk(healthy):
-    assert shown(text.walk_table(healthy.walk)) == WALK
+    assert shown(walk_table(healthy.walk)) == WALK
 
 
 def test_a_pattern_chooses_the_norms_of_the_table(healthy):
-    said = shown(text.summary(healthy, "*.3.ln_?"))
+    said = shown(summary(healthy, "*.3.ln_?"))
     assert re.findall(r"^transformer\S+", said, re.MULTILINE) == ["transformer.h.3.ln_1", "transformer.h.3.ln_2"]
-    assert said.splitlines()[:4] == shown(text.summary(healthy)).splitlines()[:4]
+    assert said.splitlines()[:4] == shown(summary(healthy)).splitlines()[:4]
 
 
 def test_nothing_of_a_model_reaches_the_terminal_as_a_command(hostile):
     run = imagined_runs.hostile(hostile, hostile.model.name)
     watched_run = dataclasses.replace(hostile, training=run)
     for renderable in (
-        text.summary(hostile),
-        text.summary(watched_run),
-        text.walk_table(hostile.walk),
+        summary(hostile),
+        summary(watched_run),
+        walk_table(hostile.walk),
     ):
         lines = shown(renderable)
         assert {c for c in lines if unicodedata.category(c)[0] == "C"} == {"\n"}
@@ -247,12 +257,12 @@ def test_nothing_of_a_model_reaches_the_terminal_as_a_command(hostile):
 
 
 def test_a_terminal_gets_colour_and_the_same_words(faulty):
-    coloured = shown(text.summary(faulty), force_terminal=True, color_system="standard", _environ={})
+    coloured = shown(summary(faulty), force_terminal=True, color_system="standard", _environ={})
     assert "\x1b[1;31mx eps is not the config's, and 1 more fault\x1b[0m" in coloured
 
 
 def test_no_color_leaves_no_colour(faulty):
-    plain = shown(text.summary(faulty), force_terminal=True, color_system="standard", _environ={"NO_COLOR": "1"})
+    plain = shown(summary(faulty), force_terminal=True, color_system="standard", _environ={"NO_COLOR": "1"})
     assert "\x1b[1;31m" not in plain
     assert "\x1b[31m" not in plain
 
@@ -260,12 +270,12 @@ def test_no_color_leaves_no_colour(faulty):
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_every_number_is_there_and_no_two_names_read_alike_at_any_width(peri, width):
     # Seen on Gemma 3: at 80 columns "0.116 to…", at 100 two rows "…edforward_layernorm".
-    described = describe(peri)
-    lines = shown(text.Norms(described.sites, described.formulas), width).split("input rms: ")[0].splitlines()
+    norms = describe(peri).part("norms")
+    lines = shown(Norms(norms.tables[0], norms.sections), width).split("input rms: ")[0].splitlines()
     assert max(map(len, lines)) <= width
     body = "\n".join(lines)
     keys = ("rms", "ones", "eps", "gain")
-    for row in described.sites.only(*keys).groups:
+    for row in norms.tables[0].only(*keys).groups:
         for cell in row:
             for word in cell.text.split():
                 assert word in body.split(), (cell.text, body)
@@ -275,9 +285,48 @@ def test_every_number_is_there_and_no_two_names_read_alike_at_any_width(peri, wi
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_walk_keeps_its_numbers_in_a_narrow_terminal(healthy, width):
-    lines = shown(text.walk_table(healthy.walk), width)
+    lines = shown(walk_table(healthy.walk), width)
     assert max(map(len, lines.splitlines())) <= width
-    for stage in describe(healthy).passage.stages:
-        row = next(line for line in lines.splitlines() if line.startswith(stage.name))
+    for stage in describe(healthy).part("walk").sections:
+        row = next(line for line in lines.splitlines() if line.startswith(stage.title))
         assert [fact.value in row.split() for fact in stage.facts] == [True] * 4
     assert "length sqrt(n): on the" in lines
+
+
+def test_the_verdict_the_facts_the_findings_and_the_table_in_a_fence(faulty):
+    said = markdown(faulty, ORIGIN)
+    assert said.startswith(FAULTY)
+    assert said.endswith(f"```\n\n6 checks clean, 1 not checked; the demo's own text: 2,048 tokens\n\n{ORIGIN}\n")
+    assert "transformer.h.0.ln_1  LayerNorm, eps 0.001  pre        0.120   0.40 %     3.3 %" in said
+    assert len(said.splitlines()) < 45
+
+
+def test_a_finding_leads_to_the_page_of_its_rule(faulty):
+    first = dataclasses.replace(faulty.findings[0], page="https://example.org/A1.html")
+    said = markdown(dataclasses.replace(faulty, findings=(first,)), ORIGIN)
+    assert "- error **[A1](https://example.org/A1.html)** eps is not the config's" in said
+
+
+def test_a_long_model_stays_short_and_a_model_without_norms_needs_no_table(long, empty):
+    assert len(markdown(long, ORIGIN).splitlines()) < 30
+    assert "```" not in markdown(empty, ORIGIN)
+
+
+def test_findings_past_a_few_are_counted(faulty):
+    many = dataclasses.replace(faulty, findings=faulty.findings * 6)
+    assert markdown(many, ORIGIN).count("**F1**") == 4
+    assert "- and 4 more\n" in markdown(many, ORIGIN)
+
+
+def test_nothing_of_a_model_is_markup(hostile):
+    path = "```\n# <b>@here</b> `x` [a](http://x)"
+    sites = tuple(dataclasses.replace(site, path=path, class_name="*x*") for site in hostile.sites)
+    said = markdown(dataclasses.replace(hostile, sites=sites, final_norm=path), "a `command` of @someone")
+    fences = re.findall(r"^(`{3,})(?:text)?$", said, re.MULTILINE)
+    assert len(fences) == 2
+    assert len(fences[0]) > max(map(len, re.findall("`+", said.split(fences[0])[1])))
+    before, _, after = said.split(fences[0])
+    for part in (before, after):
+        assert re.findall(r"(?<!\\\\)[<>@\\[\\]`]", part) == []
+        assert not re.search(r"^# ", part, re.MULTILINE)
+    assert {character for character in said if unicodedata.category(character)[0] == "C"} == {"\n"}

@@ -1,0 +1,283 @@
+"""An inspection in words: the only place where its numbers become sentences and tables."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from normkit.inspection.report.foldedness import FOLDING_METHOD, describe_foldedness
+from normkit.inspection.report.run import RUN_METHOD, describe_run, describe_steps
+from normkit.inspection.report.tables import (
+    PLACEMENTS,
+    attention_table,
+    block_table,
+    formulas,
+    geometry_table,
+    norm_table,
+    selection_table,
+)
+from normkit.measurement.quantities import Walk, WalkStep
+from normkit.rules.finding import Check, Finding, Severity
+from normkit.show.embedding import bars
+from normkit.show.formula import formula_name
+from normkit.show.grouping import grouped_paths
+from normkit.show.parts import Fact, Section, Verdict, printable
+from normkit.text import (
+    counted,
+    degree_spread,
+    degrees,
+    percent_spread,
+    rounded_percent,
+    shortened,
+    significant,
+    spread,
+)
+
+if TYPE_CHECKING:
+    from normkit.inspection.result import Inspection
+
+NEEDS_RUN = "need a training run"
+"""The label of rules that only a training run or a training step can tell."""
+_SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+_MOST_FACTS = 5
+_METHOD = (
+    "Every norm was found by what it does, not by its name: its formula, eps and casts were recovered by calling a "
+    "copy of it on chosen inputs.",
+    "Statistics are over the rows (one token, one head) that entered each norm while the text ran through the model; "
+    "padding was left out. Quantiles are read off a histogram of eight bins an octave.",
+    "A block's placement was read from how its output grows when its input is scaled, not from its code.",
+    "Geometry is that of up to 64 rows a call, spread evenly over the tokens, and of at most 16 batches. "
+    "A norm's image is where its rows land with its real gain, were eps 0: an ellipsoid around its bias.",
+    "A key can be selected if some query, whichever, has a larger product with it than with every other key of the "
+    "text, those that a causal mask would hide included. 16 keys a head were tried, spread evenly over the first text.",
+    "The bound on attention logits is the largest |query| times the largest |key| times the softmax scale; sampled "
+    "logits are exact. Neither sees what the kernel does inside.",
+    "One text on one machine: other inputs can be larger, and what never ran was not seen.",
+    "A clean check means that its threshold was not crossed here; a check that lacked its input says so and is no "
+    "proof of health.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Section):
+    """Everything that is said about one inspection; its facts are at most five about the model."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    """Worst first, with places grouped by block."""
+
+    def fact(self, label: str) -> str:
+        """The value of a fact; "" if there is none of that label."""
+        return next((fact.value for fact in self.facts if fact.label == label), "")
+
+
+def describe(inspection: Inspection) -> Report:
+    """Everything that is said about an inspection, worded and safe to print."""
+    model, training, blocks = inspection.model, inspection.training, [block.path for block in inspection.blocks]
+    size = f"{counted(model.parameters, 'parameter')} in {model.dtype}"
+    width = f", width {model.width:,}" if model.width else ""
+    kind = f" ({model.architecture})" if model.architecture else ""
+    padding = f", {counted(model.padding, 'padding token')} left out" if model.padding else ""
+    run = describe_run(training, found=inspection.worst in ("error", "warning")) if training else None
+    folding = describe_foldedness(inspection)
+    outcomes = _outcomes(inspection)
+    tally = ", ".join(outcome.title for outcome in outcomes)
+    odd = [fact for fact in folding.facts if fact.label == "centred oddly"] if folding else []
+    glance = _glance(inspection, odd)
+    said = {fact.label: fact.value for fact in glance}
+    kinds = formulas(inspection.sites)
+    attention, placement, shapes = attention_table(inspection), block_table(inspection), _shapes(inspection)
+    geometry = geometry_table(inspection), selection_table(inspection)
+    method = _METHOD + (FOLDING_METHOD if inspection.foldedness else ()) + (RUN_METHOD if run else ())
+    outliers = [f"feature {index} at {counted(len(p), 'norm')}" for index, p in inspection.recurring_outliers]
+    sections = [
+        Section(
+            id="norms",
+            title="The norms",
+            gist="; ".join(f"{each.gist} {each.title}" for each in kinds),
+            tables=(norm_table(inspection),),
+            sections=kinds,
+            facts=tuple(Fact(path, reason) for path, reason in inspection.unrecognised),
+        ),
+        Section(
+            id="depth",
+            title="Over depth",
+            facts=(Fact("gain outliers", shortened(outliers)),) if outliers else (),
+        ),
+        Section(id="attention", title="Attention", gist=said.get("attention") or attention.empty, tables=(attention,)),
+        Section(
+            id="blocks",
+            title="Blocks and placement",
+            gist=said.get("blocks") or placement.empty,
+            tables=(placement,),
+        ),
+        Section(id="checks", title="Checks", gist=tally, sections=outcomes),
+        Section(
+            id="method",
+            title="Method and limits",
+            gist="what was measured and how, and what was not",
+            notes=method,
+        ),
+    ]
+    # A watch samples no rows: where nothing was tried there is nothing to say.
+    if run is None or any(table.rows for table in geometry):
+        gist = shapes[0].value if shapes else ""
+        sections.insert(2, Section(id="geometry", title="Geometry", gist=gist, facts=shapes, tables=geometry))
+    if folding:
+        sections.insert(-2, folding)
+    if inspection.walk:
+        sections.insert(0, describe_walk(inspection.walk))
+    if run and training:
+        sections = [run, describe_steps(training), *sections]
+    report = Report(
+        title=model.name or model.class_name,
+        gist=f"{model.class_name}{kind}, {size}{width}",
+        source=f"{model.source or 'the given batches'}: {counted(model.tokens, 'token')}{padding}",
+        verdict=_verdict(inspection, run),
+        facts=glance,
+        sections=tuple(sections),
+        findings=tuple(replace(each, sites=grouped_paths(each.sites, blocks)) for each in inspection.findings),
+    )
+    return printable(report)
+
+
+def describe_walk(walk: Walk) -> Section:
+    """One token's way through a norm, stage by stage, worded and safe to print."""
+    facts = []
+    if walk.ellipsoid_depth is not None:
+        depth = f"{significant(walk.ellipsoid_depth)} of its size"
+        facts.append(Fact("depth below the ellipsoid's surface", depth))
+    if walk.plane_defect is not None:
+        facts.append(Fact("distance from its hyperplane", significant(walk.plane_defect)))
+    if math.isfinite(walk.relative_error):
+        difference = (
+            f"{significant(walk.relative_error)} of the largest entry; one rounding is {significant(walk.rounding)}"
+        )
+        facts.append(Fact("difference from the module's own output", difference))
+    passage = Section(
+        id="walk",
+        title="One token",
+        gist=f"token {walk.position}, “{walk.token}”, at {walk.path}, n = {walk.features:,}",
+        formula=walk.spec,
+        sections=tuple(map(_stage, walk.steps)),
+        facts=tuple(facts),
+    )
+    return printable(passage)
+
+
+def _stage(step: WalkStep) -> Section:
+    """One stage: what is done, then what is true from here on; the gist is the range of the first entries."""
+    # After a mean is subtracted in float64, rounding errors of a few 1e-17 of the entries remain; they count as 0.
+    mean = 0.0 if abs(step.mean) < 1e-14 * step.norm_over_sqrt_n else step.mean
+    return Section(
+        title=step.name,
+        gist=spread(value for value in step.values if math.isfinite(value)),
+        notes=(step.does, *([step.holds] if step.holds else [])),
+        figure=bars(step.values, step.mean),
+        facts=(
+            Fact("mean", significant(mean)),
+            Fact("length", significant(step.norm)),
+            Fact("length / √n", significant(step.norm_over_sqrt_n)),
+            Fact("angle to 1", degrees(step.angle_to_ones)),
+        ),
+    )
+
+
+def _verdict(inspection: Inspection, run: Section | None) -> Verdict:
+    tally = f"{', '.join(outcome.title for outcome in _outcomes(inspection) if outcome.gist != 'finding')}."
+    counts = Counter(finding.severity for finding in inspection.findings)
+    if faults := counts["error"] + counts["warning"]:
+        more = f", and {counted(faults - 1, 'more fault')}" if faults > 1 else ""
+        severities = ", ".join(counted(counts[severity], severity) for severity in _SEVERITIES if counts[severity])
+        headline = f"{inspection.findings[0].title}{more}"
+        return Verdict(tone=inspection.findings[0].severity, headline=headline, detail=f"{severities}; {tally}")
+    if run is not None and run.verdict is not None and run.verdict.tone != "good":
+        found = f"{counted(counts['note'], 'note')}; " if counts["note"] else "No finding: "
+        return replace(run.verdict, detail=f"{found}{tally}")
+    if not inspection.sites:
+        detail = f"This model has no normalization layer that a spec describes. {tally}"
+        return Verdict(tone="neutral", headline="No norms", detail=detail)
+    notes = f"; {counted(counts['note'], 'thing')} to know" if counts["note"] else ""
+    detail = f"{counted(len(inspection.sites), 'norm')} looked at: {tally}"
+    return Verdict(tone="good", headline=f"No fault found{notes}", detail=detail)
+
+
+def _glance(inspection: Inspection, odd: Sequence[Fact]) -> tuple[Fact, ...]:
+    """At most five facts to know of the model first; facts that are not known are left out."""
+    sites, model, facts = inspection.sites, inspection.model, []
+    if math.isfinite(model.loss):
+        # A perplexity above that of random guessing with any vocabulary says nothing more.
+        perplexity = f", perplexity {significant(math.exp(model.loss))}" if model.loss < 20 else ""
+        facts.append(Fact("loss", f"{model.loss:.3f} nats per token on this text{perplexity}"))
+    facts += odd
+    if sites:
+        names = Counter(formula_name(site.spec) for site in sites)
+        facts.append(Fact("norms", "; ".join(f"{count} {name}" for name, count in names.most_common())))
+    if inspection.blocks:
+        placements = Counter(PLACEMENTS[block.placement] for block in inspection.blocks)
+        parts = [f"{count} {name}" for name, count in placements.most_common()]
+        if inspection.final_norm:
+            parts.append(f"final norm {inspection.final_norm}")
+        elif any(block.placement != "post" for block in inspection.blocks):
+            parts.append("no final norm")
+        facts.append(Fact("blocks", "; ".join(parts)))
+    if sites:
+        rms = spread(site.input.rms_median for site in sites)
+        cut = rounded_percent(max(1 - site.attenuation.median for site in sites))
+        facts.append(Fact("input rows", f"median rms {rms}; eps shortens median rows by up to {cut}"))
+    if inspection.attentions:
+        bound = max(attention.bound for attention in inspection.attentions)
+        sampled = max(attention.sampled_max for attention in inspection.attentions)
+        facts.append(Fact("attention", f"logits reach {significant(sampled)}, bound {significant(bound)}"))
+    return tuple(facts[:_MOST_FACTS])
+
+
+def _shapes(inspection: Inspection) -> tuple[Fact, ...]:
+    """Rotation, lengths, images and keys, one line each; what was not measured is left out."""
+    shapes = [site.geometry for site in inspection.sites if site.geometry]
+    facts = []
+    if shapes:
+        turn = degree_spread(shape.rotation[1] for shape in shapes)
+        before, after = spread(shape.spread_in for shape in shapes), spread(shape.spread_out for shape in shapes)
+        facts.append(Fact("geometry", f"median rows turn {turn}; lengths differ {before}-fold in, {after} out"))
+    ratios = [shape.elongation for shape in shapes if shape.semi_axes]
+    words = [f"{spread(ratios)} times as long as thick"] if ratios else []
+    if dead := [site.path for site in inspection.sites if site.geometry and site.geometry.vanishing_gains]:
+        count = sum(shape.vanishing_gains for shape in shapes)
+        words.append(f"{counted(count, 'gain')} as good as 0 at {shortened(dead, 1)}")
+    if words:
+        facts.append(Fact("images", "; ".join(words)))
+    if shares := [share for selection in inspection.selections for _, share in selection.heads]:
+        most = max(selection.sampled for selection in inspection.selections)
+        some = percent_spread([min(shares), max(shares)])
+        heads = counted(len(shares), "head")
+        facts.append(Fact("keys", f"{some} of {most} sampled in each of {heads} can be selected"))
+    return tuple(facts)
+
+
+def _outcomes(inspection: Inspection) -> tuple[Section, ...]:
+    """The rules grouped by how they came out (the gist), in the order in which a reader asks, and then by reason."""
+    groups: dict[str, list[Check]] = {"finding": [], "clean": [], NEEDS_RUN: [], "not checked": []}
+    for check in inspection.checks:
+        groups.setdefault(NEEDS_RUN if check.needs_run else check.status, []).append(check)
+    severities = {finding.rule: finding.severity for finding in reversed(inspection.findings)}
+    outcomes = []
+    for label, checks in groups.items():
+        number = len(checks)
+        titles = {
+            "clean": f"{counted(number, 'check')} clean",
+            "finding": counted(number, "finding"),
+            NEEDS_RUN: f"{number} need{'s' if number == 1 else ''} a training run",
+        }
+        reasons: dict[str, list[Fact]] = {}
+        for check in checks:
+            tone = severities.get(check.rule, "warning") if check.status == "finding" else "neutral"
+            fact = Fact(check.rule, check.title, tone="good" if check.status == "clean" else tone)
+            reasons.setdefault(check.reason, []).append(fact)
+        if checks:
+            parts = tuple(Section(gist=reason, facts=tuple(facts)) for reason, facts in reasons.items())
+            outcomes.append(Section(title=titles.get(label, f"{number} {label}"), gist=label, sections=parts))
+    return tuple(outcomes)

@@ -1,0 +1,259 @@
+"""An inspection for a terminal and as Markdown: every number is shown at any width, and nothing by colour alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from normkit.identification.sites import matches
+from normkit.inspection.report.description import Report, describe, describe_walk
+from normkit.measurement.quantities import Walk
+from normkit.rules.finding import Finding
+from normkit.show.parts import Fact, Section, Table
+from normkit.show.terminal import answer, fitting, lines, marked
+from normkit.text import numbered, shortened
+
+if TYPE_CHECKING:
+    from normkit.inspection.result import Inspection
+
+# Above this number of norms the summary groups similar neighbours; after this number of rows it stops.
+_MOST_ROWS = 16
+_MOST_FINDINGS = 8
+# Columns of Markdown, and those from which on a terminal has room for words beside numbers.
+_WIDTH, _WIDE = 100, 76
+# Columns that names of norms should have before numbers are broken into two lines, and their least width.
+_NAME, _LEAST_NAME = 20, 12
+_IN_TABLE = {"norms", "input rows"}
+# Characters that Markdown or GitHub would read as markup, a mention or a link.
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~@&!])")
+
+
+def summary(inspection: Inspection, site: str | None = None) -> RenderableType:
+    """The verdict, what to know, the findings, the norms and the checks, on one screen for a small model.
+
+    Args:
+        inspection: What was found.
+        site: List only norms whose path this is or matches; findings are those of all norms.
+    """
+    report = describe(inspection)
+    run, steps, norms = report.part("run"), report.part("steps"), report.part("norms")
+    head = Text.assemble((report.title, "bold"), "  ", report.gist, "\n", (report.source, "dim"))
+    parts: list[RenderableType] = [head, "", answer(report.verdict)]
+    hint = (f"normkit rule {found.rule} says where the limit comes from" for found in report.findings[:1])
+    findings = [*map(_finding, report.findings), *hint]
+    if run and steps:
+        parts += [_run(report, run, steps), ""] if findings else [_run(report, run, steps)]
+        watched = [fact for part in steps.sections for fact in part.facts if fact.label != "optimizer"]
+        parts += [*findings, "", lines([*report.facts, *watched])]
+    else:
+        # The table contains the other facts.
+        parts.append(lines(fact for fact in report.facts if fact.label not in _IN_TABLE))
+        parts += ["", *findings] if findings else []
+    if norms:
+        if norms.tables[0].rows and not run:
+            table = norms.tables[0]
+            if site is not None:
+                table = replace(table, rows=tuple(row for row in table.rows if matches(row[0].text, site)), groups=())
+            parts += ["", Norms(table, norms.sections)]
+        if norms.facts:
+            parts += ["", Text("not identified", "bold"), lines(norms.facts)]
+    checks = report.part("checks")
+    outcomes = [outcome for outcome in checks.sections if outcome.gist != "finding"] if checks else []
+    return Group(*parts, "", lines(Fact(outcome.gist, _rules(outcome)) for outcome in outcomes))
+
+
+def walk_table(walk: Walk) -> RenderableType:
+    """One token's vector, stage by stage: its mean, length and angle, and what is true from there on."""
+    passage = describe_walk(walk)
+    return Group(
+        Text(passage.gist, "bold"), Text(str(passage.formula)), "", _Stages(passage.sections), lines(passage.facts)
+    )
+
+
+def markdown(inspection: Inspection, origin: str) -> str:
+    """The verdict, the main facts, the findings in one line each, and the table of norms in a code fence.
+
+    It is short, without colours, with all names escaped: to be pasted into an issue.
+
+    Args:
+        inspection: What was found.
+        origin: The command and the versions that it came from, in a line.
+
+    Returns:
+        The text, ending with a line break.
+    """
+    report = describe(inspection)
+    parts = [f"### {_plain(report.verdict.headline)}", f"{_plain(report.title)}: {_plain(report.gist)}"]
+    parts.append("\n".join(f"- {fact.label}: {_plain(fact.value)}" for fact in report.facts) or _plain(report.source))
+    findings = [
+        f"- {found.severity} **{f'[{found.rule}]({found.page})' if found.page else found.rule}** "
+        f"{_plain(found.title)}: {_plain(found.measured)}"
+        + (f" (at {_plain(shortened(found.sites, 2))})" if found.sites else "")
+        for found in report.findings[:_MOST_FINDINGS]
+    ]
+    if (more := len(report.findings) - _MOST_FINDINGS) > 0:
+        findings.append(f"- and {more} more")
+    if findings:
+        parts.append("\n".join(findings))
+    norms, checks = report.part("norms"), report.part("checks")
+    if norms and norms.tables[0].rows:
+        console = Console(width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
+        with console.capture() as capture:
+            console.print(Norms(norms.tables[0], norms.sections))
+        text = "\n".join(line.rstrip() for line in capture.get().splitlines())
+        # The fence has more backticks than the table contains.
+        fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+        parts.append(f"{fence}text\n{text}\n{fence}")
+    said = ", ".join(outcome.title for outcome in (checks.sections if checks else ()) if outcome.gist != "finding")
+    parts += [f"{said}; {_plain(report.source)}", _plain(origin)]
+    return "\n\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The table of norms with its legend: every number is shown at any width, names are shortened."""
+
+    table: Table
+    formulas: tuple[Section, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay it out for a width: numbers in one line each if names keep enough room, else over two."""
+        keys = ["path", "formula", "role", "rms", "ones", "eps", "gain"]
+        if len(self.formulas) < 2:
+            keys.remove("formula")
+        if options.max_width < _WIDE:
+            keys.remove("role")
+        table = self.table.only(*keys)
+        rows = table.rows if len(table.rows) <= _MOST_ROWS else table.groups or table.rows
+        shown = rows[:_MOST_ROWS]
+        names = [row[0].text for row in shown]
+        cells = [[cell.text for cell in row[1:]] for row in shown]
+        headings = [column.heading for column in table.columns[1:]]
+        room = options.max_width - sum(2 + width for width in _widths(headings, *cells))
+        if room < min(_NAME, max(map(len, names))):
+            # A range is broken after its "to", words at the comma.
+            breaks = {" to ": " to\n", "at most ": "at most\n", ", ": ",\n"}
+            cells = [[_replaced(text, breaks) for text in row] for row in cells]
+            headings = [
+                "\n".join(wrap(heading, max(width, 7)))
+                for heading, width in zip(headings, _widths(*cells), strict=True)
+            ]
+            room = max(options.max_width - sum(2 + width for width in _widths(headings, *cells)), _LEAST_NAME)
+        grid = _ruled()
+        grid.add_column(table.columns[0].heading, overflow="fold")
+        for column, heading in zip(table.columns[1:], headings, strict=True):
+            grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
+        for name, row in zip(fitting(names, room), cells, strict=True):
+            grid.add_row(Text(name), *map(Text, row))
+        yield grid
+        if len(rows) > len(shown):
+            yield Text(f"and {len(rows) - len(shown)} rows more", "dim")
+        yield Text(table.legend, "dim")
+        yield from (Text(f"{each.gist} {each.title}: {each.formula}") for each in self.formulas)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of a token as a table; what is true stands below it where there is no room beside the numbers."""
+
+    stages: tuple[Section, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay it out for a width."""
+        beside = options.max_width >= _WIDE
+        grid = _ruled()
+        grid.add_column("stage", no_wrap=True)
+        for fact in self.stages[0].facts:
+            heading = fact.label if beside else fact.label.replace(" ", "\n", 1)
+            grid.add_column(heading, justify="right", no_wrap=True)
+        if beside:
+            grid.add_column("what is true now")
+        for stage in self.stages:
+            numbers = [Text(fact.value) for fact in stage.facts]
+            grid.add_row(Text(stage.title), *numbers, *([Text(stage.notes[-1])] if beside else []))
+        yield grid
+        if not beside:
+            yield lines(Fact(stage.title, stage.notes[-1]) for stage in self.stages)
+
+
+def _ruled() -> Grid:
+    return Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+
+
+def _widths(*rows: Sequence[str]) -> list[int]:
+    """The longest line of each column."""
+    return [max(len(line) for text in column for line in text.split("\n")) for column in zip(*rows, strict=True)]
+
+
+def _replaced(text: str, changes: dict[str, str]) -> str:
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _finding(found: Finding) -> RenderableType:
+    """A finding with its first evidence; the page has the rest and the threshold."""
+    facts = (
+        Fact("measured", found.measured),
+        Fact("evidence", "".join(found.evidence[:1])),
+        Fact("why", found.why),
+        Fact("do", numbered(found.remedy)),
+        Fact("confirm", found.confirm),
+    )
+    where = f"  at {shortened(found.sites, 1)}" if found.sites else ""
+    rule = (found.rule, f"link {found.page}" if found.page else "")
+    title = Text.assemble(marked(found.severity, found.severity), "  ", rule, "  ", (found.title, "bold"), where)
+    return Group(title, Padding(lines(fact for fact in facts if fact.value), (0, 0, 0, 2)))
+
+
+def _run(report: Report, run: Section, steps: Section) -> RenderableType:
+    """What happened, where it began, the questions answered, what to change first."""
+    parts: list[RenderableType] = []
+    if run.verdict and run.verdict.headline != report.verdict.headline:
+        parts.append(answer(run.verdict))
+    began = {fact.label: fact.value for fact in run.facts}
+    if began:
+        where = f" at {began['where']}" if "where" in began else ""
+        facts = [Fact("began", f"{began['began at']}{where}: {began['measured']}"), *steps.facts]
+    else:
+        facts = [*steps.facts]
+    parts.append(Padding(lines(facts), (0, 0, 0, 2)))
+    if answers := run.part("answers"):
+        parts += ["", _answers(answers.sections)]
+    labels = {"changes": "change first", "confirm": "confirm"}
+    last = [Fact(label, numbered(part.notes)) for id, label in labels.items() if (part := run.part(id)) is not None]
+    return Group(*parts, *(["", lines(last)] if last else []))
+
+
+def _answers(answers: Iterable[Section]) -> RenderableType:
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for number, each in enumerate(answers, 1):
+        if each.verdict:
+            detail = each.verdict.detail
+            at = f" At {shortened(each.notes, 2)}." if each.notes and each.notes[0] not in detail else ""
+            said = Text.assemble((f"{number}. {each.title}", "bold"), f"  {detail}{at}")
+            grid.add_row(marked(each.verdict.tone, each.verdict.headline), said)
+    return grid
+
+
+def _rules(outcome: Section) -> str:
+    """The rules that came out so, each reason once."""
+    return ", ".join(
+        " ".join(fact.label for fact in part.facts) + (f" ({part.gist})" if part.gist else "")
+        for part in outcome.sections
+    )
+
+
+def _plain(text: str) -> str:
+    return _MARKUP.sub(r"\\\1", " ".join(text.split()))

@@ -1,0 +1,202 @@
+"""The tables of an inspection: one row per norm, block or attention call, and the same with alike rows merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from normkit.measurement.facts import Placement, Site
+from normkit.show.formula import formula_name
+from normkit.show.grouping import grouped
+from normkit.show.parts import Column, Section, Table
+from normkit.text import degree_spread, percent_spread, rounded_percent, shortened, spread
+
+if TYPE_CHECKING:
+    from normkit.inspection.result import Inspection
+
+PLACEMENTS: dict[Placement, str] = {
+    "pre": "pre-norm",
+    "post": "post-norm",
+    "peri": "peri-norm",
+    "output-only": "norm on the branch's output",
+    "none": "no norm",
+    "residual-after-norm": "residual taken after the norm",
+    "unknown": "unknown",
+}
+"""Placement of the norms of a block -> its name in reports."""
+
+
+def _at_most(shares: Sequence[float]) -> str:
+    text = rounded_percent(max(shares))
+    return text if len(shares) == 1 or text.startswith("<") else f"at most {text}"
+
+
+def _whole(numbers: Sequence[float]) -> str:
+    """The range of some whole numbers, or the number if they are equal."""
+    low, high = f"{int(min(numbers)):,}", f"{int(max(numbers)):,}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _slopes(values: Sequence[float]) -> str:
+    """A slope to two digits, which is all its precision; a rounded -0 is 0."""
+    low, high = (f"{round(value, 2) + 0.0:.2f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+_NORMS = (
+    Column("path", "norm"),
+    Column("class", "class"),
+    Column("formula", "computes"),
+    Column("role", "role"),
+    Column("rms", "input rms", spread, "of the median row"),
+    Column("band", "5 to 95 %", spread, "of the rows' rms"),
+    Column("ones", "along 1", percent_spread, "energy along all-ones, which centring removes"),
+    Column("eps", "eps cuts", _at_most, "how much shorter eps makes the median row"),
+    Column("gain", "gain 5 to 95 %", spread, "as it acts, any offset added"),
+)
+_GEOMETRY = (
+    Column("path", "norm"),
+    Column("turn", "turns by", degree_spread, "angle from what enters to what leaves, median row"),
+    Column("band", "5 to 95 %", degree_spread, "of the rows' angles"),
+    Column("centring", "centring", degree_spread, "how far that alone turns the median row"),
+    Column("in", "lengths in", spread, "longest over shortest row, 95 % over 5 % quantile; 1 where all are as long"),
+    Column("out", "lengths out", spread, "the same of what leaves"),
+    Column("dimension", "dim", _whole, "of the image, the surface that rows land on"),
+    Column("axes", "semi-axes", spread, "of the image, shortest to longest, over √n"),
+    Column("ratio", "ratio", spread, "longest over shortest semi-axis"),
+    Column("dead", "dead gains", _whole, "as good as 0, so that their feature is constant"),
+)
+_KEYS = (
+    Column("path", "attention call"),
+    Column("keys", "keys", meaning="tried a head, of the first text's, 256 at most", numeric=True),
+    Column("heads", "heads tried", numeric=True),
+    Column(
+        "before",
+        "before",
+        percent_spread,
+        "selectable among the rows that enter the module: some query prefers them to all others",
+    ),
+    Column("after", "after", percent_spread, "selectable among the keys of a head, mean over heads"),
+    Column("lowest", "lowest head", percent_spread),
+)
+_BLOCKS = (
+    Column("path", "block"),
+    Column("placement", "placement"),
+    Column(
+        "output", "output slope", _slopes, "1 where the residual stream passes through, 0 where the block normalizes it"
+    ),
+    Column("branch", "branch slope", _slopes, "0 where the branch reads normalized rows, 1 where it does not"),
+    Column("in", "rms in", spread, "of the median row of the residual stream"),
+    Column("out", "rms out", spread),
+)
+_ATTENTION = (
+    Column("path", "attention call"),
+    Column("heads", "heads"),
+    Column("bound", "bound", spread, "no logit before softmax is larger in magnitude"),
+    Column("sampled", "largest sampled", spread, "magnitude of an exact logit"),
+    Column("entropy", "entropy", spread, "of the sampled rows, in nats"),
+    Column("sharpest", "sharpest head", spread),
+    Column("uniform", "uniform", spread, "the entropy of attention spread evenly"),
+)
+
+
+def formulas(sites: Sequence[Site]) -> tuple[Section, ...]:
+    """Each formula once, in order of appearance, under a title of its own; the gist is how many norms compute it."""
+    specs = list(dict.fromkeys(site.spec for site in sites))
+    names = [formula_name(spec) for spec in specs]
+    entries = []
+    for spec, name in zip(specs, names, strict=True):
+        _, _, notes = str(spec).rstrip("]").partition(" [")
+        classes = [site.class_name for site in sites if site.spec == spec]
+        count = len(classes)
+        entries.append(
+            Section(
+                title=f"{name}, {notes}" if names.count(name) > 1 and notes else name,
+                gist=f"all {count}" if count == len(sites) and count > 1 else f"{count} of {len(sites)}",
+                source=shortened(list(dict.fromkeys(classes))),
+                formula=spec,
+            )
+        )
+    return tuple(entries)
+
+
+def norm_table(inspection: Inspection) -> Table:
+    """One row per norm, in forward order; a class or formula that all have in common is left to the formulas."""
+    names = {each.formula: each.title for each in formulas(inspection.sites)}
+    rows: list[list[str | Sequence[float]]] = []
+    for site in inspection.sites:
+        low, _, high = site.input.rms_quantiles
+        numbers = [[site.input.rms_median], [low, high], [site.input.mean_energy], [1 - site.attenuation.median]]
+        gain = [site.gain.quantiles[1], site.gain.quantiles[5]] if site.gain else []
+        rows.append([site.path, site.class_name, names[site.spec], site.role, *numbers, gain])
+    table = Table.of("Norms", _NORMS, rows, "This model has no normalization layer that a spec describes.")
+    same = {"formula"} if len(names) < 2 else set()
+    same |= {"class"} if len({site.class_name for site in inspection.sites}) < 2 else set()
+    return _grouped(table.only(*(column.key for column in _NORMS if column.key not in same)), inspection)
+
+
+def geometry_table(inspection: Inspection) -> Table:
+    """One row per norm of which rows were sampled, in forward order."""
+    rows: list[list[str | Sequence[float]]] = []
+    for site in inspection.sites:
+        if (shape := site.geometry) is not None:
+            low, turn, high = shape.rotation
+            centring, axes = shape.rotation_without_affine[1], shape.semi_axes
+            numbers = [[turn], [low, high], [centring], [shape.spread_in], [shape.spread_out]]
+            dimension = [] if shape.dimension is None else [shape.dimension]
+            image = [[axes[0], axes[2]], [shape.elongation]] if axes else [[], []]
+            rows.append([site.path, *numbers, dimension, *image, [shape.vanishing_gains]])
+    table = Table.of("What the norms do to vectors", _GEOMETRY, rows, "No row of a norm was sampled.")
+    return _grouped(table, inspection)
+
+
+def selection_table(inspection: Inspection) -> Table:
+    """One row per attention call of which keys were tried."""
+    rows: list[list[str | Sequence[float]]] = []
+    for each in inspection.selections:
+        shares = [share for _, share in each.heads]
+        keys, heads = f"{each.sampled} of {each.keys}", f"{len(shares)} of {each.key_heads}"
+        before = "not seen" if each.before is None else [each.before]
+        rows.append([each.path, keys, heads, before, [each.after], [min(shares)] if shares else []])
+    empty = (
+        "No key was tried: that takes SciPy and attention through scaled_dot_product_attention, which shows its keys."
+    )
+    return _grouped(Table.of("Which keys can be selected", _KEYS, rows, empty), inspection)
+
+
+def block_table(inspection: Inspection) -> Table:
+    """One row per block."""
+    rows: list[list[str | Sequence[float]]] = [
+        [
+            block.path,
+            PLACEMENTS[block.placement],
+            [block.output_slope],
+            [block.branch_slope],
+            [block.stream_in.rms_median],
+            [block.stream_out.rms_median],
+        ]
+        for block in inspection.blocks
+    ]
+    empty = "No repeated block was found, so placement was not judged."
+    return _grouped(Table.of("Blocks and placement", _BLOCKS, rows, empty), inspection)
+
+
+def attention_table(inspection: Inspection) -> Table:
+    """One row per attention call."""
+    rows: list[list[str | Sequence[float]]] = [
+        [
+            call.path,
+            str(call.heads),
+            [call.bound],
+            [call.sampled_max],
+            [call.entropy],
+            [call.entropy_min],
+            [call.uniform_entropy],
+        ]
+        for call in inspection.attentions
+    ]
+    return _grouped(Table.of("Attention", _ATTENTION, rows, "No attention call was seen."), inspection)
+
+
+def _grouped(table: Table, inspection: Inspection) -> Table:
+    return grouped(table, [block.path for block in inspection.blocks])
