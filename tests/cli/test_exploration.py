@@ -16,7 +16,7 @@ from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 from helpers import refused
 from normkit.cli.exploration import open_page
 from normkit.explorer import activations as gathering
-from normkit.explorer.clouds import BIAS, GAIN, cloud
+from normkit.explorer.document import BIAS, GAIN, cloud
 from normkit.geometry import animation
 
 Run = Callable[..., Result]

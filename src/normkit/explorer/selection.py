@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from normkit.errors import InputError, SpecError
 from normkit.explorer.conventions import Convention, convention_of
-from normkit.explorer.gathering import DECODER
 from normkit.identification.sites import NormSite, OtherNorm, chosen
 from normkit.identification.tracing import Trace
 from normkit.measurement.blocks import BlockCall, block_of
 from normkit.measurement.running import Batch
 from normkit.measurement.sampling import evenly
 from normkit.text import shortened
+
+DECODER = "decoder_"
+"""What the names of a decoder's arguments begin with."""
 
 MOST_SITES = 48
 """Norms of a page; with more, each would have too few points to be a cloud."""
@@ -95,11 +97,8 @@ def grouped(reasons: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 
 def telling(batch: Batch) -> Batch:
     """A batch in which a decoder reads one token less than the encoder, so that the shapes of their norms differ."""
-    return {key: value[:, : max(value.shape[1] - 1, 1)] if _is_decoders(key) else value for key, value in batch.items()}
-
-
-def _is_decoders(key: str) -> bool:
-    return key in (f"{DECODER}input_ids", f"{DECODER}attention_mask")
+    decoders = (f"{DECODER}input_ids", f"{DECODER}attention_mask")
+    return {key: value[:, : max(value.shape[1] - 1, 1)] if key in decoders else value for key, value in batch.items()}
 
 
 def by_stream(chosen: Iterable[NormSite], called: Trace, batch: Batch) -> dict[str, list[NormSite]]:
