@@ -1,4 +1,4 @@
-"""What the norms of one family are and where they sit, found by behaviour on its tiny model."""
+"""The norms of one family and their places, found by behaviour on its tiny model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Facts:
     norms: tuple[NormKind, ...]
     """Its kinds of norms, in forward order of their first site."""
     others: dict[str, int]
-    """What normalizes and is no plain norm of a row: "batch norm", "gated norm", "other", with counts."""
+    """Norms that are no plain norm of a row: "batch norm", "gated norm", "other", with counts."""
     placements: dict[str, int]
     """The placements of its blocks, with counts; "parallel" where attention and MLP read the stream side by side."""
     final_norm: str | None
@@ -76,7 +76,7 @@ class Facts:
 
     @property
     def unconfigured(self) -> tuple[float, ...]:
-        """What acts as eps though no field says so, where there are such fields."""
+        """Values that act as eps though no field has them, where there are such fields."""
         acting = dict.fromkeys(norm.eps for norm in self.norms if norm.eps is not None)
         return tuple(eps for eps in acting if self.configured and eps not in self.configured.values())
 

@@ -38,7 +38,7 @@ _LARGEST = 2**26
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What is certified of the weights that were read and written."""
+    """Hashes of the files of weights that were read and written, and residuals."""
 
     inputs: dict[str, str]
     """The source's files of weights -> SHA-256."""

@@ -112,7 +112,7 @@ def derive(
     derived = Derived()
     for (edit, outcome), deviation in zip(edits, deviations, strict=True):
         derived.tensors[edit.relation] += 1
-        derived.elements[edit.relation] += math.prod(output_info(edit, source).shape)
+        derived.elements[edit.relation] += math.prod(output_info(edit, source.tensors).shape)
         if deviation is not None:
             derived.deviations.setdefault(edit.relation, []).append(deviation)
         if edit.relation == "sum":
@@ -143,7 +143,7 @@ def _deviation(
                 unequal = (read.numpy() != due).reshape(-1, width).any(1).nonzero()[0]
                 if not first:
                     place = (offset - start) // width + int(unequal[0])
-                    index = np.unravel_index(place, output_info(edit, source).shape)
+                    index = np.unravel_index(place, output_info(edit, source.tensors).shape)
                     where = ", ".join(str(int(axis)) for axis in index)
                     values = read.view(expected.dtype)[unequal[0]].item(), expected[unequal[0]].item()
                     first = f"{edit.name}[{where}] is {values[0]!r}, {values[1]!r} follows from the source"

@@ -110,7 +110,7 @@ def write_folded(
     config = folded_config(opened.config, plan)
     with Staging(destination, source=folder, resume=resume) as staging:
         # Before hours are spent on writing: will transformers load the result?
-        reload = reload_of(config, {edit.name: output_info(edit, opened.source) for edit in plan.edits}, folder)
+        reload = reload_of(config, {edit.name: output_info(edit, opened.source.tensors) for edit in plan.edits}, folder)
         if astray := (*reload.missing, *reload.unexpected, *reload.mismatched):
             raise ModelError(
                 f"{reload.class_name} of transformers would not load all of the result ({shortened(astray)} missing, "
@@ -152,7 +152,7 @@ def write_shards(
             folding computes.
     """
     layouts = lay_out(plan, source)
-    # What decides the bytes that are written: what is asked for, and the files that it is asked of.
+    # The plan and the files of the source decide the bytes that are written.
     identity = {
         "plan": hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest(),
         "source": {file.name: [state.size, state.mtime_ns] for file, state in source.states.items()},

@@ -42,7 +42,7 @@ class LoadedModel:
     path: Path
     """The folder that the files were read from."""
     notes: tuple[str, ...]
-    """What did not fit while loading, one line each."""
+    """Parts that did not fit while loading, one line each."""
 
 
 def load_model(

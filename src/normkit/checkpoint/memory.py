@@ -27,10 +27,10 @@ _EPS = ("eps", "variance_epsilon")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Folding:
-    """What was done to a model, and what undoes it: `nk.fold(model, inverse=folding)`."""
+    """A record of a fold, and the values that undo it: `nk.fold(model, inverse=folding)`."""
 
     plan: FoldPlan
-    """What became of each tensor and each norm, and what was refused and why."""
+    """The changes of each tensor and each norm, and the refusals with their reasons."""
     vectors: dict[str, Tensor]
     """Gains and biases as they were, by name."""
     columns: dict[str, Tensor]

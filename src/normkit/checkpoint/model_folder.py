@@ -47,7 +47,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What changes when a file changes or another file takes its name; known without reading the file."""
+    """The identity of a file: it changes when the file changes or another takes its name. The file is not read."""
 
     device: int
     inode: int

@@ -20,7 +20,7 @@ Operation = Literal["gain", "bias", "centre", "rms", "final", "value"]
 OPERATIONS: tuple[Operation, ...] = ("gain", "bias", "centre", "rms", "final", "value")
 
 DTYPES = ("same", "float32")
-"""What the weights can be written as."""
+"""The choices for the dtype of the written weights."""
 
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """The keys of config.json that say what the weights are rounded to on loading; transformers 4 has the second name."""
@@ -50,7 +50,7 @@ LIMITS = (
     "an adapter that was trained on SRC does not fit DST",
     "runtimes other than transformers may read other files or keys: none of them was asked",
 )
-"""What a passed verification does not prove."""
+"""The limits of a passed verification."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +171,7 @@ class VectorEdit:
     dtype: str
     """Dtype of the output, as safetensors writes it."""
     value: Constant | Quotient | Sum
-    """What the vector becomes."""
+    """The new value, or how it follows."""
 
     @property
     def relation(self) -> Relation:
@@ -189,20 +189,20 @@ Edit = TensorEdit | VectorEdit
 
 
 Fate = Literal["folded", "divided", "identity", "none", "left"]
-"""What becomes of a gain or a bias: moved into the readers; kept in the norm as b / g; it is one or zero, so there is
+"""The fate of a gain or a bias: moved into the readers; kept in the norm as b / g; it is one or zero, so there is
 nothing to fold; the norm has none; left as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormChange:
-    """What becomes of one norm."""
+    """The change of one norm."""
 
     name: str
     """Path of the norm's module."""
     gain: Fate
-    """What becomes of its gain."""
+    """The fate of its gain."""
     bias: Fate
-    """What becomes of its bias."""
+    """The fate of its bias."""
     becomes_rms: bool = False
     """The norm no longer needs to centre."""
     readers: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ class Refusal:
     """Something that was asked for and is not done."""
 
     operation: Operation
-    """What was asked for."""
+    """The operation that was asked for."""
     place: str
     """The norm, the space or the attention concerned."""
     reason: str
@@ -234,7 +234,7 @@ class FoldPlan:
     architecture: str
     """Class named in the source's config.json."""
     operations: tuple[Operation, ...]
-    """What was asked for, in the order of `OPERATIONS`."""
+    """The operations asked for, in the order of `OPERATIONS`."""
     untie: bool
     """Whether a tied head gets a table of its own."""
     edits: tuple[Edit, ...]
@@ -242,9 +242,9 @@ class FoldPlan:
     removed: tuple[str, ...] = ()
     """Source tensors that the output does not have."""
     norms: tuple[NormChange, ...] = ()
-    """What becomes of each norm, in the order of the model."""
+    """In the order of the model."""
     refusals: tuple[Refusal, ...] = ()
-    """What was asked for and is not done."""
+    """The operations that were asked for and are not done."""
     centred: tuple[str, ...] = ()
     """Names of the writers that are centred."""
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -254,7 +254,7 @@ class FoldPlan:
     swaps: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Path of each norm that becomes an RMSNorm for which no stock class exists -> its spec as JSON."""
     remarks: tuple[str, ...] = ()
-    """What a user must know, one sentence each, for example that equality holds in evaluation mode."""
+    """Notes for the user, one sentence each, for example that equality holds in evaluation mode."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, the same for the same plan."""

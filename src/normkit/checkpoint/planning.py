@@ -183,7 +183,7 @@ def make_plan(
 
 
 def _remarks(context: FoldContext, opened: Opened, edits: Sequence[Edit]) -> list[str]:
-    """What a user must know about the edits, one sentence each."""
+    """Notes for the user about the edits, one sentence each."""
     remarks, graph = [], context.graph
     narrow = [edit for edit in edits if edit.dtype in ("F16", "BF16")]
     if any(edit.relation == "product" for edit in narrow):

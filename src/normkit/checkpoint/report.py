@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from math import prod
 
 from normkit.checkpoint.logits import Agreement
-from normkit.checkpoint.plan import FoldPlan, NormChange, TensorEdit, VectorEdit
+from normkit.checkpoint.plan import FoldPlan, NormChange
 from normkit.checkpoint.reader import TensorInfo
+from normkit.checkpoint.shard import output_info
 from normkit.checkpoint.verification import Checked, Verification
 from normkit.show.grouping import merged, pattern
 from normkit.show.parts import Column, Fact, Section, Table, Tone, Verdict, printable
 from normkit.text import counted, shortened, significant
 
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _FATES = {
     "folded": "folded",
     "divided": "kept as b / g",
@@ -49,12 +48,10 @@ def describe_plan(plan: FoldPlan, tensors: Mapping[str, TensorInfo], memory: int
         tensors: Of the source.
         memory: Bytes that carrying it out takes; None where it is done.
     """
-    folded = sum(bool({norm.gain, norm.bias} & {"folded", "divided"}) for norm in plan.norms)
-    rms = sum(norm.becomes_rms for norm in plan.norms)
-    summary = f"{folded} of {counted(len(plan.norms), 'norm')} folded"
+    summary = f"{plan.num_folded} of {counted(len(plan.norms), 'norm')} folded"
     if plan.centred:
         summary += f", {counted(len(plan.centred), 'writer')} centred"
-    if rms:
+    if rms := plan.num_rms:
         summary += f", {counted(rms, 'LayerNorm')} made {'an RMSNorm' if rms == 1 else 'RMSNorms'}"
     # A reason that is among the refusals is not told a second time.
     refused = {(refusal.place, refusal.reason) for refusal in plan.refusals}
@@ -142,22 +139,12 @@ def _norm_table(changes: Iterable[NormChange]) -> Table:
 
 def _size(plan: FoldPlan, tensors: Mapping[str, TensorInfo]) -> list[Fact]:
     """How the tensors come about, and the bytes of all of them before and after."""
-    counts: Counter[str] = Counter()
-    after = 0
-    for edit in plan.edits:
-        counts[edit.relation] += 1
-        after += _bytes_of(edit, tensors)
+    counts = Counter(edit.relation for edit in plan.edits)
     before = sum(info.nbytes for info in tensors.values())
+    after = sum(output_info(edit, tensors).nbytes for edit in plan.edits)
     words = ", ".join(f"{count} {_RELATIONS[relation]}" for relation, count in counts.items())
     size = _in_bytes(before) + ("" if after == before else f" -> {_in_bytes(after)}")
     return [Fact("tensors", words), Fact("size", size)]
-
-
-def _bytes_of(edit: TensorEdit | VectorEdit, tensors: Mapping[str, TensorInfo]) -> int:
-    if isinstance(edit, VectorEdit):
-        return edit.size * _BYTES[edit.dtype]
-    info = tensors[edit.source]
-    return prod(info.shape) * _BYTES[edit.dtype] if edit.dtype in _BYTES else info.nbytes
 
 
 def _in_bytes(count: int) -> str:

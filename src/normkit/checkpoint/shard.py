@@ -77,9 +77,9 @@ def lay_out(plan: FoldPlan, source: CheckpointSource) -> tuple[FileLayout, ...]:
     return tuple(_file(file, edits, source) for file, edits in held.items())
 
 
-def output_info(edit: Edit, source: CheckpointSource) -> TensorInfo:
-    """Dtype and shape of the tensor that an edit makes."""
-    shape = source.tensors[edit.source].shape if isinstance(edit, TensorEdit) else (edit.size,)
+def output_info(edit: Edit, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
+    """Dtype and shape of the tensor that an edit makes of the source's tensors."""
+    shape = tensors[edit.source].shape if isinstance(edit, TensorEdit) else (edit.size,)
     return TensorInfo(edit.dtype, shape)
 
 
@@ -88,7 +88,7 @@ def index(layouts: tuple[FileLayout, ...], source: CheckpointSource) -> dict[str
     if source.files[0].name == WEIGHTS:
         return None
     document = read_json(source.files[0].parent / INDEX)
-    infos = {edit.name: output_info(edit, source) for layout in layouts for edit in layout.edits}
+    infos = {edit.name: output_info(edit, source.tensors) for layout in layouts for edit in layout.edits}
     metadata = document.get("metadata")
     metadata = dict(metadata) if isinstance(metadata, dict) else {}
     if "total_parameters" in metadata:
@@ -99,7 +99,7 @@ def index(layouts: tuple[FileLayout, ...], source: CheckpointSource) -> dict[str
 
 
 def _file(file: Path, edits: list[Edit], source: CheckpointSource) -> FileLayout:
-    infos = {edit.name: output_info(edit, source) for edit in edits}
+    infos = {edit.name: output_info(edit, source.tensors) for edit in edits}
     # Dtypes that torch does not have are packed, so one byte wide or less.
     edits = sorted(edits, key=lambda edit: -TORCH[edit.dtype].itemsize if edit.dtype in TORCH else -1)
     header = header_bytes({edit.name: infos[edit.name] for edit in edits}, source.metadata[file])

@@ -49,12 +49,12 @@ class Checked:
     passed: bool | None
     """Whether it holds; None if it could not be tried here."""
     what: str
-    """What was found, with the place of the first failure."""
+    """The finding, with the place of the first failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was found about a folded checkpoint and its source."""
+    """The checks of a folded checkpoint against its source."""
 
     source: str
     """Class in the source's config.json."""
@@ -280,7 +280,7 @@ def _figures(recorded: Certificate, anew: Certificate) -> Checked:
 
 
 def _reload(folder: Path, recorded: Certificate) -> tuple[Reload, Checked]:
-    """What transformers reports for the result, and whether the certificate says the same."""
+    """The report of transformers on the result, and whether the certificate says the same."""
     try:
         found = reload_check(folder)
     except ModelError as error:

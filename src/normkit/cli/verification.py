@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from normkit.checkpoint.logits import Agreement
     from normkit.cli.texts import Batches
 
-# Of the text and of the random ids each: enough for every position of a window.
+# Tokens of the text, and as many random ids: enough for every position of a window.
 _TOKENS, _LENGTH, _BATCH = 256, 64, 4
 
 

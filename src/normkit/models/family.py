@@ -57,7 +57,7 @@ class NormEntry:
     writes: tuple[str, ...] = ()
     """Spaces that its output is added to."""
     opaque: str = ""
-    """What else takes its output, in words; then neither gain nor bias can leave the norm."""
+    """The other taker of its output, in words; if there is one, neither gain nor bias can leave the norm."""
     offset: float = 0.0
     """Added to the stored gain."""
     weight: bool | str = True
@@ -111,7 +111,7 @@ class TableEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionEntry:
-    """What decides whether a bias may pass through an attention."""
+    """The properties of an attention that decide whether a bias may pass through it."""
 
     value: str
     """Linear map of the values, or the fused one."""
@@ -120,7 +120,7 @@ class AttentionEntry:
     key: str = ""
     """Linear map of the keys, if they have their own."""
     layout: Literal["own", "last", "last of each group"] = "own"
-    """Where values lie in the rows of `value`: "own", "last" of a fused one, "last of each group"."""
+    """The place of the values in the rows of `value`: "own", "last" of a fused map, "last of each group"."""
     heads: str = ""
     """Key that counts query heads; "" for the family's."""
     kv_heads: str | int = ""
@@ -238,7 +238,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     """Patterns of names in older checkpoints that no model reads."""
     remarks: tuple[str, ...] = ()
-    """What a user of the folded model must know."""
+    """Notes for users of the folded model."""
 
 
 _ENTRIES: Mapping[str, type] = MappingProxyType(

@@ -41,7 +41,7 @@ class Norm:
     writes: tuple[str, ...]
     """Spaces that its output is added to."""
     opaque: str
-    """What else takes its output, in words, or ""."""
+    """The other taker of its output, in words, or ""."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the norm classes of transformers and torch should compute, as declared here and whatever their code does."""
+"""The presets that the norm classes of transformers and torch should compute, declared whatever their code does."""
 
 from __future__ import annotations
 
