@@ -66,10 +66,7 @@ class Outcome:
 def vectors(plan: FoldPlan, source: Source, workers: Workers) -> dict[str, MadeVector]:
     """Every gain and bias of a plan, in the order of its edits; the same bits with any number of threads.
 
-    Args:
-        plan: What is done.
-        source: The tensors that it is done to.
-        workers: The threads that make them; they count the vectors that are done.
+    The workers count the vectors that are done.
 
     Raises:
         ModelError: If a tensor is missing, does not fit, holds a NaN, or a result does not fit its dtype.
@@ -100,14 +97,7 @@ def vectors(plan: FoldPlan, source: Source, workers: Workers) -> dict[str, MadeV
 
 
 def contents(edit: Edit, source: Source, vectors: Mapping[str, MadeVector], outcome: Outcome) -> Iterator[Tensor]:
-    """The values that an edit writes, a chunk at a time: a vector that is made already, or the chunks of `made`.
-
-    Args:
-        edit: What is done.
-        source: The tensors that it is done to.
-        vectors: The result of `vectors`.
-        outcome: Filled in at the end.
-    """
+    """The values that an edit writes, a chunk at a time: a vector that is made already, or the chunks of `made`."""
     if isinstance(edit, TensorEdit):
         return made(edit, source, outcome)
     vector = vectors[edit.name]
@@ -119,11 +109,6 @@ def made(edit: TensorEdit, source: Source, outcome: Outcome) -> Iterator[Tensor]
     """The rows of an output tensor in order, a chunk at a time, in its dtype.
 
     The source is read in order too, a second time if the mean is taken along another axis than the last.
-
-    Args:
-        edit: What is done.
-        source: The tensors that it is done to.
-        outcome: Filled in at the end.
 
     Raises:
         ModelError: If the tensor is missing, has other axes or another dtype than the edit needs, or holds a NaN.

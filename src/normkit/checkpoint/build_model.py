@@ -160,11 +160,6 @@ def reload_of(values: Mapping[str, Any], tensors: Mapping[str, TensorInfo], fold
 
     No weight is read and none is allocated, however large; nothing has to be written yet.
 
-    Args:
-        values: Its configuration.
-        tensors: Name -> dtype and shape of its weights.
-        folder: Named in messages.
-
     Raises:
         ModelError: If transformers cannot build the model, or its record of replaced norms does not fit it; one line.
     """
@@ -234,10 +229,6 @@ def record(norms: Mapping[str, NormSpec]) -> dict[str, Any]:
 def recorded(values: Mapping[str, Any], place: object) -> dict[str, NormSpec]:
     """The specs that a configuration records, by the paths of their norms; none if there is no record.
 
-    Args:
-        values: The configuration as JSON.
-        place: Named in messages.
-
     Raises:
         ModelError: If there is a record and it is malformed.
     """
@@ -259,10 +250,7 @@ def recorded(values: Mapping[str, Any], place: object) -> dict[str, NormSpec]:
 def replay(model: nn.Module, norms: Mapping[str, NormSpec], place: object) -> None:
     """Replace each named norm by a `normkit.Norm` with the same parameters; all are checked before the first.
 
-    Args:
-        model: Changed in place; may be on the meta device.
-        norms: The result of `recorded`.
-        place: Named in messages.
+    The model is changed in place and may be on the meta device.
 
     Raises:
         ModelError: If a path leads to no norm, or a spec does not fit the parameters there.

@@ -128,16 +128,9 @@ def certify(
     dtype: str,
     untie: bool = False,
 ) -> Certificate:
-    """The certificate of a result to which only the certificate is missing.
+    """The certificate of a result, in a folder to which only the certificate is missing.
 
-    Args:
-        plan: What was done.
-        written: Hashes and residuals of the weights; other files are hashed here.
-        reload: The report of transformers on the result.
-        opened: The source.
-        folder: The result.
-        dtype: The dtype asked for.
-        untie: Whether untying was asked for; the plan may have refused it.
+    The files beside the weights are hashed here. `untie` says what was asked for; the plan may have refused it.
 
     Raises:
         InputError: If a file cannot be read.

@@ -88,12 +88,7 @@ def derive(
 ) -> Derived:
     """Make every tensor of some files again and compare it, bit for bit, with the files.
 
-    Args:
-        vectors: Gains and biases, made again already.
-        source: The checkpoint that the tensors are made from.
-        layouts: Files of the result; their sizes are right.
-        folder: The folder of the result.
-        workers: Threads; they count the bytes that are compared.
+    The vectors are made again already, and the sizes of the files are right. The workers count the bytes compared.
 
     Raises:
         ModelError: If a file cannot be read to its end.

@@ -138,13 +138,8 @@ def write_shards(
 ) -> Written:
     """Write the weights of a folded checkpoint, and their index if the source has one, into a staging folder.
 
-    Args:
-        plan: What becomes of each tensor.
-        source: The checkpoint; only read.
-        staging: The folder; files that an interrupted fold has finished there are kept.
-        threads: Threads that compute.
-        max_memory: Bytes that the process may occupy; fewer threads are used if they do not fit.
-        progress: Called with a stage, bytes done, and all bytes.
+    Files that an interrupted fold has finished there are kept. Fewer threads are used if they do not fit into
+    `max_memory` bytes.
 
     Raises:
         InputError: If something else is in the staging folder, there is no room, or too little memory is allowed.

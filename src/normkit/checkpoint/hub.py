@@ -65,11 +65,6 @@ def split_identifier(model: str, revision: str | None) -> tuple[str, str | None]
 def fetch(identifier: str, revision: str | None, *, local_files_only: bool) -> Path:
     """The folder in the Hub's cache with a model's configuration, tokenizer and safetensors; never code or pickles.
 
-    Args:
-        identifier: Such as "org/name".
-        revision: Branch, tag or commit; None is the main branch.
-        local_files_only: Use the cache and ask no server.
-
     Raises:
         ModelError: If there is no such model, or the Hub cannot be reached; one line.
     """

@@ -81,12 +81,7 @@ def file_states(folder: Path) -> dict[str, FileState]:
 
 
 def fingerprints(folder: Path, names: Iterable[str], known: Mapping[str, str]) -> dict[str, Fingerprint]:
-    """The fingerprints of files, sorted by name.
-
-    Args:
-        folder: Where the files are.
-        names: Files to hash.
-        known: Further files whose SHA-256 is known already.
+    """The fingerprints of files of a folder, sorted by name; of further ones the SHA-256 is known already.
 
     Raises:
         InputError: If a file cannot be read.
@@ -108,9 +103,7 @@ def is_sound_name(name: str) -> bool:
 def sha256(path: Path, step: Callable[[int], None] | None = None) -> str:
     """The SHA-256 of a file, in hexadecimal digits.
 
-    Args:
-        path: The file.
-        step: Called with the number of bytes just read; may raise to stop.
+    `step` is called with the number of bytes just read, and may raise to stop.
 
     Raises:
         InputError: If the file cannot be read.
@@ -284,3 +277,8 @@ def copied_files(folder: Path) -> Iterator[tuple[str, Path]]:
 def code_files(names: Iterable[str]) -> list[str]:
     """The names that are files of code. Code is not copied: it was not folded, and nothing is proved about it."""
     return [name for name in names if Path(name).suffix in _CODE_SUFFIXES]
+
+
+def changed(file: Path) -> str:
+    """The message on a file that changed meanwhile."""
+    return f"{file} changed while it was folded; leave the folder alone and start again"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, FileState, file_states, read_json
+from normkit.checkpoint.model_folder import ADAPTER, CONFIG, INDEX, WEIGHTS, FileState, changed, file_states, read_json
 from normkit.checkpoint.plan import FoldPlan
 from normkit.errors import KindError, ModelError
 from normkit.models.expansion import expand
@@ -80,10 +80,6 @@ def paths_to(config: Mapping[str, Any], key: str, above: str = "") -> list[str]:
 
 def model_class(values: dict[str, Any], folder: Path) -> tuple[Any, type[Any]]:
     """The configuration as transformers' object, and the class to build from it.
-
-    Args:
-        values: The result of `read_config`.
-        folder: Named in messages.
 
     Raises:
         ModelError: If transformers does not know the model.
@@ -205,11 +201,8 @@ class OpenedFolder(Opened):
     def require_same(self, beside: Collection[str]) -> None:
         """Raise ModelError if the configuration, a file of weights or one of `beside` has changed, is gone, or is new.
 
-        Args:
-            beside: Names of the files, as they are now, that matter as well.
+        These are the names of the files, as they are now, that matter as well.
         """
-        from normkit.checkpoint.reader import changed
-
         names = {CONFIG, INDEX, *(file.name for file in self.source.files), *beside}
         now = file_states(self.folder)
         for name in sorted(names):

@@ -21,7 +21,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from normkit.checkpoint.model_folder import INDEX, WEIGHTS, FileState, damaged, read_exactly, read_json, weight_files
+from normkit.checkpoint.model_folder import (
+    INDEX,
+    WEIGHTS,
+    FileState,
+    changed,
+    damaged,
+    read_exactly,
+    read_json,
+    weight_files,
+)
 from normkit.checkpoint.plan import FLOATS
 from normkit.errors import InputError, ModelError
 from normkit.files import parse_json
@@ -308,11 +317,6 @@ class CheckpointSource:
                 "download it again"
             )
         self.tensors |= held
-
-
-def changed(file: Path) -> str:
-    """The message on a file that changed meanwhile."""
-    return f"{file} changed while it was folded; leave the folder alone and start again"
 
 
 class ModelSource:

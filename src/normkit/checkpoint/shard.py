@@ -117,14 +117,9 @@ def _file(file: Path, edits: list[Edit], source: CheckpointSource) -> FileLayout
 
 
 class Shard:
-    """A file that is being written.
+    """A file of weights that is being written; it is created anew.
 
-    Args:
-        layout: Its tensors and their places.
-        path: The file; created anew.
-        source: The checkpoint that it is made from.
-        vectors: Gains and biases, which are made already.
-        step: Called with the number of bytes just written, or 0 for bytes hashed; raises to end the work.
+    `step` is called with the number of bytes just written, or 0 for bytes hashed, and raises to end the work.
 
     Raises:
         InputError: If the file cannot be made.

@@ -96,13 +96,9 @@ class Staging:
             raise InputError(f"an interrupted fold is in {self.folder}; --resume finishes it, or delete it")
 
     def begin(self, identity: Mapping[str, Any]) -> Mapping[str, FinishedFile]:
-        """Check that the same fold was interrupted here, delete what is not finished, and open the journal.
+        """Check that the same fold was interrupted here, delete unfinished files, and open the journal.
 
-        Args:
-            identity: What decides the bytes, as JSON values; the same for the same fold.
-
-        Returns:
-            The files that are finished already, by name.
+        The identity holds what decides the bytes, as JSON values. Returns the finished files, by name.
 
         Raises:
             InputError: If another fold was interrupted here; that is left as it is.
@@ -155,12 +151,7 @@ class Staging:
             self.finished[file.name] = file
 
     def write(self, name: str, content: bytes, *, like: Path | None = None) -> Path:
-        """Write a small file whole or not at all.
-
-        Args:
-            name: Name of the file.
-            content: All of it.
-            like: A file of the source whose permissions it gets; None for a private file.
+        """Write a small file whole or not at all, with the permissions of a file of the source; None: a private file.
 
         Raises:
             InputError: If there is no room.

@@ -18,12 +18,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)([+-]\d+)?\}")
 
 
 class Settings:
-    """A configuration as its family reads it.
-
-    Args:
-        family: Declares the keys and defaults.
-        config: A config.json.
-    """
+    """A config.json as its family reads it."""
 
     def __init__(self, family: Family, config: Mapping[str, Any]) -> None:
         self._family, self._config = family, config
@@ -120,12 +115,7 @@ def _shown(value: Any) -> str:
 
 
 def expand(family: Family, config: Mapping[str, Any], shapes: Shapes) -> graph.Graph:
-    """The graph of a checkpoint.
-
-    Args:
-        family: The family's file.
-        config: Its config.json.
-        shapes: Name of each of its tensors -> shape.
+    """The graph of a checkpoint of a family, from its config.json and the shapes of its tensors by name.
 
     Raises:
         ModelError: If the class or a setting is not described, a declared tensor is missing, a tensor is not declared,

@@ -271,11 +271,7 @@ def declared_family(name: str) -> Family:
 
 
 def parse(text: str, name: str) -> Family:
-    """The family that a TOML text declares.
-
-    Args:
-        text: The content of the file.
-        name: Name of the file, for messages.
+    """The family that the text of a TOML file declares; messages give the file's name.
 
     Raises:
         ModelError: If it is not TOML, or a key is unknown or missing.

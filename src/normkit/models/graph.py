@@ -159,12 +159,7 @@ class Graph:
         return tuple(dict.fromkeys(space for space in reads if space in written))
 
     def against_folding(self, norm: Norm, *, untie: bool = False) -> str | None:
-        """Why the gain or bias of a norm cannot leave it: something other than linear maps takes its output.
-
-        Args:
-            norm: One of its norms.
-            untie: Whether a tied head gets a table of its own.
-        """
+        """Why the gain or bias of a norm cannot leave it: something other than linear maps takes its output."""
         if norm.opaque:
             return f"its output goes to {norm.opaque}"
         if norm.gives in self.returned or norm.name in self.returned:
