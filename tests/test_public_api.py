@@ -98,7 +98,9 @@ def test_a_public_name_has_a_docstring_of_its_own(name):
     assert not doc.startswith(name.split(".")[-1] + "(")
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "normalize", "identify", "inspect", "explore"])
+@pytest.mark.parametrize(
+    "name", ["layer_norm", "rms_norm", "normalize", "identify", "identify_rows", "inspect", "explore"]
+)
 def test_a_public_function_says_what_it_takes_gives_and_refuses(name):
     doc = inspect.getdoc(PUBLIC[name])
     for section in ("Args:", "Returns:", "Raises:", "Example:"):

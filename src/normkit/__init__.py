@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from normkit.functional import add_layer_norm, add_normalize, add_rms_norm, layer_norm, normalize, rms_norm
     from normkit.identification.behaviour import identify
     from normkit.identification.passport import Passport
+    from normkit.identification.recorded_rows import identify_rows
     from normkit.inspection.inspecting import inspect
     from normkit.inspection.result import Inspection
     from normkit.layers import LayerNorm, Norm, RMSNorm
@@ -53,6 +54,7 @@ _HOME = {
     "fold": "normkit.checkpoint.memory",
     "geometry": "normkit.geometry",
     "identify": "normkit.identification.behaviour",
+    "identify_rows": "normkit.identification.recorded_rows",
     "inspect": "normkit.inspection.inspecting",
     "layer_norm": "normkit.functional",
     "load": "normkit.checkpoint.loading",
@@ -90,6 +92,7 @@ __all__ = [
     "fold",
     "geometry",
     "identify",
+    "identify_rows",
     "inspect",
     "layer_norm",
     "load",

@@ -19,9 +19,9 @@ from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
 
-_MATCHED = 0.999
+MATCHED = 0.999
 """A norm's own program gives this share of its outputs or more; a wrong one misses 4 % or more."""
-_FLIPS = 0.0005
+FLIPS = 0.0005
 """Rates this near are of programs that do the same here: float32 in place of float64 flips a few in ten thousand."""
 
 _MACHINE_EPS = EPS["float32"]
@@ -54,7 +54,7 @@ class _Candidate:
         return min(rate.share for rate in self.rates.values())
 
     def is_as_good_as(self, shares: dict[torch.dtype, float]) -> bool:
-        return all(self.rates[dtype].share >= share - _FLIPS for dtype, share in shares.items())
+        return all(self.rates[dtype].share >= share - FLIPS for dtype, share in shares.items())
 
     def figures(self) -> str:
         # With as many digits as tell them from 100 %.
@@ -81,12 +81,12 @@ def recover(
     first = next(iter(compared))
     first_dtype = [run for run in runs if first in (run.x.dtype, run.parameter_dtype)]
     output, reading = _output_dtype(first_dtype, first, specimen)
-    programs = [each for each in _candidates(spec, output) if not overflows or each.statistics_dtype == "input"]
+    programs = [each for each in programs_of(spec, output) if not overflows or each.statistics_dtype == "input"]
     candidates = _rated(programs, compared)
     eps: dict[str, Reading] = {}
-    if _best(candidates).worst < _MATCHED and spec.eps in (None, _MACHINE_EPS):
+    if _best(candidates).worst < MATCHED and spec.eps in (None, _MACHINE_EPS):
         of_its_own = _rated(programs, compared, own_eps=True)
-        if _best(of_its_own).worst >= _MATCHED:
+        if _best(of_its_own).worst >= MATCHED:
             reason = "eps is the machine epsilon of the input's own dtype, which no spec describes: "
             reason += " and ".join(f"{torch.finfo(dtype).eps:g} in {dtype_name(dtype)}" for dtype in compared)
             by_dtype = {dtype_name(dtype): torch.finfo(dtype).eps for dtype in compared}
@@ -106,7 +106,7 @@ def recover(
         spec=found.spec.replace(eps=_MACHINE_EPS) if eps else found.spec,
         rate=half_precision_calls.rate(compared[first][:1], found.spec).share,
         readings=readings,
-        is_matched=found.worst >= _MATCHED,
+        is_matched=found.worst >= MATCHED,
     )
 
 
@@ -146,22 +146,22 @@ def _readings(found: _Candidate, candidates: Sequence[_Candidate], outputs: int)
     """The reading of the casts, from the rates of all programs."""
     shares = {dtype: rate.share for dtype, rate in found.rates.items()}
     others = [candidate for candidate in candidates if not candidate.is_as_good_as(shares)]
-    seen = f"the program ({_in_words(found.spec)}) gives {found.figures()} of {outputs} outputs bit for bit"
+    seen = f"the program ({in_words(found.spec)}) gives {found.figures()} of {outputs} outputs bit for bit"
     orders = sorted({rate.order for rate in found.rates.values()} - {DEFINITION})
     if orders:
         seen += f", computed as {' or '.join(orders)}"
     if others:
         runner_up = max(others, key=lambda candidate: candidate.worst)
-        seen += f"; next best program ({_in_words(runner_up.spec)}): {runner_up.figures()}"
+        seen += f"; next best program ({in_words(runner_up.spec)}): {runner_up.figures()}"
     evidence = [seen]
     if len(found.rates) < len(HALF):
         (only,) = found.rates
         evidence.append(f"the norm runs in {dtype_name(only)}, not in the other 16-bit dtype")
-    if found.worst < _MATCHED:
-        reason = f"no program gives its bits; the nearest ({_in_words(found.spec)}) gives {found.figures()}"
+    if found.worst < MATCHED:
+        reason = f"no program gives its bits; the nearest ({in_words(found.spec)}) gives {found.figures()}"
         own = {dtype: max(candidates, key=lambda candidate: candidate.rates[dtype].share) for dtype in found.rates}
-        if all(candidate.rates[dtype].share >= _MATCHED for dtype, candidate in own.items()):
-            words = "; ".join(f"in {dtype_name(dtype)} {_in_words(candidate.spec)}" for dtype, candidate in own.items())
+        if all(candidate.rates[dtype].share >= MATCHED for dtype, candidate in own.items()):
+            words = "; ".join(f"in {dtype_name(dtype)} {in_words(candidate.spec)}" for dtype, candidate in own.items())
             reason = f"its program depends on the input's dtype: {words}"
         return open_readings(found.spec, reason, *evidence)
     readings = {"casts": Reading(value=value_of(found.spec, "casts"), evidence=tuple(evidence))}
@@ -216,7 +216,7 @@ def _decided(output: OutputDtype, evidence: str) -> Reading:
     return Reading(value={"output_dtype": output}, evidence=(evidence,))
 
 
-def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
+def programs_of(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
     """Programs of a formula, simplest first."""
     affine = spec.has_weight or spec.has_bias
     offsets = ("float32", "parameter") if spec.weight_offset else ("float32",)
@@ -233,6 +233,7 @@ def _candidates(spec: NormSpec, output: OutputDtype) -> Iterator[NormSpec]:
         )
 
 
-def _in_words(spec: NormSpec) -> str:
+def in_words(spec: NormSpec) -> str:
+    """The casts of a spec."""
     offset = (f"offset {spec.gain.offset_words}",) if spec.gain.offset else ()
     return ", ".join((*spec.casts.parts, *offset))
