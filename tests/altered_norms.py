@@ -16,13 +16,7 @@ rounded before the gain."""
 
 
 class Altered(nn.Module):
-    """A norm with the parameters of another, which computes a given formula.
-
-    Attributes:
-        eps: Of the original.
-        weight: Of the original, or None.
-        bias: Likewise.
-    """
+    """A norm with eps, weight and bias of another, which computes a given formula."""
 
     def __init__(self, norm: nn.Module, formula: Callable[[Altered, Tensor], Tensor]) -> None:
         super().__init__()
@@ -151,40 +145,24 @@ def offset_in_16_bits(norm: Altered, x: Tensor) -> Tensor:
     return (y if norm.bias is None else y + norm.bias.float()).to(x.dtype)
 
 
-def over_time(norm: Altered, x: Tensor) -> Tensor:
-    row, square = norm.rows(x, 1)
-    return norm.affine(row * torch.rsqrt(square + norm.eps), x)
+def over(*axes: int) -> Callable[[Altered, Tensor], Tensor]:
+    """The formula with statistics over other axes."""
+
+    def formula(norm: Altered, x: Tensor) -> Tensor:
+        row, square = norm.rows(x, axes)
+        return norm.affine(row * torch.rsqrt(square + norm.eps), x)
+
+    return formula
 
 
-def over_heads(norm: Altered, x: Tensor) -> Tensor:
-    """Of a (B, T, heads, features) input, over the heads of each feature."""
-    row, square = norm.rows(x, 2)
-    return norm.affine(row * torch.rsqrt(square + norm.eps), x)
-
-
-def over_all_heads(norm: Altered, x: Tensor) -> Tensor:
-    row, square = norm.rows(x, (-2, -1))
-    return norm.affine(row * torch.rsqrt(square + norm.eps), x)
+over_samples, over_time, over_the_batch, over_time_and_features = over(0), over(1), over(0, 1), over(1, 2)
+# Of a (B, T, heads, features) input: over the heads of each feature, and over all of them.
+over_heads, over_all_heads = over(2), over(-2, -1)
 
 
 def per_head(norm: Altered, x: Tensor) -> Tensor:
     row, square = norm.rows(x.unflatten(-1, (4, -1)))
     return norm.affine((row * torch.rsqrt(square + norm.eps)).flatten(-2), x)
-
-
-def over_time_and_features(norm: Altered, x: Tensor) -> Tensor:
-    row, square = norm.rows(x, (1, 2))
-    return norm.affine(row * torch.rsqrt(square + norm.eps), x)
-
-
-def over_samples(norm: Altered, x: Tensor) -> Tensor:
-    row, square = norm.rows(x, 0)
-    return norm.affine(row * torch.rsqrt(square + norm.eps), x)
-
-
-def over_the_batch(norm: Altered, x: Tensor) -> Tensor:
-    row, square = norm.rows(x, (0, 1))
-    return norm.affine(row * torch.rsqrt(square + norm.eps), x)
 
 
 def in_16_bits(norm: Altered, x: Tensor) -> Tensor:

@@ -136,27 +136,17 @@ class OffsetInSixteenBits(Gain):
         return (self.rms(x) * (1.0 + self.weight).float()).to(x.dtype)
 
 
-class OverTime(GainAndBias):
-    """Axis 1 in place of the last."""
+class OverAxes(GainAndBias):
+    """A layer norm over other axes than the last."""
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self.axes = axes
 
     def forward(self, x):
         wide = x.float()
-        centred = wide - wide.mean(1, keepdim=True)
-        return self.affine(centred * torch.rsqrt(centred.pow(2).mean(1, keepdim=True) + self.eps), x)
-
-
-class OverTimeAndFeatures(GainAndBias):
-    def forward(self, x):
-        wide = x.float()
-        centred = wide - wide.mean((1, 2), keepdim=True)
-        return self.affine(centred * torch.rsqrt(centred.pow(2).mean((1, 2), keepdim=True) + self.eps), x)
-
-
-class OverTheBatch(GainAndBias):
-    def forward(self, x):
-        wide = x.float()
-        centred = wide - wide.mean((0, 1), keepdim=True)
-        return self.affine(centred * torch.rsqrt(centred.pow(2).mean((0, 1), keepdim=True) + self.eps), x)
+        centred = wide - wide.mean(self.axes, keepdim=True)
+        return self.affine(centred * torch.rsqrt(centred.pow(2).mean(self.axes, keepdim=True) + self.eps), x)
 
 
 class MultiplyThenCast(Gain):
@@ -181,27 +171,23 @@ class GainRoundedToo(Gain):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault.
-
-    Attributes:
-        id: Its place in the catalogue.
-        report: Where it happened.
-        build: Makes the faulty norm, N features wide.
-        meant: The spec that it should be.
-        found: The conventions in which what `identify` decides differs from it; None if no spec describes the fault.
-        verdict: Of `identify`.
-        evidence: What a line of evidence must say.
-        checks: The violations, in order.
-    """
+    """One fault."""
 
     id: str
+    """Its place in the catalogue."""
     report: str
+    """Where it happened."""
     build: Callable[[], nn.Module]
+    """Makes the faulty norm, N features wide."""
     meant: NormSpec
     found: Mapping[str, object] | None = field(default_factory=dict)
+    """The conventions in which what `identify` decides differs from `meant`; None if no spec describes the fault."""
     verdict: str = "norm"
+    """Of `identify`."""
     evidence: str = ""
+    """What a line of evidence must say."""
     checks: tuple[str, ...]
+    """The violations, in order."""
 
 
 LATE = specs.OLMO2
@@ -332,7 +318,7 @@ FAULTS = (
     Fault(
         id="C1",
         report="OpenNMT-tf#6: normalized over the wrong axis",
-        build=OverTime,
+        build=lambda: OverAxes(1),
         meant=LAYER,
         found={"axes": (1,)},
         evidence="along axis 1",
@@ -341,7 +327,7 @@ FAULTS = (
     Fault(
         id="C4",
         report="DeepXi#18: statistics over time and features feel the future",
-        build=OverTimeAndFeatures,
+        build=lambda: OverAxes(1, 2),
         meant=LAYER,
         found={"axes": (-2, -1)},
         checks=("rows",),
@@ -349,7 +335,7 @@ FAULTS = (
     Fault(
         id="C5",
         report="x-transformers#320: samples feel each other",
-        build=OverTheBatch,
+        build=lambda: OverAxes(0, 1),
         meant=LAYER,
         found=None,
         verdict="batch",

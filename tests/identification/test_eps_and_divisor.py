@@ -193,9 +193,9 @@ def test_a_coarse_length_leaves_two_divisors_of_a_long_row():
     found = choose(768, 1.0005, felt(1.001e-5, error=5e-3), tolerance=2e-3)
     assert found.rival == Divisor(correction=1)
     assert "may as well be divided by n - 1" in opened(found)["divisor"]
-    decided = found.with_rival("bits")
+    decided = found.decided(found.rival, "bits")
     assert (decided.divisor, opened(decided)) == (Divisor(correction=1), {})
-    assert opened(found.confirmed("bits")) == {}
+    assert opened(found.decided(found.divisor, "bits")) == {}
     # Only a mean costs a degree of freedom.
     assert opened(choose(768, 1.0005, felt(1.001e-5, error=5e-3), tolerance=2e-3, centred=False)) == {}
     assert opened(choose(64, 1.0005, felt(1.001e-5, error=5e-3), tolerance=2e-3)) == {}

@@ -204,7 +204,8 @@ class _Comparison:
         if not outputs[1].requires_grad:
             return replace(check, problem="it has no gradient")
         dy = self._normal(*x.shape).to(x.device, outputs[0].dtype)
-        ours, theirs = (torch.autograd.grad(y, wanted, dy, allow_unused=True) for y in outputs)
+        ours: tuple[Tensor | None, ...] = torch.autograd.grad(outputs[0], wanted, dy, allow_unused=True)
+        theirs: tuple[Tensor | None, ...] = torch.autograd.grad(outputs[1], wanted, dy, allow_unused=True)
         gradients = units.gradients(x, dy, self.formula.spec, self.weight, self.bias)
         exact = dict(zip(("input", "weight", "bias"), gradients, strict=True))
         found = []

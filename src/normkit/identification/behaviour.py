@@ -303,26 +303,21 @@ def _search(
     if choice.rival is not None:
         # Two divisors that are too near for the length of rows to tell: the bits may be those of one only.
         line = "the bits of its outputs are those of this divisor alone"
-        rival = choice.with_rival(line)
+        rival = choice.decided(choice.rival, line)
         other = cast_program.recover(specimen, rival.apply(found.spec, felt.placement), affine, shape, generator)
         if casts.is_matched and not other.is_matched:
-            choice = choice.confirmed(line)
+            choice = choice.decided(choice.divisor, line)
         elif other.is_matched and not casts.is_matched:
             choice, casts = rival, other
     hard = conditioning.readings(specimen, spec, shape, generator)
     matched = f"in {dtype_name(specimen.dtype)} the formula is matched to {error:.0e}"
     matched += f", for inputs from {smallest:.0e} to {min(1000.0, precision.far):.0e}"
     kind = found.readings["kind"]
+    kind = replace(kind, evidence=(*kind.evidence, matched))
     passport = Passport(
         verdict="norm",
         spec=casts.spec,
-        readings={
-            **found.readings,
-            "kind": replace(kind, evidence=(*kind.evidence, matched)),
-            **choice.readings,
-            **casts.readings,
-            **hard,
-        },
+        readings={**found.readings, "kind": kind, **choice.readings, **casts.readings, **hard},
         shape=shape,
         dtype=dtype_name(specimen.dtype),
         weight_name=", ".join(found.gain.names) or None,

@@ -76,7 +76,6 @@ class PassportBook:
     """
 
     model: str
-    """Name of the model."""
     entries: tuple[Entry, ...]
     """The norms in forward order."""
     left_out: Mapping[str, str]
@@ -95,11 +94,9 @@ class PassportBook:
             InputError: If it chooses none.
         """
         paths = chosen([*(entry.path for entry in self.entries), *self.left_out], pattern, self.model)
-        return PassportBook(
-            model=self.model,
-            entries=tuple(entry for entry in self.entries if entry.path in paths),
-            left_out={path: reason for path, reason in self.left_out.items() if path in paths},
-        )
+        entries = tuple(entry for entry in self.entries if entry.path in paths)
+        left_out = {path: reason for path, reason in self.left_out.items() if path in paths}
+        return PassportBook(model=self.model, entries=entries, left_out=left_out)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`."""
@@ -155,9 +152,10 @@ class PassportBook:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}; give a file of passports") from None
         except InputError as error:
-            raise IdentificationError(
+            reason = (
                 f"expected passports in {path}, found no JSON: {error}; `normkit identify MODEL` writes such a file"
-            ) from None
+            )
+            raise IdentificationError(reason) from None
         try:
             return cls.from_json(values)
         except NormkitError as error:

@@ -47,7 +47,9 @@ def centring_readings(specimen: Specimen, shape: Sequence[int], generator: torch
     if specimen.dtype not in (torch.float32, torch.float64):
         return {"centring": Reading.open("a direction is looked for in float32 and wider, not in 16 bits")}
     x = torch.randn(3 * n + _FRESH, n, generator=generator, dtype=torch.float64)
-    if not _has_constant_even_part(specimen, shape, x[:_FRESH]):
+    plus, minus = (_called(specimen, shape, sign * x[:_FRESH]) for sign in (1, -1))
+    even = plus + minus
+    if float((even - even[:1]).norm()) > _EXACT * float((plus - minus).norm()):
         return {}
     matrix = _matrix(specimen, shape, generator)
     if matrix is None:
@@ -59,11 +61,11 @@ def centring_readings(specimen: Specimen, shape: Sequence[int], generator: torch
         return {"centring": Reading.open(reason)}
     centred = x - (x @ found.weights)[:, None] * found.direction
     words, squares = _divided_by(specimen, shape, x, centred, matrix)
-    if not bool(found.weights.any()):
+    if bool(found.weights.any()):
+        centring = _subtracted(found, residual, words)
+    else:
         line = f"f(x) = gain * x / s(x) to {residual:.0e}: nothing is subtracted"
         centring = Reading(value={"direction": None}, evidence=(line, words))
-    else:
-        centring = _subtracted(found, residual, words)
     return {"centring": centring} if squares is None else {"centring": centring, "squares": squares}
 
 
@@ -84,12 +86,6 @@ def _subtracted(found: _Projection, residual: float, divided: str) -> Reading:
     line = f"{formula}: it subtracts {part}{along}"
     value = {"direction": direction.tolist(), "weights": weights.tolist(), "share": share}
     return Reading(value=value, evidence=(line, divided))
-
-
-def _has_constant_even_part(specimen: Specimen, shape: Sequence[int], x: Tensor) -> bool:
-    plus, minus = _called(specimen, shape, x), _called(specimen, shape, -x)
-    even = plus + minus
-    return float((even - even[:1]).norm()) <= _EXACT * float((plus - minus).norm())
 
 
 def _matrix(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> Tensor | None:

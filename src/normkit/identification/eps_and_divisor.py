@@ -165,16 +165,10 @@ class Choice:
         """The same divisor with another eps and its reading."""
         return replace(self, eps=eps, readings={**self.readings, "eps": reading})
 
-    def with_rival(self, evidence: str) -> Choice:
-        """The rival in place of the divisor, decided by this evidence."""
-        assert self.rival is not None
-        reading = Reading(value=self.rival.conventions(), evidence=(evidence,))
-        return replace(self, divisor=self.rival, rival=None, readings={**self.readings, "divisor": reading})
-
-    def confirmed(self, evidence: str) -> Choice:
-        """The same divisor, decided by this evidence."""
-        reading = Reading(value=self.divisor.conventions(), evidence=(evidence,))
-        return replace(self, rival=None, readings={**self.readings, "divisor": reading})
+    def decided(self, divisor: Divisor, evidence: str) -> Choice:
+        """This divisor or its rival, decided by this evidence."""
+        reading = Reading(value=divisor.conventions(), evidence=(evidence,))
+        return replace(self, divisor=divisor, rival=None, readings={**self.readings, "divisor": reading})
 
     def apply(self, spec: NormSpec, placement: EpsPlacement) -> NormSpec:
         """The spec with what was found."""

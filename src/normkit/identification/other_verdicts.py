@@ -74,7 +74,13 @@ def verdict_without_spec(
         return found
     match seen.verdict:
         case "batch":
-            return _lasting_batch_norm(specimen, shape, generator, seen.reason, recover)
+            # It couples samples in eval mode too.
+            line = f"{seen.reason}, in eval mode too"
+            shared = _shared_axes(specimen, shape, generator)
+            if shared is None:
+                return without_spec("batch", line)
+            evidence, reading = _batch_conventions(specimen, shape, shared, "always", recover)
+            return without_spec("batch", line, *evidence, batch=reading)
         case "norm":
             return _faulty_norm(specimen, shape, generator, seen)
     return without_spec(seen.verdict, seen.reason, **degree_reading(specimen, shape, generator))
@@ -102,17 +108,6 @@ def running_batch_norm(
     in_eval = maps.affine_map(specimen, shape)
     lines = (seen, line, *in_eval.readings["kind"].evidence, *evidence)
     return replace(without_spec("batch", *lines, batch=reading), weight=in_eval.weight, bias=in_eval.bias)
-
-
-def _lasting_batch_norm(
-    specimen: Specimen, shape: Sequence[int], generator: torch.Generator, seen: str, recover: Recover
-) -> Passport:
-    """The norm that couples samples in eval mode too."""
-    shared = _shared_axes(specimen, shape, generator)
-    if shared is None:
-        return without_spec("batch", f"{seen}, in eval mode too")
-    evidence, reading = _batch_conventions(specimen, shape, shared, "always", recover)
-    return without_spec("batch", f"{seen}, in eval mode too", *evidence, batch=reading)
 
 
 def _shared_axes(specimen: Specimen, shape: Sequence[int], generator: torch.Generator) -> tuple[int, ...] | None:

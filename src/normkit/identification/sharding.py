@@ -55,13 +55,10 @@ def part_of(module: nn.Module) -> tuple[int, int]:
     return 0, 1
 
 
-def _gathered(parameter: Any) -> Tensor:
-    gathered: Tensor = parameter.full_tensor()
-    return gathered
-
-
 @contextmanager
-def whole(module: nn.Module, value: Callable[[Any], Tensor] = _gathered) -> Iterator[None]:
+def whole(
+    module: nn.Module, value: Callable[[Any], Tensor] = lambda parameter: parameter.full_tensor()
+) -> Iterator[None]:
     """While this lasts, a module has plain parameters in place of distributed ones, and the class that it was built as.
 
     All processes must come here, in the same order: a parameter's parts are gathered.

@@ -48,11 +48,9 @@ class ModuleCall:
     input_shape: tuple[int, ...]
     """Of the first floating-point tensor argument."""
     input_dtype: torch.dtype
-    """Of the first floating-point tensor argument."""
     output_shape: tuple[int, ...]
     """Of the output, or of its first tensor where it is a tuple."""
     output_dtype: torch.dtype
-    """Of the output, or of its first tensor where it is a tuple."""
     tensors: int
     """Number of floating-point tensor arguments."""
     bare: bool
@@ -76,7 +74,6 @@ class FunctionCall:
     input_shape: tuple[int, ...]
     """Of the first floating-point tensor argument."""
     input_dtype: torch.dtype
-    """Of the first floating-point tensor argument."""
     arguments: Mapping[str, Any]
     """The arguments that are not activations, by name: a norm's normalized_shape, weight, bias, eps."""
 

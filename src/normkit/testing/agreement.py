@@ -103,7 +103,7 @@ def _largest_gain(norm: NormUnderTest) -> int:
 
 
 def _is_along(norm: NormUnderTest, x: Tensor) -> bool:
-    """Outputs are those of the formula but for their length."""
+    """Whether outputs are those of the formula but for their length."""
     odd = (norm.y(x).double() - norm.y(-x).double()).flatten()
     expected = (norm.expected(x).value - norm.expected(-x).value).flatten()
     return float(torch.cosine_similarity(odd, expected, dim=0)) > _ALONG

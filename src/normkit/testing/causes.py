@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from normkit import reference
 from normkit.conventions.eps import eps_in
 from normkit.identification.passport import CONVENTIONS, Passport, same_eps, words_of
 from normkit.spec import NormSpec
@@ -38,7 +37,7 @@ def of_formula(subject: Subject, norm: NormUnderTest, seen: Misfit) -> tuple[tup
             subject.bias_name = subject.bias_name or passport.bias_name
             if agreement.misfit(subject.in_dtype(found, norm.dtype)) is None:
                 return tuple(_named(reading, norm.spec, found, seen.confirm) for reading in differing), found
-    if _is_rescaled(norm):
+    if passport is not None and "rescaled eps" in passport.readings:
         eps = _in_words("eps", norm.spec)
         found_words = f"{eps}, after the row is divided by its largest magnitude"
         return (Violation(check="eps", expected=eps, found=found_words, confirm=seen.confirm),), None
@@ -125,14 +124,6 @@ def _in_words(check: str, spec: NormSpec) -> str:
             return " ".join(spec.placement.parts(spec.eps))
     subject = {"centring": "the mean ", "divisor": "the sum of squares ", "offset dtype": "the offset "}
     return subject.get(check, "") + ", ".join(words_of(spec, check))
-
-
-def _is_rescaled(norm: NormUnderTest) -> bool:
-    """The outputs are those for rows divided by their largest magnitude: eps acts in other units."""
-    x = norm.normal(4) * max(norm.felt(), 1e-6)
-    rows = reference.to_rows(x, norm.spec)
-    scaled = reference.from_rows(rows / rows.abs().amax(-1, keepdim=True), x, norm.spec)
-    return float(norm.expected(scaled).units(norm.y(x)).max()) <= agreement.limit(norm)
 
 
 def _unnamed(norm: NormUnderTest, seen: Misfit, passport: Passport | None) -> Violation:
