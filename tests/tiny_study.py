@@ -33,9 +33,9 @@ def arms(settings: Settings) -> tuple[Arm, ...]:
 def measure(context: ArmContext, arm: Arm) -> Measurement:
     if arm.name == "right":
         fail(str(context.settings["fault"]))
-    steps = context.integer("steps")
+    steps = context["steps"]
     for step in range(steps):
-        time.sleep(context.number("pause"))
+        time.sleep(context["pause"])
         context.report((step + 1) / steps)
     value = torch.rand(()).item() + NAMES.index(arm.name)
     losses = training(context) if context.settings["trains"] else []
@@ -49,12 +49,12 @@ def training(context: ArmContext) -> list[float | None]:
     batches = iter(lambda: (torch.randn(4, 8, generator=generator),), None)
 
     def loss_of(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        time.sleep(context.number("pause"))
+        time.sleep(context["pause"])
         return (model(batch[0]) - batch[0]).square().mean()
 
     torch.manual_seed(context.seed)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
-    return context.train(model, Recipe(steps=context.integer("steps"), learning_rate=0.01), batches, loss_of).losses
+    return context.train(model, Recipe(steps=context["steps"], learning_rate=0.01), batches, loss_of).losses
 
 
 def fail(fault: str) -> None:

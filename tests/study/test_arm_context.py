@@ -18,10 +18,14 @@ from study_runs import Model, batches, new_context, state, transformer
 RECIPE = Recipe(steps=6, learning_rate=1e-2)
 
 
-def test_settings_by_their_kind():
-    lab = ArmContext(settings={"layers": 3, "rate": 0.5}, seed=1)
-    assert (lab.integer("layers"), lab.number("rate"), lab.number("layers")) == (3, 0.5, 3.0)
-    assert isinstance(lab.number("layers"), float)
+def test_what_is_not_chosen_follows_from_the_settings():
+    lab = ArmContext(settings={"steps": 3, "learning_rate": 0.5, "window": 6, "width": 8, "layers": 1}, seed=1)
+    assert lab["steps"] == 3
+    assert lab.recipe() == Recipe(steps=3, learning_rate=0.5)
+    assert lab.recipe(steps=4, warmup=2, clip=None) == Recipe(steps=4, learning_rate=0.5, warmup=2, clip=None)
+    assert ArmContext(settings={"warmup": 7}, seed=1).recipe(steps=9, learning_rate=0.1).warmup == 7
+    config = lab.transformer(layers=2, placement="post").config
+    assert (config.context, config.width, config.layers, config.placement) == (6, 8, 2, "post")
 
 
 @pytest.mark.slow
@@ -139,7 +143,7 @@ def test_a_dtype_in_which_nothing_can_be_trained_is_one_line():
 
 
 @pytest.mark.slow
-def test_a_finished_run_leaves_a_json_line_a_step(tmp_path):
+def test_curves_have_a_json_line_a_step(tmp_path):
     run = new_context(curves=tmp_path / "curves").train(transformer(), RECIPE, batches(), next_token_loss, name="first")
     (file,) = (tmp_path / "curves").iterdir()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -153,10 +157,6 @@ def test_a_finished_run_leaves_a_json_line_a_step(tmp_path):
         }
         for point in run.points
     ]
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_number_is_null_in_its_line(tmp_path):
     model = transformer()
     with torch.no_grad():
         next(model.parameters()).fill_(math.nan)
@@ -207,9 +207,11 @@ def test_a_model_is_left_as_it_was():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_batch_norm_in_a_causal_model_is_named():
+def test_faulty_norms_are_named_at_their_places():
     found = findings(build(layers=2, norm=BatchNorm), next(batches()), next_token_loss)
     assert {each["severity"] for each in found} & {"error", "warning"}
+    assert any("blocks.0.attention.norm" in each["sites"] for each in found)
+    found = findings(build(layers=2, norm=specs.TORCH_LAYER_NORM.replace(eps=10.0)), next(batches()), next_token_loss)
     assert any("blocks.0.attention.norm" in each["sites"] for each in found)
 
 
@@ -245,8 +247,3 @@ def test_a_diverged_model_is_inspected(value):
     found = findings(model, next(batches()), next_token_loss)
     assert json.dumps(found, allow_nan=False)
     assert found
-
-
-def test_a_norm_with_a_large_epsilon_is_named_at_its_place():
-    found = findings(build(layers=2, norm=specs.TORCH_LAYER_NORM.replace(eps=10.0)), next(batches()), next_token_loss)
-    assert any("blocks.0.attention.norm" in each["sites"] for each in found)

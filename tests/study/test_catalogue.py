@@ -31,12 +31,13 @@ def test_each_trial_can_be_sent_to_another_process(name):
         assert (sent.measure, sent.arm, sent.settings) == (study.measure, arm, study.quick)
 
 
-def test_all_quick_budgets_together_take_less_than_a_quarter_of_an_hour_on_two_cores():
+def test_the_catalogue_is_whole_and_short():
     assert sum(entry.seconds for entry in CATALOGUE.values()) / 2 < 15 * 60
-
-
-def test_what_is_asked_fits_a_line():
     assert all(len(entry.asks) <= 70 for entry in CATALOGUE.values())
+    (folder,) = experiments.__path__
+    # What several studies share stands beside them.
+    files = {path.stem for path in Path(folder).glob("*.py") if "STUDY = Study(" in path.read_text()}
+    assert files <= {entry.module for entry in CATALOGUE.values()}
 
 
 @pytest.mark.parametrize(
@@ -50,13 +51,6 @@ def test_an_unknown_name_is_refused(name, offer):
     with pytest.raises(InputError) as refused:
         load(name)
     assert str(refused.value).startswith(f"no study is called {name!r}; {offer}")
-
-
-def test_every_study_file_is_in_the_catalogue():
-    (folder,) = experiments.__path__
-    # What several studies share stands beside them.
-    files = {path.stem for path in Path(folder).glob("*.py") if "STUDY = Study(" in path.read_text()}
-    assert files <= {entry.module for entry in CATALOGUE.values()}
 
 
 TYPES = {"seeds": 2, "whole": 3, "rate": 0.5, "word": "a", "yes": True, "widths": (1, 2), "rates": (0.1, 1)}
@@ -120,6 +114,8 @@ def test_assignments_may_be_of_any_of_the_studies(study):
     assert assignments(["steps=3", " whole = a=b "], [study, tiny_study.STUDY]) == {"steps": "3", "whole": "a=b"}
     # A study passes over what is another's.
     assert settings_of(study, "quick", {"steps": "3"}) == TYPES
+    with pytest.raises(InputError, match="these studies have no setting 'stps'; did you mean steps"):
+        assignments(["stps=3"], [study, tiny_study.STUDY])
 
 
 @pytest.mark.parametrize(
@@ -137,11 +133,6 @@ def test_a_text_that_assigns_nothing_is_refused(study, texts, expected):
     with pytest.raises(InputError) as refused:
         assignments(texts, [study])
     assert str(refused.value).startswith(expected)
-
-
-def test_none_of_several_studies_has_it(study):
-    with pytest.raises(InputError, match="these studies have no setting 'stps'; did you mean steps"):
-        assignments(["stps=3"], [study, tiny_study.STUDY])
 
 
 @pytest.mark.parametrize("seeds", [0, -1, "3", 1.5])

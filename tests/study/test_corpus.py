@@ -24,11 +24,15 @@ def library():
     return corpus.read()
 
 
-def test_a_library_is_listed_the_same_twice(tmp_path):
+def test_a_library_is_listed_the_same_twice_without_other_encodings(tmp_path):
     write_library(tmp_path, count=20)
     first, second = corpus.read(tmp_path), corpus.read(tmp_path)
     assert first == second
     assert first.digest == second.digest
+    write_library(tmp_path, count=20)
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nname = '\xe9'\n")
+    (tmp_path / "null.py").write_bytes(b"name = '\0'\n")
+    assert {"latin.py", "null.py"}.isdisjoint(file.name for file in corpus.read(tmp_path).files)
 
 
 @pytest.mark.exhaustive
@@ -40,13 +44,9 @@ def test_the_library_is_listed_in_order(library):
 
 
 @pytest.mark.slow
-def test_tests_and_generated_tables_are_left_out(library):
+def test_text_is_plain_source_of_which_a_small_part_is_held_out(library):
     folders = {part for file in library.files for part in file.name.split("/")[:-1]}
     assert not folders & {"test", "tests", "idle_test", "site-packages", "encodings", "__pycache__"}
-
-
-@pytest.mark.slow
-def test_held_out_files_are_a_small_part_and_not_in_the_training_text(library):
     held_out = [file for file in library.files if file.held_out]
     # One in twenty by hash: of some 600 files, 30 with a standard deviation of 5.
     assert 0.02 < len(held_out) / len(library.files) < 0.09
@@ -64,13 +64,6 @@ def test_the_digest_sees_a_changed_byte_and_a_changed_name(tmp_path):
         (root / f"{name}.py").write_bytes(text)
         digests.add(corpus.read(root).digest)
     assert len(digests) == 3
-
-
-def test_other_encodings_and_null_bytes_are_left_out(tmp_path):
-    write_library(tmp_path, count=20)
-    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nname = '\xe9'\n")
-    (tmp_path / "null.py").write_bytes(b"name = '\0'\n")
-    assert {"latin.py", "null.py"}.isdisjoint(file.name for file in corpus.read(tmp_path).files)
 
 
 def test_an_empty_folder_is_refused(tmp_path):
@@ -125,9 +118,6 @@ def test_the_loss_is_that_of_each_token_after_the_first():
     ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
     expected = F.cross_entropy(model.table.weight[[5, 6, 8, 9]], torch.tensor([6, 7, 9, 10]))
     assert next_token_loss(model, (ids,)).item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-def test_a_model_that_knows_nothing_loses_the_logarithm_of_the_vocabulary():
     model = Table()
     nn.init.zeros_(model.table.weight)
     assert held_out_loss(model, bytes(range(256)) * 4, window=16) == pytest.approx(math.log(256), rel=1e-6)
@@ -172,12 +162,9 @@ def test_the_floor_is_the_entropy_of_all_sequences_given_their_first_symbol():
     assert floor == pytest.approx((whole - of_first) / window, rel=1e-12)
 
 
-def test_two_states_have_the_stationary_distribution_of_the_textbook():
+def test_a_chain_has_the_textbooks_distribution():
     likely = torch.tensor([[0.9, 0.1], [0.3, 0.7]], dtype=torch.float64)
     torch.testing.assert_close(stationary(likely), torch.tensor([0.75, 0.25], dtype=torch.float64))
-
-
-def test_a_chain_without_sharpness_is_chance():
     assert MarkovChain(8, window=10, sharpness=0).floor == pytest.approx(math.log(8))
 
 

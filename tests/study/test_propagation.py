@@ -45,10 +45,13 @@ def test_the_stream_is_read_before_the_first_block_and_after_each():
     assert found.stream[1:] == pytest.approx([1.0] * 3, abs=1e-3)
 
 
-def test_without_branches_the_stream_is_the_embedding():
+def test_without_branches_the_stream_is_the_embedding_and_no_hook_is_left():
     model = small(placement="none", branch_gain=0.0)
     found = propagate(model, *draw())
     assert found.stream == pytest.approx([found.stream[0]] * 4)
+    model = small()
+    propagate(model, *draw())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_the_gradients_are_those_of_each_blocks_two_matrices():
@@ -91,13 +94,7 @@ def test_the_change_is_that_of_what_the_unembedding_reads_over_the_square_of_the
     assert change == pytest.approx(mean_square(features() - before) / 1e-6, rel=1e-6)
 
 
-def test_no_hook_is_left():
-    model = small()
-    propagate(model, *draw())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_a_nudge_is_relative_and_leaves_vectors_alone():
+def test_a_nudge_is_relative_and_an_explosion_is_measured():
     module = nn.Linear(100, 100).double()
     before = [value.detach().clone() for value in module.parameters()]
     perturb(module, 0.1, torch.Generator().manual_seed(0))
@@ -105,9 +102,6 @@ def test_a_nudge_is_relative_and_leaves_vectors_alone():
     # 10,000 draws: their rms errs by 0.7 %.
     assert math.sqrt(mean_square(moved) / mean_square(before[0])) == pytest.approx(0.1, rel=0.03)
     assert torch.equal(module.bias, before[1])
-
-
-def test_an_explosion_is_measured_beyond_the_squares_of_float32():
     assert mean_square(torch.full((2,), 1e30)) == pytest.approx(1e60, rel=1e-6)
     module = nn.Linear(1, 1, bias=False)
     module.weight.grad = torch.full((1, 1), 1e30)
@@ -128,7 +122,7 @@ def quadratic(model, batch):
     return 0.5 * CURVATURE * model.place.square().sum() + batch[0].sum()
 
 
-def test_a_bowl_is_as_rough_as_it_is_curved():
+def test_a_landscape_is_as_rough_as_it_is_curved():
     found = along_the_gradient(Point(3.0, 4.0), (torch.zeros(1),), quadratic, shares=(0.1, 0.2))
     assert found.distances == pytest.approx((0.5, 1.0))
     assert found.loss == pytest.approx(37.5)
@@ -137,13 +131,15 @@ def test_a_bowl_is_as_rough_as_it_is_curved():
     assert found.changes == pytest.approx((1.5, 3.0))
     assert found.measures["roughness"] == pytest.approx(CURVATURE)
     assert found.measures["surprise"] == pytest.approx(3.0 / 15.0)
-
-
-def test_a_plane_is_smooth():
     found = along_the_gradient(Point(1.0, 2.0), (), lambda model, _: model.place.sum())
     assert found.measures["roughness"] == 0
     assert found.measures["surprise"] == 0
     assert found.measures["loss_range"] > 0
+    # The root ends at 0; one step further there is no loss.
+    found = along_the_gradient(Point(1e-6, 0.0), (), lambda model, _: model.place[0].sqrt(), shares=(0.5, 2.0))
+    assert found.measures["loss_range"] == math.inf
+    assert found.measures["roughness"] == math.inf
+    assert found.measures["surprise"] == math.inf
 
 
 def test_weights_and_their_gradients_are_left_as_they_were():
@@ -155,14 +151,6 @@ def test_weights_and_their_gradients_are_left_as_they_were():
     assert model.place.data_ptr() == memory
     assert model.place.grad.tolist() == [1.0, 1.0]
     assert model.unused.grad is None
-
-
-def test_what_is_not_finite_on_the_way_is_infinitely_rough():
-    # The root ends at 0; one step further there is no loss.
-    found = along_the_gradient(Point(1e-6, 0.0), (), lambda model, _: model.place[0].sqrt(), shares=(0.5, 2.0))
-    assert found.measures["loss_range"] == math.inf
-    assert found.measures["roughness"] == math.inf
-    assert found.measures["surprise"] == math.inf
 
 
 N = 12
@@ -200,13 +188,10 @@ def test_an_eps_leaves_part_of_the_radial_direction(spec):
     assert result.exact < 1e-13
 
 
-def test_a_norm_that_computes_another_formula_is_off():
+def test_a_norm_of_another_formula_is_off_and_one_without_a_gain_is_not():
     rms = specs.TORCH_RMS_NORM.replace(eps=1e-30)
     result = errors(specs.TORCH_LAYER_NORM.replace(eps=1e-30), nk.Norm(rms, N))
     assert min(result.projected, result.exact) > 0.01
-
-
-def test_a_norm_without_a_gain_is_compared_too():
     assert errors(specs.TORCH_LAYER_NORM.replace(eps=1e-30, has_weight=False)).projected < 1e-13
 
 

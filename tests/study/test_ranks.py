@@ -49,20 +49,14 @@ def test_one_process_is_the_plain_loop_bit_for_bit(monkeypatch, size):
     assert [point.loss for point in shared] == [point.loss for point in points]
 
 
-def test_a_process_takes_its_rows():
+def test_a_process_takes_its_rows_and_alone_nothing_is_sent():
     batch = (torch.arange(6), torch.arange(12).view(6, 2))
     parts = [Ranks(rank=rank, size=3).part(batch) for rank in range(3)]
     assert [part[0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
     assert torch.equal(torch.cat([part[1] for part in parts]), batch[1])
     assert ALONE.part(batch) is batch
-
-
-def test_rows_that_the_processes_do_not_divide_are_one_line():
     with pytest.raises(InputError, match=r"^4 processes do not divide a batch of 6; choose a batch that they divide$"):
         Ranks(rank=3, size=4).part((torch.ones(6, 2),))
-
-
-def test_alone_nothing_is_wrapped_and_nothing_sent():
     model = nn.Linear(1, 1)
     assert ALONE.replica(model) is model
     assert ALONE.mean(torch.tensor(2.5)) == 2.5
@@ -123,9 +117,17 @@ def test_two_processes_are_one_but_for_the_order_of_sums(shared, name, dtype):
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds(shared):
+def test_two_processes_find_keep_and_refuse_what_one_does(shared):
     (first, _), alone, _ = shared
     assert first["float64"]["findings"] == alone["float64"]["findings"]
+    (first, second), _, _ = shared
+    assert first["kept"] == {"files": ["run.safetensors"], "first": 0.625, "same": True}
+    assert second["kept"] == {"files": [], "first": 0.625, "same": True}
+    results, _, _ = shared
+    line = "2 processes do not divide a batch of 3; choose a batch that they divide"
+    assert [result["indivisible"] for result in results] == [line, line]
+    _, _, folder = shared
+    assert (folder / "ended.txt").read_text() == LOST
 
 
 @pytest.mark.exhaustive
@@ -135,26 +137,6 @@ def test_pooled_running_statistics_and_gradients_are_those_of_all_rows(shared):
     for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
         assert first["batched"]["state"][name] == pytest.approx(alone["batched"]["state"][name], rel=1e-12)
     assert first["batched"]["gradient_norms"] == pytest.approx(alone["batched"]["gradient_norms"], rel=1e-12)
-
-
-@pytest.mark.slow
-def test_the_first_process_alone_keeps_the_run_that_both_continue(shared):
-    (first, second), _, _ = shared
-    assert first["kept"] == {"files": ["run.safetensors"], "first": 0.625, "same": True}
-    assert second["kept"] == {"files": [], "first": 0.625, "same": True}
-
-
-@pytest.mark.slow
-def test_an_indivisible_batch_is_one_line_in_each(shared):
-    results, _, _ = shared
-    line = "2 processes do not divide a batch of 3; choose a batch that they divide"
-    assert [result["indivisible"] for result in results] == [line, line]
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_is_one_line_in_one_that_is_busy_by_itself(shared):
-    _, _, folder = shared
-    assert (folder / "ended.txt").read_text() == LOST
 
 
 @pytest.mark.exhaustive

@@ -29,8 +29,9 @@ def test_a_condition_holds_where_its_whole_interval_does(values, holds):
     assert judge(condition(low=1.0), measured(*values)).holds is holds
 
 
-def test_a_missing_arm_leaves_a_condition_without_a_number():
+def test_an_interval_across_its_bound_or_a_missing_arm_decides_nothing():
     assert math.isnan(judge(condition(arm="b"), measured(1.0)).median)
+    assert verdict([condition(low=1)], measured(0.5, 1.5, 1.6)) == ("undecided", "")
 
 
 @pytest.mark.parametrize(
@@ -49,10 +50,6 @@ def test_a_verdict_follows_from_its_conditions(conditions, expected):
     assert verdict(conditions, measured(1.0, 1.0, 1.0)) == expected
 
 
-def test_an_interval_across_its_bound_leaves_a_claim_open():
-    assert verdict([condition(low=1)], measured(0.5, 1.5, 1.6)) == ("undecided", "")
-
-
 def result(**changes):
     measured = {
         seed: {name: {"value": float(seed + place)} for place, name in enumerate(tiny_study.NAMES)} for seed in (0, 1)
@@ -68,7 +65,7 @@ def result(**changes):
     return StudyResult(**{**given, **changes})
 
 
-def test_it_holds_what_was_decided_and_measured():
+def test_its_json_holds_what_was_decided_and_measured_and_no_time():
     content = result(trouble={"a [seed 0]": "why"}).to_json()
     assert (content["schema_version"], content["study"], content["settings"]["widths"]) == (1, "tiny", [2, 4])
     assert (content["where"], content["trouble"]) == ({"torch": "2"}, {"a [seed 0]": "why"})
@@ -79,15 +76,9 @@ def test_it_holds_what_was_decided_and_measured():
     assert (judged["values"], judged["median"], judged["interval"]) == ({"0": 2.0, "1": 2.0}, 2.0, [2.0, 2.0])
     assert (judged["bounds"], judged["holds"], judged["judged"]) == ([1.0, "inf"], True, True)
     assert (shown["values"], shown["median"], shown["holds"]) == ({"0": "nan", "1": "nan"}, "nan", None)
-
-
-def test_it_is_json_and_holds_no_time():
     text = json_text(result().to_json())
     assert json.loads(text) == result(seconds=99.0).to_json()
     assert "second" not in text
-
-
-def test_what_was_not_run_is_said():
     content = result(measured={}, decided=tuple(decide(claim, {}) for claim in tiny_study.STUDY.claims)).to_json()
     assert content["claims"][0]["verdict"] == "not run"
     assert content["claims"][0]["conditions"][0]["values"] == {}

@@ -171,12 +171,9 @@ def test_a_file_of_another_run_is_one_line(tmp_path, kept):
     assert refused(path, model=wider) == "it is of another model, with another final_norm.extra"
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
-    (tmp_path / "run.safetensors").mkdir()
-    assert refused(tmp_path / "run.safetensors") == "it cannot be read (Is a directory)"
-
-
-def test_a_refused_file_leaves_the_model_alone(tmp_path, kept):
+def test_a_refused_file_is_one_line_and_leaves_the_model_alone(tmp_path, kept):
+    (tmp_path / "folder").mkdir()
+    assert refused(tmp_path / "folder") == "it cannot be read (Is a directory)"
     path = tmp_path / "run.safetensors"
     path.write_bytes(kept)
     model = Model()

@@ -48,12 +48,16 @@ def test_nothing_is_written_where_nothing_is_asked_for(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_seeds_are_those_of_the_settings_or_as_asked():
+def test_seeds_are_those_of_the_settings_and_the_longest_arm_is_begun_first():
     assert list(run(tiny_study.STUDY, settings(seeds=1)).measured) == [0]
     found = run(tiny_study.STUDY, seeds=3)
     assert (list(found.measured), found.settings["seeds"]) == ([0, 1, 2], 3)
     with pytest.raises(InputError, match="seeds must be a whole number from 1, got 0"):
         run(tiny_study.STUDY, seeds=0)
+    begun = []
+    measure = tiny_study.measure
+    run(tiny_study.renamed("t", measure=lambda lab, arm: begun.append(arm.name) or measure(lab, arm)))
+    assert begun == ["left, slow"] * 2 + ["left/slow", "right"] * 2
 
 
 def test_a_folder_holds_everything(tmp_path):
@@ -124,13 +128,6 @@ def test_progress_begins_with_what_is_finished_and_ends_whole(tmp_path):
     told.clear()
     run(tiny_study.STUDY, out=tmp_path, resume=True, progress=lambda *report: told.append(report))
     assert told[0] == ("5 of 6 arms", 7.0, 8.0)
-
-
-def test_what_takes_longest_is_begun_first():
-    begun = []
-    measure = tiny_study.measure
-    run(tiny_study.renamed("t", measure=lambda lab, arm: begun.append(arm.name) or measure(lab, arm)))
-    assert begun == ["left, slow"] * 2 + ["left/slow", "right"] * 2
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
@@ -257,9 +254,6 @@ def test_a_place_in_words_has_no_time_and_no_path():
     assert words.keys() == {"normkit", "torch", "python", "device", "cpu", "dtype", "threads"}
     assert (words["device"], words["dtype"], words["threads"]) == ("cpu", "bfloat16", "3")
     assert words["torch"] == torch.__version__
-
-
-def test_several_processes_are_said():
     assert describe_machine("cpu", torch.float32, 1, Ranks(rank=1, size=4))["processes"] == "4"
 
 

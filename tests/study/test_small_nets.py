@@ -32,10 +32,15 @@ def test_it_is_linear_norm_activation(activation, apply):
     torch.testing.assert_close(model(x), model.output(expected))
 
 
-def test_without_a_norm_there_is_none():
+def test_a_small_net_may_have_no_norm_and_sees_nothing_later():
     model = MLP(MLPConfig(inputs=3, width=5, layers=1, norm=None, activation="linear"))
     x = torch.randn(7, 3)
     torch.testing.assert_close(model(x), model.output(model.hidden[0](x)))
+    model = Recurrent(RecurrentConfig(inputs=3))
+    x = torch.randn(2, 6, 3)
+    changed = torch.cat([x[:, :4], torch.randn(2, 2, 3)], 1)
+    assert torch.equal(model.states(x)[:, :4], model.states(changed)[:, :4])
+    assert not torch.equal(model.states(x)[:, 4], model.states(changed)[:, 4])
 
 
 @pytest.mark.parametrize(
@@ -77,14 +82,6 @@ def test_it_is_the_recurrence_of_its_docstring():
         states.append(state)
     torch.testing.assert_close(model.states(x), torch.stack(states, 1))
     torch.testing.assert_close(model(x), model.output(state))
-
-
-def test_a_state_knows_nothing_of_later_inputs():
-    model = Recurrent(RecurrentConfig(inputs=3))
-    x = torch.randn(2, 6, 3)
-    changed = torch.cat([x[:, :4], torch.randn(2, 2, 3)], 1)
-    assert torch.equal(model.states(x)[:, :4], model.states(changed)[:, :4])
-    assert not torch.equal(model.states(x)[:, 4], model.states(changed)[:, 4])
 
 
 def test_norms_of_single_times_see_their_time_and_the_last_serves_all_later_ones():
@@ -217,12 +214,17 @@ def test_the_smoothness_of_a_quadratic_loss_is_its_curvature_along_the_gradient(
     assert measured["smoothness"] == pytest.approx(expected.item(), rel=1e-3)
 
 
-def test_a_layer_without_layers_before_it_is_left_out():
+def test_a_layer_without_layers_before_it_is_left_out_and_the_model_as_it_was():
     wide = step_changes(linear_model(layers=3), batch_of(), squared_loss, 0.1)
     # With a rate that moves nothing there is no shift and no change of gradients.
     still = step_changes(linear_model(layers=3), batch_of(), squared_loss, 1e-12)
     assert still["shift"] < 1e-10 < wide["shift"]
     assert still["gradient_change"] < 1e-10 < wide["gradient_change"]
+    model = MLP(MLPConfig(inputs=3, width=4, outputs=2, norm=BatchNorm), seed=0).double()
+    before = copy.deepcopy(model.state_dict())
+    step_changes(model, batch_of(), squared_loss, 0.1)
+    assert all(torch.equal(value, before[path]) for path, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_noise_shifts_inputs_and_leaves_the_gradients_comparison_alone():
@@ -236,11 +238,3 @@ def test_noise_shifts_inputs_and_leaves_the_gradients_comparison_alone():
     assert none["shift"] < 1e-6
     assert 0.01 < small["shift"] < large["shift"]
     assert large["gradient_change"] < 1e-6
-
-
-def test_a_model_is_left_as_it_was():
-    model = MLP(MLPConfig(inputs=3, width=4, outputs=2, norm=BatchNorm), seed=0).double()
-    before = copy.deepcopy(model.state_dict())
-    step_changes(model, batch_of(), squared_loss, 0.1)
-    assert all(torch.equal(value, before[path]) for path, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())

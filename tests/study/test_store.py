@@ -35,12 +35,14 @@ def folder(tmp_path):
     return tmp_path / "out" / "s"
 
 
-def test_what_is_kept_is_read_again(folder):
+def test_what_is_kept_is_read_again_and_a_refused_folder_is_let_go(folder):
     store = opened(folder, resume=True)
     found = store.finished(2)
     store.close()
     assert found == {(1, "a, b"): Finished({"value": 0.1, "list": [1, 2], "is": True, "none": None}, 2.5)}
     assert store.finished(1) == {}
+    refused(folder, study="t")
+    opened(folder, resume=True).close()
 
 
 def test_the_log_has_a_line_a_finished_arm_with_its_numbers(folder):
@@ -166,11 +168,6 @@ def test_one_process_at_a_time(folder):
         f"another normkit study writes to {folder}; wait for it, or choose another folder with --out"
     )
     held.close()
-    opened(folder, resume=True).close()
-
-
-def test_a_refused_folder_is_let_go(folder):
-    refused(folder, study="t")
     opened(folder, resume=True).close()
 
 

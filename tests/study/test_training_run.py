@@ -26,9 +26,17 @@ def run_of(*losses):
     return TrainingRun(points=tuple(points))
 
 
-def test_the_losses_and_what_was_observed():
+def test_losses_are_capped_padded_and_averaged():
     done = run_of(3.0, 2.0, 1.5)
     assert (done.losses, done.diverged, done.observed("odd")) == ([3.0, 2.0, 1.5], False, [1, 3])
+    assert run_of(9.0, 1.0, 2.0, 3.0).mean_of_last(2) == pytest.approx(2.5)
+    assert run_of(2.0, 1.0).mean_of_last() == pytest.approx(1.5)
+    assert run_of(4.0, 100.0, 2.0).mean_of_last(2) == pytest.approx(3.0)
+    expected = {"losses": [3.0, None, None, None], "value": 1, "diverged": True, "findings": []}
+    assert run_of(3.0, math.nan).measurement(4, value=1) == expected
+    assert run_of(3.0, math.nan).measurement()["losses"] == [3.0, None]
+    with pytest.raises(InputError, match="at least one step, got 0"):
+        Recipe(steps=0, learning_rate=0.1)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -36,23 +44,6 @@ def test_a_run_that_diverged_counts_as_one_that_did_not_move(loss):
     done = run_of(3.0, 2.0, loss)
     assert (done.losses, done.mean_of_last(2), done.diverged) == ([3.0, 2.0, None], 3.0, True)
     assert [done.capped(value) for value in (1.0, 5.0, loss)] == [1.0, 3.0, 3.0]
-
-
-def test_the_last_losses_are_averaged_and_none_counts_more_than_the_first():
-    assert run_of(9.0, 1.0, 2.0, 3.0).mean_of_last(2) == pytest.approx(2.5)
-    assert run_of(2.0, 1.0).mean_of_last() == pytest.approx(1.5)
-    assert run_of(4.0, 100.0, 2.0).mean_of_last(2) == pytest.approx(3.0)
-
-
-def test_a_measurement_has_as_many_losses_as_the_recipe_has_steps():
-    expected = {"losses": [3.0, None, None, None], "value": 1, "diverged": True, "findings": []}
-    assert run_of(3.0, math.nan).measurement(4, value=1) == expected
-    assert run_of(3.0, math.nan).measurement()["losses"] == [3.0, None]
-
-
-def test_a_run_has_a_step():
-    with pytest.raises(InputError, match="at least one step, got 0"):
-        Recipe(steps=0, learning_rate=0.1)
 
 
 def plain_training(model, recipe, supply):
@@ -139,15 +130,12 @@ def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine():
     assert {learning_rate(step, Recipe(steps=9, learning_rate=3.0, final_rate=1.0)) for step in range(1, 10)} == {3.0}
 
 
-def test_only_matrices_are_decayed():
+def test_only_matrices_are_decayed_and_sgd_is_plain():
     decayed, kept = parameter_groups(Model(), 0.1)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert [tuple(p.shape) for p in decayed["params"]] == [(12, 12)]
     # The tied embedding, the bias of the linear layer, gain and bias of two norms.
     assert len(kept["params"]) == 6
-
-
-def test_sgd_is_plain():
     optimizer = build_optimizer(Model(), Recipe(steps=1, learning_rate=0.1, optimizer="sgd"))
     assert isinstance(optimizer, torch.optim.SGD)
     assert {group["momentum"] for group in optimizer.param_groups} == {0}

@@ -35,14 +35,11 @@ def test_a_branch_is_placed_as_its_formula_says(placement):
     torch.testing.assert_close(residual(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_the_norm_of_block_l_is_divided_by_the_root_of_l():
+def test_a_token_sees_no_later_one_and_norms_may_shrink_with_depth():
     config = TransformerConfig(width=8, depth_scaled=True, placement="pre")
     x = torch.randn(3, 8, dtype=torch.float64)
     residual = Residual(nn.Identity(), config, 4).double()
     torch.testing.assert_close(residual(x) - x, F.layer_norm(x, (8,)) / 2, rtol=1e-12, atol=1e-12)
-
-
-def test_a_token_sees_no_later_one_unless_it_may():
     ids = torch.tensor([[1, 2, 3, 4]])
     changed = torch.tensor([[1, 2, 3, 9]])
     causal, full = Transformer(SMALL), Transformer(TransformerConfig(**{**SMALL.__dict__, "causal": False}))

@@ -21,14 +21,11 @@ def run_of(arm=0, seed=0, measure=tiny_study.measure, **changes):
     return ArmRun(measure=measure, arm=tiny_study.arms(settings)[arm], seed=seed, settings=settings)
 
 
-def test_a_measurement_is_what_json_reads_back():
+def test_a_measurement_is_what_json_reads_back_and_follows_from_its_seed():
     outcome = run_of().perform(lambda _: None)
     found = json.loads(outcome.text)
     assert (found["steps"], found["nothing"], outcome.error) == ([1, 2], None, "")
     assert outcome.seconds > 0
-
-
-def test_random_numbers_follow_from_the_seed_alone():
     texts = [run_of(seed=seed).perform(lambda _: None).text for seed in (3, 4, 3)]
     assert texts[0] == texts[2] != texts[1]
 
@@ -56,9 +53,11 @@ def test_a_failure_is_told_in_a_line(fault, expected):
     assert (outcome.text, outcome.error) == ("", expected)
 
 
-def test_what_is_no_json_is_a_bug():
+def test_a_bug_is_one_line():
     outcome = run_of(measure=lambda _lab, _arm: {"value": torch.zeros(())}).attempt(lambda _: None)
     assert outcome.error.startswith("this is a bug of normkit: TypeError")
+    assert in_a_line(RuntimeError("one\ntwo")).startswith("this is a bug of normkit: RuntimeError: one;")
+    assert in_a_line(RuntimeError()) == "this is a bug of normkit: RuntimeError: ; NORMKIT_TRACEBACK=1 shows where"
 
 
 def test_a_traceback_is_shown_where_it_is_wanted(monkeypatch, capsys):
@@ -67,11 +66,6 @@ def test_a_traceback_is_shown_where_it_is_wanted(monkeypatch, capsys):
     monkeypatch.setenv("NORMKIT_TRACEBACK", "1")
     run_of(arm=2, fault="bug").attempt(lambda _: None)
     assert "tiny_study.py" in capsys.readouterr().err
-
-
-def test_only_the_first_line_of_a_message_is_told():
-    assert in_a_line(RuntimeError("one\ntwo")).startswith("this is a bug of normkit: RuntimeError: one;")
-    assert in_a_line(RuntimeError()) == "this is a bug of normkit: RuntimeError: ; NORMKIT_TRACEBACK=1 shows where"
 
 
 @pytest.fixture

@@ -28,24 +28,11 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 Setting = bool | int | float | str | tuple[int, ...] | tuple[float, ...]
 """A choice that `--set` can change; the type of its default is its type."""
 
-Settings = Mapping[str, Setting]
+Settings = Mapping[str, Any]
+"""Name -> value of each, a `Setting`."""
 
 # Tokens that `inspect` reads of a small model; each further one costs time.
 _TOKENS = 512
-
-
-def integer(settings: Settings, name: str) -> int:
-    """A setting that is a whole number."""
-    value = settings[name]
-    assert isinstance(value, int)
-    return value
-
-
-def numbers(settings: Settings, name: str) -> tuple[float, ...]:
-    """A setting that is several numbers."""
-    values = settings[name]
-    assert isinstance(values, tuple)
-    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +69,8 @@ class ArmContext:
             names = ", ".join(map(dtype_name, DTYPES))
             raise InputError(f"expected a dtype of {names}, got {dtype_name(self.dtype)}")
 
-    def integer(self, name: str) -> int:
-        """A setting that is a whole number."""
-        return integer(self.settings, name)
-
-    def number(self, name: str) -> float:
-        """A setting that is a number."""
-        value = self.settings[name]
-        assert isinstance(value, int | float)
-        return float(value)
-
-    def numbers(self, name: str) -> tuple[float, ...]:
-        """A setting that is several numbers."""
-        return numbers(self.settings, name)
+    def __getitem__(self, setting: str) -> Any:
+        return self.settings[setting]
 
     def recipe(self, **choices: Any) -> Recipe:
         """The choices, and the settings "steps", "learning_rate" and "warmup" for those that are not given."""
@@ -104,12 +80,12 @@ class ArmContext:
     def transformer(self, **choices: Any) -> Transformer:
         """An untrained model; settings "window", "width" and "layers" are its sizes unless the choices give them."""
         sizes = {"context": "window", "width": "width", "layers": "layers"}
-        choices = {name: self.integer(setting) for name, setting in sizes.items() if name not in choices} | choices
+        choices = {name: self[setting] for name, setting in sizes.items() if name not in choices} | choices
         return Transformer(TransformerConfig(**choices), seed=self.seed)
 
     def text_batch(self, text: bytes, *, seed: int = 0) -> Batch:
         """One batch of windows of a text, on the device; the settings are "batch" and "window"."""
-        (ids,) = next(windows(text, batch=self.integer("batch"), window=self.integer("window"), seed=seed))
+        (ids,) = next(windows(text, batch=self["batch"], window=self["window"], seed=seed))
         return (ids.to(self.device),)
 
     def random_ids(self, vocabulary: int, *, rows: int, tokens: int) -> tuple[Tensor, torch.Generator]:
@@ -210,7 +186,7 @@ class ArmContext:
         """
         batches = windows(
             text_of_the_library()[0] if text is None else text,
-            batch=self.integer("batch") if batch is None else batch,
+            batch=self["batch"] if batch is None else batch,
             window=model.config.context,
             seed=self.seed,
         )

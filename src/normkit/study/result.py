@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from normkit.study.arm_context import ArmContext, Settings
+from normkit.study.arm_context import ArmContext, Setting, Settings
 from normkit.study.chart import Chart
 from normkit.study.statistics import Measurement, Paired, Statistic, interval
 
@@ -90,6 +90,11 @@ class Study:
     """The sizes at which it was measured, beyond which it says nothing."""
     needs: tuple[str, ...] = ()
     """Packages beyond the core, as in ("sklearn",)."""
+
+
+def budget(**settings: Setting) -> Settings:
+    """The settings of a budget, by name."""
+    return settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,23 +90,17 @@ def drawn():
     return {chart.name: chart for chart in STUDY.charts(SETTINGS, [of_seed(seed) for seed in range(3)])}
 
 
-def test_lines_are_medians_with_intervals_over_seeds(drawn):
+def test_charts_hold_medians_gaps_bars_and_marks(drawn):
     (_, lines), *_ = drawn["batch-size-error"].panels
     assert [line.label for line in lines] == list(NORMS)
     assert lines[0].x == (1.0, 2.0)
     assert lines[0].y == (11.0, 21.0)
     assert (lines[0].low, lines[0].high) == ((10.0, 20.0), (12.0, 22.0))
-
-
-def test_a_number_that_is_missing_is_a_gap_and_a_run_that_ended_stands_at_the_edge(drawn):
     gap = drawn["mode-gap"].panels[0][1][0]
     assert math.isnan(gap.y[0])
     assert gap.y[1] == 0.5
     losses = drawn["cnn-loss"].panels[0][1][0].y
     assert losses == (2.0, 2.0, math.inf)
-
-
-def test_bars_hold_each_seed_and_marks_say_what_depends(drawn):
     bars, marks = drawn["transformer-loss"], drawn["dependence"]
     assert isinstance(bars, Bars)
     assert isinstance(marks, Marks)
@@ -114,9 +108,6 @@ def test_bars_hold_each_seed_and_marks_say_what_depends(drawn):
     cells = dict(zip(marks.rows, marks.cells, strict=True))
     assert cells["BatchNorm, training"][0] == (True, 0.5)
     assert cells["LayerNorm, training"][0] == (False, 0.0)
-
-
-def test_theory_stands_beside_the_measured_variance(drawn):
     measured, theory = drawn["batch-variance"].panels[0][1]
     assert measured.y == (1.0,) * 5
     assert theory.y[0] == pytest.approx(math.sqrt(2))
@@ -195,8 +186,12 @@ def verdicts(measured):
     return [(each.verdict, each.only_if) for each in decided]
 
 
-def test_every_claim_is_reproduced_where_all_is_as_claimed():
+def test_verdicts_where_all_is_as_claimed_and_where_nothing_was_run():
     assert verdicts(as_claimed()) == [("reproduced", "")] * len(STUDY.claims)
+    measured = as_claimed()
+    measured["CNN: no norm, batch 32"]["losses"] = [2.0] * 40
+    assert verdicts(measured)[4][0] == "reproduced"
+    assert {verdict for verdict, _ in verdicts({})} == {"not run"}
 
 
 @pytest.mark.parametrize(
@@ -223,13 +218,3 @@ def test_a_claim_falls_with_its_conditions(place, arm, change, verdict):
     measured = as_claimed()
     measured[arm] = {**measured[arm], **change}
     assert verdicts(measured)[place][0] == verdict
-
-
-def test_a_norm_that_alone_comes_down_is_faster_without_bound():
-    measured = as_claimed()
-    measured["CNN: no norm, batch 32"]["losses"] = [2.0] * 40
-    assert verdicts(measured)[4][0] == "reproduced"
-
-
-def test_what_was_not_run_is_not_judged():
-    assert {verdict for verdict, _ in verdicts({})} == {"not run"}

@@ -75,7 +75,7 @@ def test_scale_may_matter_in_deep_models_only():
     )
 
 
-def test_charts_show_every_arm_and_the_drift():
+def test_charts_show_every_arm_the_drift_and_runs_that_diverged():
     shallow, deep, changes, gradients = STUDY.charts(STUDY.quick, [one_seed(), one_seed()])
     assert [name for name, _ in shallow.values + deep.values] == NAMES
     for chart in (changes, gradients):
@@ -83,9 +83,6 @@ def test_charts_show_every_arm_and_the_drift():
         assert [line.label for line in lines] == ["LayerNorm", "RMSNorm", "hyperplane"]
         assert chart.reference == (1 / 64, "chance, 1/n")
     assert changes.panels[0][1][0].y == (0.25, 0.2)
-
-
-def test_charts_hold_runs_that_diverged():
     seed = one_seed(losses={"centring only, deep": None})
     seed["hyperplane"]["gradients"] = [0.1, None]
     _, deep, _, gradients = STUDY.charts(STUDY.quick, [seed])
@@ -124,13 +121,10 @@ def test_a_random_matrix_has_one_nth_a_direction(count):
     assert share([torch.randn(N, 40_000)], directions) == pytest.approx(1 / N, rel=0.05)
 
 
-def test_the_direction_is_all_ones_unless_the_norms_have_another():
+def test_directions_are_those_that_norms_remove_and_writers_those_of_the_stream():
     torch.testing.assert_close(removed_directions(model()), ONES)
     hyper = model(random_hyperplanes(2, seed=3))
     assert torch.equal(removed_directions(hyper), hyper.final_norm.directions)
-
-
-def test_writers_are_the_embeddings_and_the_ends_of_branches():
     found = dict(writers(model()))
     assert {path.rsplit(".", 1)[-1] for path in found} == {"embedding", "position", "out", "down"}
     assert len(found) == 2 + 2 * 2

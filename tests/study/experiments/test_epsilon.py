@@ -30,14 +30,10 @@ def test_lengths_are_those_of_the_formulas(measured, arm, kept):
 
 
 @pytest.mark.slow
-def test_eps_below_the_smallest_float16_is_lost_where_statistics_are_float16(measured):
+def test_float16_loses_small_eps_and_verdicts_follow(measured):
     finite = dict(zip(TINY["sizes"], measured[0]["statistics in float16"]["constant row finite"], strict=True))
     assert finite == {1e-12: False, 1e-8: False, 1e-7: True, 1e-6: True, 1e-5: True, 1e-3: True}
     assert all(measured[0]["statistics in float32"]["constant row finite"])
-
-
-@pytest.mark.slow
-def test_verdicts_that_need_no_training(measured):
     verdicts = [decide(claim, measured) for claim in STUDY.claims[:3]]
     assert [(each.verdict, each.only_if) for each in verdicts] == [
         ("reproduced only if", "eps stands outside the root"),

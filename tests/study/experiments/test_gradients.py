@@ -86,12 +86,9 @@ def test_verdicts(words, measured, expected):
     assert verdict(words, measured) == expected
 
 
-def test_a_path_that_is_not_finite_leaves_the_smoothness_open():
+def test_charts_and_verdicts_hold_what_is_not_finite():
     measured = invented(rough=(1.0, None), start=(1.0, None))
     assert verdict("smooths", measured) == ("not run", "")
-
-
-def test_charts_show_losses_landscapes_and_turning():
     bars, landscape, turning = STUDY.charts(STUDY.quick, list(invented(rough=(1.0, None)).values()))
     assert [name for name, _ in bars.values] == ["LayerNorm", "RMSNorm", "detached", "no norm"]
     assert len(landscape.panels) == 2

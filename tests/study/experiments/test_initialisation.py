@@ -17,14 +17,10 @@ def measured():
 
 
 @pytest.mark.slow
-def test_every_start_is_trained(measured):
+def test_measured_starts_differ_as_their_names_say(measured):
     assert tuple(measured[0]) == (*SHALLOW, *DEEP)
     assert all(len(arm["losses"]) == 2 for arm in measured[0].values())
     assert len({arm["first"] for arm in measured[0].values()}) == len(measured[0])
-
-
-@pytest.mark.slow
-def test_gain_1_and_bias_0_are_the_identity_and_the_norm_is_not(measured):
     usual = measured[0]["gain 1, bias 0"]
     assert usual["affine"] == 0
     assert usual["whole"] > 0.1
@@ -32,22 +28,19 @@ def test_gain_1_and_bias_0_are_the_identity_and_the_norm_is_not(measured):
     assert measured[0]["gain 2"]["affine"] == pytest.approx(1.0)
     # Rows of a norm have length sqrt(n), and so has a bias of n normal numbers, about.
     assert measured[0]["random bias"]["affine"] == pytest.approx(1.0, rel=0.5)
-
-
-@pytest.mark.slow
-def test_streams_at_the_start(measured):
     scaled, drawn, zero = (
         measured[0][name]["stream"] for name in ("outputs over sqrt(2L)", "gain 1, bias 0", "outputs at 0")
     )
     assert drawn[-1] > 3 * drawn[0]
     assert scaled[-1] < 2 * scaled[0]
     assert zero == pytest.approx([zero[0]] * 2)
-
-
-@pytest.mark.slow
-def test_the_identity_is_only_of_the_affine_part(measured):
     found = decide(STUDY.claims[0], measured)
     assert (found.verdict, found.only_if) == ("reproduced only if", "only its affine part is meant")
+    loss, end = STUDY.charts(TINY, list(measured.values()))
+    assert [line.label for _, lines in loss.panels for line in lines] == [*SHALLOW, *DEEP]
+    assert loss.panels[0][1][0].y == tuple(measured[0]["gain 1, bias 0"]["losses"])
+    assert dict(end.values)["DeepNorm"] == (measured[0]["DeepNorm"]["loss"],)
+    assert 1 < loss.reference[0] < 3.47
 
 
 def invented(**losses):
@@ -84,15 +77,6 @@ def test_what_is_said_is_reproduced_by_measurements_that_say_it():
 )
 def test_what_is_otherwise_is_not(claim, losses, verdict):
     assert decide(STUDY.claims[claim], invented(**losses)).verdict == verdict
-
-
-@pytest.mark.slow
-def test_the_charts_are_of_what_was_measured(measured):
-    loss, end = STUDY.charts(TINY, list(measured.values()))
-    assert [line.label for _, lines in loss.panels for line in lines] == [*SHALLOW, *DEEP]
-    assert loss.panels[0][1][0].y == tuple(measured[0]["gain 1, bias 0"]["losses"])
-    assert dict(end.values)["DeepNorm"] == (measured[0]["DeepNorm"]["loss"],)
-    assert 1 < loss.reference[0] < 3.47
 
 
 def built(name):

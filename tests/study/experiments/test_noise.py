@@ -42,8 +42,12 @@ def verdicts(measured):
     return [(each.verdict, each.only_if) for each in decided]
 
 
-def test_every_claim_is_reproduced_where_all_is_as_claimed():
+def test_verdicts_where_all_is_as_claimed_and_where_nothing_was_run():
     assert verdicts(as_claimed()) == [("reproduced", "")] * 4
+    assert {verdict for verdict, _ in verdicts({})} == {"not run"}
+    judged = judge(STUDY.claims[1].conditions[0], {0: {**as_claimed(), "no norm, rate 0.1": net(None, 0.6)}})
+    assert judged.median == math.inf
+    assert judged.holds
 
 
 @pytest.mark.parametrize(
@@ -67,23 +71,10 @@ def test_the_least_noise_that_shifts_enough_is_taken():
     measured = as_claimed()
     assert sufficient_noise(measured) == "noise 1"
     assert sufficient_noise({**measured, "noise 0.5, rate 0.1": net(24, 0.61)}) == "noise 0.5"
-
-
-def test_without_a_noise_that_shifts_enough_the_claim_is_undecided():
     measured = {**as_claimed(), "no norm, rate 0.1": net(60, 9.0)}
     with pytest.raises(KeyError, match="large enough"):
         sufficient_noise(measured)
     assert verdicts(measured)[1][0] == "undecided"
-
-
-def test_a_net_that_never_comes_down_takes_infinitely_many_steps():
-    judged = judge(STUDY.claims[1].conditions[0], {0: {**as_claimed(), "no norm, rate 0.1": net(None, 0.6)}})
-    assert judged.median == math.inf
-    assert judged.holds
-
-
-def test_what_was_not_run_is_not_judged():
-    assert {verdict for verdict, _ in verdicts({})} == {"not run"}
 
 
 @pytest.mark.slow
@@ -154,34 +145,25 @@ def drawn():
     return {chart.name: chart for chart in STUDY.charts(SETTINGS, [of_seed(seed) for seed in range(3)])}
 
 
-def test_nets_follow_the_settings():
+def test_nets_follow_the_settings_and_their_best_rate_counts():
     assert nets(SETTINGS) == ("BatchNorm", "noise 0.5", "noise 2", "no norm")
-
-
-def test_the_best_rate_counts():
     assert fewest_steps(of_seed(0), "BatchNorm") == 30
     assert fewest_steps(of_seed(0), "no norm") == math.inf
     with pytest.raises(KeyError):
         fewest_steps({}, "BatchNorm")
 
 
-def test_losses_stand_in_a_panel_for_each_rate(drawn):
+def test_charts_show_losses_speed_and_courses(drawn):
     panels = drawn["noise-loss"].panels
     assert [title for title, _ in panels] == ["learning rate 0.1", "learning rate 0.3"]
     (_, slow), (_, fast) = panels
     assert slow[0].y == (4.0, 2.0, 4.0)
     assert fast[0].y == (4.0, 2.0, math.inf)
     assert (fast[0].low[1], fast[0].high[1]) == (1.0, 3.0)
-
-
-def test_speed_is_drawn_over_the_noise(drawn):
     noisy, without = drawn["noise-speed"].panels[0][1]
     assert noisy.x == without.x == (0.0, 0.5, 2.0)
     assert noisy.y == (31.0, 31.0, 31.0)
     assert without.y == (math.inf,) * 3
-
-
-def test_a_course_has_gaps_where_numbers_are_missing(drawn):
     lines = drawn["noise-shift"].panels[0][1]
     assert lines[0].x == (1, 2)
     assert lines[0].y[0] == 1.5

@@ -12,7 +12,7 @@ from normkit.layers import LayerNorm
 from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, arm_values
 from normkit.study.corpus import held_out_loss, text_of_the_library
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, difference
 
 _BOTH, _NEITHER, _GAIN, _BIAS, _FROZEN = "gain and bias", "neither", "gain only", "bias only", "random frozen gain"
@@ -47,10 +47,10 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     is_little, name = bool(arm.choices.get("little")), arm.choices["norm"]
     trained = specs.TORCH_LAYER_NORM.replace(has_weight=name in (_BOTH, _GAIN), has_bias=name in (_BOTH, _BIAS))
     model = context.transformer(norm=frozen_gains(context.seed) if name == _FROZEN else trained)
-    recipe = context.recipe(learning_rate=context.number("little_rate" if is_little else "learning_rate"))
+    recipe = context.recipe(learning_rate=context["little_rate" if is_little else "learning_rate"])
     training, held_out = text_of_the_library()
     if is_little:
-        training = training[: context.integer("little_bytes")]
+        training = training[: context["little_bytes"]]
     run = context.train_on_text(model, recipe, text=training)
     window = model.config.context
     unseen = run.capped(held_out_loss(model, held_out, window=window))
@@ -131,19 +131,19 @@ STUDY = Study(
             ),
         ),
     ),
-    quick={
-        "seeds": 3,
-        "layers": 4,
-        "width": 64,
-        "batch": 8,
-        "window": 64,
-        "steps": 150,
-        "warmup": 20,
-        "learning_rate": 1e-3,
-        "little_bytes": 4096,
-        "little_rate": 3e-3,
-    },
-    full={"seeds": 8, "steps": 600},
+    quick=budget(
+        seeds=3,
+        layers=4,
+        width=64,
+        batch=8,
+        window=64,
+        steps=150,
+        warmup=20,
+        learning_rate=1e-3,
+        little_bytes=4096,
+        little_rate=3e-3,
+    ),
+    full=budget(seeds=8, steps=600),
     arms=_arms,
     measure=_measure,
     charts=_charts,

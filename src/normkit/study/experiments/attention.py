@@ -10,10 +10,10 @@ from torch import Tensor
 
 from normkit import specs
 from normkit.geometry import attention_entropy
-from normkit.study.arm_context import ArmContext, Settings, integer, numbers
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.corpus import text_of_the_library
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired
 from normkit.study.transformer import Transformer
 
@@ -30,7 +30,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
 
     def build() -> Transformer:
         model = context.transformer(
-            heads=context.integer("heads"),
+            heads=context["heads"],
             layers=1,
             norm=_NORMS.get(arm.name, specs.TORCH_LAYER_NORM),
             query_key_norm=arm.name == _QUERY_KEY,
@@ -41,9 +41,9 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     (ids,) = context.text_batch(text_of_the_library()[0], seed=context.seed)
     with torch.no_grad():
         x = model.embed(ids[:, :-1])
-        over_input = [_scores(model, scale * x) for scale in context.numbers("input_scales")]
+        over_input = [_scores(model, scale * x) for scale in context["input_scales"]]
         over_weights = []
-        for scale in context.numbers("weight_scales"):
+        for scale in context["weight_scales"]:
             scaled = build()
             _, attention = scaled.attention(0)
             attention.query.weight.mul_(scale)
@@ -151,12 +151,12 @@ _CLAIMS = (
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     arms = (*_NORMS, _QUERY_KEY)
-    window = integer(settings, "window")
+    window = settings["window"]
     # Uniform attention under the causal mask.
     uniform = sum(math.log(position) for position in range(1, window + 1)) / window
 
     def lines(over: str, name: str) -> tuple[Line, ...]:
-        scales = numbers(settings, f"{over.removesuffix('s')}_scales")
+        scales = settings[f"{over.removesuffix('s')}_scales"]
         return tuple(line(arm, scales, [paired[arm][over][name] for paired in seeds]) for arm in arms)
 
     return (
@@ -191,16 +191,16 @@ STUDY = Study(
     title="Attention scores",
     question="What does a norm in front of attention keep from growing, and what not?",
     claims=_CLAIMS,
-    quick={
-        "seeds": 5,
-        "width": 64,
-        "heads": 4,
-        "batch": 8,
-        "window": 64,
-        "input_scales": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
-        "weight_scales": (1.0, 2.0, 5.0, 10.0),
-    },
-    full={"seeds": 20, "width": 256, "batch": 32, "window": 256},
+    quick=budget(
+        seeds=5,
+        width=64,
+        heads=4,
+        batch=8,
+        window=64,
+        input_scales=(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+        weight_scales=(1.0, 2.0, 5.0, 10.0),
+    ),
+    full=budget(seeds=20, width=256, batch=32, window=256),
     arms=_arms,
     measure=_measure,
     charts=_charts,

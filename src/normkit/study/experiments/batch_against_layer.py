@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from normkit.study.arm_context import Settings, integer, numbers
+from normkit.study.arm_context import Settings
 from normkit.study.chart import Bars, Chart, Curves, Line, Marks, arm_lines, line, loss_line
 from normkit.study.experiments import batch_models as models
-from normkit.study.result import Claim, Condition, Study
+from normkit.study.result import Claim, Condition, Study, budget
 from normkit.study.statistics import Paired, difference, filled, interval, ratio
 
 _COUPLINGS = ("samples", "batch size", "future", "padding")
@@ -256,14 +256,14 @@ _CLAIMS = (
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    sizes, rate = numbers(settings, "batch_sizes"), numbers(settings, "text_rates")[-1]
+    sizes, rate = settings["batch_sizes"], settings["text_rates"][-1]
     recurrent = {
         norm: f"RNN: {norm}" for norm in ("one BatchNorm", "a BatchNorm for each time", "LayerNorm", "no norm")
     }
     rows = tuple(f"{norm}, {mode}" for norm in models.NORMS for mode in ("training", "evaluation"))
 
     def over_sizes(norms: list[str], name: str) -> tuple[Line, ...]:
-        arms = {norm: [f"MLP: {norm}, batch {int(size)}" for size in sizes] for norm in norms}
+        arms = {norm: [f"MLP: {norm}, batch {size}" for size in sizes] for norm in norms}
         return tuple(
             line(norm, sizes, [filled([paired[arm][name] for arm in each], math.nan) for paired in seeds])
             for norm, each in arms.items()
@@ -307,7 +307,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             description="One BatchNorm for all times starts highest.",
             x_label="blank rows more than in training",
             y_label="held-out error (%)",
-            panels=(("", arm_lines(seeds, recurrent, "errors", numbers(settings, "extra_rows"))),),
+            panels=(("", arm_lines(seeds, recurrent, "errors", settings["extra_rows"])),),
         ),
         Curves(
             name="cnn-loss",
@@ -318,13 +318,13 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             y_label="loss (nats)",
             panels=tuple(
                 (
-                    f"{int(size)} images in a batch",
+                    f"{size} images in a batch",
                     tuple(
-                        loss_line(norm, f"CNN: {norm}, batch {int(size)}", seeds, integer(settings, "image_steps"))
+                        loss_line(norm, f"CNN: {norm}, batch {size}", seeds, settings["image_steps"])
                         for norm in ("BatchNorm", "LayerNorm", "no norm")
                     ),
                 )
-                for size in numbers(settings, "image_batch_sizes")
+                for size in settings["image_batch_sizes"]
             ),
         ),
         Bars(
@@ -368,28 +368,28 @@ STUDY = Study(
     title="BatchNorm against LayerNorm",
     question="Where do statistics over the batch fail where those of single samples serve, and where not?",
     claims=_CLAIMS,
-    quick={
-        "seeds": 3,
-        "width": 64,
-        "layers": 3,
-        "steps": 600,
-        "learning_rate": 1e-3,
-        "batch_sizes": (1, 2, 4, 16, 64, 256),
-        "channels": 16,
-        "image_steps": 500,
-        "image_rate": 1e-3,
-        "image_batch_sizes": (2, 32),
-        "sequence_steps": 600,
-        "sequence_rate": 3e-3,
-        "sequence_batch": 32,
-        "extra_rows": (0, 1, 2, 4, 8),
-        "text_layers": 4,
-        "text_steps": 250,
-        "text_rates": (1e-3, 3e-3),
-        "text_batch": 8,
-        "window": 64,
-    },
-    full={"seeds": 8, "steps": 3000, "image_steps": 2000, "sequence_steps": 2000, "text_steps": 1000},
+    quick=budget(
+        seeds=3,
+        width=64,
+        layers=3,
+        steps=600,
+        learning_rate=1e-3,
+        batch_sizes=(1, 2, 4, 16, 64, 256),
+        channels=16,
+        image_steps=500,
+        image_rate=1e-3,
+        image_batch_sizes=(2, 32),
+        sequence_steps=600,
+        sequence_rate=3e-3,
+        sequence_batch=32,
+        extra_rows=(0, 1, 2, 4, 8),
+        text_layers=4,
+        text_steps=250,
+        text_rates=(1e-3, 3e-3),
+        text_batch=8,
+        window=64,
+    ),
+    full=budget(seeds=8, steps=3000, image_steps=2000, sequence_steps=2000, text_steps=1000),
     arms=models.arms,
     measure=models.measure,
     charts=_charts,

@@ -19,7 +19,7 @@ from normkit.geometry import (
     padding_dependence,
     train_eval_difference,
 )
-from normkit.study.arm_context import ArmContext, Settings, numbers
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.corpus import next_token_loss, text_of_the_library, windows
 from normkit.study.digits import SIDE, Digits, digit_batches, digit_loss, digit_score, digits
 from normkit.study.model_parts import BatchNorm, NormLayer
@@ -67,12 +67,12 @@ def arms(settings: Settings) -> tuple[Arm, ...]:
     perceptrons = [
         _arm("MLP", f"{norm}, batch {size}", norm=norm, batch=size)
         for norm in NORMS
-        for size in numbers(settings, "batch_sizes")
+        for size in settings["batch_sizes"]
     ]
     images = [
         _arm("CNN", f"{norm}, batch {size}", norm=norm, batch=size)
         for norm in ("BatchNorm", "LayerNorm", "no norm")
-        for size in numbers(settings, "image_batch_sizes")
+        for size in settings["image_batch_sizes"]
     ]
     sequences = [
         _arm("RNN", words, cost=4.0, norm=norm, own_statistics=own)
@@ -86,7 +86,7 @@ def arms(settings: Settings) -> tuple[Arm, ...]:
     texts = [
         _arm("Transformer", f"{norm}, rate {rate:g}", cost=6.0, norm=norm, rate=rate)
         for norm in ("BatchNorm", "LayerNorm")
-        for rate in numbers(settings, "text_rates")
+        for rate in settings["text_rates"]
     ]
     dependences = [
         _arm("dependence", f"{norm}, {mode}", cost=0.3, norm=norm, training=mode == "training")
@@ -116,7 +116,7 @@ def measure(context: ArmContext, arm: Arm) -> Measurement:
 def perceptron(context: ArmContext, arm: Arm) -> Measurement:
     """An MLP on digits. With single rows BatchNorm cannot be trained, and the untrained net is measured."""
     batch, norm = arm.choices["batch"], arm.choices["norm"]
-    width, layers = context.integer("width"), context.integer("layers")
+    width, layers = context["width"], context["layers"]
     config = MLPConfig(inputs=SIDE * SIDE, width=width, layers=layers, norm=NORMS[norm])
     model = nn.Sequential(nn.Flatten(), MLP(config, seed=context.seed))
     data = digits()
@@ -132,10 +132,10 @@ def perceptron(context: ArmContext, arm: Arm) -> Measurement:
 def convolutional(context: ArmContext, arm: Arm) -> Measurement:
     """A small CNN on digits."""
     batch = arm.choices["batch"]
-    config = ConvolutionalConfig(channels=context.integer("channels"), norm=_IMAGE_NORMS[arm.choices["norm"]])
+    config = ConvolutionalConfig(channels=context["channels"], norm=_IMAGE_NORMS[arm.choices["norm"]])
     model = Convolutional(config, seed=context.seed)
     data = digits()
-    recipe = context.recipe(steps=context.integer("image_steps"), learning_rate=context.number("image_rate"))
+    recipe = context.recipe(steps=context["image_steps"], learning_rate=context["image_rate"])
     run = context.train(model, recipe, digit_batches(data, batch=batch, seed=context.seed), digit_loss)
     more = islice(digit_batches(data, batch=batch, seed=context.seed + _OTHER_SEED), _DRAWS)
     return {**_read(run, model, data, batch), "scatter": batch_variance_scatter(model, more)}
@@ -146,30 +146,30 @@ def recurrent(context: ArmContext, arm: Arm) -> Measurement:
     times = SIDE + _BLANK_ROWS
     config = RecurrentConfig(
         inputs=SIDE,
-        width=context.integer("width"),
+        width=context["width"],
         norm=NORMS[arm.choices["norm"]],
         norms=times if arm.choices["own_statistics"] else 1,
     )
     model = Recurrent(config, seed=context.seed)
     data = digits()
-    batch = context.integer("sequence_batch")
-    recipe = context.recipe(steps=context.integer("sequence_steps"), learning_rate=context.number("sequence_rate"))
+    batch = context["sequence_batch"]
+    recipe = context.recipe(steps=context["sequence_steps"], learning_rate=context["sequence_rate"])
     run = context.train(model, recipe, delayed_batches(data, batch, context.seed), digit_loss)
     blank = float(data.training.min())
     held_out = delayed(data.held_out, torch.arange(len(data.held_out)) % (_BLANK_ROWS + 1), blank)
     model.eval()
     errors = []
-    for rows in context.numbers("extra_rows"):
-        before = torch.full((len(held_out), int(rows), SIDE), blank)
+    for rows in context["extra_rows"]:
+        before = torch.full((len(held_out), rows, SIDE), blank)
         errors.append(digit_score(model, torch.cat([before, held_out], 1), data.held_out_labels).error)
     return {**_read(run, model, replace(data, held_out=held_out), batch), "errors": errors}
 
 
 def transformer(context: ArmContext, arm: Arm) -> Measurement:
     """A Transformer on text, its held-out loss in both modes and with new statistics."""
-    layers, batch = context.integer("text_layers"), context.integer("text_batch")
+    layers, batch = context["text_layers"], context["text_batch"]
     model = context.transformer(layers=layers, norm=NORMS[arm.choices["norm"]])
-    recipe = context.recipe(steps=context.integer("text_steps"), learning_rate=arm.choices["rate"])
+    recipe = context.recipe(steps=context["text_steps"], learning_rate=arm.choices["rate"])
     run = context.train_on_text(model, recipe, batch=batch)
     training, held_out = text_of_the_library()
     window = model.config.context

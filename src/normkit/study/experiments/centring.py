@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from normkit import specs
-from normkit.study.arm_context import ArmContext, Settings, integer
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
 from normkit.study.corpus import held_out_loss, text_of_the_library, windows
 from normkit.study.model_parts import Centring, HyperplaneNorm, NormLayer, random_hyperplanes
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, Statistic, difference, largest, padded
 from normkit.study.transformer import Residual
 
@@ -27,7 +27,7 @@ _REMOVED = (("LayerNorm", "all-ones"), ("hyperplane", "its normal"))
 
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
-    deep = integer(settings, "deep_layers")
+    deep = settings["deep_layers"]
     return (
         *(Arm(name=norm, choices={"norm": norm, "layers": settings["layers"]}) for norm in _SHALLOW),
         *(Arm(name=f"{norm}, deep", choices={"norm": norm, "layers": deep}, cost=1.5) for norm in _DEEP),
@@ -45,7 +45,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         "centring only": Centring,
     }
     model = context.transformer(layers=arm.choices["layers"], norm=norms[arm.choices["norm"]]).to(context.device)
-    steps = context.integer("deep_steps" if arm.name.endswith("deep") else "steps")
+    steps = context["deep_steps" if arm.name.endswith("deep") else "steps"]
     recipe = context.recipe(steps=steps)
     _, held_out = text_of_the_library()
     directions = removed_directions(model)
@@ -177,7 +177,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             y_label="share of the energy",
             panels=(("", arm_lines(seeds, _DRIFTING, quantity, seeds[0][_DRIFTING[0]]["at"])),),
             y_log=True,
-            reference=(1 / integer(settings, "width"), "chance, 1/n"),
+            reference=(1 / settings["width"], "chance, 1/n"),
         )
 
     return (
@@ -314,19 +314,19 @@ STUDY = Study(
             ledger=("C73",),
         ),
     ),
-    quick={
-        "seeds": 3,
-        "layers": 4,
-        "deep_layers": 12,
-        "width": 64,
-        "batch": 8,
-        "window": 64,
-        "steps": 200,
-        "deep_steps": 80,
-        "warmup": 20,
-        "learning_rate": 1e-3,
-    },
-    full={"seeds": 8, "steps": 600, "deep_steps": 300},
+    quick=budget(
+        seeds=3,
+        layers=4,
+        deep_layers=12,
+        width=64,
+        batch=8,
+        window=64,
+        steps=200,
+        deep_steps=80,
+        warmup=20,
+        learning_rate=1e-3,
+    ),
+    full=budget(seeds=8, steps=600, deep_steps=300),
     arms=_arms,
     measure=_measure,
     charts=_charts,

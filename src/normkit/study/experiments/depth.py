@@ -6,10 +6,10 @@ import math
 from functools import partial
 from typing import Any
 
-from normkit.study.arm_context import ArmContext, Settings, integer, numbers
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, Line, arm_lines
 from normkit.study.propagation import propagate
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, difference, exponent, filled
 from normkit.study.transformer import Transformer, deep_norm
 
@@ -47,7 +47,7 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
     long = Arm(name=LONG, choices={"variant": "pre", "window": settings["long_window"]})
     runs = tuple(
         Arm(name=f"{name}, {layers} layers trained", choices={"variant": name, "layers": layers}, cost=layers / 4)
-        for layers in numbers(settings, "trained_layers")
+        for layers in settings["trained_layers"]
         for name in TRAINED
     )
     return (*starts, long, *runs)
@@ -56,15 +56,15 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     """A short run without warm-up; or untrained models on random ids, always equally many, in windows of one length."""
     if "layers" in arm.choices:
-        sizes = {"context": context.integer("trained_window"), "width": context.integer("trained_width")}
+        sizes = {"context": context["trained_window"], "width": context["trained_width"]}
         model, recipe = build(context, arm.choices["variant"], arm.choices["layers"], **sizes), context.recipe()
-        run = context.train_on_text(model, recipe, batch=context.integer("trained_batch"))
+        run = context.train_on_text(model, recipe, batch=context["trained_batch"])
         return run.measurement(recipe.steps, loss=run.mean_of_last(), first=run.points[0].loss)
-    depths, window = context.numbers("depths"), int(arm.choices["window"])
-    rows = max(1, context.integer("tokens") // window)
+    depths, window = context["depths"], arm.choices["window"]
+    rows = max(1, context["tokens"] // window)
     starts = []
     for done, layers in enumerate(depths, start=1):
-        model = build(context, arm.choices["variant"], int(layers), vocabulary=_VOCABULARY, context=window)
+        model = build(context, arm.choices["variant"], layers, vocabulary=_VOCABULARY, context=window)
         context.move(model)
         starts.append(propagate(model, *context.random_ids(_VOCABULARY, rows=rows, tokens=window)))
         context.report(done / len(depths))
@@ -273,12 +273,12 @@ _CLAIMS = (
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     def over_depth(quantity: str) -> tuple[Line, ...]:
-        return arm_lines(seeds, NORMED, quantity, numbers(settings, "depths"))
+        return arm_lines(seeds, NORMED, quantity, settings["depths"])
 
     def over_blocks(quantity: str, first: int) -> tuple[Line, ...]:
-        return arm_lines(seeds, VARIANTS, quantity, range(first, int(numbers(settings, "depths")[-1]) + 1))
+        return arm_lines(seeds, VARIANTS, quantity, range(first, settings["depths"][-1] + 1))
 
-    steps = range(1, integer(settings, "steps") + 1)
+    steps = range(1, settings["steps"] + 1)
     return (
         Curves(
             name="depth-stream",
@@ -334,7 +334,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
                     f"{layers} layers",
                     arm_lines(seeds, {name: f"{name}, {layers} layers trained" for name in TRAINED}, "losses", steps),
                 )
-                for layers in numbers(settings, "trained_layers")
+                for layers in settings["trained_layers"]
             ),
             y_log=True,
         ),
@@ -346,21 +346,21 @@ STUDY = Study(
     title="Depth",
     question="What do 2 to 48 layers do to activations and gradients, with norms and without?",
     claims=_CLAIMS,
-    quick={
-        "seeds": 3,
-        "depths": (2, 4, 6, 12, 24, 48),
-        "width": 128,
-        "tokens": 128,
-        "window": 8,
-        "long_window": 32,
-        "trained_layers": (4, 12),
-        "trained_width": 64,
-        "trained_batch": 8,
-        "trained_window": 32,
-        "steps": 60,
-        "learning_rate": 1e-3,
-    },
-    full={"seeds": 8, "width": 256, "steps": 200},
+    quick=budget(
+        seeds=3,
+        depths=(2, 4, 6, 12, 24, 48),
+        width=128,
+        tokens=128,
+        window=8,
+        long_window=32,
+        trained_layers=(4, 12),
+        trained_width=64,
+        trained_batch=8,
+        trained_window=32,
+        steps=60,
+        learning_rate=1e-3,
+    ),
+    full=budget(seeds=8, width=256, steps=200),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -11,9 +11,9 @@ import torch
 from normkit import reference
 from normkit.conventions.eps import PLACEMENTS, EpsPlacement
 from normkit.spec import NormSpec
-from normkit.study.arm_context import ArmContext, Settings, numbers
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, Marks, arm_lines, line
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired
 
 _PLACEMENTS = {name: f"eps {placement.words}" for name, placement in PLACEMENTS.items()}
@@ -31,7 +31,7 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
     trained = [
         Arm(name=_trained(eps, small), choices={"eps": eps, "small": small})
         for small in (False, True)
-        for eps in numbers(settings, "trained_sizes")
+        for eps in settings["trained_sizes"]
     ]
     return (*short, *halves, *trained)
 
@@ -45,21 +45,21 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         return _train(context, arm)
     # Rows of mean 0 and rms 1.
     generator = torch.Generator().manual_seed(context.seed)
-    x = torch.randn(64, context.integer("width"), generator=generator, dtype=torch.float64)
+    x = torch.randn(64, context["width"], generator=generator, dtype=torch.float64)
     x = x - x.mean(-1, keepdim=True)
     x = x / x.square().mean(-1, keepdim=True).sqrt()
     if "wide" in arm.choices:
         return _half(context, x.half(), wide=arm.choices["wide"])
     conventions = PLACEMENTS[arm.choices["placement"]].conventions(1e-5)
     spec = NormSpec(**conventions, has_weight=False, has_bias=False)
-    scales = context.numbers("scales")
+    scales = context["scales"]
     return {"kept": [reference.forward(scale * x, spec).square().mean().sqrt().item() for scale in scales]}
 
 
 def _half(context: ArmContext, x: torch.Tensor, *, wide: bool) -> Measurement:
     """For each eps: distance from 1 of the rms after a float16 LayerNorm, and whether a constant row stays finite."""
     off, finite = [], []
-    for eps in context.numbers("sizes"):
+    for eps in context["sizes"]:
         narrow: dict[str, Any] = {} if wide else {"statistics_dtype": "input", "cast": "none"}
         spec = NormSpec(eps=eps, has_weight=False, has_bias=False, **narrow)
         rms = reference.forward(x, spec).double().square().mean().sqrt().item()
@@ -73,7 +73,7 @@ def _train(context: ArmContext, arm: Arm) -> Measurement:
     if arm.choices["small"]:
         with torch.no_grad():
             for embedding in (model.embedding, model.position):
-                embedding.weight.mul_(context.number("small_scale"))
+                embedding.weight.mul_(context["small_scale"])
     run = context.train_on_text(model, context.recipe(warmup=10))
     return run.measurement(last=run.mean_of_last(_LAST))
 
@@ -152,7 +152,7 @@ _CLAIMS = (
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    sizes, trained = numbers(settings, "sizes"), numbers(settings, "trained_sizes")
+    sizes, trained = settings["sizes"], settings["trained_sizes"]
     return (
         Curves(
             name="epsilon-length",
@@ -161,7 +161,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             description="Inside the root half of the energy is gone at rms 0.003, outside half the length at 1e-5.",
             x_label="rms of the row",
             y_label="share of the length",
-            panels=(("", arm_lines(seeds, _PLACEMENTS.values(), "kept", numbers(settings, "scales"))),),
+            panels=(("", arm_lines(seeds, _PLACEMENTS.values(), "kept", settings["scales"])),),
             x_log=True,
         ),
         Curves(
@@ -209,20 +209,20 @@ STUDY = Study(
     title="Epsilon",
     question="Where does eps act, in which dtype does it survive, and does training notice it?",
     claims=_CLAIMS,
-    quick={
-        "seeds": 3,
-        "width": 64,
-        "layers": 2,
-        "batch": 8,
-        "window": 64,
-        "steps": 100,
-        "learning_rate": 1e-3,
-        "small_scale": 1e-3,
-        "scales": _SCALES,
-        "sizes": _SIZES,
-        "trained_sizes": _TRAINED,
-    },
-    full={"seeds": 8, "steps": 1000, "layers": 6},
+    quick=budget(
+        seeds=3,
+        width=64,
+        layers=2,
+        batch=8,
+        window=64,
+        steps=100,
+        learning_rate=1e-3,
+        small_scale=1e-3,
+        scales=_SCALES,
+        sizes=_SIZES,
+        trained_sizes=_TRAINED,
+    ),
+    full=budget(seeds=8, steps=1000, layers=6),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from normkit.study.arm_context import ArmContext, Settings, integer, numbers
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, Line, arm_lines
 from normkit.study.corpus import MarkovChain, next_token_loss
 from normkit.study.propagation import gradient_norm, last_token_gradient, mean_square
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, excess, exponent
 
 _START_VOCABULARY = 256
@@ -28,13 +28,13 @@ def _arms(_settings: Settings) -> tuple[Arm, ...]:
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
-    depths, rates = context.numbers("depths"), context.numbers("rates")
-    starts = [_start(context, arm, int(layers)) for layers in depths]
-    chain = MarkovChain(window=context.integer("window"))
+    depths, rates = context["depths"], context["rates"]
+    starts = [_start(context, arm, layers) for layers in depths]
+    chain = MarkovChain(window=context["window"])
     losses, firsts = [], []
     findings: list[dict[str, Any]] = []
     for done, rate in enumerate(rates, start=1):
-        batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
+        batches = chain.batches(batch=context["batch"], seed=context.seed)
         model, recipe = context.transformer(vocabulary=chain.symbols, **arm.choices), context.recipe(learning_rate=rate)
         run = context.train(model, recipe, batches, next_token_loss, name=f"rate {rate:g}")
         losses.append(run.mean_of_last())
@@ -53,11 +53,11 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
 
 def _start(context: ArmContext, arm: Arm, layers: int) -> dict[str, float]:
     """Rms of the logits and two gradient norms before any training, on random ids."""
-    window = context.integer("start_window")
-    sizes = {"context": window, "width": context.integer("start_width"), "layers": layers}
+    window = context["start_window"]
+    sizes = {"context": window, "width": context["start_width"], "layers": layers}
     model = context.transformer(vocabulary=_START_VOCABULARY, **sizes, **arm.choices)
     context.move(model)
-    rows = max(1, context.integer("start_tokens") // window)
+    rows = max(1, context["start_tokens"] // window)
     ids, _ = context.random_ids(_START_VOCABULARY, rows=rows, tokens=window)
     logits: list[Tensor] = []
     model.unembedding.register_forward_hook(lambda _module, _inputs, output: logits.append(output))
@@ -83,7 +83,7 @@ def _farthest(paired: Paired) -> float:
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
     def lines(places: str, quantity: str) -> tuple[tuple[str, tuple[Line, ...]], ...]:
         names = [arm.name for arm in _arms(settings)]
-        return (("", arm_lines(seeds, names, quantity, numbers(settings, places))),)
+        return (("", arm_lines(seeds, names, quantity, settings[places])),)
 
     return (
         Curves(
@@ -117,7 +117,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
             y_label="loss (nats a token)",
             panels=lines("rates", "losses"),
             x_log=True,
-            reference=(MarkovChain(window=integer(settings, "window")).floor, "entropy of the chain"),
+            reference=(MarkovChain(window=settings["window"]).floor, "entropy of the chain"),
         ),
     )
 
@@ -203,21 +203,21 @@ STUDY = Study(
             ),
         ),
     ),
-    quick={
-        "seeds": 3,
-        "depths": (2, 4, 6, 12, 24, 48),
-        "start_width": 128,
-        "start_window": 8,
-        "start_tokens": 128,
-        "rates": (1e-3, 5e-3, 2.5e-2),
-        "layers": 4,
-        "width": 64,
-        "batch": 8,
-        "window": 32,
-        "steps": 80,
-        "warmup": 10,
-    },
-    full={"seeds": 8, "layers": 12, "steps": 300, "warmup": 30},
+    quick=budget(
+        seeds=3,
+        depths=(2, 4, 6, 12, 24, 48),
+        start_width=128,
+        start_window=8,
+        start_tokens=128,
+        rates=(1e-3, 5e-3, 2.5e-2),
+        layers=4,
+        width=64,
+        batch=8,
+        window=32,
+        steps=80,
+        warmup=10,
+    ),
+    full=budget(seeds=8, layers=12, steps=300, warmup=30),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -17,7 +17,7 @@ from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values, line
 from normkit.study.corpus import held_out_loss, next_token_loss, text_of_the_library
 from normkit.study.model_parts import DetachedNorm, NormLayer
 from normkit.study.propagation import FACTORS, along_the_gradient, backward_errors, flat, turnings
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, difference, largest, padded, ratio, slope, value_of
 from normkit.study.training_run import Batch
 from normkit.study.transformer import Residual, Transformer
@@ -56,7 +56,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
 
 
 def _trained(context: ArmContext, norm: str, batch: Batch) -> Measurement:
-    model, steps = context.transformer(norm=NORMS[norm]).to(context.device), context.integer("steps")
+    model, steps = context.transformer(norm=NORMS[norm]).to(context.device), context["steps"]
     at = list(range(0, steps, max(1, steps // 5)))
 
     def observe(model: nn.Module, step: int) -> Mapping[str, float]:
@@ -96,7 +96,7 @@ def _start(context: ArmContext, norm: str, batch: Batch) -> Measurement:
     """Roughness of a deep model's loss before the first step, and its loss with branches scaled up and down."""
 
     def build(gain: float) -> Transformer:
-        layers = context.integer("deep_layers")
+        layers = context["deep_layers"]
         return context.transformer(layers=layers, norm=NORMS[norm], branch_gain=gain).to(context.device)
 
     losses = []
@@ -110,7 +110,7 @@ def _start(context: ArmContext, norm: str, batch: Batch) -> Measurement:
 
 def _turning(context: ArmContext, batch: Batch) -> Measurement:
     """Scale-invariant groups, found by behaviour, under steps from several lengths; then plain gradient descent."""
-    layers = context.integer("turning_layers")
+    layers = context["turning_layers"]
 
     def build() -> Transformer:
         norm = specs.TORCH_LAYER_NORM.replace(eps=_NO_EPS)
@@ -129,7 +129,7 @@ def _turning(context: ArmContext, batch: Batch) -> Measurement:
         slopes = [[parameter.grad for parameter in group if parameter.grad is not None] for group in groups]
         return {"squares": squares(groups), "steps": squares(slopes)}
 
-    steps, rate = context.integer("turning_steps"), context.number("turning_rate")
+    steps, rate = context["turning_steps"], context["turning_rate"]
     recipe = context.recipe(steps=steps, learning_rate=rate, warmup=0, optimizer="sgd", clip=None)
     run = context.train_on_text(model, recipe, observe=observe)
     start, end = run.observed("squares")[0], squares(groups)
@@ -373,21 +373,21 @@ STUDY = Study(
     title="Gradients",
     question="What does a norm do to the backward pass, to steps, and to the loss along a step?",
     claims=_CLAIMS,
-    quick={
-        "seeds": 3,
-        "layers": 4,
-        "deep_layers": 12,
-        "width": 64,
-        "batch": 8,
-        "window": 64,
-        "steps": 150,
-        "warmup": 20,
-        "learning_rate": 1e-3,
-        "turning_layers": 2,
-        "turning_steps": 60,
-        "turning_rate": 0.3,
-    },
-    full={"seeds": 8, "steps": 600, "turning_steps": 400},
+    quick=budget(
+        seeds=3,
+        layers=4,
+        deep_layers=12,
+        width=64,
+        batch=8,
+        window=64,
+        steps=150,
+        warmup=20,
+        learning_rate=1e-3,
+        turning_layers=2,
+        turning_steps=60,
+        turning_rate=0.3,
+    ),
+    full=budget(seeds=8, steps=600, turning_steps=400),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from normkit.study.arm_context import ArmContext, Settings, integer
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
 from normkit.study.corpus import MarkovChain, next_token_loss
 from normkit.study.propagation import propagate
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, difference, exponent, value_of
 from normkit.study.transformer import Transformer, deep_norm
 
@@ -59,11 +59,11 @@ def build(context: ArmContext, name: str, layers: int) -> Transformer:
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
-    model = build(context, arm.name, context.integer("deep_layers" if arm.choices["deep"] else "layers"))
-    chain = MarkovChain(window=context.integer("window"))
-    (ids,) = next(chain.batches(batch=context.integer("batch"), seed=context.seed))
+    model = build(context, arm.name, context["deep_layers" if arm.choices["deep"] else "layers"])
+    chain = MarkovChain(window=context["window"])
+    (ids,) = next(chain.batches(batch=context["batch"], seed=context.seed))
     moved = _moved(model, ids)
-    batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
+    batches = chain.batches(batch=context["batch"], seed=context.seed)
     recipe = context.recipe()
     run = context.train(model, recipe, batches, next_token_loss)
     return {
@@ -93,18 +93,18 @@ def _moved(model: Transformer, ids: Tensor) -> dict[str, float]:
 
 def _streams(context: ArmContext, name: str) -> dict[str, list[float]]:
     """E|x|^2 / n after the last block at several depths, before any training."""
-    depths, sizes = context.numbers("depths"), {"rows": context.integer("batch"), "tokens": context.integer("window")}
+    depths, sizes = context["depths"], {"rows": context["batch"], "tokens": context["window"]}
     stream = []
     for layers in depths:
-        model = build(context, name, int(layers))
+        model = build(context, name, layers)
         context.move(model)
         stream.append(propagate(model, *context.random_ids(_VOCABULARY, **sizes)).stream[-1])
     return {"depths": list(depths), "stream": stream}
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    floor = MarkovChain(window=integer(settings, "window")).floor
-    steps = range(1, integer(settings, "steps") + 1)
+    floor = MarkovChain(window=settings["window"]).floor
+    steps = range(1, settings["steps"] + 1)
     return (
         Curves(
             name="initialisation-loss",
@@ -227,18 +227,18 @@ STUDY = Study(
             ledger=("C70",),
         ),
     ),
-    quick={
-        "seeds": 3,
-        "layers": 4,
-        "deep_layers": 12,
-        "depths": (12, 24, 48),
-        "width": 64,
-        "batch": 8,
-        "window": 32,
-        "steps": 100,
-        "learning_rate": 1e-3,
-    },
-    full={"seeds": 8, "width": 128, "steps": 400},
+    quick=budget(
+        seeds=3,
+        layers=4,
+        deep_layers=12,
+        depths=(12, 24, 48),
+        width=64,
+        batch=8,
+        window=32,
+        steps=100,
+        learning_rate=1e-3,
+    ),
+    full=budget(seeds=8, width=128, steps=400),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -15,7 +15,7 @@ from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Marks
 from normkit.study.corpus import text_of_the_library
 from normkit.study.model_parts import BatchNorm, NormLayer
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, filled, padded
 from normkit.study.transformer import Transformer
 
@@ -56,7 +56,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     recipe = context.recipe()
     run = context.train_on_text(model, recipe)
     (ids,) = context.text_batch(held_out, seed=context.seed)
-    with_eps = build(norm, context, eps=context.number("eps"))
+    with_eps = build(norm, context, eps=context["eps"])
     with_eps.load_state_dict(model.state_dict())
     table = geometry.invariances(seed=context.seed)
     return {
@@ -237,17 +237,8 @@ STUDY = Study(
             ),
         ),
     ),
-    quick={
-        "seeds": 3,
-        "layers": 2,
-        "width": 32,
-        "batch": 4,
-        "window": 32,
-        "steps": 20,
-        "learning_rate": 1e-3,
-        "eps": 1e-5,
-    },
-    full={"seeds": 8, "layers": 4, "width": 64, "batch": 8, "window": 64, "steps": 200},
+    quick=budget(seeds=3, layers=2, width=32, batch=4, window=32, steps=20, learning_rate=1e-3, eps=1e-5),
+    full=budget(seeds=8, layers=4, width=64, batch=8, window=64, steps=200),
     arms=_arms,
     measure=_measure,
     charts=_charts,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from normkit.files import finite
-from normkit.study.arm_context import ArmContext, Settings, numbers
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.corpus import next_token_loss, text_of_the_library, windows
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, excess, filled, interval
 from normkit.study.training_run import Batch
 from normkit.study.transformer import Transformer
@@ -36,7 +36,7 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
     trained = [
         Arm(name=f"{model}, rate {rate:g}", choices={"model": model, "rate": rate})
         for model in _MODELS
-        for rate in numbers(settings, "rates")
+        for rate in settings["rates"]
     ]
     return (*trained, *(Arm(name=_BY_BLOCK.format(name), choices={"model": name}, cost=0.7) for name in _COMPARED))
 
@@ -44,12 +44,12 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
     """A training run at one rate, or the best rate of each block."""
     is_trained = "rate" in arm.choices
-    layers = context.integer("layers" if is_trained else "deep_layers")
+    layers = context["layers" if is_trained else "deep_layers"]
     model = context.transformer(layers=layers, **_MODELS[arm.choices["model"]])
     window = model.config.context
     training, _ = text_of_the_library()
     if not is_trained:
-        batch = next(windows(training, batch=context.integer("batch"), window=window, seed=context.seed))
+        batch = next(windows(training, batch=context["batch"], window=window, seed=context.seed))
         # float64: the smallest steps move the loss by less than float32 resolves. Two windows are enough.
         return _step_rates(model.to(context.device, torch.float64), tuple(x[:2].to(context.device) for x in batch))
     run = context.train_on_text(model, context.recipe(learning_rate=arm.choices["rate"]))
@@ -199,7 +199,7 @@ _CLAIMS = (
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    rates = numbers(settings, "rates")
+    rates = settings["rates"]
 
     def over_rates(name: str) -> tuple[Line, ...]:
         ends = {
@@ -259,18 +259,8 @@ STUDY = Study(
     title="Learning rate",
     question="Which learning rates train, with a norm, without, and with normalized queries and keys?",
     claims=_CLAIMS,
-    quick={
-        "seeds": 3,
-        "layers": 4,
-        "deep_layers": 12,
-        "width": 64,
-        "batch": 8,
-        "window": 64,
-        "steps": 150,
-        "warmup": 10,
-        "rates": _RATES,
-    },
-    full={"seeds": 8, "steps": 1000, "warmup": 50},
+    quick=budget(seeds=3, layers=4, deep_layers=12, width=64, batch=8, window=64, steps=150, warmup=10, rates=_RATES),
+    full=budget(seeds=8, steps=1000, warmup=50),
     arms=_arms,
     measure=_measure,
     charts=_charts,

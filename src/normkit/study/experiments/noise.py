@@ -10,11 +10,11 @@ from statistics import fmean
 
 from torch import nn
 
-from normkit.study.arm_context import ArmContext, Settings, integer, numbers
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Chart, Curves, line, loss_line
 from normkit.study.digits import SIDE, digit_batches, digit_loss, digit_score, digits
 from normkit.study.model_parts import BatchNorm, NoisyBatchNorm
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.small_nets import MLP, MLPConfig, step_changes
 from normkit.study.statistics import Measurement, Paired, Statistic, filled, padded, steps_to
 
@@ -26,14 +26,14 @@ _REACHED_LOSS = 0.5
 
 def nets(settings: Settings) -> tuple[str, ...]:
     """Names of the nets that are compared: BatchNorm, with noises after it, and no norm."""
-    return ("BatchNorm", *(f"noise {noise:g}" for noise in numbers(settings, "noises")), "no norm")
+    return ("BatchNorm", *(f"noise {noise:g}" for noise in settings["noises"]), "no norm")
 
 
 def _arms(settings: Settings) -> tuple[Arm, ...]:
     return tuple(
         Arm(name=f"{net}, rate {rate:g}", choices={"net": net, "rate": rate}, cost=2 if rate == OBSERVED_RATE else 1)
         for net in nets(settings)
-        for rate in sorted({*numbers(settings, "rates"), OBSERVED_RATE})
+        for rate in sorted({*settings["rates"], OBSERVED_RATE})
     )
 
 
@@ -44,13 +44,13 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         return NoisyBatchNorm(width, noise=_size(net), seed=(context.seed, next(layer_numbers)))
 
     norm = {"BatchNorm": BatchNorm, "no norm": None}.get(net, noisy)
-    config = MLPConfig(inputs=SIDE * SIDE, width=context.integer("width"), layers=context.integer("layers"), norm=norm)
+    config = MLPConfig(inputs=SIDE * SIDE, width=context["width"], layers=context["layers"], norm=norm)
     model = nn.Sequential(nn.Flatten(), MLP(config, seed=context.seed))
-    data, batch, count = digits(), context.integer("batch"), context.integer("probe")
+    data, batch, count = digits(), context["batch"], context["probe"]
 
     def observe(model: nn.Module, step: int) -> Mapping[str, float]:
         """The changes by a step on always the same images, at step 1 and after every so many steps."""
-        if rate != OBSERVED_RATE or (step - 1) % context.integer("every"):
+        if rate != OBSERVED_RATE or (step - 1) % context["every"]:
             return {}
         weight = next(model.parameters())
         images, labels = data.training[:count].to(weight), data.training_labels[:count].to(weight.device)
@@ -136,7 +136,7 @@ _NOISES: tuple[tuple[str, Callable[[Paired], str]], ...] = (
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    steps = integer(settings, "steps")
+    steps = settings["steps"]
     *noisy, without = nets(settings)
     noises = [0.0, *(_size(net) for net in noisy[1:])]
 
@@ -173,7 +173,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
                     f"learning rate {rate:g}",
                     tuple(loss_line(net, f"{net}, rate {rate:g}", seeds, steps) for net in nets(settings)),
                 )
-                for rate in numbers(settings, "rates")
+                for rate in settings["rates"]
             ),
         ),
         Curves(
@@ -313,18 +313,18 @@ STUDY = Study(
             ledger=("C74", "C71"),
         ),
     ),
-    quick={
-        "seeds": 3,
-        "layers": 8,
-        "width": 64,
-        "batch": 64,
-        "steps": 200,
-        "rates": (0.03, 0.1, 0.3, 1.0),
-        "noises": (0.5, 1.0, 1.5, 2.0),
-        "probe": 256,
-        "every": 10,
-    },
-    full={"seeds": 8, "steps": 600, "rates": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)},
+    quick=budget(
+        seeds=3,
+        layers=8,
+        width=64,
+        batch=64,
+        steps=200,
+        rates=(0.03, 0.1, 0.3, 1.0),
+        noises=(0.5, 1.0, 1.5, 2.0),
+        probe=256,
+        every=10,
+    ),
+    full=budget(seeds=8, steps=600, rates=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
     arms=_arms,
     measure=_measure,
     charts=_charts,

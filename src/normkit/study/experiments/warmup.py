@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from normkit.study.arm_context import ArmContext, Settings, integer
+from normkit.study.arm_context import ArmContext, Settings
 from normkit.study.chart import Bars, Chart, Curves, arm_lines, arm_values
 from normkit.study.corpus import MarkovChain, next_token_loss
-from normkit.study.result import Arm, Claim, Condition, Study
+from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, difference
 from normkit.study.transformer import Transformer, deep_norm
 
@@ -30,22 +30,22 @@ def _arms(settings: Settings) -> tuple[Arm, ...]:
 
 def build(context: ArmContext, name: str, vocabulary: int) -> Transformer:
     """The model of an arm: the name is a placement, or DeepNorm."""
-    factors = deep_norm(context.integer("layers")) if name == "DeepNorm" else {}
+    factors = deep_norm(context["layers"]) if name == "DeepNorm" else {}
     return context.transformer(vocabulary=vocabulary, placement="post" if factors else name, **factors)
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
-    chain = MarkovChain(window=context.integer("window"))
-    rate = arm.choices["faster"] * context.number("learning_rate")
-    recipe = context.recipe(learning_rate=rate, warmup=int(arm.choices["warmup"]))
-    batches = chain.batches(batch=context.integer("batch"), seed=context.seed)
+    chain = MarkovChain(window=context["window"])
+    rate = arm.choices["faster"] * context["learning_rate"]
+    recipe = context.recipe(learning_rate=rate, warmup=arm.choices["warmup"])
+    batches = chain.batches(batch=context["batch"], seed=context.seed)
     run = context.train(build(context, arm.choices["norm"], chain.symbols), recipe, batches, next_token_loss)
     loss = run.mean_of_last()
     return run.measurement(recipe.steps, loss=loss, above_floor=loss - chain.floor)
 
 
 def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
-    steps = range(1, integer(settings, "steps") + 1)
+    steps = range(1, settings["steps"] + 1)
     return (
         Curves(
             name="warmup-loss",
@@ -63,7 +63,7 @@ def _charts(settings: Settings, seeds: list[Paired]) -> tuple[Chart, ...]:
                 )
                 for name in ("pre", "post")
             ),
-            reference=(MarkovChain(window=integer(settings, "window")).floor, "entropy of the chain"),
+            reference=(MarkovChain(window=settings["window"]).floor, "entropy of the chain"),
         ),
         Bars(
             name="warmup-end",
@@ -139,17 +139,8 @@ STUDY = Study(
             ledger=("C70",),
         ),
     ),
-    quick={
-        "seeds": 3,
-        "layers": 12,
-        "width": 64,
-        "batch": 8,
-        "window": 32,
-        "steps": 250,
-        "warmup": 100,
-        "learning_rate": 1e-3,
-    },
-    full={"seeds": 8, "steps": 600, "warmup": 200},
+    quick=budget(seeds=3, layers=12, width=64, batch=8, window=32, steps=250, warmup=100, learning_rate=1e-3),
+    full=budget(seeds=8, steps=600, warmup=200),
     arms=_arms,
     measure=_measure,
     charts=_charts,
