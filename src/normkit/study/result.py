@@ -212,39 +212,37 @@ def decide(claim: Claim, measured: Mapping[int, Paired]) -> Decided:
     only in that regime. If none of these, it is not reproduced. A condition whose interval crosses a bound, or that
     lacks a number, is open; if no condition fails, an open one leaves the claim undecided.
     """
-    judged = tuple(judge(condition, measured) for condition in claim.conditions)
-    verdict, only_if = _verdict([each for each in judged if each.condition.judged])
-    return Decided(claim=claim, conditions=judged, verdict=verdict, only_if=only_if)
+    conditions = tuple(judge(condition, measured) for condition in claim.conditions)
+    judged = [each for each in conditions if each.condition.judged]
+    regimes = list(dict.fromkeys(each.condition.regime for each in judged if each.condition.regime))
+    held = [regime for regime in regimes if all(each.holds for each in judged if each.condition.regime == regime)]
+    has_failed = any(each.holds is False for each in judged)
+    verdict: Verdict
+    if all(math.isnan(each.median) for each in judged):
+        verdict = "not run"
+    elif all(each.holds for each in judged):
+        verdict = "reproduced"
+    elif has_failed:
+        verdict = "reproduced only if" if held else "not reproduced"
+    else:
+        verdict = "undecided"
+    only_if = "; ".join(held) if verdict == "reproduced only if" else ""
+    return Decided(claim=claim, conditions=conditions, verdict=verdict, only_if=only_if)
 
 
 def judge(condition: Condition, measured: Mapping[int, Paired]) -> Judged:
     """The condition's statistic for each seed, its median and interval, and whether it holds."""
-    values = tuple(_value(condition, paired) for _, paired in sorted(measured.items()))
+    values = []
+    for _, paired in sorted(measured.items()):
+        try:
+            values.append(condition.statistic(paired))
+        except (KeyError, TypeError, ZeroDivisionError):
+            # An arm was not run, or a number was not finite.
+            values.append(math.nan)
     median, low, high = interval(values)
     holds: bool | None = None
     if condition.low <= low and high <= condition.high:
         holds = True
     elif high < condition.low or low > condition.high:
         holds = False
-    return Judged(condition=condition, values=values, median=median, low=low, high=high, holds=holds)
-
-
-def _value(condition: Condition, paired: Paired) -> float:
-    try:
-        return condition.statistic(paired)
-    except (KeyError, TypeError, ZeroDivisionError):
-        # An arm was not run, or a number was not finite.
-        return math.nan
-
-
-def _verdict(judged: list[Judged]) -> tuple[Verdict, str]:
-    if not judged or all(math.isnan(each.median) for each in judged):
-        return "not run", ""
-    if all(each.holds for each in judged):
-        return "reproduced", ""
-    regimes = list(dict.fromkeys(each.condition.regime for each in judged if each.condition.regime))
-    held = [regime for regime in regimes if all(each.holds for each in judged if each.condition.regime == regime)]
-    failed = [each for each in judged if each.holds is False]
-    if held and failed:
-        return "reproduced only if", "; ".join(held)
-    return ("not reproduced", "") if failed else ("undecided", "")
+    return Judged(condition=condition, values=tuple(values), median=median, low=low, high=high, holds=holds)

@@ -55,8 +55,19 @@ class RunCheckpoint:
         Raises:
             InputError: If the file cannot be written.
         """
-        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _state(model, optimizer).items()}
-        tensors |= _random_state(model)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        # The optimizer's tensors are named by their parameter and their own key.
+        state = _model_state(model) | {
+            f"{_OPTIMIZER}{names[id(parameter)]}.{key}": value
+            for parameter, values in optimizer.state.items()
+            for key, value in values.items()
+            if isinstance(value, Tensor)
+        }
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+        tensors[f"{_RANDOM}cpu"] = torch.get_rng_state()
+        device = next(model.parameters()).device
+        if device.type == "cuda":
+            tensors[f"{_RANDOM}cuda"] = torch.cuda.get_rng_state(device)
         document = {
             "format": _FORMAT,
             "recipe": asdict(recipe),
@@ -82,7 +93,15 @@ class RunCheckpoint:
             InputError: If the file is damaged, belongs to another run, or cannot be read.
         """
         self._start = _digest("", _model_state(model))
-        content = ranks.shared(self._content() if ranks.writes else None)
+        content = None
+        if ranks.writes:
+            try:
+                content = self.path.read_bytes()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise self._refusal(f"it cannot be read ({error.strerror})") from None
+        content = ranks.shared(content)
         if content is None:
             return ()
         document, tensors = self._parsed(content)
@@ -97,15 +116,6 @@ class RunCheckpoint:
             raise self._refusal("it began from other weights")
         _restore(model, optimizer, tensors)
         return points
-
-    def _content(self) -> bytes | None:
-        """The file, or None if there is none."""
-        try:
-            return self.path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._refusal(f"it cannot be read ({error.strerror})") from None
 
     def _parsed(self, content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:
@@ -139,30 +149,10 @@ class RunCheckpoint:
         return InputError(f"cannot continue the run kept in {self.path}: {why}; delete the file to begin that run anew")
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Everything that training changes; the optimizer's tensors are named by their parameter and their own key."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    of_optimizer = {
-        f"{_OPTIMIZER}{names[id(parameter)]}.{key}": value
-        for parameter, values in optimizer.state.items()
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
-    return _model_state(model) | of_optimizer
-
-
 def _model_state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, each once even if several modules share it."""
     named = (*model.named_parameters(), *model.named_buffers())
     return {f"{_MODEL}{name}": tensor for name, tensor in named}
-
-
-def _random_state(model: nn.Module) -> dict[str, Tensor]:
-    states = {f"{_RANDOM}cpu": torch.get_rng_state()}
-    device = next(model.parameters()).device
-    if device.type == "cuda":
-        states[f"{_RANDOM}cuda"] = torch.cuda.get_rng_state(device)
-    return states
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ results.json         everything, without times: the same numbers are the same by
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -30,6 +31,7 @@ SCHEMA_VERSION = 1
 
 _CONFIGURATION = "configuration.json"
 _WAY_OUT = "choose another folder with --out"
+_AGAIN = "delete it, and --resume measures this arm again"
 _KEPT = "; finished arms are kept: make room, then go on with --resume"
 _LONGEST_NAME = 80
 
@@ -61,12 +63,24 @@ class Store:
     ) -> None:
         self.folder = folder
         self._study = str(configuration["study"])
-        self._names = dict(zip((arm.name for arm in arms), _file_names(arms), strict=True))
+        # For each arm a unique name that every file system accepts; equal names are numbered.
+        self._names: dict[str, str] = {}
+        for arm in arms:
+            plain = re.sub(r"[^a-z0-9.+=]+", "-", arm.name.lower()).strip("-.")[:_LONGEST_NAME] or "arm"
+            numbered = (f"{plain}-{count}" if count > 1 else plain for count in itertools.count(1))
+            self._names[arm.name] = next(name for name in numbered if name not in self._names.values())
         if not resume:
             require_new(folder)
-        self._lock = _locked(folder)
         try:
-            self._begin({"schema_version": SCHEMA_VERSION, **configuration})
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(f"cannot write to {folder}: {error.strerror}; {_WAY_OUT}") from None
+        try:
+            if not lock(self._lock):
+                raise InputError(f"another normkit study writes to {folder}; wait for it, or {_WAY_OUT}")
+            # As JSON has it: a tuple is a list.
+            self._begin(json.loads(json_text({"schema_version": SCHEMA_VERSION, **configuration})))
         except BaseException:
             self.close()
             raise
@@ -130,14 +144,21 @@ class Store:
         for torn in (*self.folder.glob(".*.json*.*"), *self.folder.glob("arms/.*.json.*")):
             torn.unlink(missing_ok=True)
         file = self.folder / _CONFIGURATION
-        # As JSON has it: a tuple is a list.
-        configuration = json.loads(json_text(configuration))
-        if file.exists():
-            _require_same(_read_json(file), configuration, self.folder)
-        elif next(self.folder.iterdir(), None) is not None:
-            raise InputError(f"{self.folder} holds files but no {_CONFIGURATION}: it is not a study's; {_WAY_OUT}")
-        else:
+        if not file.exists():
+            if next(self.folder.iterdir(), None) is not None:
+                raise InputError(f"{self.folder} holds files but no {_CONFIGURATION}: it is not a study's; {_WAY_OUT}")
             _write(file, configuration)
+            return
+        before, now = dict(_flat(_read_json(file))), dict(_flat(configuration))
+        for name in {**now, **before}:
+            if before.get(name) != now.get(name):
+                was, has = (
+                    json.dumps(each[name], ensure_ascii=False) if name in each else "none" for each in (before, now)
+                )
+                raise InputError(
+                    f"{self.folder} was begun with {name} {was}, and this run has {has}; --resume needs the same, or "
+                    f"{_WAY_OUT}"
+                )
 
     def _read(self, arm: str, seed: int) -> Finished:
         file = self._arm_file(arm, seed)
@@ -145,13 +166,10 @@ class Store:
         expected = {"schema_version": SCHEMA_VERSION, "study": self._study, "arm": arm, "seed": seed}
         for name, value in expected.items():
             if content.get(name) != value:
-                raise InputError(
-                    f"{file} should have {name} {value!r} and has {content.get(name)!r}; delete it, and --resume "
-                    "measures this arm again"
-                )
+                raise InputError(f"{file} should have {name} {value!r} and has {content.get(name)!r}; {_AGAIN}")
         measurement, seconds = content.get("measurement"), content.get("seconds")
         if not isinstance(measurement, dict) or not isinstance(seconds, int | float):
-            raise InputError(f"{file} holds no measurement; delete it, and --resume measures this arm again")
+            raise InputError(f"{file} holds no measurement; {_AGAIN}")
         return Finished(measurement, float(seconds))
 
     def _log(self, line: Mapping[str, Any]) -> None:
@@ -177,19 +195,6 @@ def require_new(folder: Path) -> None:
         raise InputError(f"{folder} holds results already; go on with --resume, or {_WAY_OUT}")
 
 
-def _locked(folder: Path) -> int:
-    """A locked handle of the folder, which is made if it does not exist."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}; {_WAY_OUT}") from None
-    if not lock(handle):
-        os.close(handle)
-        raise InputError(f"another normkit study writes to {folder}; wait for it, or {_WAY_OUT}")
-    return handle
-
-
 def _write(file: Path, content: Mapping[str, Any]) -> Path:
     try:
         return write_text(file, json_text(content))
@@ -205,21 +210,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        again = f"delete it, and --resume measures this arm again, or {_WAY_OUT}"
-        raise InputError(
-            f"{file} is damaged: it is no JSON object; {_WAY_OUT if file.name == _CONFIGURATION else again}"
-        )
+        way_out = _WAY_OUT if file.name == _CONFIGURATION else f"{_AGAIN}, or {_WAY_OUT}"
+        raise InputError(f"{file} is damaged: it is no JSON object; {way_out}")
     return content
-
-
-def _require_same(there: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
-    before, now = dict(_flat(there)), dict(_flat(asked))
-    for name in {**now, **before}:
-        if before.get(name) != now.get(name):
-            raise InputError(
-                f"{folder} was begun with {name} {_shown(before, name)}, and this run has {_shown(now, name)}; "
-                f"--resume needs the same, or {_WAY_OUT}"
-            )
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -229,20 +222,3 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(member, f"{above}{name}.")
         else:
             yield f"{above}{name}", member
-
-
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return json.dumps(values[name], ensure_ascii=False) if name in values else "none"
-
-
-def _file_names(arms: Sequence[Arm]) -> list[str]:
-    """For each arm a unique name that every file system accepts; equal names are numbered."""
-    names: list[str] = []
-    for arm in arms:
-        plain = re.sub(r"[^a-z0-9.+=]+", "-", arm.name.lower()).strip("-.")[:_LONGEST_NAME] or "arm"
-        name, count = plain, 1
-        while name in names:
-            count += 1
-            name = f"{plain}-{count}"
-        names.append(name)
-    return names
