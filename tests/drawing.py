@@ -31,6 +31,12 @@ def settle(page: Page) -> None:
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
+def set_state(page: Page, **patch: Any) -> None:
+    """Change the state of an open page and wait until that is drawn."""
+    page.evaluate("(patch) => normkitExplorer.store.set(patch)", patch)
+    settle(page)
+
+
 class Drawing:
     """The drawing of an open page."""
 
@@ -42,11 +48,9 @@ class Drawing:
         return self.page.evaluate("normkitExplorer.store.get()")
 
     def set(self, **patch: Any) -> None:
-        self.page.evaluate("patch => normkitExplorer.store.set(patch)", patch)
-        self.settle()
+        set_state(self.page, **patch)
 
     def settle(self) -> None:
-        """Two frames later: what was asked for is drawn."""
         settle(self.page)
 
     def markers(self) -> list[tuple[float, float]]:

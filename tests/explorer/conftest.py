@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from drawing import as_opened, settle
+from drawing import as_opened, set_state
 from normkit.explorer import document
 
 if TYPE_CHECKING:
@@ -141,8 +141,7 @@ def lasting_page(_lasting_page: tuple[Page, list[str]]) -> Iterator[Callable[...
         page.set_viewport_size(viewport or {"width": 1280, "height": 720})
         page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
         as_opened(page)
-        page.evaluate("(patch) => normkitExplorer.store.set(patch)", patch)
-        settle(page)
+        set_state(page, **patch)
         return page
 
     yield set_up

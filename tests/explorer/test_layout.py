@@ -8,6 +8,7 @@ import axe_playwright_python
 import pytest
 import torch
 
+from drawing import set_state
 from normkit.explorer.exploration import explore
 
 pytestmark = pytest.mark.browser
@@ -31,11 +32,6 @@ def models():
     return {"models": explore(torch.randn(30, 8), labels=[f"token {i}" for i in range(30)]).data["models"]}
 
 
-def show(page, scene):
-    page.evaluate("(scene) => normkitExplorer.store.set({ scene, stage: 2 })", scene)
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
 # A scheme changes colours alone.
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scheme", "sizes"), [("light", SIZES), ("dark", SIZES[:1])], ids=["light", "dark"])
@@ -45,7 +41,7 @@ def test_nothing_sticks_out_at_any_width(explorer, models, scheme, sizes):
     for width, height in sizes:
         page.set_viewport_size({"width": width, "height": height})
         for scene in SCENES:
-            show(page, scene)
+            set_state(page, scene=scene, stage=2)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (scene, width)
             assert page.evaluate(OUTSIDE) == [], (scene, width)
             assert page.evaluate(SMALL) == [], (scene, width)
@@ -82,7 +78,7 @@ def test_scrolled_anywhere_nothing_lies_over_the_numbers(lasting_page, size):
       return [".stage", ".below"].map((name) => document.querySelector(name).getBoundingClientRect());
     }"""
     for scene in ("three", "clusters", "depth"):
-        show(page, scene)
+        set_state(page, scene=scene, stage=2)
         for y in (0, 200, 500, 900, 99999):
             stage, below = page.evaluate(edges, y)
             assert stage["bottom"] <= below["top"] + 0.5, (scene, y)
@@ -123,7 +119,7 @@ def test_axe_finds_nothing_in_any_scene(explorer, models, scene, settings, rules
     # Rows of the table are alike; a few of them are enough.
     page.add_style_tag(content="#table tr:nth-child(n + 5) { display: none; }")
     page.evaluate("() => document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    show(page, scene)
+    set_state(page, scene=scene, stage=2)
     found = page.evaluate(
         """async (rules) => {
           const { passes, violations } = await axe.run({ resultTypes: ["violations"], ...rules });

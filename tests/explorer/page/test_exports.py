@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from drawing import set_state
 from normkit.explorer import document
 
 if TYPE_CHECKING:
@@ -39,16 +40,6 @@ def taken(page: Page, button: str) -> Download:
 
 def message(page: Page) -> str:
     return page.text_content("#message")
-
-
-def set_state(page: Page, **patch) -> None:
-    page.evaluate(
-        """patch => new Promise((done) => {
-          normkitExplorer.store.set(patch);
-          requestAnimationFrame(() => requestAnimationFrame(done));
-        })""",
-        patch,
-    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -92,23 +83,18 @@ def test_the_svg_is_what_is_on_the_screen(lasting_page, window):
     assert different < 0.01
 
 
-@pytest.fixture
-def quick_clip(explorer):
-    """A page whose clips take a second and a half: the clock of its frames runs four times as fast."""
+@pytest.mark.exhaustive
+def test_the_clip_is_one_run_of_the_timeline_and_the_browser_plays_it(explorer):
     page = explorer(viewport={"width": 700, "height": 600}, hash="#stage=1.25")
     page.evaluate(
         """() => {
+          // A clip of a second and a half: the clock of its frames runs four times as fast.
           const real = requestAnimationFrame;
           globalThis.requestAnimationFrame = (callback) => real((now) => callback(4 * now));
+          globalThis.seen = [];
+          normkitExplorer.store.subscribe(({ stage }) => seen.push(stage));
         }"""
     )
-    return page
-
-
-@pytest.mark.exhaustive
-def test_the_clip_is_one_run_of_the_timeline(quick_clip):
-    page = quick_clip
-    page.evaluate("() => { globalThis.seen = []; normkitExplorer.store.subscribe(({ stage }) => seen.push(stage)); }")
     download = taken(page, "webm")
     assert download.suggested_filename == "normkit-three.webm"
     content = download.path().read_bytes()
@@ -120,12 +106,7 @@ def test_the_clip_is_one_run_of_the_timeline(quick_clip):
     assert seen[-2:] == [4, 1.25]
     assert seen[:-1] == sorted(seen[:-1])
     assert page.evaluate("normkitExplorer.store.get().stage") == 1.25
-
-
-@pytest.mark.exhaustive
-def test_the_browser_plays_the_clip(quick_clip):
-    content = taken(quick_clip, "webm").path().read_bytes()
-    shape = quick_clip.evaluate(
+    shape = page.evaluate(
         """async (bytes) => {
           const video = document.createElement("video");
           video.src = URL.createObjectURL(new Blob([new Uint8Array(bytes)], { type: "video/webm" }));
@@ -138,13 +119,13 @@ def test_the_browser_plays_the_clip(quick_clip):
         }""",
         list(content),
     )
-    box = quick_clip.locator("#canvas").bounding_box()
+    box = page.locator("#canvas").bounding_box()
     assert shape[:2] == pytest.approx([box["width"], box["height"]], abs=2)
     assert min(shape[2]) > 245
 
 
-def test_a_second_press_ends_the_clip(explorer):
-    page = explorer(hash="#stage=3")
+def test_a_second_press_ends_the_clip(lasting_page):
+    page = lasting_page(stage=3)
     press(page, "webm")
     assert message(page).startswith("Recording one run of the timeline: 6 seconds.")
     page.wait_for_function("() => normkitExplorer.store.get().stage < 3")
@@ -153,14 +134,7 @@ def test_a_second_press_ends_the_clip(explorer):
     assert page.evaluate("normkitExplorer.store.get().stage") == 3
 
 
-def test_without_a_recorder_the_clip_says_what_to_do(explorer):
-    page = explorer()
-    page.evaluate("() => { delete globalThis.MediaRecorder; }")
-    press(page, "webm")
-    assert "normkit explore --animation" in message(page)
-
-
-def test_the_link_is_copied(explorer):
+def test_the_link_and_the_program_are_copied(explorer):
     page = explorer(hash="#stage=2", permissions=["clipboard-read", "clipboard-write"])
     set_state(page, eps=0.5)
     press(page, "link")
@@ -169,22 +143,23 @@ def test_the_link_is_copied(explorer):
     assert copied == page.url.split("#")[0] + "#v=1&stage=2&eps=0.5"
     assert message(page) == "The link is in the clipboard."
     assert page.locator("#copy").count() == 0
-
-
-def test_the_program_is_copied(explorer):
-    page = explorer(permissions=["clipboard-read", "clipboard-write"])
     press(page, "python")
-    page.wait_for_function("() => document.getElementById('message').textContent !== ''")
+    page.wait_for_function("() => document.getElementById('message').textContent !== 'The link is in the clipboard.'")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert "layer_norm" in copied
     compile(copied, "program", "exec")
 
 
-def test_a_closed_clipboard_is_told_and_the_text_shown(explorer):
+def test_without_a_recorder_and_a_clipboard_it_says_what_to_do(explorer):
     page = explorer()
     page.evaluate(
-        "() => { navigator.clipboard.writeText = () => Promise.reject(new DOMException('no', 'NotAllowedError')); }"
+        """() => {
+          delete globalThis.MediaRecorder;
+          navigator.clipboard.writeText = () => Promise.reject(new DOMException('no', 'NotAllowedError'));
+        }"""
     )
+    press(page, "webm")
+    assert "normkit explore --animation" in message(page)
     press(page, "link")
     page.wait_for_selector("#copy")
     assert page.input_value("#copy") == page.url.split("#")[0] + "#v=1"

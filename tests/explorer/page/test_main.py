@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from drawing import set_state, settle
 from normkit.explorer.document import document
 
 pytestmark = pytest.mark.browser
 
 PICTURE = "() => document.getElementById('canvas').toDataURL()"
-QUIET = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-
-
-def set_state(page, **patch):
-    page.evaluate("(patch) => normkitExplorer.store.set(patch)", patch)
-    page.evaluate(QUIET)
 
 
 def test_a_policy_forbids_the_network_before_anything_could_ask_for_it(window, page_data, tmp_path):
@@ -32,8 +27,8 @@ def test_a_policy_forbids_the_network_before_anything_could_ask_for_it(window, p
     assert page.evaluate("fetch('data:text/plain,x').then(() => 'answered', () => 'refused')") == "refused"
 
 
-def test_every_scene_draws_its_own_picture_and_many_changes_make_one_frame(explorer):
-    page = explorer()
+def test_every_scene_draws_its_own_picture_and_many_changes_make_one_frame(lasting_page):
+    page = lasting_page()
     pictures = []
     for scene in ("three", "four", "clusters", "gradient", "depth"):
         set_state(page, scene=scene, stage=2)
@@ -45,30 +40,11 @@ def test_every_scene_draws_its_own_picture_and_many_changes_make_one_frame(explo
           const request = requestAnimationFrame;
           globalThis.requestAnimationFrame = (tick) => { count += 1; return request(tick); };
           for (let i = 1; i <= 20; i += 1) normkitExplorer.store.set({ stage: i / 100, yaw: i / 100 });
+          globalThis.requestAnimationFrame = request;
           return count;
         }"""
     )
     assert requests == 1
-
-
-def test_turning_the_drawing_touches_nothing_else(explorer):
-    page = explorer()
-    page.wait_for_function("() => document.getElementById('summary').textContent")
-    before = page.evaluate(PICTURE)
-    page.evaluate(
-        """() => {
-          globalThis.touched = [];
-          const watch = new MutationObserver((changes) => touched.push(...changes.map((c) => c.target.id)));
-          for (const part of document.querySelectorAll("aside, .timeline, .reading, .below")) {
-            watch.observe(part, { subtree: true, childList: true, attributes: true, characterData: true });
-          }
-        }"""
-    )
-    set_state(page, yaw=1.0, zoom=1.2)
-    assert page.evaluate(PICTURE) != before
-    assert page.evaluate("touched") == []
-    set_state(page, eps=0.5)
-    assert page.evaluate("touched") != []
 
 
 def test_the_drawing_has_the_pixels_of_the_screen(lasting_explorer):
@@ -81,7 +57,7 @@ def test_the_drawing_has_the_pixels_of_the_screen(lasting_explorer):
     width, height, box_width, box_height = page.evaluate(sizes)
     assert (width, height) == (box_width, box_height)
     page.set_viewport_size({"width": 700, "height": 900})
-    page.evaluate(QUIET)
+    settle(page)
     assert page.evaluate(sizes)[0] == page.evaluate(sizes)[2] != width
 
 
@@ -89,14 +65,14 @@ def test_a_change_of_the_colour_scheme_is_drawn(lasting_page):
     page = lasting_page(color_scheme="light")
     light = page.evaluate(PICTURE)
     page.emulate_media(color_scheme="dark")
-    page.evaluate(QUIET)
+    settle(page)
     dark = page.evaluate(PICTURE)
     page.emulate_media(color_scheme="light")
-    page.evaluate(QUIET)
+    settle(page)
     assert page.evaluate(PICTURE) == light != dark
 
 
-def test_the_scene_is_told_in_words_once_it_rests(explorer):
+def test_the_scene_is_told_in_words_once_it_rests_and_turning_it_touches_nothing_else(explorer):
     page = explorer()
     page.wait_for_function("() => document.getElementById('summary').textContent")
     page.evaluate(
@@ -128,6 +104,21 @@ def test_the_scene_is_told_in_words_once_it_rests(explorer):
     assert len(told) == 1
     assert "points" in told[0]
     assert page.locator("#view").get_attribute("aria-describedby") == "summary"
+    before = page.evaluate(PICTURE)
+    page.evaluate(
+        """() => {
+          globalThis.touched = [];
+          const watch = new MutationObserver((changes) => touched.push(...changes.map((c) => c.target.id)));
+          for (const part of document.querySelectorAll("aside, .timeline, .reading, .below")) {
+            watch.observe(part, { subtree: true, childList: true, attributes: true, characterData: true });
+          }
+        }"""
+    )
+    set_state(page, yaw=1.0, zoom=1.2)
+    assert page.evaluate(PICTURE) != before
+    assert page.evaluate("touched") == []
+    set_state(page, eps=0.7)
+    assert page.evaluate("touched") != []
 
 
 def test_points_that_were_given_are_shown(explorer):

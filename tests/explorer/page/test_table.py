@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from drawing import settle
+
 pytestmark = pytest.mark.browser
 
 _GRIDS = """async ([cases, data, most]) => {
@@ -80,9 +82,9 @@ def test_of_many_rows_the_first_hundred_and_the_selected_are_shown(modules: Any,
 
 
 @pytest.fixture
-def opened(explorer: Any) -> Any:
+def opened(lasting_page: Any) -> Any:
     """The page with its table open."""
-    page = explorer(hash="#stage=2&eps=0&cloud=small")
+    page = lasting_page(stage=2, eps=0, cloud="small")
     page.evaluate(_OPEN)
     page.wait_for_selector("#table td")
     return page
@@ -148,6 +150,8 @@ def test_tokens_are_text_and_many_rows_are_counted(explorer: Any, model_data: An
     site |= {"count": 2000, "token": [i % 5 for i in range(2000)]}
     site["floats"] = base64.b64encode(raw * 50).decode()
     page = explorer(data=data, hash="#scene=model&selected=1501")
+    settle(page)
+    assert page.locator("#table td").count() == 0, "a closed table is left alone"
     page.evaluate(_OPEN)
     page.wait_for_selector("#table td")
     assert page.locator("#table p").inner_text() == "Showing 100 of 2,000."
@@ -155,8 +159,3 @@ def test_tokens_are_text_and_many_rows_are_counted(explorer: Any, model_data: An
     assert page.locator("#table script").count() == 0
     assert page.locator("#table [aria-pressed=true]").count() == 1
     assert math.isfinite(float(page.locator("#table tr").nth(100).locator("td").first.inner_text().replace("−", "-")))
-
-
-def test_a_closed_table_is_left_alone(explorer: Any) -> None:
-    page = explorer()
-    assert page.locator("#table td").count() == 0

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from drawing import settle
+from drawing import set_state, settle
 
 pytestmark = pytest.mark.browser
 
 STAGE = "() => normkitExplorer.store.get().stage"
 # Every stage that the state passes through, in order.
 WATCH = "() => { globalThis.seen = []; normkitExplorer.store.subscribe(({ stage }) => seen.push(stage)); }"
-
-
-def set_state(page, **patch):
-    page.evaluate("(patch) => normkitExplorer.store.set(patch)", patch)
 
 
 def wait_for(page, script, expected):
@@ -74,6 +70,11 @@ def test_a_stage_is_stepped_to_jumped_to_and_scrubbed(explorer):
     page.keyboard.press("ArrowLeft")
     wait_for(page, STAGE, 3.99)
     page.locator("#stage[aria-valuetext='99 % from gain to bias']").wait_for()
+    set_state(page, stage=2.5)
+    page.evaluate("() => { seen.length = 0; }")
+    page.get_by_role("button", name="Play").click()
+    wait_for(page, STAGE, 4)
+    assert page.evaluate("seen") == [3, 4], "it plays by jumps, too"
 
 
 def test_a_step_at_the_end_hands_the_focus_to_play(lasting_page):
@@ -86,22 +87,12 @@ def test_a_step_at_the_end_hands_the_focus_to_play(lasting_page):
         wait_for(page, "() => document.activeElement.id", "play")
 
 
-def test_playing_without_motion_jumps_from_stage_to_stage(explorer):
-    page = explorer(reduced_motion="reduce", hash="#v=1&stage=2.5")
-    page.evaluate(WATCH)
-    page.get_by_role("button", name="Play").click()
-    wait_for(page, STAGE, 4)
-    assert page.evaluate("seen") == [3, 4]
-
-
-def test_nothing_plays_by_itself_and_a_change_from_elsewhere_ends_the_run(explorer):
-    page = explorer()
-    settle(page)
+def test_nothing_plays_by_itself_and_a_change_from_elsewhere_ends_the_run(lasting_page):
+    page = lasting_page()
     assert page.evaluate(STAGE) == 0
     page.get_by_role("button", name="Play").click()
     wait_for(page, f"() => ({STAGE})() > 0.01", True)
     set_state(page, stage=3.2)
-    settle(page)
     assert page.evaluate(STAGE) == 3.2
     assert page.get_by_role("button", name="Play").is_visible()
 
@@ -117,10 +108,8 @@ def test_each_stage_has_its_formula_and_what_holds(lasting_page):
     assert len(set(formulas)) == len(set(invariants)) == 5
     page.evaluate("() => { document.querySelector('#formula math').id = 'kept'; }")
     set_state(page, edits={"0": [1, 2, 4]})
-    settle(page)
     assert page.locator("#kept").count() == 1, "points that move leave the formula alone"
     set_state(page, stage=2, eps=0.1)
-    settle(page)
     assert page.locator("#kept").count() == 0
     assert page.locator("#formula math").inner_html() != formulas[2]
 
