@@ -16,6 +16,16 @@ _TOKENS = [" the", "<script>alert(1)</script>", "\n", "naïve", '"quoted"']
 @pytest.fixture
 def model_data() -> tuple[torch.Tensor, dict[str, Any]]:
     """Forty rows of 16 features; and `{"models": [...]}` with one site of a LayerNorm over them."""
+    return _made_up_model()
+
+
+@pytest.fixture(scope="module")
+def made_up_model() -> tuple[torch.Tensor, dict[str, Any]]:
+    """The same, for a page that the tests of a file share."""
+    return _made_up_model()
+
+
+def _made_up_model() -> tuple[torch.Tensor, dict[str, Any]]:
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(40, 16, generator=generator).double() * torch.rand(16, generator=generator).double() + 0.3
     gain, bias = (torch.randn(2, 16, generator=generator).double() * 0.3 + torch.tensor([[1.0], [0.0]])).unbind()

@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from drawing import as_opened, set_state, settle
+
 pytestmark = pytest.mark.browser
 
 NORM = ["eps", "place"]
@@ -19,27 +21,34 @@ SHOWN = {
     "gradient": ["modes", "cloud", *NORM, *VECTORS, "upstream"],
     "depth": ["depth", "spread", "layer", "seed", "residual"],
 }
+NASTY = "<img src=x onerror=alert(1)>"
 STATE = "(key) => normkitExplorer.store.get()[key]"
-QUIET = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 PICTURE = "() => document.getElementById('canvas').toDataURL()"
 
 
-def set_state(page, **patch):
-    page.evaluate("(patch) => normkitExplorer.store.set(patch)", patch)
-    page.evaluate(QUIET)
-
-
 def state(page, key):
-    page.evaluate(QUIET)
+    settle(page)
     return page.evaluate(STATE, key)
 
 
-@pytest.fixture
-def models(model_data):
-    """Two models of two sites each."""
-    (small,) = model_data[1]["models"]
+@pytest.fixture(scope="module")
+def opened(lasting_explorer, made_up_model):
+    """A page with two models of two sites each, of which the second have groups, other norms and a hostile name."""
+    (small,) = made_up_model[1]["models"]
     (site,) = small["sites"]
-    return [{**small, "name": name, "sites": [site, {**site, "path": "block.1.norm"}]} for name in ("small", "other")]
+    grouped = {**site, "path": "block.1.norm", "groups": [0] * site["count"]}
+    others = [
+        {**site, "mode": "rms", "path": NASTY},
+        {**site, "mode": "length", "eps": 0.25, "place": "outside", "path": "block.1.norm"},
+    ]
+    models = [{**small, "sites": [site, grouped]}, {**small, "name": NASTY, "sites": others}]
+    return lasting_explorer({"models": models})
+
+
+@pytest.fixture
+def page(opened):
+    """This page in its first state."""
+    return as_opened(opened)
 
 
 def visible(page):
@@ -57,8 +66,7 @@ def start_over(page, **patch):
 
 
 @pytest.mark.exhaustive
-def test_a_scene_shows_the_controls_that_matter_there_and_each_has_a_name(explorer, models):
-    page = explorer({"models": models})
+def test_a_scene_shows_the_controls_that_matter_there_and_each_has_a_name(page):
     nameless = """() => [...document.querySelectorAll("input, select, button")]
       .filter((part) => !(part.labels?.length || part.ariaLabel || part.textContent.trim())).map(({ id }) => id)"""
     for scene, expected in SHOWN.items():
@@ -80,27 +88,21 @@ def test_a_reset_stays_in_the_scene_with_its_own_points(lasting_page):
         set_state(page, edits={"3": [1, 2, 3, 4][: 4 if scene == "four" else 3]}, eps=0, gain=[2, 2, 2, 2], stage=3)
         page.evaluate("() => { document.getElementById('message').textContent = 'It stays 3.'; }")
         page.locator("#reset").click()
-        page.evaluate(QUIET)
+        settle(page)
         assert page.text_content("#message") == ""
         assert page.evaluate("() => normkitExplorer.store.get()") == start
         assert (start["scene"], start["cloud"]) == (scene, cloud)
 
 
-def test_groups_of_one_s_own_leave_no_colour_to_choose(explorer, models):
-    models[0]["sites"][1]["groups"] = [0] * models[0]["sites"][1]["count"]
-    page = explorer({"models": models})
+def test_groups_of_one_s_own_leave_no_colour_to_choose(page):
     set_state(page, scene="model", site=0)
     assert "colour" in visible(page)
     set_state(page, site=1)
     assert "colour" not in visible(page)
 
 
-def test_a_site_is_shown_by_the_norm_that_it_has(explorer, models):
-    other = models[1]["sites"]
-    other[0], other[1] = ({**site, "mode": mode} for site, mode in zip(other, ("rms", "length"), strict=True))
-    other[1] |= {"eps": 0.25, "place": "outside"}
+def test_a_site_is_shown_by_the_norm_that_it_has(page):
     norm = "() => (({ mode, eps, place }) => [mode, eps, place])(normkitExplorer.store.get())"
-    page = explorer({"models": models})
     set_state(page, mode="plane", eps=0, place="outside")
     page.locator("[data-scene=model]").click()
     assert page.evaluate(norm) == ["layer", 1e-5, "inside"]
@@ -135,8 +137,7 @@ def test_a_key_changes_the_state_and_the_picture(lasting_page):
         assert after[1] != before[1], control
 
 
-def test_a_choice_changes_the_state_and_the_picture(explorer, models):
-    page = explorer({"models": models})
+def test_a_choice_changes_the_state_and_the_picture(page):
     for scene, select, value, key in [
         *[("three", "#modes", mode, "mode") for mode in ("rms", "batch", "length", "plane")],
         ("three", "#cloud", "small", "cloud"),
@@ -155,12 +156,16 @@ def test_a_choice_changes_the_state_and_the_picture(explorer, models):
     assert (state(page, "model"), state(page, "site")) == (1, 0), "another model starts at its first site"
 
 
-def test_what_the_scene_cannot_show_says_why(explorer, models):
-    page = explorer({"models": models}, hash="#v=1&scene=model")
+def test_what_the_scene_cannot_show_says_why_and_names_of_models_and_sites_are_text(page):
+    set_state(page, scene="model")
     disabled = page.locator("#modes option:disabled")
     assert disabled.all_inner_texts() == ["BatchNorm (needs whole vectors)", "Any hyperplane (needs whole vectors)"]
     assert disabled.first.get_attribute("title") == "needs whole vectors"
     assert page.locator("#colour option:disabled").inner_text() == "layer (one layer)"
+    page.select_option("#model", "1")
+    assert page.locator("#model option").nth(1).inner_text() == NASTY
+    assert page.locator("#site option").first.inner_text() == NASTY
+    assert page.locator("img").count() == 0
 
 
 def test_epsilon_is_told_in_words_and_ends_at_exactly_0(lasting_page):
@@ -215,11 +220,3 @@ def test_a_typed_number_counts_and_a_half_typed_one_stays(explorer):
     set_state(page, mode="plane")
     page.get_by_role("button", name="Snap to all-ones").click()
     assert state(page, "normal") == [1, 1, 1, 1]
-
-
-def test_names_of_models_and_sites_are_text(explorer, models):
-    nasty = models[0]["name"] = models[0]["sites"][0]["path"] = "<img src=x onerror=alert(1)>"
-    page = explorer({"models": models}, hash="#v=1&scene=model")
-    assert page.locator("#model option").first.inner_text() == nasty
-    assert page.locator("#site option").first.inner_text() == nasty
-    assert page.locator("img").count() == 0
