@@ -96,23 +96,17 @@ def test_names_that_do_not_fit_are_told(gpt2: Path) -> None:
     assert not is_whole(found)
 
 
-def test_a_bias_that_its_configuration_does_not_ask_for_is_unexpected(tmp_path: Path, edit: Any) -> None:
+def test_a_bias_not_asked_for_is_unexpected_and_a_head_without_weights_missing(tmp_path: Path, edit: Any) -> None:
     tiny("llama_bias")[0].save_pretrained(tmp_path)
     edit(tmp_path / "config.json", attention_bias=False)
     assert set(reload_check(tmp_path).unexpected) == {
         f"model.layers.{layer}.self_attn.{name}_proj.bias" for layer in (0, 1) for name in ("q", "k", "v", "o")
     }
-
-
-def test_a_head_without_weights_is_missing_where_it_is_not_shared(tmp_path: Path, edit: Any) -> None:
     tiny("gpt2", tied=True)[0].save_pretrained(tmp_path)
     assert is_whole(reload_check(tmp_path))
     edit(tmp_path / "config.json", tie_word_embeddings=False)
     found = reload_check(tmp_path)
     assert (found.missing, found.class_name) == (("lm_head.weight",), "GPT2LMHeadModel")
-
-
-def test_a_head_that_is_not_there_is_missing(tmp_path: Path, edit: Any) -> None:
     tiny("bert")[0].bert.save_pretrained(tmp_path)
     edit(tmp_path / "config.json", architectures=["BertForMaskedLM"])
     found = reload_check(tmp_path)
@@ -120,7 +114,7 @@ def test_a_head_that_is_not_there_is_missing(tmp_path: Path, edit: Any) -> None:
     assert "cls.predictions.transform.dense.weight" in found.missing
 
 
-def test_no_weight_is_read(gpt2: Path) -> None:
+def test_no_weight_is_read_or_allocated_whatever_a_header_claims(gpt2: Path) -> None:
     # The numbers are gone from the disk: only a file that pretends to be as long.
     with (gpt2 / WEIGHTS).open("r+b") as file:
         length = struct.unpack("<Q", file.read(8))[0] + 8
@@ -129,9 +123,6 @@ def test_no_weight_is_read(gpt2: Path) -> None:
         file.truncate(size)
     assert (gpt2 / WEIGHTS).stat().st_size == size
     assert is_whole(reload_check(gpt2))
-
-
-def test_nothing_is_allocated_whatever_a_header_claims(gpt2: Path) -> None:
     # A terabyte of zeros that no disk holds.
     rows = 2**34
     header = json.dumps({"a": {"dtype": "F32", "shape": [rows, 16], "data_offsets": [0, rows * 64]}}).encode()
@@ -154,17 +145,16 @@ def test_recorded_norms_are_put_in_place(tmp_path: Path) -> None:
         reload_check(tmp_path)
 
 
-def test_without_accelerate_it_says_so(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_built_and_no_accelerate_are_one_line(
+    gpt2: Path, edit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(gpt2 / "config.json", n_head=3)
+    with pytest.raises(ModelError, match="transformers cannot build GPT2LMHeadModel from "):
+        reload_check(gpt2)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     found = reload_check(gpt2)
     assert found == Reload(class_name="GPT2LMHeadModel", ran=False, reason="accelerate is not installed")
     assert not is_whole(found)
-
-
-def test_a_model_that_cannot_be_built_is_one_line(gpt2: Path, edit: Any) -> None:
-    edit(gpt2 / "config.json", n_head=3)
-    with pytest.raises(ModelError, match="transformers cannot build GPT2LMHeadModel from "):
-        reload_check(gpt2)
 
 
 LAYER = NormSpec()

@@ -287,19 +287,13 @@ def test_what_may_not_be_folded_is_named_with_the_reason(family, tied, operation
     assert reasons(plan_of(model, operations=OPERATIONS), operation)[place] == reason
 
 
-def test_what_is_read_without_a_norm_is_not_centred():
+def test_what_is_read_without_a_norm_a_t5_and_a_class_without_a_head_stay():
     graph = graph_of(tiny("olmo2")[0])
     layers = dataclasses.replace(graph, norms=tuple(dataclasses.replace(norm, kind="layer") for norm in graph.norms))
     expected = f"{PLACE}.q_proj reads the residual without a norm, and sees the mean"
     assert layers.against_centring("residual") == expected
-
-
-def test_untying_a_t5_is_refused():
     model, _ = tiny("t5", tied=True)
     assert reasons(plan_of(model, untie=True), "final")["T5ForConditionalGeneration"] == SCALE
-
-
-def test_a_class_without_a_head_keeps_the_gain_that_it_returns():
     model, _ = tiny("llama", class_name="LlamaModel")
     assert reasons(plan_of(model), "gain") == {"norm": "its output is what LlamaModel returns"}
 

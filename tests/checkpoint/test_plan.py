@@ -18,20 +18,14 @@ TENSORS = {
 }
 
 
-def test_what_nobody_touches_is_copied():
+def test_tensors_are_copied_and_decisions_on_one_matrix_or_bias_come_together():
     assert [edit.relation for edit in PlanBuilder(TENSORS, "same").edits()] == ["identical"] * 4
-
-
-def test_decisions_on_one_matrix_come_together():
     builder = PlanBuilder(TENSORS, "same")
     builder.centre("w", 0)
     builder.multiply("w", 1, Gain(weight="g"))
     edit = TensorEdit(name="w", source="w", dtype="BF16", gain=Gain(weight="g"), gain_axis=1, centred_axis=0)
     assert builder.edits()[0] == edit
     assert edit.relation == "sum"
-
-
-def test_decisions_on_one_bias_come_together():
     builder = PlanBuilder(TENSORS, "same")
     assert not builder.is_changed("b")
     product = Product(matrix="w", in_axis=0, vector=Reference(name="g"))

@@ -221,13 +221,19 @@ def test_a_gain_alone_leaves_the_bias_divided_and_keeps_a_zero_gain_that_has_a_b
     assert edits_of(builder)[f"{place}.weight"].value == Constant(value=1.0, kept=tuple(zeros))
 
 
-def test_a_zero_gain_without_a_bias_there_is_not_kept():
+def test_a_zero_gain_without_a_bias_is_not_kept_and_a_gain_of_ones_is_no_edit():
     model = model_of("gpt_neox")
     place = "gpt_neox.layers.0.input_layernorm"
     norm = model.get_submodule(place)
     with torch.no_grad():
         norm.bias[norm.weight == 0] = 0.0
     assert moved(model, place, "gain")[0].kept == ()
+    model = model_of("llama")
+    with torch.no_grad():
+        model.get_submodule("model.layers.0.input_layernorm").weight.fill_(1.0)
+    change, builder, _ = moved(model, "model.layers.0.input_layernorm", "gain")
+    assert (change.gain, change.readers) == ("identity", ())
+    assert {edit.relation for edit in edits_of(builder).values()} == {"identical"}
 
 
 def test_a_bias_that_no_reader_can_take_stays_and_the_change_says_which():
@@ -247,11 +253,14 @@ def test_a_bias_alone_leaves_the_gain():
     assert edits["transformer.h.0.mlp.c_fc.bias"].value == Sum(terms=(product,))
 
 
-def test_a_tied_head_is_refused_with_the_way_out_and_taken_once_untied():
+def test_a_tied_head_and_a_norm_added_to_the_residual_are_refused_with_the_reason():
     change, builder, _ = moved(model_of("llama", tied=True), "model.norm", "final")
     assert change.gain == "left"
     assert [refusal.operation for refusal in builder.refusals] == ["final"]
     assert "lm_head shares the table model.embed_tokens.weight; untying" in builder.refusals[0].reason
+    change, builder, _ = moved(model_of("gemma2"), "model.layers.0.post_attention_layernorm", "gain")
+    assert change.gain == "left"
+    assert "its output is added to the residual" in builder.refusals[0].reason
 
 
 def test_an_offset_gain_becomes_zero_and_acts_with_its_offset():
@@ -260,21 +269,6 @@ def test_an_offset_gain_becomes_zero_and_acts_with_its_offset():
     edits = edits_of(builder)
     assert edits[str(norm.weight)].value == Constant(value=0.0)
     assert edits["model.layers.1.self_attn.q_proj.weight"].gain == Gain(weight=str(norm.weight), offset=1.0)
-
-
-def test_a_norm_added_to_the_residual_is_left_with_that_reason():
-    change, builder, _ = moved(model_of("gemma2"), "model.layers.0.post_attention_layernorm", "gain")
-    assert change.gain == "left"
-    assert "its output is added to the residual" in builder.refusals[0].reason
-
-
-def test_a_gain_of_ones_is_no_edit():
-    model = model_of("llama")
-    with torch.no_grad():
-        model.get_submodule("model.layers.0.input_layernorm").weight.fill_(1.0)
-    change, builder, _ = moved(model, "model.layers.0.input_layernorm", "gain")
-    assert (change.gain, change.readers) == ("identity", ())
-    assert {edit.relation for edit in edits_of(builder).values()} == {"identical"}
 
 
 def test_every_writer_of_a_layernorm_model_is_centred_along_its_output():
@@ -292,21 +286,15 @@ def test_every_writer_of_a_layernorm_model_is_centred_along_its_output():
     assert edits["transformer.h.0.mlp.c_proj.bias"].value.is_centred
 
 
-def test_a_linear_map_is_centred_along_its_first_axis():
+def test_linear_maps_are_centred_along_their_first_axis_and_tied_tables_and_rmsnorm_models_are_not():
     context, builder = context_on(model_of("gpt_neox", tied=False), "centre")
     centre_writers(context, builder)
     assert edits_of(builder)["gpt_neox.layers.0.mlp.dense_4h_to_h.weight"].centred_axis == 0
-
-
-def test_a_tied_table_is_refused_by_name_and_the_rest_is_centred():
     context, builder = context_on(model_of("gpt2", tied=True), "centre")
     assert len(centre_writers(context, builder)) == 5
     assert [(refusal.operation, refusal.place) for refusal in builder.refusals] == [
         ("centre", "transformer.wte.weight")
     ]
-
-
-def test_rmsnorm_models_are_never_centred():
     context, builder = context_on(model_of("llama"), "centre")
     assert centre_writers(context, builder) == ()
     assert "is an RMSNorm, which sees the mean" in builder.refusals[0].reason
@@ -377,18 +365,12 @@ def test_shared_values_are_repeated_for_every_query_head():
     assert (term.vector.heads, term.vector.repeat) == (2, 2)
 
 
-def test_sinks_are_refused_by_name():
+def test_values_are_refused_by_name_and_without_a_bias_nothing_is_done():
     edits, refusals = passed(model_of("gpt_oss"))
     assert "sinks model.layers.0.self_attn.sinks take part of each row" in refusals[0].reason
     assert {edit.relation for edit in edits.values()} == {"identical"}
-
-
-def test_an_attention_without_a_bias_behind_it_is_refused_by_name():
     _, refusals = passed(model_of("qwen2"))
     assert refusals[0].reason == "model.layers.0.self_attn.o_proj has no bias to take it"
-
-
-def test_values_without_a_bias_are_nothing_to_do():
     model = model_of("gpt2")
     with torch.no_grad():
         for block in model.transformer.h:

@@ -205,15 +205,12 @@ def test_a_file_that_became_shorter_or_longer_is_named(pair):
 # What cannot be held against each other.
 
 
-def test_another_source_is_not_the_one_that_was_folded(saved, tmp_path):
+def test_another_source_one_of_another_family_or_a_damaged_one_fails_by_its_files(saved, tmp_path):
     tiny("gpt2", dtype=torch.float32, seed=1)[0].save_pretrained(tmp_path / "other", max_shard_size="20KB")
     faults = failed(verify(tmp_path / "other", saved.result))
     assert {"source files", "identical", "product", "sum"} <= faults.keys()
-
-
-def test_a_source_of_another_family_or_a_damaged_one_fails_by_its_files(saved, tmp_path):
-    tiny("llama", dtype=torch.float32)[0].save_pretrained(tmp_path / "other")
-    faults = failed(verify(tmp_path / "other", saved.result))
+    tiny("llama", dtype=torch.float32)[0].save_pretrained(tmp_path / "llama")
+    faults = failed(verify(tmp_path / "llama", saved.result))
     assert "source files" in faults
     shutil.copytree(saved.source, tmp_path / "damaged")
     (tmp_path / "damaged" / "config.json").write_text("{")
@@ -232,24 +229,18 @@ def test_a_nan_in_the_source_is_named(pair):
     assert "transformer.h.0.attn.c_attn.weight holds a NaN" in " ".join(faults.values())
 
 
-def test_folders_that_are_none_or_hold_no_certificate(saved, tmp_path):
+def test_folders_without_a_certificate_are_refused_and_accelerate_is_not_needed(saved, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"expected the folder of a checkpoint, got .*nowhere"):
         verify(tmp_path / "nowhere", saved.result)
     with pytest.raises(InputError, match=r"expected the folder of a checkpoint, got .*nowhere"):
         verify(saved.source, tmp_path / "nowhere")
     with pytest.raises(InputError, match=rf"found no {CERTIFICATE} in .*; give SRC, then DST"):
         verify(saved.result, saved.source)
-
-
-def test_nothing_is_written(saved):
     before = {path: path.stat().st_mtime_ns for side in (saved.source, saved.result) for path in side.rglob("*")}
     verify(saved.source, saved.result)
     assert {
         path: path.stat().st_mtime_ns for side in (saved.source, saved.result) for path in side.rglob("*")
     } == before
-
-
-def test_without_accelerate_the_rest_is_proved(saved, monkeypatch):
     monkeypatch.setattr(build_model, "find_spec", lambda _: None)
     found = verify(saved.source, saved.result)
     assert check(found, "reload").passed is None

@@ -109,7 +109,7 @@ def test_a_tensor_that_is_missing_or_left_over_is_named(family):
 # Layouts of older checkpoints
 
 
-def test_a_checkpoint_of_a_class_with_a_head_may_lack_the_prefix():
+def test_a_checkpoint_of_a_class_with_a_head_and_paths_of_one_without_may_lack_the_prefix():
     model, _ = tiny("gpt2", tied=True)
     bare = renamed(shapes_of(model), ("transformer.", ""))
     buffers = {f"h.{layer}.attn.{name}": (1, 1, 28, 28) for layer in range(2) for name in ("bias", "masked_bias")}
@@ -117,9 +117,6 @@ def test_a_checkpoint_of_a_class_with_a_head_may_lack_the_prefix():
     assert graph.norms[0].name == "h.0.ln_1"
     assert graph.norms[0].module == "transformer.h.0.ln_1"
     assert [linear.name for linear in graph.readers("ln_f")] == ["lm_head"]
-
-
-def test_paths_in_memory_lack_the_prefix_where_the_class_does():
     model, _ = tiny("gpt2", class_name="GPT2Model")
     with_prefix = {f"transformer.{name}": shape for name, shape in shapes_of(model).items()}
     for shapes in (None, with_prefix):
@@ -219,21 +216,15 @@ def test_of_alternatives_each_layer_has_one_and_norms_stand_in_the_order_of_the_
     assert [norm.name for norm in graph.norms] == ["block.0.norm", "block.1.norm", "last"]
 
 
-def test_neither_or_both_alternatives_are_errors():
+def test_alternatives_exclude_each_other_and_a_gain_may_depend_on_a_key():
     with pytest.raises(ModelError, match=r"expected block\.0\.one\.weight or block\.0\.first\.weight .*, found both"):
         toy(("one", "first", "second"), ("one",))
     with pytest.raises(ModelError, match="found neither"):
         toy((), ("one",))
-
-
-def test_a_part_goes_by_the_tensor_that_it_must_not_be_beside():
     with pytest.raises(ModelError, match=r"expected the tensor block\.1\.late\.weight"):
         toy(("one",), ("one",), also=())
     with pytest.raises(ModelError, match="found plain: what it reads"):
         toy(("one",), ("one",), also=("plain",))
-
-
-def test_a_gain_may_depend_on_a_key():
     assert toy(("one",), ("one",)).norms[-1].weight == "last.weight"
     assert toy(("one",), ("one",), gains=False).norms[-1].weight is None
 

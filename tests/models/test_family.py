@@ -102,12 +102,9 @@ def recipes_of(model_type: str) -> list[str]:
     return [name for name, recipe in RECIPES.items() if configuration(recipe).model_type == model_type]
 
 
-def test_names_are_the_model_types_of_the_files():
+def test_names_are_the_model_types_of_the_files_and_others_are_errors():
     assert tuple(sorted(EVERY)) == EVERY
     assert [declared_family(name).model_type for name in EVERY] == list(EVERY)
-
-
-def test_an_unknown_family_is_an_error_that_names_those_that_are():
     with pytest.raises(ModelError, match=r"got model_type 'lama'.* declared are bert, bloom, .*, whisper$"):
         declared_family("lama")
     with pytest.raises(ModelError, match="declared are bert, "):
@@ -217,7 +214,7 @@ def settings(**config: Any) -> Settings:
     return Settings(FAMILY, {"architectures": ["ToyModel"], **config})
 
 
-def test_what_is_set_counts_before_what_a_missing_key_means():
+def test_a_key_that_is_set_counts_before_the_default_of_a_missing_one():
     assert settings(eps=1e-3).value("eps") == 1e-3
     assert settings().value("eps") == 1e-5
     assert settings(eps=None).value("eps") == 1e-5
@@ -225,6 +222,16 @@ def test_what_is_set_counts_before_what_a_missing_key_means():
     assert settings(width=8, inner=6).value("inner") == 6
     assert settings(text={"eps": 1}).value("text.eps") == 1
     assert settings().value("other") is None
+    assert settings().eps("") == 1e-5
+    assert settings(inner_eps=1e-2).eps("inner_eps") == 1e-2
+    assert settings(eps=1).eps(1e-6) == 1e-6
+    assert settings().eps("inner_eps") is None
+    with pytest.raises(ModelError, match=r"expected a number as eps in config.json, got 'small'"):
+        settings(eps="small").eps("")
+    assert settings(layers=3, blocks=5).count("layer") == 3
+    assert settings(blocks=5).counts() == {"layer": 5}
+    assert settings(blocks=5, experts=0).counts() == {"layer": 5, "expert": 0}
+    assert settings(heads=None).number("heads", otherwise=4) == 4
 
 
 def test_conditions_compare_values_and_only_ask_truths_for_their_truth():
@@ -237,22 +244,6 @@ def test_conditions_compare_values_and_only_ask_truths_for_their_truth():
     assert settings(bias=False).flag("bias") is False
     assert settings().flag("bias") is True
     assert settings().flag(False) is False
-
-
-def test_eps_is_the_norms_own_or_the_familys():
-    assert settings().eps("") == 1e-5
-    assert settings(inner_eps=1e-2).eps("inner_eps") == 1e-2
-    assert settings(eps=1).eps(1e-6) == 1e-6
-    assert settings().eps("inner_eps") is None
-    with pytest.raises(ModelError, match=r"expected a number as eps in config.json, got 'small'"):
-        settings(eps="small").eps("")
-
-
-def test_placeholders_are_counted_by_the_first_key_that_is_set():
-    assert settings(layers=3, blocks=5).count("layer") == 3
-    assert settings(blocks=5).counts() == {"layer": 5}
-    assert settings(blocks=5, experts=0).counts() == {"layer": 5, "expert": 0}
-    assert settings(heads=None).number("heads", otherwise=4) == 4
 
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, "3", True])
