@@ -65,7 +65,7 @@ def test_a_stock_class_that_was_patched_is_named_and_judged(monkeypatch, forward
     (note,) = [found for found in inspection.findings if found.rule == "E9"]
     assert (note.severity, note.sites) == ("note", PATHS)
     assert note.evidence[0].startswith(f"LlamaRMSNorm.forward is {forward.__qualname__} of ")
-    assert "held against the spec that is declared for the class" in note.evidence[0]
+    assert "compared with the spec that is declared for the class" in note.evidence[0]
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
-"""Group A on real tiny models: a wrong power, a variance that cancels, rows that are constant or zero."""
+"""Group A on real tiny models: a wrong divisor or power, a variance that cancels, rows that are constant or zero."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from faulty_norms import CancellingVariance, NegativeVariance, NoEps, RsqrtSlip, WrongPower
+from faulty_norms import CancellingVariance, NegativeVariance, NoEps, RsqrtSlip, UnbiasedVariance, WrongPower
+from normkit.rules.arithmetic import wrong_divisor
 
 GPT2 = "transformer.h.1.ln_2"
 
@@ -19,10 +22,30 @@ class InverseRoot(WrongPower):
         return self.affine(centred / (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt(), x)
 
 
+class Bare(nn.Module):
+    """A function without eps, and no module."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.projection = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.projection(torch.nn.functional.rms_norm(x, x.shape[-1:], eps=0.0))
+
+
 def gpt2(models, norm=None):
     model = models.tiny("GPT2", layers=2)
     if norm is not None:
         model.set_submodule(GPT2, norm)
+    return model
+
+
+def plain(models, norm=nn.LayerNorm, added=0.0, zeros=False):
+    """A model without a config; a number is added to its embedding, or some tokens have rows of zeros."""
+    model = models.plain(norm)
+    model.embedding.weight.data += added
+    if zeros:
+        model.embedding.weight.data[5:30] = 0.0
     return model
 
 
@@ -31,24 +54,67 @@ def of(inspection, rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("norm", "power"), [(WrongPower, -3), (InverseRoot, 2)])
-def test_a_wrong_power(models, inspected, status, norm, power):
-    assert status(inspected(gpt2(models)), "A5") == "clean"
+@pytest.mark.parametrize(
+    ("rule", "norm", "severity", "words"),
+    [
+        ("A4", UnbiasedVariance, "warning", "n = 64 the output's length is 0.791 % off"),
+        ("A5", WrongPower, "error", "(power -3)"),
+        ("A5", InverseRoot, "error", "(power 2)"),
+        ("A9", CancellingVariance, "warning", "E[x^2] - E[x]^2"),
+        ("A10", lambda width: NegativeVariance(width, eps=1e-12), "warning", "a row of one number gives NaN"),
+    ],
+)
+def test_one_norm_of_another_kind(models, inspected, finding, status, rule, norm, severity, words):
+    assert status(inspected(gpt2(models)), rule) == "clean"
     inspection = inspected(gpt2(models, norm(64)))
-    found = inspection.findings[0]
-    assert (found.rule, found.severity, found.sites) == ("A5", "error", (GPT2,))
-    assert f"(power {power})" in found.evidence[0]
-    assert [path for path, _ in inspection.unrecognised] == [GPT2]
-
-
-def test_a_wrong_power_everywhere_and_without_a_config(models, inspected):
-    found = of(inspected(models.plain(RsqrtSlip)), "A5")
-    assert len(found.sites) == 7
-    assert "leave 0.5 times as long (power -1)" in found.evidence[0]
+    found = finding(inspection, rule)
+    assert (found.severity, found.sites) == (severity, (GPT2,))
+    assert words in found.evidence[0]
+    if rule == "A5":
+        assert inspection.findings[0] == found
+        assert [path for path, _ in inspection.unrecognised] == [GPT2]
 
 
 @pytest.mark.slow
-def test_what_is_no_norm_has_no_power(models, inspected, status):
+@pytest.mark.parametrize(
+    ("rule", "norm", "options", "severity", "words"),
+    [
+        ("A4", UnbiasedVariance, {}, "warning", "n = 64"),
+        ("A4", nn.LayerNorm, {}, None, ""),
+        ("A5", RsqrtSlip, {}, "error", "outputs 0.5 times as long (power -1)"),
+        ("A9", CancellingVariance, {"added": 1000.0}, "error", "E[x^2] - E[x]^2"),
+        # A mean takes the digits of any variance, sooner in 16 bits; an RMSNorm subtracts none.
+        ("A9", nn.LayerNorm, {"added": 2000.0}, "warning", "13 of 24 bits"),
+        ("A9", nn.LayerNorm, {"added": 15.0}, None, ""),
+        ("A9", lambda width: nn.RMSNorm(width, eps=1e-6), {"added": 2000.0}, None, ""),
+        ("A10", NoEps, {}, "note", "a row of zeros gives NaN"),
+        ("A10", NoEps, {"zeros": True}, "error", "of 80 rows that entered are zeros"),
+        ("A10", nn.LayerNorm, {"zeros": True}, None, ""),
+    ],
+)
+def test_all_norms_of_a_model_without_a_config(models, inspected, rule, norm, options, severity, words):
+    inspection = inspected(plain(models, norm, **options))
+    found = of(inspection, rule)
+    assert (None if found is None else found.severity) == severity
+    assert found is None or words in found.evidence[0]
+    assert found is None or "A9" in rule or len(found.sites) == 7
+    assert not options.get("zeros") or inspection.sites[0].input.zero_rows > 0
+
+
+@pytest.mark.slow
+def test_a_divisor_by_intent_is_clean_and_its_absence_is_not(models, inspected, facts_of):
+    model = models.tiny("GPT2")
+    model.transformer.ln_f = UnbiasedVariance(64)
+    facts = facts_of(inspected(model), model)
+    unbiased = {path: spec.replace(correction=1) for path, spec in facts.intent.specs.items()}
+    hit = wrong_divisor.check(replace(facts, intent=replace(facts.intent, specs=unbiased)))
+    assert "transformer.ln_f" not in hit.sites
+    assert len(hit.sites) == len(facts.sites) - 1
+    assert "divided by n;" in hit.evidence[0]
+
+
+@pytest.mark.slow
+def test_a_module_that_is_no_norm_has_no_power(models, inspected, status):
     class Gate(nn.Module):
         def forward(self, x):
             return x * x.sum(-1, keepdim=True)
@@ -60,65 +126,8 @@ def test_what_is_no_norm_has_no_power(models, inspected, status):
 
 
 @pytest.mark.slow
-def test_a_variance_that_cancels(models, inspected, finding, status):
-    assert status(inspected(gpt2(models)), "A9") == "clean"
-    found = finding(inspected(gpt2(models, CancellingVariance(64))), "A9")
-    assert (found.severity, found.sites) == ("warning", (GPT2,))
-    assert "E[x^2] - E[x]^2" in found.evidence[0]
-
-
-@pytest.mark.slow
-def test_a_variance_that_cancels_at_what_enters_is_an_error(models, inspected):
-    model = models.plain(CancellingVariance)
-    model.embedding.weight.data += 1000.0
-    assert of(inspected(model), "A9").severity == "error"
-
-
-@pytest.mark.slow
-def test_a_mean_that_takes_the_digits_of_any_variance(models, inspected, status):
-    model = models.plain()
-    model.embedding.weight.data += 2000.0
-    found = of(inspected(model), "A9")
-    assert found.severity == "warning"
-    assert "mean^2 / variance of what enters is" in found.evidence[0]
-    assert "13 of 24 bits" in found.evidence[0]
-    rms = models.plain(lambda width: nn.RMSNorm(width, eps=1e-6))
-    rms.embedding.weight.data += 2000.0
-    assert status(inspected(rms), "A9") == "clean"
-
-
-@pytest.mark.slow
-def test_a_mean_counts_sooner_in_16_bits(models, inspected, status):
-    model = models.plain()
-    model.embedding.weight.data += 15.0
-    assert status(inspected(model), "A9") == "clean"
-    assert of(inspected(model.bfloat16()), "A9").severity == "warning"
-
-
-@pytest.mark.slow
-def test_constant_rows_that_come_out_nan(models, inspected, finding, status):
-    assert status(inspected(gpt2(models)), "A10") == "clean"
-    found = finding(inspected(gpt2(models, NegativeVariance(64, eps=1e-12))), "A10")
-    assert (found.severity, found.sites) == ("warning", (GPT2,))
-    assert "a row of one number leaves as NaN" in found.evidence[0]
-
-
-@pytest.mark.slow
-def test_zero_rows_are_an_error_where_they_enter(models, inspected):
-    bare = models.plain(NoEps)
-    assert of(inspected(bare), "A10").severity == "note"
-    bare.embedding.weight.data[5:30] = 0.0
-    found = of(inspected(bare), "A10")
-    assert found.severity == "error"
-    assert "of 80 rows that entered are zeros" in found.evidence[0]
-
-
-def test_zero_rows_with_an_eps_are_clean(models, inspected, status):
-    model = models.plain()
-    model.embedding.weight.data[5:30] = 0.0
-    inspection = inspected(model)
-    assert inspection.sites[0].input.zero_rows > 0
-    assert status(inspection, "A10") == "clean"
+def test_a_mean_counts_sooner_in_16_bits(models, inspected):
+    assert of(inspected(plain(models, added=15.0).bfloat16()), "A9").severity == "warning"
 
 
 @pytest.mark.slow
@@ -128,13 +137,5 @@ def test_no_eps_where_the_config_has_one_is_a_warning(models, inspected):
     assert of(inspected(model), "A10").severity == "warning"
 
 
-def test_a_bare_function_counts_by_its_eps(models, inspected):
-    class Bare(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.projection = nn.Linear(width, width)
-
-        def forward(self, x):
-            return self.projection(torch.nn.functional.rms_norm(x, x.shape[-1:], eps=0.0))
-
+def test_a_function_counts_by_its_eps(models, inspected):
     assert "blocks.0.norm_1:rms_norm" in of(inspected(models.plain(Bare)), "A10").sites

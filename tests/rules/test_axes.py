@@ -10,43 +10,37 @@ from torch import nn
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from faulty_norms import OverTime, OverTimeAndFeatures
 from normkit.conventions.rows import CHANNELS_LAST
 from normkit.identification.passport import Passport
 from normkit.inspection.build_inspection import infer
 from normkit.measurement.intent import Intent
-from normkit.rules.axes import RULES
+from normkit.rules.axes import mixed_heads, wrong_axis
 
-C1, C2 = RULES
 WIDTH = 64
 
 
-class OverTokens(nn.Module):
-    """A LayerNorm along axis 1 of (batch, token, feature)."""
+class WithoutGain(OverTime):
+    """With one along the features it would be a norm over a whole sample, in groups of one channel."""
 
-    def __init__(self, _width):
-        super().__init__()
-
-    def forward(self, x):
-        return (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
+    def affine(self, row, x):
+        return row
 
 
-class OverSample(OverTokens):
-    """One set of statistics for all tokens and features of a sample."""
-
-    def forward(self, x):
-        return x / (x.square().mean((1, 2), keepdim=True) + 1e-5).sqrt()
+def of(inspection, rule):
+    return next((found for found in inspection.findings if found.rule == rule), None)
 
 
 # C1.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("norm", "axes"), [(OverTokens, "axis 1"), (OverSample, "the last 2 axes")])
+@pytest.mark.parametrize(("norm", "axes"), [(WithoutGain, "axis 1"), (OverTimeAndFeatures, "the last 2 axes")])
 def test_a_norm_over_tokens_among_norms_over_features(models, inspected, norm, axes):
     model = models.plain()
-    assert not [found for found in inspected(model).findings if found.rule == "C1"]
+    assert of(inspected(model), "C1") is None
     model.blocks[1].norm_2 = norm(WIDTH)
-    found = next(found for found in inspected(model).findings if found.rule == "C1")
+    found = of(inspected(model), "C1")
     assert (found.severity, found.sites) == ("error", ("blocks.1.norm_2",))
     assert found.evidence[0].startswith(f"blocks.1.norm_2: a row is {axes}; that of 6 other norms is the last axis")
 
@@ -59,20 +53,16 @@ def test_groups_of_features_against_the_config(models, inspected):
 
     model = models.tiny("Llama")
     model.model.layers[1].input_layernorm = Groups()
-    found = next(found for found in inspected(model).findings if found.rule == "C1")
+    found = of(inspected(model), "C1")
     assert found.sites == ("model.layers.1.input_layernorm",)
     assert found.evidence[0].endswith("a row is the last axis, in 2 groups, declared is the last axis")
 
 
 @pytest.mark.slow
 def test_other_axes_than_those_of_the_baseline(models, inspected):
-    model = models.plain(OverTokens)
-    first = inspected(model)
-    held = inspected(model, intent=infer(first))
-    assert "C1" not in [found.rule for found in held.findings]
-    declared = infer(inspected(models.plain()))
-    found = next(found for found in inspected(model, intent=declared).findings if found.rule == "C1")
-    assert len(found.sites) == 7
+    model = models.plain(OverTime)
+    assert of(inspected(model, intent=infer(inspected(model))), "C1") is None
+    assert len(of(inspected(model, intent=infer(inspected(models.plain()))), "C1").sites) == 7
 
 
 @pytest.mark.slow
@@ -97,7 +87,9 @@ def test_groups_of_channels_last_hold_several_tokens(models, inspected, facts_of
     spec = facts.sites[0].spec.replace(axes=axes, groups=groups)
     site = replace(facts.sites[0], spec=spec)
     passport = Passport(verdict="norm", spec=spec, readings={}, shape=(2, 40, WIDTH))
-    found = C1.check(replace(facts, sites=(site, *facts.sites[1:]), intent=None, passports={site.path: passport}))
+    found = wrong_axis.check(
+        replace(facts, sites=(site, *facts.sites[1:]), intent=None, passports={site.path: passport})
+    )
     assert found.sites == (site.path,)
     assert "other norms is the last axis" in found.evidence[0]
 
@@ -168,8 +160,7 @@ def test_heads_mixed_where_the_config_takes_them_one_by_one(models, inspected):
 def test_heads_taken_one_by_one_where_the_config_mixes_them(models, inspected):
     model = models.tiny("Olmo2")
     model.model.layers[1].self_attn = HeadByHead(model.config, 1).eval()
-    inspection = inspected(model)
-    found = next(found for found in inspection.findings if found.rule == "C2")
+    found = of(inspected(model), "C2")
     assert found.severity == "error"
     assert found.sites == ("model.layers.1.self_attn.q_norm", "model.layers.1.self_attn.k_norm")
     assert "a row holds 16 features, declared are 64, 4 times that" in found.evidence[0]
@@ -186,7 +177,7 @@ def test_what_else_a_row_holds_is_no_head(models, inspected, facts_of, axes, of_
     site = replace(facts.sites[0], role="unknown", spec=spec)
     passport = Passport(verdict="norm", spec=spec, readings={}, shape=(2, 40, WIDTH))
     intent = Intent(source="Stock", specs={}, features={site.path: site.input.features // 4})
-    found = C2.check(replace(facts, sites=(site,), intent=intent, passports={site.path: passport}))
+    found = mixed_heads.check(replace(facts, sites=(site,), intent=intent, passports={site.path: passport}))
     assert (found is not None) == of_heads
 
 

@@ -75,27 +75,28 @@ def test_a_residual_taken_after_the_norm_by_design(models, inspected, status):
     assert status(inspection, "D1") == "clean"
 
 
-def test_a_final_norm_replaced_by_the_identity(models, inspected, finding, status):
+class Squared(nn.Module):
+    """A norm of another kind: A5 reports it."""
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def test_a_final_norm_that_is_missing(models, inspected, finding, status):
     model = models.tiny("GPT2")
     assert status(inspected(model), "D3") == "clean"
     model.transformer.ln_f = nn.Identity()
     found = finding(inspected(model), "D3")
     assert (found.severity, found.sites) == ("error", ("transformer.ln_f",))
     assert found.measured == "1 norm of GPT2LMHeadModel is missing"
-    assert "rows leave the last block with an rms from" in found.evidence[1]
-
-
-def test_a_norm_of_another_kind_is_not_missing(models, inspected):
-    class Squared(nn.Module):
-        def forward(self, x):
-            x = x - x.mean(-1, keepdim=True)
-            return x / (x.square().mean(-1, keepdim=True) + 1e-5)
-
-    model = models.tiny("GPT2")
+    assert "the last block's output rows have an rms from" in found.evidence[1]
     model.transformer.ln_f = Squared()
     rules = {found.rule: found.sites for found in inspected(model).findings}
-    assert rules["A5"] == ("transformer.ln_f",)
-    assert "D3" not in rules
+    assert (rules["A5"], "D3" in rules) == (("transformer.ln_f",), False)
+    found = finding(inspected(Headed(model.config).eval()), "D3")
+    assert found.sites == ("transformer.ln_f",)
+    assert "here it is never called" in found.evidence[0]
 
 
 @pytest.mark.slow
@@ -103,12 +104,6 @@ def test_a_norm_in_a_block_replaced_by_the_identity(models, inspected, finding):
     model = models.tiny("Olmo2")
     model.model.layers[1].post_attention_layernorm = nn.Identity()
     assert finding(inspected(model), "D3").sites == ("model.layers.1.post_attention_layernorm",)
-
-
-def test_a_final_norm_that_is_never_called(models, inspected, finding):
-    found = finding(inspected(Headed(models.tiny("GPT2").config).eval()), "D3")
-    assert found.sites == ("transformer.ln_f",)
-    assert "here it is never called" in found.evidence[0]
 
 
 def test_a_norm_called_as_a_function_is_not_missing(models, inspected, status):
@@ -127,21 +122,15 @@ def test_a_norm_called_as_a_function_is_not_missing(models, inspected, status):
     assert status(inspection, "D3") == "clean"
 
 
-def test_layers_left_out_are_not_missing_norms(models, inspected, status):
+@pytest.mark.slow
+def test_norms_of_parts_that_do_not_run_are_not_missing(models, inspected, status):
     model = models.tiny("GPT2")
     del model.transformer.h[2]
     assert status(inspected(model), "D3") == "clean"
-
-
-@pytest.mark.slow
-def test_norms_of_a_part_that_does_not_run_are_not_missing(inspected, status):
     config = T5Config(vocab_size=99, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
     whole = T5ForConditionalGeneration(config).eval()
     whole.forward = whole.encoder.forward
     assert status(inspected(whole), "D3") == "clean"
-
-
-def test_without_a_config_missing_norms_are_not_checked(models, inspected, status):
     assert status(inspected(models.plain()), "D3") == "not checked"
 
 
@@ -149,11 +138,14 @@ def test_declared_norms_that_are_gone(models, inspected, finding, status):
     model = models.plain()
     declared = infer(inspected(model), source="intent.json")
     assert status(inspected(model, intent=declared), "D3") == "clean"
+    shorter = models.plain()
+    del shorter.blocks[2]
+    assert status(inspected(shorter, intent=declared), "D3") == "clean"
     model.norm, model.blocks[1].norm_2 = nn.Identity(), nn.Identity()
     found = finding(inspected(model, intent=declared), "D3")
     assert (found.severity, found.sites) == ("error", ("blocks.1.norm_2", "norm"))
     assert found.measured == "2 norms of intent.json are missing"
-    assert "rows leave the last block with an rms from" in found.evidence[2]
+    assert "the last block's output rows have an rms from" in found.evidence[2]
 
 
 def test_a_declared_final_norm_that_runs_elsewhere(models, inspected, finding):
@@ -168,13 +160,6 @@ def test_a_declared_final_norm_that_runs_elsewhere(models, inspected, finding):
     found = finding(inspected(Early(), intent=declared), "D3")
     assert found.sites == ("norm",)
     assert "declared as the final norm; it runs, but nothing" in found.evidence[0]
-
-
-def test_declared_norms_of_blocks_left_out_are_not_missing(models, inspected, status):
-    model = models.plain()
-    declared = infer(inspected(model))
-    del model.blocks[2]
-    assert status(inspected(model, intent=declared), "D3") == "clean"
 
 
 def test_a_residual_after_the_norm_is_no_design_that_a_first_run_declares(models, inspected, finding):
@@ -210,12 +195,19 @@ class Unread(nn.Module):
         return x + self.mlp(x if self.order == "unread" else y)
 
 
-def test_a_norm_whose_output_nobody_reads(models, inspected, finding):
-    model = models.plain()
-    model.blocks[1] = Unread(model.blocks[1], "unread")
-    found = finding(inspected(model), "D3")
+def reordered(models, order, layers=3):
+    """A model whose blocks have these orders: one for all, or one for each index."""
+    model = models.plain(layers=layers)
+    for index, block in enumerate(model.blocks):
+        if (own := order if isinstance(order, str) else order.get(index, "")) != "":
+            model.blocks[index] = Unread(block, own)
+    return model
+
+
+def test_a_norm_whose_output_nothing_reads(models, inspected, finding):
+    found = finding(inspected(reordered(models, {1: "unread"})), "D3")
     assert (found.severity, found.sites) == ("error", ("blocks.1.norm_1",))
-    assert "nobody reads its output" in found.evidence[0]
+    assert "nothing reads its output" in found.evidence[0]
 
 
 @pytest.mark.slow
@@ -224,23 +216,16 @@ def test_a_pre_norm_stack_of_an_unknown_model_without_a_final_norm(models, inspe
     model.norm = nn.Identity()
     found = finding(inspected(model), "D3")
     assert (found.severity, found.sites) == ("note", ("blocks.2",))
-    assert "no norm stands behind the last block" in found.evidence[0]
+    assert "no norm is behind the last block" in found.evidence[0]
     model.head = nn.Sequential(nn.LayerNorm(64), model.head)
-    assert status(inspected(model), "D3") == "not checked"
-
-
-def test_post_norm_blocks_need_no_final_norm(models, inspected, status):
-    model = models.plain()
-    model.norm = nn.Identity()
-    for index, each in enumerate(model.blocks):
-        model.blocks[index] = Unread(each, "post")
-    assert status(inspected(model), "D3") == "not checked"
+    # Post-norm blocks need none.
+    post = reordered(models, "post")
+    post.norm = nn.Identity()
+    assert status(inspected(model), "D3") == status(inspected(post), "D3") == "not checked"
 
 
 def test_a_single_block_that_is_placed_unlike_all_others(models, inspected, finding):
-    model = models.plain(layers=4)
-    for index, each in enumerate(model.blocks):
-        model.blocks[index] = Unread(each, "post" if index == 2 else "pre")
+    model = reordered(models, {index: "post" if index == 2 else "pre" for index in range(4)}, layers=4)
     found = finding(inspected(model), "D2")
     assert (found.severity, found.sites) == ("warning", ("blocks.2",))
     assert found.evidence[0].startswith("blocks.2: placed as post-norm, the 3 other blocks as pre-norm")

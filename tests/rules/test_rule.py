@@ -20,13 +20,13 @@ def test_many_lines_are_shortened():
 
 def test_sites_keep_their_order_and_lines_come_by_effect():
     cases = [
-        Case("a", "note", 0.1, "a: little"),
-        Case("b", "warning", 0.9, "b: much"),
-        Case("a", "note", 0.5, "a: more"),
+        Case("a", "note", "little", 0.1),
+        Case("b", "warning", "much", 0.9),
+        Case("a", "note", "more", 0.5, name="c"),
     ]
     found = hit(cases, "three")
     assert (found.severity, found.sites, found.measured) == ("warning", ("a", "b"), "three")
-    assert found.evidence == ("b: much", "a: more", "a: little")
+    assert found.evidence == ("b: much", "c: more", "a: little")
 
 
 def test_no_case_is_no_hit():
@@ -34,5 +34,5 @@ def test_no_case_is_no_hit():
 
 
 def test_many_lines_are_counted():
-    found = hit([Case(str(index), "note", 0.0, f"{index}: x") for index in range(9)], "many", "parameter")
+    found = hit([Case(str(index), "note", "x") for index in range(9)], "many", "parameter")
     assert found.evidence[-1] == "and 3 more parameters"

@@ -8,13 +8,11 @@ import pytest
 
 from normkit.measurement.quantities import Attenuation
 from normkit.rules.rule import NO_RUN, NO_TRAINING, NotChecked
-from normkit.rules.stepping import RULES
+from normkit.rules.stepping import no_updates, not_orthogonal, small_inputs, uncleared_gradients, uphill_updates
 from watched_runs import calm, facts, parameter, series, site, training
 
-SMALL, ORTHOGONAL, PILED, UPHILL, STILL = RULES
 
-
-@pytest.mark.parametrize("rule", [PILED, UPHILL, STILL], ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", [uncleared_gradients, uphill_updates, no_updates], ids=lambda rule: rule.id)
 def test_a_healthy_run_is_clean(rule):
     run = training(
         series("gradient left", [0.0] * 60),
@@ -30,17 +28,17 @@ def test_a_healthy_run_is_clean(rule):
     ("shares", "is_found"), [([1.0] * 9, True), ([1.0] * 5 + [0.0] * 30, False), ([1.0, 0.0], True)]
 )
 def test_gradients_that_pile_up(shares, is_found):
-    found = PILED.check(facts(training(series("gradient left", shares), calm("gradient norm"))))
+    found = uncleared_gradients.check(facts(training(series("gradient left", shares), calm("gradient norm"))))
     assert (found is not None) == is_found
     if found is not None:
         assert f"not cleared in {len(shares) - 1} of {len(shares) - 1} step" in found.measured
 
 
 def test_updates_that_go_up():
-    found = UPHILL.check(facts(training(series("update cosine", [0.9] * 8 + [-0.1]), calm("loss"))))
+    found = uphill_updates.check(facts(training(series("update cosine", [0.9] * 8 + [-0.1]), calm("loss"))))
     assert found.severity == "error"
     assert "between updates and gradients is 0.9" in found.measured
-    assert isinstance(UPHILL.check(facts(training(series("update cosine", [0.9] * 7)))), NotChecked)
+    assert isinstance(uphill_updates.check(facts(training(series("update cosine", [0.9] * 7)))), NotChecked)
 
 
 @pytest.mark.parametrize(
@@ -54,12 +52,12 @@ def test_updates_that_go_up():
 )
 def test_why_nothing_moves(measured, dtype, reason):
     run = training(series("update ratio", [0.0] * 9), measured, parameters=(parameter("w", dtype=dtype),))
-    found = STILL.check(facts(run))
+    found = no_updates.check(facts(run))
     assert found.measured == f"in 9 steps the median weight did not move at all: {reason}"
     slow = training(series("update ratio", [0.0] * 8 + [1e-9]), measured, parameters=run.parameters)
-    assert "moved by at most 1e-09 of its length" in STILL.check(facts(slow)).measured
+    assert "moved by at most 1e-09 of its length" in no_updates.check(facts(slow)).measured
     # A schedule may end at 0.
-    assert STILL.check(facts(training(series("update ratio", [1e-5] + [0.0] * 9)))) is None
+    assert no_updates.check(facts(training(series("update ratio", [1e-5] + [0.0] * 9)))) is None
 
 
 def shrinking(first, last, below_90=0.0, median=0.99):
@@ -69,26 +67,26 @@ def shrinking(first, last, below_90=0.0, median=0.99):
 
 
 def test_rows_that_shrink_towards_eps():
-    outcome = SMALL.check(shrinking(0.0, 0.3))
+    outcome = small_inputs.check(shrinking(0.0, 0.3))
     assert (outcome.severity, outcome.sites) == ("warning", ("a",))
     assert "eps shortens 30 % of the rows" in outcome.evidence[0]
-    assert SMALL.check(shrinking(0.0, 0.005)) is None
+    assert small_inputs.check(shrinking(0.0, 0.005)) is None
 
 
 def test_rows_that_started_short_are_a_note():
-    assert SMALL.check(shrinking(0.5, 0.4)).severity == "note"
+    assert small_inputs.check(shrinking(0.5, 0.4)).severity == "note"
 
 
 def test_far_shorter_rows_are_left_to_the_rule_on_eps():
     # Without a config A1 reports rows that lose more than 10 %: one cause, one finding.
-    assert SMALL.check(shrinking(0.0, 0.3, below_90=0.05)) is None
-    assert SMALL.check(shrinking(0.0, 0.9, below_90=0.9, median=0.3)) is None
+    assert small_inputs.check(shrinking(0.0, 0.3, below_90=0.05)) is None
+    assert small_inputs.check(shrinking(0.0, 0.9, below_90=0.9, median=0.3)) is None
 
 
 def test_without_a_run_or_a_norm_nothing_is_checked():
-    assert SMALL.check(facts(None)) is NO_TRAINING
-    assert ORTHOGONAL.check(facts(None)) is NO_RUN
-    assert isinstance(SMALL.check(facts(training())), NotChecked)
+    assert small_inputs.check(facts(None)) is NO_TRAINING
+    assert not_orthogonal.check(facts(None)) is NO_RUN
+    assert isinstance(small_inputs.check(facts(training())), NotChecked)
 
 
 def weight(cosine, is_scale_invariant=True):
@@ -97,7 +95,7 @@ def weight(cosine, is_scale_invariant=True):
 
 @pytest.mark.parametrize(("cosine", "is_hit"), [(1e-6, False), (-9e-3, False), (0.011, True), (-0.5, True)])
 def test_a_weight_before_a_norm_is_orthogonal_to_its_gradient(cosine, is_hit):
-    outcome = ORTHOGONAL.check(weight(cosine))
+    outcome = not_orthogonal.check(weight(cosine))
     assert (outcome is not None) is is_hit
     if is_hit:
         assert (outcome.severity, outcome.sites) == ("warning", ("w",))
@@ -105,5 +103,5 @@ def test_a_weight_before_a_norm_is_orthogonal_to_its_gradient(cosine, is_hit):
 
 
 def test_other_weights_are_not_held_to_it():
-    assert isinstance(ORTHOGONAL.check(weight(0.5, is_scale_invariant=False)), NotChecked)
-    assert isinstance(ORTHOGONAL.check(weight(math.nan)), NotChecked)
+    assert isinstance(not_orthogonal.check(weight(0.5, is_scale_invariant=False)), NotChecked)
+    assert isinstance(not_orthogonal.check(weight(math.nan)), NotChecked)

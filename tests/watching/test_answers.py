@@ -250,7 +250,7 @@ def test_an_initialisation_that_is_off():
     findings, _ = check(facts(run))
     run = told(run, *findings, found("F1"), found("F4"))
     assert verdicts(run)[START] == "yes"
-    assert detail(run, START).startswith("The first loss is 10.4; one that guesses")
+    assert detail(run, START).startswith("The first loss is 10.4; an even guess")
     # Logits and gradients follow from it.
     assert len(run.first_change) == 1
     assert run.first_change[0].startswith("draw weights")

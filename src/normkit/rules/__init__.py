@@ -1,21 +1,21 @@
 """The rules: facts in, findings out.
 
-rule.py             a rule, its input (Facts) and its answers (Hit, Case)
+facts.py            the input of every rule, and the formula that is meant at each norm
+rule.py             a rule and its answers (Hit, NotChecked, Case)
+finding.py          what is reported: findings, and the outcome of each rule
 scale.py            what eps and divisor do to a row of a given length
 meant.py            A, B: each convention against the one that is meant
-formula.py          A: eps and variance
-epsilon.py          A: eps as a clamp or none, of the dtype, lost in 16 bits, under a rescale
-arithmetic.py       A: homogeneity, cancellation, degenerate rows
-gain.py             B: gain and bias
+epsilon.py          A: the size and the place of eps, eps of the dtype, lost in 16 bits, under a rescale
+arithmetic.py       A: the divisor, homogeneity, cancellation, degenerate rows
+gain.py             B: the 1 of a 1 + weight gain
 values.py           B: the numbers of gains and biases
 parameters.py       B: start, decay, training and gradient of gains and biases
 axes.py             C: axes, heads
 coupling.py         C: time, batch, padding, ranks
 placement.py        D: where the norms sit
 wiring.py           D: what was declared, norms used twice, norms that overwrite
-precision.py        E: 16-bit statistics, overflow, NaN
+precision.py        E: 16-bit statistics, overflow, NaN, differences between processes
 backend.py          E: cast order, results off the formula, dtypes
-replicas.py         E: what differs between processes
 dynamics.py         F: attention logits, the stream over the depth
 depth.py            F: idle blocks, gradients over the depth, the initialisation
 optimizer_steps.py  F: spikes, gradients at the end, the optimizer's eps, updates
@@ -29,7 +29,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 
 from normkit.rules import (
     arithmetic,
@@ -40,7 +39,6 @@ from normkit.rules import (
     depth,
     dynamics,
     epsilon,
-    formula,
     gain,
     interventions,
     meant,
@@ -48,33 +46,31 @@ from normkit.rules import (
     parameters,
     placement,
     precision,
-    replicas,
     stepping,
     values,
     wiring,
 )
+from normkit.rules.facts import Facts, Subject
 from normkit.rules.finding import Check, Finding, Status
-from normkit.rules.rule import SEVERITIES, Facts, Hit, NotChecked, Rule
+from normkit.rules.rule import SEVERITIES, Hit, NotChecked, Rule
 from normkit.text import counted
 
 __all__ = ["RULES", "Facts", "Rule", "check", "ranked"]
 
-
-def _place(rule: Rule) -> tuple[str, int]:
-    """The letter and the number of a rule: A10 comes after A9."""
-    return rule.id[0], int(re.sub(r"\D", "", rule.id))
-
-
 _GROUPS = (
-    *(meant, formula, epsilon, arithmetic, gain, values, parameters, axes, coupling, placement, wiring),
-    *(precision, backend, replicas),
+    *(meant, epsilon, arithmetic, gain, values, parameters, axes, coupling, placement, wiring, precision, backend),
     *(dynamics, depth, optimizer_steps, data, interventions, stepping),
 )
-RULES: tuple[Rule, ...] = tuple(sorted(chain.from_iterable(group.RULES for group in _GROUPS), key=_place))
+RULES: tuple[Rule, ...] = tuple(
+    sorted(
+        (rule for group in _GROUPS for rule in group.RULES),
+        # By letter and number: A10 comes after A9.
+        key=lambda rule: (rule.id[0], int(re.sub(r"\D", "", rule.id))),
+    )
+)
 """All rules, in the order in which reports list them."""
 
-
-_NOUNS = {
+_NOUNS: dict[Subject, str] = {
     "norms": "norm that a spec describes",
     "other norms": "other norm",
     "blocks": "repeated block",
@@ -90,7 +86,7 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
         facts: All that was measured.
 
     Returns:
-        Findings, worst first and causes before what follows from them, at most one a rule; and what became of each
+        Findings, worst first and causes before what follows from them, at most one per rule; and the outcome of each
         rule, in the rules' order.
     """
     findings, checks = [], []
@@ -99,10 +95,12 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
         status: Status = "clean"
         reason = outcome.reason if isinstance(outcome, NotChecked) else ""
         needs_run = isinstance(outcome, NotChecked) and outcome.needs_run
+        # Attention calls and blocks that were not seen may exist; norms that were not found do not.
+        has_nothing = not any(facts.has(subject) for subject in rule.looks_at)
         if isinstance(outcome, Hit):
             status = "finding"
-            findings.append(_finding(rule, _on_few_tokens(outcome, facts) if rule.is_of_text else outcome))
-        elif not needs_run and _is_idle(rule, outcome, facts):
+            findings.append(_finding(rule, outcome, facts))
+        elif not needs_run and has_nothing and (outcome is None or "norms" in rule.looks_at):
             nouns = (_NOUNS[subject] for subject in rule.looks_at)
             status, reason = "not applicable", f"no {' and no '.join(nouns)} was found"
         elif isinstance(outcome, NotChecked):
@@ -111,34 +109,12 @@ def check(facts: Facts) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
     return ranked(findings), tuple(checks)
 
 
-def _is_idle(rule: Rule, outcome: NotChecked | None, facts: Facts) -> bool:
-    """It had nothing to look at; a model whose attention or blocks were not seen may have some."""
-    return not any(facts.has(subject) for subject in rule.looks_at) and (outcome is None or "norms" in rule.looks_at)
-
-
-def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings, worst first; of the same severity, a cause before what follows from it, else in the given order."""
-    causes = {rule.id: rule.follows for rule in RULES}
-    left = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-    ordered = []
-    while left:
-        alike = {finding.rule for finding in left if finding.severity == left[0].severity}
-        first = next(finding for finding in left if alike.isdisjoint(causes[finding.rule]))
-        left.remove(first)
-        ordered.append(first)
-    return tuple(ordered)
-
-
-def _on_few_tokens(hit: Hit, facts: Facts) -> Hit:
-    """The answer as a note where the text has too few distinct tokens to tell; else as it is."""
-    if hit.severity == "note" or not facts.has_few_tokens:
-        return hit
-    tokens = counted(facts.model.distinct or 0, "distinct token")
-    line = f"a note, as the text has only {tokens}, which need not be like those of other texts: give a longer one"
-    return replace(hit, severity="note", evidence=(line, *hit.evidence))
-
-
-def _finding(rule: Rule, hit: Hit) -> Finding:
+def _finding(rule: Rule, hit: Hit, facts: Facts) -> Finding:
+    """The hit with the rule's texts; a note if it depends on the text and the text has too few distinct tokens."""
+    if rule.is_of_text and hit.severity != "note" and facts.has_few_tokens:
+        tokens = counted(facts.model.distinct or 0, "distinct token")
+        line = f"a note, as the text has only {tokens}, and other texts may differ: give a longer one"
+        hit = replace(hit, severity="note", evidence=(line, *hit.evidence))
     return Finding(
         rule=rule.id,
         title=rule.title,
@@ -153,3 +129,16 @@ def _finding(rule: Rule, hit: Hit) -> Finding:
         confirm=rule.confirm,
         page=rule.page,
     )
+
+
+def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings, worst first; of the same severity, a cause before what follows from it, else in the given order."""
+    causes_of = {rule.id: rule.follows for rule in RULES}
+    left = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    ordered = []
+    while left:
+        alike = {finding.rule for finding in left if finding.severity == left[0].severity}
+        first = next(finding for finding in left if alike.isdisjoint(causes_of[finding.rule]))
+        left.remove(first)
+        ordered.append(first)
+    return tuple(ordered)

@@ -4,43 +4,52 @@ from __future__ import annotations
 
 from normkit.conventions.rows import Rows
 from normkit.identification.passport import Passport
-from normkit.identification.sites import OtherNorm
 from normkit.measurement.facts import Site
-from normkit.rules.rule import NO_BASELINE, Case, Facts, Outcome, Rule, hit
+from normkit.rules.facts import Facts
+from normkit.rules.rule import NO_BASELINE, Case, Outcome, Rule, hit
 from normkit.text import counted
 
 
-def _wrong_axis(facts: Facts) -> Outcome:
+@Rule(
+    id="C1",
+    title="Rows are along another axis",
+    severity="error",
+    threshold="other axes or groups than declared; or several tokens in a row where most norms take the features",
+    source="OpenNMT-tf#6, tensorflow-addons#2142",
+    why=(
+        "A norm over the tokens makes each output depend on the length of the text and on its other tokens. Shapes "
+        "fit, training runs, and results get worse as soon as lengths differ from those of training."
+    ),
+    remedy=(
+        "normalize the last axis of (batch, token, feature)",
+        "for a norm over channels, transpose to (batch, channel, token) before it and back after it",
+    ),
+    confirm='nk.identify(module, (2, 5, features)).readings["axes"]: which outputs one input element moves',
+    follows=("C2",),
+    looks_at=("norms", "other norms"),
+)
+def wrong_axis(facts: Facts) -> Outcome:
     """Other axes than declared; or over the tokens of a (B, T, D) stream whose other norms take its features."""
     width = facts.model.width
     along_features = [site for site in facts.sites if site.spec.rows.num_trailing == 1 and site.input.features == width]
+    over_tokens = [site for site in facts.sites if _spans_tokens(site, facts)]
     cases: list[Case] = []
     for site in facts.sites:
         seen, meant = site.spec.rows, _declared_rows(site, facts)
         if meant is not None:
             if seen != meant:
-                line = f"{site.path}: a row is {seen.words}, declared is {meant.words}"
-                cases.append(Case(site.path, "error", 0.0, line))
-            continue
-        over_tokens = [other for other in facts.sites if _spans_tokens(other, facts)]
-        if site in over_tokens and len(along_features) > len(over_tokens) and not facts.is_stock(site.path):
-            line = f"{site.path}: a row is {seen.words}; that of {counted(len(along_features), 'other norm')} is "
-            line += f"the last axis, the {width} features of the stream"
-            cases.append(Case(site.path, "error", 0.0, line))
+                cases.append(Case(site.path, "error", f"a row is {seen.words}, declared is {meant.words}"))
+        elif site in over_tokens and len(along_features) > len(over_tokens) and not facts.is_stock(site.path):
+            words = f"a row is {seen.words}; that of {counted(len(along_features), 'other norm')} is "
+            cases.append(Case(site.path, "error", f"{words}the last axis, the {width} features of the stream"))
     for other in facts.others:
-        shared, spec = _shared_outside(other), facts.intended_at(other.path)
+        # Rows share statistics in a way that no spec describes, as over earlier positions.
+        coupled, spec = other.passport.readings.get("coupled axes"), facts.intended_at(other.path)
+        shared = over_time(other.passport) if coupled is None else coupled.evidence[0]
         if shared is not None and spec is not None and not facts.is_stock(other.path):
-            line = f"{other.path}: {shared}; {facts.source_at(other.path)} says that a row is {spec.rows.words}"
-            cases.append(Case(other.path, "error", 0.0, line))
+            words = f"{shared}; {facts.source_at(other.path)} says that a row is {spec.rows.words}"
+            cases.append(Case(other.path, "error", words))
     return hit(cases, f"{counted(len(cases), 'norm')} over other axes than the features")
-
-
-def _shared_outside(other: OtherNorm) -> str | None:
-    """The evidence that rows share statistics in a way that no spec describes, as over earlier positions."""
-    readings = other.passport.readings
-    if "coupled axes" in readings:
-        return readings["coupled axes"].evidence[0]
-    return over_time(other.passport)
 
 
 def over_time(passport: Passport) -> str | None:
@@ -53,7 +62,7 @@ def over_time(passport: Passport) -> str | None:
 
 
 def _declared_rows(site: Site, facts: Facts) -> Rows | None:
-    if facts.baseline is not None and (declared := facts.baseline.norms.get(site.path)) is not None:
+    if (declared := facts.declared(site.path)) is not None:
         return declared.spec.rows
     if facts.intent is None or (stock := facts.intent.specs.get(site.path)) is None or facts.is_stock(site.path):
         return None
@@ -73,12 +82,29 @@ def _spans_tokens(site: Site, facts: Facts) -> bool:
     return rows.are_places or rows.num_trailing == 2 or is_sample
 
 
-def _heads_mixed(facts: Facts) -> Outcome:
+@Rule(
+    id="C2",
+    title="Query or key norms span another number of heads",
+    severity="error",
+    threshold="features of a row against those declared: one head, or all heads together",
+    source="vllm-project/vllm#16311, OLMo#521",
+    why=(
+        "Normalized head by head, every head has queries of one length; normalized over all heads, only their sum "
+        "is fixed. Weights trained with one form lose accuracy with the other: 4.5 points of MMLU-Pro in one port. "
+        "Both are in use, so only the model's own declaration tells which is right."
+    ),
+    remedy=(
+        "reshape to (..., heads, head_dim) before the norm, or after it, as the reference model does",
+        "if this form is meant, write it into the intent file",
+    ),
+    confirm="the length of the norm's weight in the checkpoint: head_dim, or heads * head_dim",
+)
+def mixed_heads(facts: Facts) -> Outcome:
     """Query and key norms over another number of heads than declared."""
     cases: list[Case] = []
     undeclared = False
     for site in facts.sites:
-        declared = None if facts.baseline is None else facts.baseline.norms.get(site.path)
+        declared = facts.declared(site.path)
         if "query-key" not in (site.role, declared.role if declared is not None else "") and site.role != "unknown":
             continue
         # The other axis of a row is then tokens, not heads.
@@ -90,53 +116,15 @@ def _heads_mixed(facts: Facts) -> Outcome:
         if meant is None:
             undeclared |= site.role == "query-key" and not facts.is_wired_as_stock(site.path)
         elif n > meant and n % meant == 0:
-            line = f"{site.path}: a row holds {n // meant} heads of {meant} features, declared is one"
-            cases.append(Case(site.path, "error", 0.0, line))
+            words = f"a row holds {n // meant} heads of {meant} features, declared is one"
+            cases.append(Case(site.path, "error", words))
         elif n < meant and meant % n == 0:
-            line = f"{site.path}: a row holds {n} features, declared are {meant}, {meant // n} times that"
-            cases.append(Case(site.path, "error", 0.0, line))
+            words = f"a row holds {n} features, declared are {meant}, {meant // n} times that"
+            cases.append(Case(site.path, "error", words))
     if not cases and undeclared:
         return NO_BASELINE
     return hit(cases, f"{counted(len(cases), 'norm')} of queries or keys over another number of heads than declared")
 
 
-RULES = (
-    Rule(
-        id="C1",
-        title="Rows lie along another axis",
-        severity="error",
-        threshold="other axes or groups than declared; or several tokens in a row where most norms take the features",
-        source="OpenNMT-tf#6, tensorflow-addons#2142",
-        why=(
-            "A norm over the tokens ties each output to how long the text is and to what else stands in it. Shapes "
-            "fit, training runs, and results get worse as soon as lengths differ from those of training."
-        ),
-        remedy=(
-            "normalize the last axis of (batch, token, feature)",
-            "for a norm over channels, transpose to (batch, channel, token) before it and back behind it",
-        ),
-        confirm='nk.identify(module, (2, 5, features)).readings["axes"]: which outputs one input element moves',
-        check=_wrong_axis,
-        follows=("C2",),
-        looks_at=("norms", "other norms"),
-    ),
-    Rule(
-        id="C2",
-        title="Query or key norms span another number of heads",
-        severity="error",
-        threshold="features a row against those declared: one head, or all heads together",
-        source="vllm-project/vllm#16311, OLMo#521",
-        why=(
-            "Normalized head by head, every head has queries of one length; normalized over all heads, only their sum "
-            "is fixed. Weights trained with one form lose accuracy with the other: 4.5 points of MMLU-Pro in one port. "
-            "Both are in use, so only the model's own declaration tells which is right."
-        ),
-        remedy=(
-            "reshape to (..., heads, head_dim) before the norm, or after it, as the reference model does",
-            "if this form is meant, write it into the intent file",
-        ),
-        confirm="the length of the norm's weight in the checkpoint: head_dim, or heads * head_dim",
-        check=_heads_mixed,
-    ),
-)
-"""The rules of this group, in order."""
+RULES = (wrong_axis, mixed_heads)
+"""The rules of this file."""

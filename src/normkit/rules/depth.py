@@ -8,18 +8,20 @@ from statistics import median
 
 from normkit.measurement.facts import Block
 from normkit.measurement.training import Quantity, Series, Training
+from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
 from normkit.rules.rule import (
     CAUSES,
     NO_TRAINING,
     WRONG_NORMS,
     Case,
-    Facts,
     Hit,
     NotChecked,
     Outcome,
     Rule,
+    first_values,
     hit,
+    of_a_run,
 )
 from normkit.text import counted, percent
 
@@ -35,8 +37,35 @@ _UNTRAINED = 0.8
 _STEEP_START, _LARGE_LOGITS = 10.0, 100.0
 
 
-def _blocks_do_nothing(facts: Facts) -> Outcome:
-    """Blocks that return their stream nearly unchanged."""
+@Rule(
+    id="F3",
+    title="Blocks do nothing",
+    severity="warning",
+    threshold=(
+        f"more than {percent(_IDLE_BLOCKS)} of the blocks change the median row by less than "
+        f"{percent(_IDLE_SHARE)} of its length, with a cosine above {_IDLE_COSINE:g} (warning; a note where the "
+        "model may be untrained); fewer blocks that change no bit of it, or branches in blocks whose output rows are "
+        "all one vector while their input rows differ (warning; in most blocks a note)"
+    ),
+    source="Sun et al. 2025, arXiv:2502.05795 (the curse of depth)",
+    why=(
+        "A pre-norm stream grows with the depth, and each branch adds about the same. Late blocks then hardly turn "
+        "the stream: they cost time and memory, and could be left out. A single block that adds nothing among "
+        "others that work was zeroed or not loaded, and a branch that adds one vector to all rows has an "
+        "activation that gives 0 everywhere."
+    ),
+    remedy=(
+        "scale each norm's output by 1 / sqrt(depth) (LayerNorm scaling), or normalize the branches' outputs",
+        "use fewer blocks",
+        "one block or branch: load its matrices and biases anew, and compare them with the checkpoint's",
+    ),
+    confirm="leave these blocks out and measure the loss: if it stays, they did nothing",
+    looks_at=("blocks",),
+    follows=("D3", "F2", *WRONG_NORMS),
+    is_of_text=True,
+)
+def idle_blocks(facts: Facts) -> Outcome:
+    """Blocks whose output is nearly their input."""
     seen = [block for block in facts.blocks if math.isfinite(block.branch_share)]
     if not seen:
         return NotChecked("no repeated blocks were found" if not facts.blocks else "no block could be compared")
@@ -44,13 +73,12 @@ def _blocks_do_nothing(facts: Facts) -> Outcome:
     if len(idle) <= _IDLE_BLOCKS * len(seen):
         return _idle_alone(facts, seen)
     # Branches that start at zero are a design, and training moves them; a watch knows how they started.
-    severity: Severity = "warning" if facts.training is None and _is_trained(facts) else "note"
+    severity: Severity = "warning" if facts.training is None and facts.is_trained else "note"
     cases = [
         Case(
             block.path,
             severity,
-            0.0,
-            f"{block.path}: the median row changes by {percent(block.branch_share)} of its length, cosine between "
+            f"the median row changes by {percent(block.branch_share)} of its length, cosine between "
             f"before and after {block.cosine:.4f}",
         )
         for block in idle
@@ -71,24 +99,40 @@ def _idle_alone(facts: Facts, seen: Sequence[Block]) -> Outcome:
     )
     # A design, or the start of training, affects most of the blocks; a watch sees how they develop.
     severity: Severity = "note" if 2 * len(lines) > len(seen) or facts.training is not None else "warning"
-    cases = [Case(path, severity, 0.0, f"{path}: {line}") for path, line in lines.items()]
+    cases = [Case(path, severity, line) for path, line in lines.items()]
     words = [f"{counted(len(dead), 'block')} that add{'s' * (len(dead) == 1)} nothing"] if dead else []
     if constant:
-        words.append(f"{len(constant)} branch{'es' * (len(constant) > 1)} with nothing of what enters in the output")
+        words.append(f"{len(constant)} branch{'es' * (len(constant) > 1)} whose output does not depend on the input")
     return hit(cases, f"{' and '.join(words)}, among {counted(len(seen), 'block')}", "place")
 
 
-def _is_trained(facts: Facts) -> bool:
-    """Some gain or bias differs from its initialisation; False for a model without any."""
-    parameters = (part for site in facts.sites for part in (site.gain, site.bias) if part is not None)
-    return any(not part.at_initialisation for part in parameters)
-
-
-def _gradients_over_depth(facts: Facts) -> Outcome:
-    """The gradient that leaves the last block against that at the first, median over the measured steps."""
-    if facts.training is None:
-        return NO_TRAINING
-    series = [each for each in facts.training.of("activation gradient") if each.path]
+@Rule(
+    id="F4",
+    title="Gradients fade or swell over the depth",
+    severity="error",
+    threshold=(
+        f"gradient behind the last block over that behind the first, as it is and relative to the stream, median "
+        f"over the measured steps, above {_STEEP:g} or below {1 / _STEEP:g} (warning); exactly 0 behind a block at "
+        "every step (error)"
+    ),
+    source="Xiong et al. 2020, arXiv:2002.04745; healthy runs of the demo models stay between 1.2 and 4.6",
+    why=(
+        "All blocks share one learning rate. If the gradient changes by a factor at every block, some of them "
+        "learn too fast while others do not learn; post-norm needs a warm-up for this reason."
+    ),
+    remedy=(
+        "a norm before each branch (pre-norm), which gives the gradient a direct path",
+        "with post-norm: a warm-up of the learning rate, and branches that start small",
+        "where it is exactly 0: look for a gain of 0 or a detached tensor behind the last block with one",
+    ),
+    confirm="plot the gradient's rms over the blocks: after the change the line is nearly level",
+    follows=("A5", "B5", "D1", "F11", "F12", *CAUSES),
+    looks_at=("run",),
+)
+@of_a_run(NO_TRAINING)
+def steep_gradients(_facts: Facts, training: Training) -> Outcome:
+    """The gradient at the last block's output against that at the first's, median over the measured steps."""
+    series = [each for each in training.of("activation gradient") if each.path]
     if len(series) < _FEWEST_BLOCKS:
         return NotChecked("the gradients of fewer than three blocks were measured")
     silent = [each.path for each in series if each.values and all(value == 0 for value in each.values)]
@@ -97,28 +141,26 @@ def _gradients_over_depth(facts: Facts) -> Outcome:
             severity="error",
             sites=tuple(silent),
             measured=f"no gradient at all behind {counted(len(silent), 'block')}",
-            evidence=(f"{silent[-1]}: the gradient of what leaves it was exactly 0 at every measured step",),
+            evidence=(f"{silent[-1]}: the gradient of its output was exactly 0 at every measured step",),
         )
-    ratios = profile_ratios(facts.training)
+    ratios = profile_ratios(training)
     if not ratios:
         return NotChecked("no step with finite gradients at the first and the last block was measured")
     ratio = median(ratio for _, ratio in ratios)
     if 1 / _STEEP <= ratio <= _STEEP:
         return None
-    step = ratios[-1][0]
+    step, steepness = ratios[-1][0], max(ratio, 1 / ratio)
+    weaker, stronger = ("first", "last") if ratio > 1 else ("last", "first")
     first, last = series[0], series[-1]
-    weaker = "first" if ratio > 1 else "last"
     return Hit(
         severity="warning",
         sites=(first.path, last.path),
         measured=(
-            f"the gradient is {max(ratio, 1 / ratio):.3g} times smaller at the {weaker} block than at the "
-            f"{'last' if weaker == 'first' else 'first'}: a factor of "
-            f"{max(ratio, 1 / ratio) ** (1 / (len(series) - 1)):.2f} a block"
+            f"the gradient is {steepness:.3g} times smaller at the {weaker} block than at the {stronger}: a factor of "
+            f"{steepness ** (1 / (len(series) - 1)):.2f} a block"
         ),
         evidence=(
-            f"step {step}: rms {_by_step(first)[step]:.3g} behind {first.path}",
-            f"step {step}: rms {_by_step(last)[step]:.3g} behind {last.path}",
+            *(f"step {step}: rms {_by_step(each)[step]:.3g} behind {each.path}" for each in (first, last)),
             f"median ratio over {counted(len(ratios), 'measured step')}: {ratio:.3g}",
         ),
     )
@@ -130,14 +172,19 @@ def profile_ratios(training: Training) -> list[tuple[int, float]]:
     The ratio is taken as it is or relative to the stream's rms, whichever is nearer to 1: if a block lengthens a short
     stream, the gradient shrinks by as much, and nothing is lost.
     """
+
+    def ratio_of(profile: Sequence[dict[int, float]], step: int) -> float:
+        first, last = profile[0].get(step, math.nan), profile[-1].get(step, math.nan)
+        return last / first if first else math.nan
+
     gradients, streams = (
         [_by_step(each) for each in training.of(quantity) if each.path]
         for quantity in ("activation gradient", "stream rms")
     )
     found = []
     for step in gradients[0] if gradients else ():
-        plain = _ratio(gradients, step)
-        relative = plain * _ratio(streams, step) if len(streams) > 1 else math.nan
+        plain = ratio_of(gradients, step)
+        relative = plain * ratio_of(streams, step) if len(streams) > 1 else math.nan
         if 0 < plain < math.inf:
             candidates = [ratio for ratio in (plain, relative) if 0 < ratio < math.inf]
             found.append((step, min(candidates, key=lambda ratio: abs(math.log(ratio)))))
@@ -148,20 +195,39 @@ def _by_step(series: Series) -> dict[int, float]:
     return dict(zip(series.steps, series.values, strict=True))
 
 
-def _ratio(profile: Sequence[dict[int, float]], step: int) -> float:
-    """The gradient of the last place over the gradient of the first."""
-    first, last = profile[0].get(step, math.nan), profile[-1].get(step, math.nan)
-    return last / first if first else math.nan
-
-
-def _poor_start(facts: Facts) -> Outcome:
+@Rule(
+    id="F12",
+    title="The initialisation is off",
+    severity="error",
+    threshold=(
+        f"a first loss above {_POOR_START:g} times log(vocabulary) (warning) or {_BAD_START:g} times (error); in "
+        f"an untrained model, attention logits above {_LARGE_LOGITS:g} or gradients {_STEEP_START:g} times apart "
+        "over the depth in the first step (warning)"
+    ),
+    source=(
+        "an even guess has a loss of log(vocabulary); healthy starts of the demo models: 0.98 to 1.05 times that, "
+        "logits to 5; with weights ten times as large 3.3 to 3.7 times, and 440 (Wortsman et al. 2023, "
+        "arXiv:2309.14322)"
+    ),
+    why=(
+        "A model that knows nothing should guess evenly. A larger first loss means that it is sure of something that "
+        "it cannot know: logits or streams start too large, and the first hundreds of steps only undo that."
+    ),
+    remedy=(
+        "draw weights with a deviation near 1 / sqrt(width), the family's own, and embeddings likewise",
+        "scale the weights that write to the stream by 1 / sqrt(2 * blocks)",
+        "check that nothing was initialised twice, or left as it was allocated",
+    ),
+    confirm="the loss of the first step is log(vocabulary), to some per cent",
+    follows=("B5", "F16", "F17", "F19"),
+    looks_at=("run",),
+)
+@of_a_run(NO_TRAINING)
+def poor_start(facts: Facts, training: Training) -> Outcome:
     """The first step of an untrained model: its loss, its logits, its gradients."""
-    training = facts.training
-    if training is None:
-        return NO_TRAINING
     loss = start_of(training, "loss")
     if not training.vocabulary or math.isnan(loss):
-        return NotChecked("the first step, or how many entries the output has, is not known")
+        return NotChecked("the first step, or the number of the output's entries, is not known")
     if training.began_trained:
         return NotChecked("the run began with trained weights")
     uniform = math.log(training.vocabulary)
@@ -171,12 +237,14 @@ def _poor_start(facts: Facts) -> Outcome:
         return None
     lines = []
     # If the model is called several times in a step, its loss may be the sum over these calls.
-    loss_of_a_call = loss / _calls_a_step(facts)
+    calls = min((site.calls // max(site.forward_calls, 1) for site in facts.sites), default=1)
+    loss_of_a_call = loss / max(1, calls)
     if loss_of_a_call > _POOR_START * uniform:
         lines.append(
-            f"the first loss is {loss:.3g}; one that guesses all {training.vocabulary} entries alike has {uniform:.3g}"
+            f"the first loss is {loss:.3g}; an even guess over all {training.vocabulary} entries has {uniform:.3g}"
         )
-    logits, place = max(_starts(training, "logit bound"), default=(math.nan, ""))
+    bounds = [(value, path) for path, value in first_values(training, "logit bound").items() if math.isfinite(value)]
+    logits, place = max(bounds, default=(math.nan, ""))
     if logits > _LARGE_LOGITS:
         lines.append(f"{place}: attention logits up to {logits:.3g} in the first step")
     ratio = next((ratio for step, ratio in profile_ratios(training) if step == 0), 1.0)
@@ -192,105 +260,11 @@ def _poor_start(facts: Facts) -> Outcome:
     )
 
 
-def _calls_a_step(facts: Facts) -> int:
-    """Number of calls of the model in the last measured step."""
-    return max(1, min((site.calls // max(site.forward_calls, 1) for site in facts.sites), default=1))
-
-
 def start_of(training: Training, name: Quantity) -> float:
     """The value of a series of the whole model in step 0; NaN if it was not seen or is not finite."""
-    return next((value for value, path in _starts(training, name) if not path), math.nan)
+    value = first_values(training, name).get("", math.nan)
+    return value if math.isfinite(value) else math.nan
 
 
-def _starts(training: Training, name: Quantity) -> list[tuple[float, str]]:
-    """Value and path of each series of a quantity in step 0, if the value is finite."""
-    return [
-        (series.values[0], series.path)
-        for series in training.of(name)
-        if series.steps[:1] == (0,) and math.isfinite(series.values[0])
-    ]
-
-
-RULES = (
-    Rule(
-        id="F3",
-        title="Blocks do nothing",
-        severity="warning",
-        threshold=(
-            f"more than {percent(_IDLE_BLOCKS)} of the blocks change the median row by less than "
-            f"{percent(_IDLE_SHARE)} of its length, with a cosine above {_IDLE_COSINE:g} (warning; a note where the "
-            "model may be untrained); fewer blocks that change no bit of it, or branches in blocks whose rows are all "
-            "one vector while those that enter differ (warning; in most blocks a note)"
-        ),
-        source="Sun et al. 2025, arXiv:2502.05795 (the curse of depth)",
-        why=(
-            "A pre-norm stream grows with the depth, and each branch adds about the same. Late blocks then hardly turn "
-            "the stream: they cost time and memory, and could be left out. A single block that adds nothing among "
-            "others that work was zeroed or not loaded, and a branch that adds one vector to all rows has an "
-            "activation that gives 0 everywhere."
-        ),
-        remedy=(
-            "scale each norm's output by 1 / sqrt(depth) (LayerNorm scaling), or normalize the branches' outputs",
-            "use fewer blocks",
-            "one block or branch: load its matrices and biases anew, and compare them with the checkpoint's",
-        ),
-        confirm="leave these blocks out and measure the loss: if it stays, they did nothing",
-        check=_blocks_do_nothing,
-        looks_at=("blocks",),
-        follows=("D3", "F2", *WRONG_NORMS),
-        is_of_text=True,
-    ),
-    Rule(
-        id="F4",
-        title="Gradients fade or swell over the depth",
-        severity="error",
-        threshold=(
-            f"gradient behind the last block over that behind the first, as it is and relative to the stream, median "
-            f"over the measured steps, above {_STEEP:g} or below {1 / _STEEP:g} (warning); exactly 0 behind a block at "
-            "every step (error)"
-        ),
-        source="Xiong et al. 2020, arXiv:2002.04745; healthy runs of the demo models stay between 1.2 and 4.6",
-        why=(
-            "All blocks share one learning rate. Where the gradient changes by a factor at every block, some of them "
-            "learn too fast while others stand still; post-norm needs a warm-up for this reason."
-        ),
-        remedy=(
-            "a norm before each branch (pre-norm), which gives the gradient a direct path",
-            "with post-norm: a warm-up of the learning rate, and branches that start small",
-            "where it is exactly 0: look for a gain of 0 or a detached tensor behind the last block with one",
-        ),
-        confirm="plot the gradient's rms over the blocks: after the change the line is nearly level",
-        check=_gradients_over_depth,
-        follows=("A5", "B5", "D1", "F11", "F12", *CAUSES),
-        looks_at=("run",),
-    ),
-    Rule(
-        id="F12",
-        title="The initialisation is off",
-        severity="error",
-        threshold=(
-            f"a first loss above {_POOR_START:g} times log(vocabulary) (warning) or {_BAD_START:g} times (error); in "
-            f"an untrained model, attention logits above {_LARGE_LOGITS:g} or gradients {_STEEP_START:g} times apart "
-            "over the depth in the first step (warning)"
-        ),
-        source=(
-            "an even guess has a loss of log(vocabulary); healthy starts of the demo models: 0.98 to 1.05 times that, "
-            "logits to 5; with weights ten times as large 3.3 to 3.7 times, and 440 (Wortsman et al. 2023, "
-            "arXiv:2309.14322)"
-        ),
-        why=(
-            "A model that knows nothing should guess evenly. A larger first loss means that it is sure of what it "
-            "cannot know: logits or streams start too large, and the first hundreds of steps go into unlearning that."
-        ),
-        remedy=(
-            "draw weights with a deviation near 1 / sqrt(width), the family's own, and embeddings likewise",
-            "scale the weights that write to the stream by 1 / sqrt(2 * blocks)",
-            "check that nothing was initialised twice, or left as it was allocated",
-        ),
-        confirm="the loss of the first step is log(vocabulary), to some per cent",
-        check=_poor_start,
-        follows=("B5", "F16", "F17", "F19"),
-        looks_at=("run",),
-    ),
-)
-"""The rules of this group, in order."""
+RULES = (idle_blocks, steep_gradients, poor_start)
+"""The rules of this file."""

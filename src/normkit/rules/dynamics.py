@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from normkit.measurement.attention import SATURATED
-from normkit.measurement.facts import Attention, Block
+from normkit.measurement.facts import Block
 from normkit.measurement.quantities import RowStatistics
-from normkit.rules.rule import CAUSES, WRONG_NORMS, Facts, Hit, NotChecked, Outcome, Rule, evidence_lines
+from normkit.rules.facts import Facts
+from normkit.rules.rule import CAUSES, WRONG_NORMS, Hit, NotChecked, Outcome, Rule, evidence_lines
 from normkit.text import counted, percent
 
 # Healthy heads, mean over the sampled rows: at most 27 in SmolLM2-135M, 18 in Gemma 3 270M, 45 in Qwen2.5-Coder
@@ -23,52 +24,101 @@ _FEWEST_STEPS, _FEWEST_BLOCKS = 4, 3
 _FREE_BRANCH, _FREE_GROWTH, _NORMED_GROWTH = 0.5, 0.1, 0.6
 # In the four trained models tried, the block that adds most adds at most 3.1 times as much as the next.
 _HUGE = 50.0
-_MASSIVE, _STANDS_OUT, _TAKEN_AWAY = 1e3, 10.0, 0.25
+_MASSIVE, _LONG, _TAKEN_AWAY = 1e3, 10.0, 0.25
 
 
-def _logits_explode(facts: Facts) -> Outcome:
+@Rule(
+    id="F1",
+    title="Attention logits are too large",
+    severity="error",
+    threshold=(
+        "a head's largest logit over its row's mean, mean over the sampled rows, in a head in which one key takes "
+        f"over {percent(SATURATED)} in at least {percent(_ROWS)} of the rows: above {_LARGE:g} (warning), "
+        f"{_EXPLODED:g} (error), {_CRITICAL:g} (critical)"
+    ),
+    source=(
+        "growth to divergence: Wortsman et al. 2023, arXiv:2309.14322; QK-clip acts above 100 in Megatron-LM and "
+        "Kimi K2, the further steps are ten times that each; healthy trained models stay below 45"
+    ),
+    why=(
+        "Softmax depends only on the differences of a row's logits: a number that a key bias adds to all of them "
+        "changes nothing. If they are hundreds apart, one token has weight 1: hardly any gradient reaches the others, "
+        "and a small change of the input flips which one it is. In training such logits tend to grow on until the loss "
+        "diverges."
+    ),
+    remedy=(
+        "normalize queries and keys for each head (QK norm)",
+        "in training: a lower learning rate, or QK-clip",
+        "check the softmax scale: 1 / sqrt(head_dim), applied once",
+    ),
+    confirm="watch the spread over some steps, or over other texts: it grows where training is unstable",
+    follows=("D3", "F11", "F12", *WRONG_NORMS, *CAUSES),
+    looks_at=("attentions",),
+    is_of_text=True,
+)
+def large_logits(facts: Facts) -> Outcome:
     """Heads in which one key takes nearly all the weight of a row, by the spread of the row's logits."""
     if not facts.attentions:
         return NotChecked("no attention call was seen")
-    cases = [(*found, attention) for attention in facts.attentions if (found := _largest_spread(attention))[0] > _LARGE]
-    if not cases:
+    found = []
+    for attention in facts.attentions:
+        heads = zip(attention.spreads, attention.saturations, strict=True)
+        spread, share = max(((spread, share) for spread, share in heads if share >= _ROWS), default=(0.0, 0.0))
+        if spread > _LARGE:
+            line = (
+                f"{attention.path}: in its sharpest head the largest of a row's logits is {spread:.4g} above their "
+                f"mean, and one key takes over {percent(SATURATED)} of the attention in {percent(share)} of the rows; "
+                f"{attention.sampled_rows} query rows sampled over {counted(attention.heads, 'head')}, entropy "
+                f"{attention.entropy:.2g} nat of {attention.uniform_entropy:.2g}"
+            )
+            found.append((spread, attention.path, line))
+    if not found:
         return None
-    cases.sort(key=lambda case: -case[0])
-    largest = cases[0][0]
-    named = {attention.path for _, _, attention in cases}
+    found.sort(key=lambda each: -each[0])
+    largest, named = found[0][0], {path for _, path, _ in found}
     critical = ": critical" if largest > _CRITICAL else ""
     return Hit(
         severity="error" if largest > _EXPLODED else "warning",
         sites=tuple(dict.fromkeys(attention.path for attention in facts.attentions if attention.path in named)),
         measured=(
-            f"a row's largest logit lies {largest:.4g} above the row's mean, in {counted(len(named), 'attention')}"
+            f"a row's largest logit is {largest:.4g} above the row's mean, in {counted(len(named), 'attention')}"
             f"{critical}"
         ),
-        evidence=evidence_lines([_logit_line(*case) for case in cases], "attention"),
+        evidence=evidence_lines([line for _, _, line in found], "attention"),
     )
 
 
-def _largest_spread(attention: Attention) -> tuple[float, float]:
-    """Spread and share of saturated rows of the saturated head with the largest spread; zeros without one."""
-    heads = zip(attention.spreads, attention.saturations, strict=True)
-    return max(((spread, share) for spread, share in heads if share >= _ROWS), default=(0.0, 0.0))
-
-
-def _logit_line(spread: float, share: float, attention: Attention) -> str:
-    return (
-        f"{attention.path}: in its sharpest head the largest of a row's logits lies {spread:.4g} above their mean, and "
-        f"one key takes over {percent(SATURATED)} of the attention in {percent(share)} of the rows; "
-        f"{attention.sampled_rows} query rows sampled over {counted(attention.heads, 'head')}, entropy "
-        f"{attention.entropy:.2g} nat of {attention.uniform_entropy:.2g}"
-    )
-
-
-def _stream_grows(facts: Facts) -> Outcome:
-    """Variance of the stream in the later half of the depth."""
+@Rule(
+    id="F2",
+    title="The residual stream is out of scale",
+    severity="warning",
+    threshold=(
+        "over the later half of the blocks log variance rises in a straight line, by more than "
+        f"{_NORMED_GROWTH:g} a block, or {_FREE_GROWTH:g} where the branch has no norm; or one block "
+        f"adds over {_HUGE:g} times as much to the median row as any other"
+    ),
+    source="Kim et al. 2025, arXiv:2502.02732; Sun et al. 2025, arXiv:2502.05795",
+    why=(
+        "Behind a norm each block adds about the same variance, so the stream's variance rises in a straight "
+        "line. If each block multiplies it instead, late blocks dominate early ones, 16-bit types overflow, and "
+        "gradients grow alike."
+    ),
+    remedy=(
+        "where a branch has no norm before it, normalize its input (pre-norm)",
+        "where one does, normalize the branch's output too (peri-norm)",
+        "scale the branches' output weights down by 1 / sqrt(2 * blocks) at initialisation",
+        "one block alone: compare the scale of its output matrices with the other blocks', as after dequantization",
+    ),
+    confirm="plot the stream's rms over the depth on a logarithmic axis: a straight line is exponential growth",
+    follows=("B5", "D1", "D3", "F11", "F12", *WRONG_NORMS, *CAUSES),
+    looks_at=("blocks",),
+    is_of_text=True,
+)
+def growing_stream(facts: Facts) -> Outcome:
+    """Variance of the stream in the later half of the depth; one block that adds far more than any other."""
     if not facts.blocks:
         return NotChecked("no repeated blocks were found")
-    growing = _growing_run(facts.blocks)
-    if growing:
+    if growing := _growing_run(facts.blocks):
         first, last, slope = growing[0], growing[-1], _slope(_log_variances(growing))
         start, end = first.stream_in.rms_median, last.stream_out.rms_median
         return Hit(
@@ -81,100 +131,31 @@ def _stream_grows(facts: Facts) -> Outcome:
                 "(0 behind a norm, 1 without one)",
             ),
         )
-    return _huge_branch(facts.blocks)
-
-
-def _huge_branch(blocks: Sequence[Block]) -> Outcome:
-    """One block that adds to the median row by far more than any other: massive activations sit in single rows."""
-    added = [block.branch_share * block.stream_in.rms_median for block in blocks]
-    if len(blocks) < _FEWEST_BLOCKS or not all(math.isfinite(value) for value in added):
+    # The median row shows it: massive activations are in single rows.
+    added = [block.branch_share * block.stream_in.rms_median for block in facts.blocks]
+    if len(added) < _FEWEST_BLOCKS or not all(math.isfinite(value) for value in added):
         return None
     *_, second, largest = sorted(added)
     if not largest > _HUGE * second > 0:
         return None
-    huge = blocks[added.index(largest)]
+    huge = facts.blocks[added.index(largest)]
     return Hit(
         severity="warning",
         sites=(huge.path,),
         measured=f"one block adds {largest / second:.3g} times as much to the stream as any other",
         evidence=(
             f"{huge.path}: the median row changes by {huge.branch_share:.3g} times its length, to an rms of "
-            f"{huge.stream_out.rms_median:.3g} from {huge.stream_in.rms_median:.3g}: what other blocks add drowns",
+            f"{huge.stream_out.rms_median:.3g} from {huge.stream_in.rms_median:.3g}: the additions of other blocks are "
+            "negligible",
         ),
-    )
-
-
-def _massive_activations(facts: Facts) -> Outcome:
-    """Single elements far above the rest: where they begin, which blocks keep them, and where they end."""
-    if not facts.blocks:
-        return NotChecked("no repeated blocks were found")
-    massive = [block for block in facts.blocks if is_massive(block.stream_out)]
-    if not massive:
-        return None
-    first, fullest = massive[0], max(massive, key=lambda block: block.stream_out.absmax)
-    # The threshold alone may be crossed because the other rows have grown.
-    smaller = (block for block in facts.blocks if block.stream_out.absmax < _TAKEN_AWAY * fullest.stream_out.absmax)
-    gone = next((block for block in smaller if block.index > fullest.index), None)
-    lines = [_beginning(first)]
-    if fullest is not first:
-        lines.append(f"{fullest.path}: it is largest here: the output has {_largest(fullest)}")
-    lines.append(_carriers(fullest))
-    last = facts.blocks[-1]
-    if gone is None:
-        lines.append(f"{last.path}: the last block still has it in its output, with {last.stream_out.absmax:.4g}")
-    else:
-        lines.append(f"{gone.path}: it ends here: the output has at most {gone.stream_out.absmax:.4g}")
-    if fullest.peak is not None and fullest.peak.position == 0:
-        lines.append(
-            "it sits on the first token of its text, an attention sink: heads with nothing to look for attend to it"
-        )
-    ratio = fullest.stream_out.absmax / fullest.stream_out.rms_median
-    return Hit(
-        severity="note",
-        sites=tuple(dict.fromkeys(block.path for block in (first, fullest, gone or last))),
-        measured=(
-            f"an element {ratio:.4g} times the median row's rms; such elements leave "
-            f"{len(massive)} of {counted(len(facts.blocks), 'block')}"
-        ),
-        evidence=tuple(lines),
-    )
-
-
-def is_massive(stream: RowStatistics) -> bool:
-    """Its largest element is a massive activation."""
-    return stream.absmax > _MASSIVE * stream.rms_median > 0
-
-
-def _beginning(block: Block) -> str:
-    if is_massive(block.stream_in):
-        return f"{block.path}: it comes in with {block.stream_in.absmax:.4g}: it begins before the blocks"
-    entering = block.stream_in.absmax
-    return f"{block.path}: it begins here: the output has {_largest(block)}, the input at most {entering:.4g}"
-
-
-def _largest(block: Block) -> str:
-    if block.peak is None:
-        return f"{block.stream_out.absmax:.4g}"
-    token = f"token {block.peak.token!r}" if block.peak.token else "the token"
-    return f"{block.peak.value:.4g} in feature {block.peak.feature} of {token} at position {block.peak.position}"
-
-
-def _carriers(block: Block) -> str:
-    """Number of rows with an outlying length, from the histogram."""
-    stream = block.stream_out
-    lowest = math.ceil(8 * math.log2(_STANDS_OUT * stream.rms_median))
-    rows = sum(count for place, count in stream.histogram if place >= lowest)
-    return (
-        f"{block.path}: {rows:,} of {counted(stream.rows, 'row')} {'is' if rows == 1 else 'are'} over {_STANDS_OUT:g} "
-        "times as long as the median one"
     )
 
 
 def _growing_run(blocks: Sequence[Block]) -> Sequence[Block]:
     """The blocks over which the stream grows exponentially, or nothing.
 
-    Behind norms only the later half is looked at: there additive growth at most doubles the variance,
-    while small embeddings make a healthy stream jump at the first blocks.
+    Behind norms only the later half counts: there additive growth at most doubles the variance, while small embeddings
+    make a healthy stream jump at the first blocks.
     """
     free = all(block.branch_slope > _FREE_BRANCH for block in blocks)
     run = blocks if free else blocks[len(blocks) // 2 :]
@@ -192,7 +173,7 @@ def _growing_run(blocks: Sequence[Block]) -> Sequence[Block]:
 
 
 def _log_variances(blocks: Sequence[Block]) -> list[float]:
-    """log of the median row's mean square: entering the first block, and leaving each."""
+    """log of the median row's mean square: at the input of the first block, and at the output of each."""
     rms = [blocks[0].stream_in.rms_median, *(block.stream_out.rms_median for block in blocks)]
     return [2 * math.log(value) if value > 0 else -math.inf for value in rms]
 
@@ -212,86 +193,83 @@ def _r_squared(values: Sequence[float]) -> float:
     return 1 - left / total if total > 0 else 0.0
 
 
-RULES = (
-    Rule(
-        id="F1",
-        title="Attention logits are too large",
-        severity="error",
-        threshold=(
-            "a head's largest logit over its row's mean, mean over the sampled rows, in a head in which one key takes "
-            f"over {percent(SATURATED)} in at least {percent(_ROWS)} of the rows: above {_LARGE:g} (warning), "
-            f"{_EXPLODED:g} (error), {_CRITICAL:g} (critical)"
-        ),
-        source=(
-            "growth to divergence: Wortsman et al. 2023, arXiv:2309.14322; QK-clip acts above 100 in Megatron-LM and "
-            "Kimi K2, the further steps are ten times that each; healthy trained models stay below 45"
-        ),
-        why=(
-            "Softmax feels only how far a row's logits are apart: what a key bias adds to all of them changes nothing. "
-            "Hundreds apart, they are one token with weight 1: hardly any gradient reaches the others, and a small "
-            "change of the input flips which one it is. In training such logits tend to grow on until the loss "
-            "diverges."
-        ),
-        remedy=(
-            "normalize queries and keys for each head (QK norm)",
-            "in training: a lower learning rate, or QK-clip",
-            "check the softmax scale: 1 / sqrt(head_dim), applied once",
-        ),
-        confirm="watch the spread over some steps, or over other texts: it grows where training is unstable",
-        check=_logits_explode,
-        follows=("D3", "F11", "F12", *WRONG_NORMS, *CAUSES),
-        looks_at=("attentions",),
-        is_of_text=True,
+@Rule(
+    id="F13",
+    title="Massive activations",
+    severity="note",
+    threshold=f"an element of a block's output above {_MASSIVE:g} times the median row's rms",
+    source="Sun et al. 2024, arXiv:2402.17762; attention sinks: Xiao et al. 2023, arXiv:2309.17453",
+    why=(
+        "Trained transformers often keep a few huge elements in fixed features of the first token or of a "
+        "delimiter: an early block writes them, a late one takes them away. Norms turn such a row into one fixed "
+        "direction, and heads with nothing to look for attend there: a sink. It harms nothing by itself; it "
+        "matters where numbers are quantized or kept in float16, or where that token is dropped from a cache."
     ),
-    Rule(
-        id="F2",
-        title="The residual stream is out of scale",
-        severity="warning",
-        threshold=(
-            "over the later half of the blocks log variance rises in a straight line, by more than "
-            f"{_NORMED_GROWTH:g} a block, or {_FREE_GROWTH:g} where no norm stands in the branch; or one block "
-            f"adds over {_HUGE:g} times as much to the median row as any other"
-        ),
-        source="Kim et al. 2025, arXiv:2502.02732; Sun et al. 2025, arXiv:2502.05795",
-        why=(
-            "Behind a norm each block adds about the same variance, so the stream's variance rises in a straight "
-            "line. Where it multiplies instead, late blocks dwarf early ones, 16-bit types overflow, and gradients "
-            "grow alike."
-        ),
-        remedy=(
-            "where no norm stands before a branch, normalize its input (pre-norm)",
-            "where one does, normalize the branch's output too (peri-norm)",
-            "scale the branches' output weights down by 1 / sqrt(2 * blocks) at initialisation",
-            "one block alone: compare the scale of its output matrices with the other blocks', as after dequantization",
-        ),
-        confirm="plot the stream's rms over the depth on a logarithmic axis: a straight line is exponential growth",
-        check=_stream_grows,
-        follows=("B5", "D1", "D3", "F11", "F12", *WRONG_NORMS, *CAUSES),
-        looks_at=("blocks",),
-        is_of_text=True,
+    remedy=(
+        "nothing, where the model is run as it was trained",
+        "keep these features in 16 bits or more when activations are quantized, and the sink's token in the cache",
+        "float16: see the headroom of the norms; bfloat16 holds them",
     ),
-    Rule(
-        id="F13",
-        title="Massive activations",
-        severity="note",
-        threshold=f"an element of a block's output above {_MASSIVE:g} times the median row's rms",
-        source="Sun et al. 2024, arXiv:2402.17762; attention sinks: Xiao et al. 2023, arXiv:2309.17453",
-        why=(
-            "Trained transformers often keep a few huge elements in fixed features of the first token or of a "
-            "delimiter: an early block writes them, a late one takes them away. Norms turn such a row into one fixed "
-            "direction, and heads with nothing to look for attend there: a sink. It harms nothing by itself; it "
-            "matters where numbers are quantized or kept in float16, or where that token is dropped from a cache."
-        ),
-        remedy=(
-            "nothing, where the model is run as it was trained",
-            "keep these features in 16 bits or more when activations are quantized, and the sink's token in the cache",
-            "float16: see the headroom of the norms; bfloat16 holds them",
-        ),
-        confirm="set these elements to 0 in one forward pass: the loss rises by far, as heads lose their sink",
-        check=_massive_activations,
-        follows=("B5", "D1", "E3", "F2", *WRONG_NORMS),
-        looks_at=("blocks",),
-        is_of_text=True,
-    ),
+    confirm="set these elements to 0 in one forward pass: the loss rises by far, as heads lose their sink",
+    follows=("B5", "D1", "E3", "F2", *WRONG_NORMS),
+    looks_at=("blocks",),
+    is_of_text=True,
 )
-"""The rules of this group, in order."""
+def massive_activations(facts: Facts) -> Outcome:
+    """Single elements far above the rest: where they begin, which blocks keep them, and where they end."""
+    if not facts.blocks:
+        return NotChecked("no repeated blocks were found")
+    massive = [block for block in facts.blocks if is_massive(block.stream_out)]
+    if not massive:
+        return None
+    first, last, fullest = massive[0], facts.blocks[-1], max(massive, key=lambda block: block.stream_out.absmax)
+    entering = f"{first.stream_in.absmax:.4g}"
+    if is_massive(first.stream_in):
+        lines = [f"{first.path}: its input already has {entering}: it begins before the blocks"]
+    else:
+        lines = [f"{first.path}: it begins here: the output has {_largest(first)}, the input at most {entering}"]
+    if fullest is not first:
+        lines.append(f"{fullest.path}: it is largest here: the output has {_largest(fullest)}")
+    stream = fullest.stream_out
+    lowest = math.ceil(8 * math.log2(_LONG * stream.rms_median))
+    rows = sum(count for place, count in stream.histogram if place >= lowest)
+    lines.append(
+        f"{fullest.path}: {rows:,} of {counted(stream.rows, 'row')} {'is' if rows == 1 else 'are'} over {_LONG:g} "
+        "times as long as the median one"
+    )
+    # The threshold alone may be crossed because the other rows have grown.
+    smaller = (block for block in facts.blocks if block.stream_out.absmax < _TAKEN_AWAY * stream.absmax)
+    gone = next((block for block in smaller if block.index > fullest.index), None)
+    if gone is None:
+        lines.append(f"{last.path}: the last block still has it in its output, with {last.stream_out.absmax:.4g}")
+    else:
+        lines.append(f"{gone.path}: it ends here: the output has at most {gone.stream_out.absmax:.4g}")
+    if fullest.peak is not None and fullest.peak.position == 0:
+        lines.append(
+            "it is at the first token of its text, an attention sink: heads with nothing to look for attend to it"
+        )
+    return Hit(
+        severity="note",
+        sites=tuple(dict.fromkeys(block.path for block in (first, fullest, gone or last))),
+        measured=(
+            f"an element {stream.absmax / stream.rms_median:.4g} times the median row's rms; "
+            f"{len(massive)} of {counted(len(facts.blocks), 'block')} have such elements in their output"
+        ),
+        evidence=tuple(lines),
+    )
+
+
+def is_massive(stream: RowStatistics) -> bool:
+    """Its largest element is a massive activation."""
+    return stream.absmax > _MASSIVE * stream.rms_median > 0
+
+
+def _largest(block: Block) -> str:
+    if block.peak is None:
+        return f"{block.stream_out.absmax:.4g}"
+    token = f"token {block.peak.token!r}" if block.peak.token else "the token"
+    return f"{block.peak.value:.4g} in feature {block.peak.feature} of {token} at position {block.peak.position}"
+
+
+RULES = (large_logits, growing_stream, massive_activations)
+"""The rules of this file."""

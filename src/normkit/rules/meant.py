@@ -1,4 +1,4 @@
-"""Groups A and B: each convention of a norm, and the factor of its output, against what is meant there.
+"""Groups A and B: each convention of a norm against the one that is meant there.
 
 `RULE_OF` says which rule compares which field of `NormSpec`: a field without a rule would never be compared.
 """
@@ -12,8 +12,9 @@ from types import MappingProxyType
 from normkit.identification.passport import CONVENTIONS, Passport
 from normkit.measurement.facts import Site
 from normkit.measurement.quantities import Spectrum
+from normkit.rules.facts import Facts
 from normkit.rules.finding import Severity
-from normkit.rules.rule import NO_INTENT, Case, Facts, NotChecked, Outcome, Rule, hit, worst
+from normkit.rules.rule import NO_INTENT, Case, NotChecked, Outcome, Rule, hit, worst
 from normkit.rules.scale import HARMFUL, ROUNDING, severity_of
 from normkit.spec import NormSpec
 from normkit.text import counted, percent
@@ -29,7 +30,7 @@ _RULES_OF: dict[str, tuple[str, ...]] = {
     "casts": ("E2", "E1", "E1"),
     "output dtype": ("E6",),
 }
-"""The rules that compare the fields of `CONVENTIONS`, in the order in which they are there."""
+"""The rule that compares each field of `CONVENTIONS`, in the order of the fields there."""
 
 RULE_OF: Mapping[str, str] = MappingProxyType(
     {
@@ -41,6 +42,7 @@ RULE_OF: Mapping[str, str] = MappingProxyType(
 """The rule that compares each field. B2 compares the offset as B1 does, A3 the place of eps as A2 does."""
 
 _READING_OF = {field: reading for reading, fields in CONVENTIONS.items() for field in fields}
+_MEANT = "of the config's class or the intent file"
 
 Judge = Callable[[Site, NormSpec, Facts], Case | None]
 """Makes a case of a site's difference from the spec that is meant there; None if the difference is no fault."""
@@ -83,24 +85,18 @@ def is_open(site: Site, facts: Facts, fields: tuple[str, ...]) -> bool:
     return passport is not None and any(_open_reading(passport, field) for field in fields)
 
 
-def _open_reading(passport: Passport, field: str) -> str | None:
-    """The reading that should decide a field of the spec and does not; None where the field is known."""
-    name = _READING_OF[field]
-    return name if name in passport.undecidable and field not in (passport.readings[name].value or ()) else None
-
-
 def undecided(facts: Facts, fields: tuple[str, ...]) -> NotChecked | None:
     """Why some fields could not be compared at a norm whose intent is known; None where all were.
 
-    A norm that is of the stock class and runs its forward computes what is meant, whatever was decided of it.
+    A norm of the stock class that runs the class's forward computes what is meant, even where a field is undecided.
     """
     reasons: dict[str, str] = {}
     for site in facts.sites:
-        if facts.intended(site) is None or facts.is_stock(site.path):
-            continue
         passport = facts.passports.get(site.path)
+        if passport is None or facts.intended(site) is None or facts.is_stock(site.path):
+            continue
         for field in fields:
-            if passport is not None and (reading := _open_reading(passport, field)) is not None:
+            if (reading := _open_reading(passport, field)) is not None:
                 reasons.setdefault(site.path, passport.undecidable[reading])
     if not reasons:
         return None
@@ -108,58 +104,128 @@ def undecided(facts: Facts, fields: tuple[str, ...]) -> NotChecked | None:
     return NotChecked(f"not decided at {counted(len(reasons), 'norm')}, first at {path}: {reason}")
 
 
-def _otherwise_centred(facts: Facts) -> Outcome:
+def _open_reading(passport: Passport, field: str) -> str | None:
+    """The reading that should decide a field of the spec and does not; None where the field is known."""
+    name = _READING_OF[field]
+    return name if name in passport.undecidable and field not in (passport.readings[name].value or ()) else None
+
+
+@Rule(
+    id="A11",
+    title="The mean is subtracted, or kept, against what is meant",
+    severity="error",
+    threshold=(
+        f"another centring of numerator or statistics than that {_MEANT} (warning); the mean is more than "
+        f"{percent(HARMFUL)} of the length of the rows that enter (error), or no more than rounding (note)"
+    ),
+    source="Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450",
+    why=(
+        "LayerNorm subtracts each row's mean and divides by the standard deviation; RMSNorm does neither. The name "
+        "of a class does not tell which one it computes. Weights trained with one read other vectors from the other: "
+        "shapes fit, and every output has another direction."
+    ),
+    remedy=(
+        "compute the norm that the checkpoint was trained with: torch.nn.RMSNorm or torch.nn.LayerNorm",
+        "if the weights were trained this way, declare it in an intent file",
+    ),
+    confirm="nk.identify(module, shape).readings['centring']; compare norm(x + 1) with norm(x)",
+)
+def other_centring(facts: Facts) -> Outcome:
     """A LayerNorm where an RMSNorm is meant, the reverse, and the two halves of each."""
-    return compared(facts, fields_of("A11"), _centring, "centred otherwise than meant")
+
+    def judge(site: Site, meant: NormSpec, facts: Facts) -> Case:
+        # The mean's share of a row's energy: its root is the share of the length that is subtracted or kept.
+        share = site.input.mean_energy
+        effect = math.sqrt(share) if share > 0 else 0.0
+        words = f"the mean is {site.spec.centring.words}"
+        if effect <= ROUNDING.get(site.dtype, 0.0) and not math.isnan(share):
+            return Case(site.path, "note", f"{words}; its input has no mean, so both formulas agree", effect)
+        words += f", {facts.source_at(site.path)} says {meant.centring.words}"
+        words += f"; the mean is {percent(effect)} of the length of the rows that enter"
+        return Case(site.path, worst((severity_of(effect), "warning")), words, effect)
+
+    return compared(facts, fields_of("A11"), judge, "centred otherwise than meant")
 
 
-def _centring(site: Site, meant: NormSpec, facts: Facts) -> Case:
-    # The mean's share of a row's energy: what is subtracted, or left in, is the root of that share of the length.
-    share = site.input.mean_energy
-    effect = math.sqrt(share) if share > 0 else 0.0
-    if effect <= ROUNDING.get(site.dtype, 0.0) and not math.isnan(share):
-        line = f"{site.path}: the mean is {site.spec.centring.words}; what enters has none, so both formulas agree"
-        return Case(site.path, "note", effect, line)
-    line = f"{site.path}: the mean is {site.spec.centring.words}, {facts.source_at(site.path)} says "
-    line += meant.centring.words
-    line += f"; the mean is {percent(effect)} of the length of the rows that enter"
-    return Case(site.path, worst((severity_of(effect), "warning")), effect, line)
-
-
-def _otherwise_long(facts: Facts) -> Outcome:
+@Rule(
+    id="A12",
+    title="Normalized rows have another length than meant",
+    severity="error",
+    threshold=f"a factor of sqrt(n) more or less than that {_MEANT}",
+    source="Nguyen and Salazar 2019, arXiv:1910.05895; torch.nn.functional.normalize",
+    why=(
+        "An L2 norm gives rows of length 1, a root mean square rows of length sqrt(n). Without the factor every "
+        "output is sqrt(n) times too short or too long: the gain and the following weights were trained on the other "
+        "length."
+    ),
+    remedy=(
+        "divide by the root of the mean square, or multiply the L2-normalized row by sqrt(n)",
+        "if the weights were trained this way, declare it in an intent file",
+    ),
+    confirm="nk.identify(module, shape).readings['divisor']; the length of an output row beside sqrt(n)",
+)
+def other_length(facts: Facts) -> Outcome:
     """An L2 norm in place of a root mean square, or the reverse: sqrt(n) is missing or there twice."""
-    return compared(facts, fields_of("A12"), _length, "with rows of another length than meant")
+
+    def judge(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
+        n = site.input.features
+        ratio = site.spec.divisor.rms(n) / meant.divisor.rms(n)
+        words = f"the sum of squares is {site.spec.divisor.words}, {facts.source_at(site.path)} says "
+        words += f"{meant.divisor.words}: the output is {ratio:.3g} times as long (n = {n})"
+        return None if ratio == 1 else Case(site.path, "error", words, abs(math.log(ratio)))
+
+    return compared(facts, fields_of("A12"), judge, "with rows of another length than meant")
 
 
-def _length(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
-    n = site.input.features
-    mine, wanted = site.spec.divisor.rms(n), meant.divisor.rms(n)
-    if mine == wanted:
-        return None
-    ratio = mine / wanted
-    line = f"{site.path}: the sum of squares is {site.spec.divisor.words}, {facts.source_at(site.path)} says "
-    line += f"{meant.divisor.words}: the output is {ratio:.3g} times as long (n = {n})"
-    return Case(site.path, "error", abs(math.log(ratio)), line)
-
-
-def _gain_presence(facts: Facts) -> Outcome:
+@Rule(
+    id="B11",
+    title="A gain is not applied, or is one too many",
+    severity="error",
+    threshold=f"a gain where the norm {_MEANT} has none (a note while it is 1), or the reverse (error)",
+    source="torch.nn.LayerNorm(elementwise_affine=False); Ba et al. 2016, arXiv:1607.06450",
+    why=(
+        "A norm that never multiplies by its gain gives every feature the same weight. Loading does not fail: the "
+        "parameter is there, and nothing reads it."
+    ),
+    remedy=(
+        "multiply the normalized row by the gain in forward",
+        "check that elementwise_affine is as in the config",
+    ),
+    confirm="nk.identify(module, shape).readings['gain']; double the weight and compare the outputs",
+    follows=("A11",),
+)
+def gain_presence(facts: Facts) -> Outcome:
     """A gain that is never applied, or one too many."""
-    return compared(facts, fields_of("B11"), _gain, "with or without a gain, against what is meant")
+
+    def judge(site: Site, meant: NormSpec, facts: Facts) -> Case:
+        words = ("no gain acts on its output", "a gain acts on its output", "all of its entries are 1")
+        return _presence(site, meant, facts, site.gain, meant.has_weight, words)
+
+    return compared(facts, fields_of("B11"), judge, "with or without a gain, against what is meant")
 
 
-def _gain(site: Site, meant: NormSpec, facts: Facts) -> Case:
-    words = ("no gain acts on its output", "a gain acts on its output", "all of its entries are 1")
-    return _presence(site, meant, facts, site.gain, meant.has_weight, words)
-
-
-def _bias_presence(facts: Facts) -> Outcome:
+@Rule(
+    id="B12",
+    title="A bias is dropped, or is one too many",
+    severity="error",
+    threshold=f"a bias where the norm {_MEANT} has none (a note while it is 0), or the reverse (error)",
+    source="torch.nn.LayerNorm(bias=False); Ba et al. 2016, arXiv:1607.06450",
+    why=(
+        "The bias moves every row by the same vector, and a trained one may be longer than what varies. A port "
+        "that drops it shifts the input of all that follows."
+    ),
+    remedy=("add the bias of the checkpoint in forward", "check that bias= of the norm is as in the config"),
+    confirm="nk.identify(module, shape).readings['bias']; the output for a constant row",
+    follows=("A11",),
+)
+def bias_presence(facts: Facts) -> Outcome:
     """A bias that was dropped, or one too many."""
-    return compared(facts, fields_of("B12"), _bias, "with or without a bias, against what is meant")
 
+    def judge(site: Site, meant: NormSpec, facts: Facts) -> Case:
+        words = ("no bias is added", "a bias is added", "all of its entries are 0")
+        return _presence(site, meant, facts, site.bias, meant.has_bias, words)
 
-def _bias(site: Site, meant: NormSpec, facts: Facts) -> Case:
-    words = ("no bias is added", "a bias is added", "all of its entries are 0")
-    return _presence(site, meant, facts, site.bias, meant.has_bias, words)
+    return compared(facts, fields_of("B12"), judge, "with or without a bias, against what is meant")
 
 
 def _presence(
@@ -167,115 +233,40 @@ def _presence(
 ) -> Case:
     """A parameter that is missing, one too many, or one too many that changes nothing, in these words."""
     missing, superfluous, neutral = words
-    line = f"{site.path}: {missing if is_meant else superfluous}, {facts.source_at(site.path)} says {meant}"
+    told = f"{missing if is_meant else superfluous}, {facts.source_at(site.path)} says {meant}"
     if not is_meant and found is not None and found.at_initialisation:
-        return Case(site.path, "note", 0.0, f"{line}; {neutral}")
-    return Case(site.path, "error", 1.0, line)
+        return Case(site.path, "note", f"{told}; {neutral}")
+    return Case(site.path, "error", told, 1.0)
 
 
-def _gain_placement(facts: Facts) -> Outcome:
-    """A gain in front of the division, where one behind it is meant, or the reverse."""
-    return compared(facts, fields_of("B13"), _placement, "with the gain on the other side of the division")
-
-
-def _placement(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
-    if not (site.spec.has_weight and meant.has_weight):
-        return None
-    # A gain of one number cancels in front of the division, and multiplies behind it.
-    severity: Severity = "warning" if site.gain is not None and site.gain.at_initialisation else "error"
-    line = f"{site.path}: the gain multiplies {site.spec.gain.placement} the row is normalized, "
-    line += f"{facts.source_at(site.path)} says {meant.gain.placement}"
-    return Case(site.path, severity, 1.0, line)
-
-
-_MEANT = "of the config's class or the intent file"
-
-RULES = (
-    Rule(
-        id="A11",
-        title="The mean is subtracted, or kept, against what is meant",
-        severity="error",
-        threshold=(
-            f"another centring of numerator or statistics than that {_MEANT} (warning); the mean is more than "
-            f"{percent(HARMFUL)} of the length of the rows that enter (error), or no more than rounding (note)"
-        ),
-        source="Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450",
-        why=(
-            "LayerNorm subtracts each row's mean and divides by the standard deviation; RMSNorm does neither. Names "
-            "do not tell which one a class computes. Weights trained with one read other vectors from the other: "
-            "shapes fit, and every output is turned."
-        ),
-        remedy=(
-            "compute the norm that the checkpoint was trained with: torch.nn.RMSNorm or torch.nn.LayerNorm",
-            "if the weights were trained this way, declare it in an intent file",
-        ),
-        confirm="nk.identify(module, shape).readings['centring']; compare norm(x + 1) with norm(x)",
-        check=_otherwise_centred,
+@Rule(
+    id="B13",
+    title="The gain is on the other side of the division",
+    severity="error",
+    threshold=f"a gain in front of the division where that {_MEANT} is behind it, or the reverse",
+    source="MuseSparkTextInputScaledRMSNorm of transformers; Zhang and Sennrich 2019, arXiv:1910.07467",
+    why=(
+        "In front of the division the gain changes the statistics too, and its length cancels: only its direction "
+        "counts. Behind it, it multiplies the normalized row."
     ),
-    Rule(
-        id="A12",
-        title="Normalized rows have another length than meant",
-        severity="error",
-        threshold=f"a factor of sqrt(n) more or less than that {_MEANT}",
-        source="Nguyen and Salazar 2019, arXiv:1910.05895; torch.nn.functional.normalize",
-        why=(
-            "An L2 norm gives rows of length 1, a root mean square rows of length sqrt(n). Without the factor every "
-            "output is sqrt(n) times too short or too long: gain and following weights were trained on the other."
-        ),
-        remedy=(
-            "divide by the root of the mean square, or multiply the L2-normalized row by sqrt(n)",
-            "if the weights were trained this way, declare it in an intent file",
-        ),
-        confirm="nk.identify(module, shape).readings['divisor']; the length of an output row beside sqrt(n)",
-        check=_otherwise_long,
-    ),
-    Rule(
-        id="B11",
-        title="A gain is not applied, or is one too many",
-        severity="error",
-        threshold=f"a gain where the norm {_MEANT} has none (a note while it is 1), or the reverse (error)",
-        source="torch.nn.LayerNorm(elementwise_affine=False); Ba et al. 2016, arXiv:1607.06450",
-        why=(
-            "A norm that never multiplies by its gain gives every feature the same weight. Loading does not fail: the "
-            "parameter is there, and nothing reads it."
-        ),
-        remedy=(
-            "multiply the normalized row by the gain in forward",
-            "check that elementwise_affine is as in the config",
-        ),
-        confirm="nk.identify(module, shape).readings['gain']; double the weight and compare the outputs",
-        check=_gain_presence,
-        follows=("A11",),
-    ),
-    Rule(
-        id="B12",
-        title="A bias is dropped, or is one too many",
-        severity="error",
-        threshold=f"a bias where the norm {_MEANT} has none (a note while it is 0), or the reverse (error)",
-        source="torch.nn.LayerNorm(bias=False); Ba et al. 2016, arXiv:1607.06450",
-        why=(
-            "The bias moves every row by the same vector, and a trained one may be longer than what varies. A port "
-            "that drops it shifts the input of all that follows."
-        ),
-        remedy=("add the bias of the checkpoint in forward", "check that bias= of the norm is as in the config"),
-        confirm="nk.identify(module, shape).readings['bias']; the output for a constant row",
-        check=_bias_presence,
-        follows=("A11",),
-    ),
-    Rule(
-        id="B13",
-        title="The gain is on the other side of the division",
-        severity="error",
-        threshold=f"a gain in front of the division where that {_MEANT} is behind it, or the reverse",
-        source="MuseSparkTextInputScaledRMSNorm of transformers; Zhang and Sennrich 2019, arXiv:1910.07467",
-        why=(
-            "In front of the division the gain changes the statistics too, and its length cancels: only its direction "
-            "counts. Behind it, it multiplies what was normalized."
-        ),
-        remedy=("multiply by the gain where the checkpoint's own code does",),
-        confirm=f"nk.identify(module, shape).spec.{fields_of('B13')[0]}; double the weight and compare the outputs",
-        check=_gain_placement,
-        follows=("B11",),
-    ),
+    remedy=("multiply by the gain where the checkpoint's own code does",),
+    confirm=f"nk.identify(module, shape).spec.{fields_of('B13')[0]}; double the weight and compare the outputs",
+    follows=("B11",),
 )
-"""The rules of this group, in order."""
+def gain_placement(facts: Facts) -> Outcome:
+    """A gain in front of the division, where one behind it is meant, or the reverse."""
+
+    def judge(site: Site, meant: NormSpec, facts: Facts) -> Case | None:
+        if not (site.spec.has_weight and meant.has_weight):
+            return None
+        # A gain of one number cancels in front of the division, and multiplies behind it.
+        severity: Severity = "warning" if site.gain is not None and site.gain.at_initialisation else "error"
+        words = f"the gain multiplies {site.spec.gain.placement} the row is normalized, "
+        words += f"{facts.source_at(site.path)} says {meant.gain.placement}"
+        return Case(site.path, severity, words, 1.0)
+
+    return compared(facts, fields_of("B13"), judge, "with the gain on the other side of the division")
+
+
+RULES = (other_centring, other_length, gain_presence, bias_presence, gain_placement)
+"""The rules of this file."""

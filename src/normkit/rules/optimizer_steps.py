@@ -14,44 +14,79 @@ from normkit.measurement.pace import (
     LASTING,
     OPENING,
     TYPICAL_LIMIT,
-    Pace,
     paces,
     too_fast,
 )
-from normkit.measurement.training import Training
+from normkit.measurement.training import Quantity, Training
+from normkit.rules.facts import Facts
 from normkit.rules.rule import (
     CAUSES,
-    NO_RUN,
     NO_TRAINING,
     Case,
-    Facts,
     Hit,
     NotChecked,
     Outcome,
     Rule,
     evidence_lines,
     hit,
+    measured,
+    of_a_run,
 )
 from normkit.text import counted, percent
 
 _OFTEN = 5
-
 _LONG_RUN, _RISES, _FALLS = 128, 1.5, 0.5
-
 _EPS_SHARE, _EPS_TENSORS, _SETTLED = 0.2, 0.25, 16
 
 
-def _spikes(facts: Facts) -> Outcome:
+@Rule(
+    id="F5",
+    title="The loss or the gradient spikes",
+    severity="error",
+    threshold=(
+        f"a value above its last 128 by z > {LIMIT:g} (median and MAD; of a loss also its last 32 by z > 8) and by "
+        "at least 1.2 times (loss) or 3 times (gradient norm) (warning); a loss that stays there for "
+        f"{STAYS} steps, or is not finite (error)"
+    ),
+    source=(
+        "6 deviations over 128 steps: OLMo-core; updates that double before the loss: marin#1368; "
+        "healthy runs of the demo models reach z = 5.1 and 4.7"
+    ),
+    why=(
+        "One batch undoes part of the training, and with Adam its trace stays in the moments for many steps. The "
+        "quantity that moved first tells a bad batch (loss and all gradients in one step) from a step that was too "
+        "large (an update, a weight or an attention some steps earlier)."
+    ),
+    remedy=(
+        "look at what moved first, and at the batch of that step",
+        "clip the gradient at about twice its usual norm; where the loop clips already, lower its limit to that",
+        "lower the learning rate, or lengthen its warm-up",
+    ),
+    confirm="run again from a checkpoint before it: the same batch, with the change, and no spike",
+    follows=("B5", "C7", "E3", "F1", "F11", "F12", *CAUSES),
+    looks_at=("run",),
+)
+@of_a_run(NO_TRAINING)
+def spikes(_facts: Facts, training: Training) -> Outcome:
     """NaN first; then jumps of the loss and of the gradient norm, with what moved before them."""
-    training = facts.training
-    if training is None:
-        return NO_TRAINING
-    broken = _not_finite(training)
-    if broken is not None:
-        return broken
-    found = [jump for name in ("loss", "gradient norm") for series in training.of(name) for jump in jumps(series)]
+    names: tuple[Quantity, ...] = ("loss", "gradient norm")
+    lines = []
+    for name in names:
+        if steps := [step for step, value in measured(training, name) if not math.isfinite(value)]:
+            lines.append(f"the {name} is NaN or infinite in {counted(len(steps), 'step')}, first in step {steps[0]}")
+    if lines:
+        return Hit(
+            severity="note" if training.has_skipped else "error",
+            sites=(),
+            measured=lines[0] + (", and these steps were skipped" if training.has_skipped else ""),
+            evidence=tuple(lines),
+        )
+    found = [jump for name in names for series in training.of(name) for jump in jumps(series)]
     if not found:
-        return _left_out(training)
+        if not (skipped := training.skipped):
+            return None
+        line = f"{counted(len(skipped), 'step')} with NaN or infinite gradients, first step {skipped[0]}, taken by no "
+        return Hit(severity="note", sites=(), measured=f"{line}optimizer", evidence=(f"{line}optimizer",))
     found.sort(key=lambda jump: (jump.step, jump.series.quantity != "loss"))
     earliest = movers(training, found[0].step)
     # A quantity that passes its limit in the step of the spike moved with everything else.
@@ -69,45 +104,6 @@ def _spikes(facts: Facts) -> Outcome:
     )
 
 
-def _not_finite(training: Training) -> Hit | None:
-    loss, norm = (_lost(training, name) for name in ("loss", "gradient norm"))
-    if loss is None and norm is None:
-        return None
-    lines = [
-        f"the {name} is NaN or infinite in {counted(len(steps), 'step')}, first in step {steps[0]}"
-        for name, steps in (("loss", loss), ("gradient norm", norm))
-        if steps is not None
-    ]
-    skipped = training.has_skipped
-    return Hit(
-        severity="note" if skipped else "error",
-        sites=(),
-        measured=lines[0] + (", and these steps were skipped" if skipped else ""),
-        evidence=tuple(lines),
-    )
-
-
-def _left_out(training: Training) -> Hit | None:
-    steps = training.skipped
-    if not steps:
-        return None
-    measured = (
-        f"{counted(len(steps), 'step')} with NaN or infinite gradients, first step {steps[0]}, taken by no optimizer"
-    )
-    return Hit(severity="note", sites=(), measured=measured, evidence=(measured,))
-
-
-def _lost(training: Training, name: str) -> list[int] | None:
-    steps = [
-        step
-        for series in training.series
-        if series.quantity == name
-        for step, value in zip(series.steps, series.values, strict=True)
-        if not math.isfinite(value)
-    ]
-    return steps or None
-
-
 def _jump_line(jump: Jump) -> str:
     where = f" of {jump.series.path}" if jump.series.path else ""
     return (
@@ -116,12 +112,33 @@ def _jump_line(jump: Jump) -> str:
     )
 
 
-def _gradient_rises(facts: Facts) -> Outcome:
+@Rule(
+    id="F6",
+    title="The gradient norm rises as the learning rate falls",
+    severity="note",
+    threshold=f"last eighth of a run {_RISES:g} times above the lowest, updates halved, loss no higher (note)",
+    source="Defazio 2025, arXiv:2506.02285 (AdamC)",
+    why=(
+        "Expected, and no fault: before a norm the gradient grows as weights shrink, and with weight decay their "
+        "length settles where |g| / |w| follows 1 / sqrt(learning rate)."
+    ),
+    remedy=("nothing, or scale the weight decay with the learning rate (AdamC)",),
+    confirm="the product of gradient norm and sqrt(learning rate) stays level",
+    looks_at=("run",),
+)
+@of_a_run()
+def rising_gradient(_facts: Facts, training: Training) -> Outcome:
     """Late in a schedule: smaller steps, larger gradients, no worse loss."""
-    training = facts.training
-    if training is None:
-        return NO_RUN
-    norms, losses = (_eighths(training, name) for name in ("gradient norm", "loss"))
+
+    def eighths(name: Quantity) -> list[float]:
+        # Medians of the eight parts of a long series of the whole model; NaN or infinity leaves none.
+        for series in training.of(name):
+            part = len(series.values) // 8
+            if not series.path and len(series.values) >= _LONG_RUN and all(map(math.isfinite, series.values)):
+                return [median(series.values[index * part : (index + 1) * part]) for index in range(8)]
+        return []
+
+    norms, losses = eighths("gradient norm"), eighths("loss")
     speeds = [pace.typical for pace in paces(training) if not math.isnan(pace.typical)]
     if not norms or not losses or len(speeds) < 8:
         return NotChecked(f"a run of fewer than {_LONG_RUN} steps, or updates measured too seldom")
@@ -139,63 +156,97 @@ def _gradient_rises(facts: Facts) -> Outcome:
     )
 
 
-def _eighths(training: Training, name: str) -> list[float]:
-    """Medians of the eight parts of a series of the whole model; empty if it is short."""
-    for series in training.series:
-        if series.quantity == name and not series.path and len(series.values) >= _LONG_RUN:
-            part = len(series.values) // 8
-            finite = [value for value in series.values if math.isfinite(value)]
-            if len(finite) == len(series.values):
-                return [median(finite[index * part : (index + 1) * part]) for index in range(8)]
-    return []
-
-
-def _optimizer_eps(facts: Facts) -> Outcome:
+@Rule(
+    id="F8",
+    title="The optimizer's eps outweighs gradients",
+    severity="warning",
+    threshold=(
+        f"in more than {percent(_EPS_TENSORS)} of the weights, Adam's sqrt(v) below ten times eps for more than "
+        f"{percent(_EPS_SHARE)} of the elements"
+    ),
+    source="Wortsman et al. 2023, arXiv:2309.14322",
+    why=(
+        "Adam's step is m / (sqrt(v) + eps), made to be as large for small gradients as for large ones. Where eps "
+        "is no longer small beside sqrt(v), these elements hardly move, whatever the learning rate."
+    ),
+    remedy=("lower the optimizer's eps, to 1e-15 in float32", "look for what makes the gradients so small"),
+    confirm="with the lower eps the update ratio of these weights rises to that of the others",
+    follows=("B5", "F4", "F11", "F12", *CAUSES),
+    looks_at=("run",),
+)
+@of_a_run()
+def dominant_optimizer_eps(_facts: Facts, training: Training) -> Outcome:
     """Adam divides by sqrt(v) + eps: where eps is not small beside sqrt(v), the step is no longer scaled."""
-    if facts.training is None:
-        return NO_RUN
     weights = [
         each
-        for each in facts.training.parameters
+        for each in training.parameters
         # Rare tokens, and biases that softmax cancels, rightly have a gradient of 0.
         if each.kind == "weight" and not math.isnan(each.optimizer_eps_share) and each.gradient_steps >= _SETTLED
     ]
     if not weights:
         return NotChecked(f"no weight was trained for {_SETTLED} steps by an optimizer with an eps")
-    drowned = [each for each in weights if each.optimizer_eps_share > _EPS_SHARE]
-    if len(drowned) <= _EPS_TENSORS * len(weights):
-        return None
-    drowned.sort(key=lambda each: -each.optimizer_eps_share)
     cases = [
         Case(
             each.path,
             "warning",
+            f"for {percent(each.optimizer_eps_share)} of its elements the gradient's rms is below ten times the eps; "
+            f"last gradient rms {each.gradient_rms:.2g}",
             each.optimizer_eps_share,
-            f"{each.path}: for {percent(each.optimizer_eps_share)} of its elements the gradient's rms is below ten "
-            f"times the eps; last gradient rms {each.gradient_rms:.2g}",
         )
-        for each in drowned
+        for each in sorted(weights, key=lambda each: -each.optimizer_eps_share)
+        if each.optimizer_eps_share > _EPS_SHARE
     ]
-    return hit(cases, f"the optimizer's eps counts in {len(drowned)} of {counted(len(weights), 'weight')}", "weight")
+    if len(cases) <= _EPS_TENSORS * len(weights):
+        return None
+    return hit(cases, f"the optimizer's eps counts in {len(cases)} of {counted(len(weights), 'weight')}", "weight")
 
 
-def _updates_too_large(facts: Facts) -> Outcome:
+@Rule(
+    id="F11",
+    title="Updates are too large beside the weights",
+    severity="error",
+    threshold=(
+        f"rms of one step's change over the parameter's own above {percent(TYPICAL_LIMIT)} for the median weight, "
+        f"{percent(FASTEST_LIMIT)} for one weight or {percent(GAIN_LIMIT)} for one gain, in {LASTING} "
+        f"steps or by {FAR_TOO_FAST:g} times (warning); by {FAR_TOO_FAST:g} times behind the first {OPENING} steps "
+        f"or in {LASTING} of them, by {FAR_AT_FIRST:g} times, or most of the measured steps (error)"
+    ),
+    source=(
+        "measured on the demo models: at most 2.5 %, 5.9 % and 0.3 % with their recipe, 5 to 10 %, 21 % and 19 to "
+        "28 % at 30 times its rate, where attention logits reach 1e4 (Wortsman et al. 2023, arXiv:2309.14322)"
+    ),
+    why=(
+        "A step that replaces a noticeable part of a weight is no longer small: the gradient that it follows does "
+        "not hold at the new weights. The loss may look calm for a while, as weights, streams and logits grow until "
+        "the ratio is small again; but they stay as large as they have become."
+    ),
+    remedy=(
+        "lower the learning rate by the factor that is too large",
+        "lengthen the warm-up, if it is the first steps alone",
+    ),
+    confirm="the update ratio at the same steps of a new run is below the threshold",
+    follows=("B5", "B8", "B9", "F10", "F12", *CAUSES),
+    looks_at=("run",),
+)
+@of_a_run()
+def large_updates(_facts: Facts, training: Training) -> Outcome:
     """The fastest step, and where."""
-    if facts.training is None:
-        return NO_RUN
-    seen = paces(facts.training)
+    seen = paces(training)
     if not seen:
         return NotChecked("no optimizer step was measured")
-    fast = too_fast(facts.training)
+    fast = too_fast(training)
     if not fast:
         return None
     worst = max(fast, key=lambda pace: pace.excess)
     far = [pace for pace in fast if pace.excess > FAR_TOO_FAST]
     is_far = len(far) >= LASTING or any(pace.step >= OPENING or pace.excess > FAR_AT_FIRST for pace in far)
+    # The quantity that is furthest past its limit, and that limit.
+    place, ratio, limit = max(worst.ratios, key=lambda each: each[1] / each[2])
+    past = f"{place} by {percent(ratio)}, {ratio / limit:.2g} times the limit of {percent(limit)}"
     return Hit(
         severity="error" if is_far or _OFTEN <= len(fast) > len(seen) / 2 else "warning",
         sites=tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess)))[:6],
-        measured=f"step {worst.step} changed {_furthest(worst)}",
+        measured=f"step {worst.step} changed {past}",
         evidence=(
             f"step {worst.step} changed {worst}",
             f"{len(fast):,} of {counted(len(seen), 'measured step')} past a limit, "
@@ -204,102 +255,5 @@ def _updates_too_large(facts: Facts) -> Outcome:
     )
 
 
-def _furthest(pace: Pace) -> str:
-    """The quantity that is furthest past its limit, and that limit."""
-    place, ratio, limit = max(pace.ratios, key=lambda each: each[1] / each[2])
-    return f"{place} by {percent(ratio)}, {ratio / limit:.2g} times the limit of {percent(limit)}"
-
-
-RULES = (
-    Rule(
-        id="F5",
-        title="The loss or the gradient spikes",
-        severity="error",
-        threshold=(
-            f"a value above its last 128 by z > {LIMIT:g} (median and MAD; of a loss also its last 32 by z > 8) and by "
-            "at least 1.2 times (loss) or 3 times (gradient norm) (warning); a loss that stays there for "
-            f"{STAYS} steps, or is not finite (error)"
-        ),
-        source=(
-            "6 deviations over 128 steps: OLMo-core; updates that double before the loss: marin#1368; "
-            "healthy runs of the demo models reach z = 5.1 and 4.7"
-        ),
-        why=(
-            "One batch throws the model back, and with Adam its trace stays in the moments for many steps. What moved "
-            "first tells a bad batch (loss and all gradients in one step) from a step that was too large (an update, a "
-            "weight or an attention some steps earlier)."
-        ),
-        remedy=(
-            "look at what moved first, and at the batch of that step",
-            "clip the gradient at about twice its usual norm; where the loop clips already, lower its limit to that",
-            "lower the learning rate, or lengthen its warm-up",
-        ),
-        confirm="run again from a checkpoint before it: the same batch, with the change, and no spike",
-        check=_spikes,
-        follows=("B5", "C7", "E3", "F1", "F11", "F12", *CAUSES),
-        looks_at=("run",),
-    ),
-    Rule(
-        id="F6",
-        title="The gradient norm rises as the learning rate falls",
-        severity="note",
-        threshold=f"last eighth of a run {_RISES:g} times above the lowest, updates halved, loss no higher (note)",
-        source="Defazio 2025, arXiv:2506.02285 (AdamC)",
-        why=(
-            "Expected, and no fault: before a norm the gradient grows as weights shrink, and with weight decay their "
-            "length settles where |g| / |w| follows 1 / sqrt(learning rate)."
-        ),
-        remedy=("nothing, or scale the weight decay with the learning rate (AdamC)",),
-        confirm="the product of gradient norm and sqrt(learning rate) stays level",
-        check=_gradient_rises,
-        looks_at=("run",),
-    ),
-    Rule(
-        id="F8",
-        title="The optimizer's eps outweighs gradients",
-        severity="warning",
-        threshold=(
-            f"in more than {percent(_EPS_TENSORS)} of the weights, Adam's sqrt(v) below ten times eps for more than "
-            f"{percent(_EPS_SHARE)} of the elements"
-        ),
-        source="Wortsman et al. 2023, arXiv:2309.14322",
-        why=(
-            "Adam's step is m / (sqrt(v) + eps), made to be as large for small gradients as for large ones. Where eps "
-            "is no longer small beside sqrt(v), these elements hardly move, whatever the learning rate."
-        ),
-        remedy=("lower the optimizer's eps, to 1e-15 in float32", "look for what makes the gradients so small"),
-        confirm="with the lower eps the update ratio of these weights rises to that of the others",
-        check=_optimizer_eps,
-        follows=("B5", "F4", "F11", "F12", *CAUSES),
-        looks_at=("run",),
-    ),
-    Rule(
-        id="F11",
-        title="Updates are too large beside the weights",
-        severity="error",
-        threshold=(
-            f"rms of one step's change over the parameter's own above {percent(TYPICAL_LIMIT)} for the median weight, "
-            f"{percent(FASTEST_LIMIT)} for one weight or {percent(GAIN_LIMIT)} for one gain, in {LASTING} "
-            f"steps or by {FAR_TOO_FAST:g} times (warning); by {FAR_TOO_FAST:g} times behind the first {OPENING} steps "
-            f"or in {LASTING} of them, by {FAR_AT_FIRST:g} times, or most of the measured steps (error)"
-        ),
-        source=(
-            "measured on the demo models: at most 2.5 %, 5.9 % and 0.3 % with their recipe, 5 to 10 %, 21 % and 19 to "
-            "28 % at 30 times its rate, where attention logits reach 1e4 (Wortsman et al. 2023, arXiv:2309.14322)"
-        ),
-        why=(
-            "A step that replaces a noticeable part of a weight is no longer small: the gradient that it follows does "
-            "not hold where it lands. The loss may look calm for a while, as weights, streams and logits grow until "
-            "the ratio is bearable; what they have grown to stays."
-        ),
-        remedy=(
-            "lower the learning rate by the factor that is too large",
-            "lengthen the warm-up, if it is the first steps alone",
-        ),
-        confirm="the update ratio at the same steps of a new run is below the threshold",
-        check=_updates_too_large,
-        follows=("B5", "B8", "B9", "F10", "F12", *CAUSES),
-        looks_at=("run",),
-    ),
-)
-"""The rules of this group, in order."""
+RULES = (spikes, rising_gradient, dominant_optimizer_eps, large_updates)
+"""The rules of this file."""

@@ -8,14 +8,24 @@ from collections.abc import Sequence
 from normkit.measurement.facts import Site
 from normkit.measurement.quantities import Spectrum
 from normkit.measurement.training import Parameter, Training
+from normkit.rules.facts import Facts, is_constant
 from normkit.rules.finding import Severity
 from normkit.rules.gain import MOST_SITES, SCATTER_RMS, scatters_around_zero
-from normkit.rules.rule import NO_OPTIMIZER, NO_RUN, Case, Facts, NotChecked, Outcome, Rule, hit
+from normkit.rules.rule import (
+    NO_OPTIMIZER,
+    Case,
+    NotChecked,
+    Outcome,
+    Rule,
+    first_values,
+    hit,
+    of_a_run,
+)
 from normkit.rules.scale import HALF, ROUNDING
 from normkit.text import counted, percent
 
 _OFF, _NEAR_ZERO = 0.05, 0.3
-# Fresh weights guess: their first loss is the logarithm of the vocabulary, or more.
+# The first loss of fresh weights is the logarithm of the vocabulary, or more.
 _FRESH_LOSS = 0.9
 _CHOSEN_DECAY = 0.05
 _FIRST_STEPS = 3
@@ -26,44 +36,75 @@ _SMALL_GAIN, _SMALL_SHARE, _LARGE_RATIO = 0.01, 0.05, 50.0
 _ZERO_SHARE, _ALONE, _ALONE_IN_MODEL = 0.2, 10.0, 5.0
 _SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _STUCK = 8
-_FROZEN = "is frozen, or no optimizer holds it"
 _NORM_KINDS = ("gain", "bias of a norm")
 
 
-def _start(facts: Facts) -> Outcome:
+@Rule(
+    id="B5",
+    title="Gains do not start where they should",
+    severity="error",
+    threshold=(
+        f"in step 0, or in a model most of whose gains are at their start: a mean gain off by more than {_OFF:g} "
+        f"(warning), or within {_NEAR_ZERO:g} of 0 (error); gains around 0 with both signs and an output rms below "
+        f"{SCATTER_RMS:g} at {percent(MOST_SITES)} of the norms (error); one constant, without a config, is a "
+        "note"
+    ),
+    source="huggingface/transformers#143, NVIDIA/TransformerEngine#2528, llm-foundry#1745",
+    why=(
+        "An initialisation meant for matrices, N(0, 0.02), was applied to the gains too: every norm then shortens its "
+        "rows fifty times and turns half of their signs. Training takes long to undo that, where it can."
+    ),
+    remedy=(
+        "leave the norms out of the function that initialises the model: 1 for a gain, 0 for a bias",
+        "after building on the meta device, call reset_parameters of each norm",
+    ),
+    confirm="print the mean of every gain before the first step",
+)
+def wrong_start(facts: Facts) -> Outcome:
     """Gains that do not start where their class starts them: seen in step 0, or in a model that is not trained yet."""
     if facts.training is not None:
-        return _start_of_run(facts, facts.training)
+        return _wrong_start_of_run(facts, facts.training)
     gained = [(site, site.gain) for site in facts.sites if site.gain is not None]
     scattered = [(site, gain) for site, gain in gained if scatters_around_zero(site, gain)]
     if not facts.is_intent_known and scattered and len(scattered) >= MOST_SITES * len(gained):
         cases = [_drawn(site, gain, "error") for site, gain in scattered]
         return hit(cases, f"gains scatter around 0 at {len(cases)} of {counted(len(gained), 'norm')}")
-    fresh = [site for site, gain in gained if _is_constant(gain) and gain.mean == facts.initial_gain(site.path)]
+    fresh = [site for site, gain in gained if facts.is_gain_initial(site)]
     if not fresh or 2 * len(fresh) < len(gained) or facts.has_trained_matrices:
-        return NotChecked("the model is trained, and how it began shows in training only: nk.watch", needs_run=True)
+        return NotChecked("the model is trained; only a training run shows how it began: nk.watch", needs_run=True)
     cases = []
     for site, gain in gained:
-        if site in fresh or not abs(gain.mean - facts.initial_gain(site.path)) > _OFF:
+        initial = facts.initial_gain(site.path)
+        if site in fresh or not abs(gain.mean - initial) > _OFF:
             continue
-        if _is_constant(gain):
+        if is_constant(gain):
             known = facts.intent is not None and site.path in facts.intent.initial_gains
-            line = f"{site.path}: every gain is {gain.mean:.3g}, not {facts.initial_gain(site.path):.3g}"
-            cases.append(Case(site.path, "warning" if known else "note", abs(gain.mean - 1), line))
+            words = f"every gain is {gain.mean:.3g}, not {initial:.3g}"
+            cases.append(Case(site.path, "warning" if known else "note", words, abs(gain.mean - 1)))
         else:
             cases.append(_drawn(site, gain, "error" if abs(gain.mean) < _NEAR_ZERO else "warning"))
     return hit(cases, f"{len(cases)} of {counted(len(gained), 'gain')} not at their start in an untrained model")
 
 
-def _start_of_run(facts: Facts, training: Training) -> Outcome:
+def _drawn(site: Site, gain: Spectrum, severity: Severity) -> Case:
+    words = (
+        f"the gain goes from {gain.quantiles[0]:.3g} to {gain.quantiles[-1]:.3g} and averages "
+        f"{gain.mean:.3g}; the median output has rms {site.output.rms_median:.3g}"
+    )
+    return Case(site.path, severity, words, abs(gain.mean - 1))
+
+
+def _wrong_start_of_run(facts: Facts, training: Training) -> Outcome:
     """The same by the mean gains of step 0, of a run that began with fresh weights."""
-    first = {series.path: series.values[0] for series in training.of("gain mean") if series.steps[:1] == (0,)}
+    first = first_values(training, "gain mean")
     sites = [site for site in facts.sites if site.path in first]
     if not sites:
         return NotChecked("no gain was measured in step 0")
     as_usual = [site for site in sites if first[site.path] == facts.initial_gain(site.path)]
+    loss = next(iter(first_values(training, "loss").values()), math.nan)
+    is_fresh = training.vocabulary > 1 and loss > _FRESH_LOSS * math.log(training.vocabulary)
     # A trained model that was cut, or is fed with other data, has the loss of an untrained one.
-    if training.began_trained or (2 * len(as_usual) < len(sites) and not _guesses(training)):
+    if training.began_trained or (2 * len(as_usual) < len(sites) and not is_fresh):
         return NotChecked("the run began with trained weights")
     cases = []
     for site in sites:
@@ -72,39 +113,39 @@ def _start_of_run(facts: Facts, training: Training) -> Outcome:
             continue
         known = facts.intent is not None and site.path in facts.intent.initial_gains
         severity: Severity = "warning" if abs(start) >= _NEAR_ZERO else "error"
-        if start == 0 and not known:
-            severity = "note"
-        cases.append(
-            Case(site.path, severity, abs(start - initial), f"{site.path}: starts at a mean gain of {start:.3g}")
-        )
+        severity = "note" if start == 0 and not known else severity
+        cases.append(Case(site.path, severity, f"starts at a mean gain of {start:.3g}", abs(start - initial)))
     return hit(cases, f"{len(cases)} of {counted(len(sites), 'gain')} do not start near 1")
 
 
-def _guesses(training: Training) -> bool:
-    """The first loss is that of a model that knows nothing."""
-    losses = [series for series in training.of("loss") if series.steps[:1] == (0,)]
-    return (
-        bool(losses) and training.vocabulary > 1 and losses[0].values[0] > _FRESH_LOSS * math.log(training.vocabulary)
-    )
-
-
-def _is_constant(gain: Spectrum) -> bool:
-    return gain.quantiles[0] == gain.quantiles[-1]
-
-
-def _drawn(site: Site, gain: Spectrum, severity: Severity) -> Case:
-    line = (
-        f"{site.path}: the gain goes from {gain.quantiles[0]:.3g} to {gain.quantiles[-1]:.3g} and averages "
-        f"{gain.mean:.3g}; the median output has rms {site.output.rms_median:.3g}"
-    )
-    return Case(site.path, severity, abs(gain.mean - 1), line)
-
-
-def _decayed(facts: Facts) -> Outcome:
+@Rule(
+    id="B7",
+    title="Weight decay on the parameters of norms",
+    severity="warning",
+    threshold=(
+        f"any decay where other gains or biases are spared, or of {_CHOSEN_DECAY:g} and more on a plain gain "
+        "(warning); a smaller one, or one of a 1 + weight gain, everywhere alike (note)"
+    ),
+    source=(
+        "BigScience Megatron-DeepSpeed#262, microsoft/DeepSpeedExamples#755, "
+        "huggingface/transformers#35927; 0.01 is the default of torch.optim.AdamW, 0.1 that of recipes for large "
+        "models, which spare gains"
+    ),
+    why=(
+        "Decay pulls a gain to 0, not to 1: the norm's output shrinks, and the weights behind it grow to make up "
+        "for it. Lists of names miss norms with other names; here each parameter is known by its module."
+    ),
+    remedy=(
+        "put the gains and biases of norms into a group with weight_decay=0",
+        "build that group from the modules, not from names",
+        "keep it if it is meant: a 1 + weight gain decays to 1",
+    ),
+    confirm="[group['weight_decay'] for group in optimizer.param_groups] beside the parameters of each group",
+)
+@of_a_run()
+def weight_decay(facts: Facts, training: Training) -> Outcome:
     """The optimizer's groups, by the module that each parameter belongs to."""
-    if facts.training is None:
-        return NO_RUN
-    held = [each for each in facts.training.parameters if each.trained]
+    held = [each for each in training.parameters if each.trained]
     if not held:
         return NO_OPTIMIZER
     norms = [each for each in held if each.kind in _NORM_KINDS]
@@ -116,23 +157,47 @@ def _decayed(facts: Facts) -> Outcome:
     for each in decayed:
         offset = offsets.get(each.site, 0.0) if each.kind == "gain" else 0.0
         is_chosen = each.weight_decay >= _CHOSEN_DECAY and offset == 0
-        severity: Severity = "warning" if spared or is_chosen else "note"
-        rate = each.learning_rate * each.weight_decay
         limit = "others have 0" if spared else f"{_CHOSEN_DECAY:g} and more is a warning"
-        line = f"{each.path}: weight decay {each.weight_decay:g} ({limit}) pulls it to {offset:g}"
-        if rate > 0:
+        words = f"weight decay {each.weight_decay:g} ({limit}) pulls it to {offset:g}"
+        if (rate := each.learning_rate * each.weight_decay) > 0:
             steps = float(f"{math.log(2) / rate:.2g}")
-            line += f", half of the way in {steps:,.0f} steps if nothing holds it"
-        cases.append(Case(each.site or each.path, severity, each.weight_decay, line))
+            words += f", half of the way in {steps:,.0f} steps if nothing holds it"
+        cases.append(_of(each, "warning" if spared or is_chosen else "note", words, each.weight_decay))
     measured = f"{len(decayed)} of {counted(len(norms), 'parameter')} of norms decayed"
     return hit(cases, measured + (", others are spared" if spared else ""), "parameter")
 
 
-def _not_trained(facts: Facts) -> Outcome:
-    """Frozen, held by no optimizer, or without a gradient, while the weights around them train."""
-    if facts.training is None:
-        return NO_RUN
-    training = facts.training
+def _of(parameter: Parameter, severity: Severity, words: str, effect: float = 0.0) -> Case:
+    """A case of a parameter, at its norm."""
+    return Case(parameter.site or parameter.path, severity, words, effect, name=parameter.path)
+
+
+@Rule(
+    id="B8",
+    title="Norms that do not train",
+    severity="warning",
+    threshold=(
+        "some parameters of norms frozen, or held by no optimizer, while at least half of the weights train; or no "
+        f"gradient in {_FIRST_STEPS} steps or more, or gradients in {_STUCK} and no update (warning); all of them "
+        "frozen and without a gradient (note)"
+    ),
+    source="huggingface/diffusers#11832, unslothai/unsloth#328, huggingface/peft#2080",
+    why=(
+        "Norms are a small part of the parameters and affect all others. A norm that does not train is often an "
+        "oversight: a name that a filter missed, a parameter made after the optimizer, a branch that the loss does "
+        "not reach."
+    ),
+    remedy=(
+        "set requires_grad and give the parameter to the optimizer",
+        "keep gains in float32 where updates are lost in 16 bits",
+        "if no gradient comes, look for a detach or a branch that is not used",
+    ),
+    confirm="parameter.requires_grad, parameter.grad after backward, and the optimizer's groups",
+    follows=("B9",),
+)
+@of_a_run()
+def untrained_norms(_facts: Facts, training: Training) -> Outcome:
+    """Frozen, held by no optimizer, or without a gradient or an update, while the weights around them train."""
     if not any(each.trained for each in training.parameters):
         return NO_OPTIMIZER
     weights = [each for each in training.parameters if each.kind == "weight"]
@@ -140,46 +205,57 @@ def _not_trained(facts: Facts) -> Outcome:
         return NotChecked("most weights are frozen too, as where an adapter is trained")
     norms = [each for each in training.parameters if each.kind in _NORM_KINDS]
     frozen = [each for each in norms if not each.trained]
-    idle = [each for each in norms if each.trained and each.gradient_steps == 0 and training.steps >= _FIRST_STEPS]
-    # One that is meant to stay behind gets no gradient either.
+    # A parameter that is frozen on purpose gets no gradient.
     forgotten = [each for each in frozen if each.gradient_steps >= _FIRST_STEPS]
-    severity: Severity = "note" if len(frozen) == len(norms) and not forgotten else "warning"
-    cases = [
-        _still(each, severity, "gets gradients, and no optimizer holds it" if each in forgotten else _FROZEN)
-        for each in frozen
-    ]
-    cases += [_still(each, "warning", f"had no gradient in {training.steps} steps") for each in idle]
-    cases += [_stuck(each) for each in norms if each.trained and each.moved_steps == 0 < _STUCK <= each.gradient_steps]
-    order = {each.path: index for index, each in enumerate(norms)}
-    cases.sort(key=lambda case: order[case.line.partition(":")[0]])
+    is_on_purpose = len(frozen) == len(norms) and not forgotten
+    cases = []
+    for each in norms:
+        if each in frozen:
+            words = "gets gradients, and no optimizer holds it"
+            words = words if each in forgotten else "is frozen, or no optimizer holds it"
+            cases.append(_of(each, "note" if is_on_purpose else "warning", words))
+        elif each.gradient_steps == 0 and training.steps >= _FIRST_STEPS:
+            cases.append(_of(each, "warning", f"had no gradient in {training.steps} steps"))
+        elif each.moved_steps == 0 < _STUCK <= each.gradient_steps:
+            words = f"had gradients in {each.gradient_steps} steps and never moved"
+            if each.dtype in HALF and each.learning_rate > 0:
+                share = percent(ROUNDING[each.dtype])
+                words += f": updates below {share} of an element are lost in the rounding of {each.dtype}"
+            else:
+                words += f"; learning rate {each.learning_rate:.3g}"
+            cases.append(_of(each, "note" if each.learning_rate == 0 else "warning", words))
     return hit(cases, f"{len(cases)} of {counted(len(norms), 'parameter')} of norms do not move", "parameter")
 
 
-def _stuck(parameter: Parameter) -> Case:
-    """It has gradients, and no step changes it."""
-    line = f"{parameter.path}: had gradients in {parameter.gradient_steps} steps and never moved"
-    if parameter.dtype in HALF and parameter.learning_rate > 0:
-        share = percent(ROUNDING[parameter.dtype])
-        line += f": updates below {share} of an element are lost in the rounding of {parameter.dtype}"
-        return Case(parameter.site or parameter.path, "warning", 0.0, line)
-    severity: Severity = "note" if parameter.learning_rate == 0 else "warning"
-    return Case(parameter.site or parameter.path, severity, 0.0, f"{line}; learning rate {parameter.learning_rate:.3g}")
-
-
-def _still(parameter: Parameter, severity: Severity, words: str) -> Case:
-    return Case(parameter.site or parameter.path, severity, 0.0, f"{parameter.path}: {words}")
-
-
-def _gradient_in_16_bit(facts: Facts) -> Outcome:
+@Rule(
+    id="B9",
+    title="The gain's gradient is summed in 16 bits",
+    severity="warning",
+    threshold=(
+        f"relative error above {percent(_GRADIENT_ERROR)} over some thousand random rows, against float64 (warning "
+        "in training, else a note); a sum in float32 that is rounded once leaves 0.2 %"
+    ),
+    source="linkedin/Liger-Kernel#950; torch's LayerNorm in bfloat16 on the CPU is off by 45 % over 4096 rows",
+    why=(
+        "The gradient of a gain is a sum over all tokens. In bfloat16 the sum no longer grows once it is 256 times as "
+        "large as each term, so the gain follows the first tokens of a batch and not the others."
+    ),
+    remedy=(
+        "sum in float32 and round once, as normkit's layers do: nk.convert(model)",
+        "keep the norms' parameters in float32",
+    ),
+    confirm="weight.grad in the model's dtype against the same backward in float64",
+    follows=("E2",),
+)
+def gradient_in_16_bits(facts: Facts) -> Outcome:
     """The gain's gradient on random rows against float64; it matters where the model trains."""
-    severity: Severity = "note" if facts.training is None else "warning"
     cases = [
         Case(
             site.path,
-            severity,
-            site.gain_gradient_error,
-            f"{site.path}: {site.class_name} in {site.dtype}: the gradient of its gain is off by "
+            "note" if facts.training is None else "warning",
+            f"{site.class_name} in {site.dtype}: the gradient of its gain is off by "
             f"{percent(site.gain_gradient_error)}",
+            site.gain_gradient_error,
         )
         for site in facts.sites
         if site.gain_gradient_error > _GRADIENT_ERROR
@@ -188,191 +264,88 @@ def _gradient_in_16_bit(facts: Facts) -> Outcome:
     return hit(cases, f"gain gradients off by up to {percent(largest)} at {counted(len(cases), 'norm')}")
 
 
-def _extreme(facts: Facts) -> Outcome:
-    """Gains of exactly 0 and an entry alone far above all others, which no training leaves; then what it does leave."""
+@Rule(
+    id="B10",
+    title="Gains or biases collapsed or blown up",
+    severity="error",
+    threshold=(
+        f"{percent(_ZERO_SHARE)} of a trained gain exactly 0, or one entry over {_ALONE:g} times the next largest, "
+        f"or a third of that and {_ALONE_IN_MODEL:g} times the largest of all other norms, or an entry of a bias "
+        "over both limits (error); at least "
+        f"{percent(_SMALL_SHARE)} of the entries within ±{_SMALL_GAIN:g}, or one over {_LARGE_RATIO:g} times the "
+        "median (note)"
+    ),
+    source="arXiv:1911.07013 (gains and over-fitting); 248 gains of four trained models keep half of both limits",
+    why=(
+        "A gain near 0 hides its feature from all that reads the norm; one far above the others lets a single "
+        "feature decide. Trained models have both, in part. A gain of zeros silences all that reads it, and one huge "
+        "entry makes all others negligible: training gives neither."
+    ),
+    remedy=(
+        "compare the parameter with the tensor in the checkpoint's file: it was damaged, or never loaded",
+        "compare with an earlier checkpoint; look at weight decay on the gain, and at its learning rate",
+    ),
+    confirm="the gain's spectrum in the report, and its outliers",
+    follows=("B5", "B7", "F11"),
+)
+def extreme_values(facts: Facts) -> Outcome:
+    """Gains of exactly 0 and an entry far above all others, which no training gives; then values that it does give."""
     gains = {site.path: site.gain for site in facts.sites if site.gain is not None and not site.gain.nonfinite}
-    # Gains that start at 0 by design stand beside others that are constant too.
-    fresh = all(_is_constant(gain) for gain in gains.values())
-    largest = sorted((max(map(abs, gain.quantiles)) for gain in gains.values()), reverse=True)
+    # Gains that start at 0 by design are beside others that are constant too.
+    fresh = all(is_constant(gain) for gain in gains.values())
+    tops = {path: max(map(abs, gain.quantiles)) for path, gain in gains.items()}
     cases = []
     for path, gain in gains.items():
         zero, small = _share_below(gain.quantiles, 0.0), _share_below(gain.quantiles, _SMALL_GAIN)
-        median, top = abs(gain.quantiles[3]), max(map(abs, gain.quantiles))
-        elsewhere = largest[1] if top == largest[0] and len(largest) > 1 else largest[0]
+        median, top = abs(gain.quantiles[3]), tops[path]
+        elsewhere = max((value for other, value in tops.items() if other != path), default=top)
         ratio, alone = top / median if median else 0.0, top / _second(gain) if top else 0.0
         if zero >= _ZERO_SHARE and not fresh and facts.initial_gain(path) != 0:
             share = "all of" if zero >= 1 else f"at least {percent(zero)} of"
-            line = f"{path}: {share} {counted(gain.size, 'gain')} are exactly 0, which no training leaves"
-            cases.append(Case(path, "error", 1.0 + zero, line))
+            words = f"{share} {counted(gain.size, 'gain')} are exactly 0, which training never gives"
+            cases.append(Case(path, "error", words, 1.0 + zero))
         elif alone > _ALONE or (alone > _ALONE / 3 and top > _ALONE_IN_MODEL * elsewhere):
             feature, value = max(gain.outliers, key=lambda outlier: abs(outlier[1]))
-            line = f"{path}: one gain of {value:.4g} (feature {feature}) is "
-            line += f"{alone:.3g} times the next largest, the median is {median:.3g}"
-            cases.append(Case(path, "error", 1.0 + alone, line))
+            words = f"one gain of {value:.4g} (feature {feature}) is {alone:.3g} times the next largest"
+            cases.append(Case(path, "error", f"{words}, the median is {median:.3g}", 1.0 + alone))
         elif small >= _SMALL_SHARE:
-            line = f"{path}: at least {percent(small)} of {counted(gain.size, 'gain')} lie within ±{_SMALL_GAIN:g}"
-            cases.append(Case(path, "note", small, line))
+            words = f"at least {percent(small)} of {counted(gain.size, 'gain')} are within ±{_SMALL_GAIN:g}"
+            cases.append(Case(path, "note", words, small))
         elif ratio > _LARGE_RATIO:
-            line = f"{path}: the largest gain is {ratio:.3g} times the median one of {median:.3g}"
-            cases.append(Case(path, "note", 1.0, line))
-    cases += _lone_biases(facts)
+            words = f"the largest gain is {ratio:.3g} times the median one of {median:.3g}"
+            cases.append(Case(path, "note", words, 1.0))
+    biases = {site.path: site.bias for site in facts.sites if site.bias is not None and not site.bias.nonfinite}
+    tops = {path: max(map(abs, bias.quantiles)) for path, bias in biases.items()}
+    for path, bias in biases.items():
+        elsewhere = max((top for other, top in tops.items() if other != path), default=0.0)
+        if bias.outliers and tops[path] > max(_ALONE * _second(bias), _ALONE_IN_MODEL * elsewhere):
+            feature, value = max(bias.outliers, key=lambda outlier: abs(outlier[1]))
+            words = f"one bias of {value:.4g} (feature {feature}) is over {_ALONE:g} times the next largest, the "
+            cases.append(Case(path, "error", f"{words}largest of the other norms is {elsewhere:.3g}", abs(value)))
     # Values that trained models have too are not listed beside values that they never have.
     faults = [case for case in cases if case.severity == "error"]
     if faults:
-        return hit(faults, f"gains of 0, or a gain or bias alone above all others, at {counted(len(faults), 'norm')}")
+        return hit(faults, f"gains of 0, or a gain or bias far above all others, at {counted(len(faults), 'norm')}")
     return hit(cases, f"gains near 0, or far above the others, at {counted(len(cases), 'norm')}")
 
 
-def _lone_biases(facts: Facts) -> list[Case]:
-    """Biases with one entry far above the next, and above those of all other norms."""
-    biases = {site.path: site.bias for site in facts.sites if site.bias is not None and not site.bias.nonfinite}
-    tops = {path: max(map(abs, bias.quantiles)) for path, bias in biases.items()}
-    cases = []
-    for path, bias in biases.items():
-        elsewhere = max((top for other, top in tops.items() if other != path), default=0.0)
-        if not bias.outliers or tops[path] <= max(_ALONE * _second(bias), _ALONE_IN_MODEL * elsewhere):
-            continue
-        feature, value = max(bias.outliers, key=lambda outlier: abs(outlier[1]))
-        line = f"{path}: one bias of {value:.4g} (feature {feature}) is over {_ALONE:g} times the next largest, the "
-        cases.append(Case(path, "error", abs(value), f"{line}largest of the other norms is {elsewhere:.3g}"))
-    return cases
-
-
-def _second(gain: Spectrum) -> float:
-    """The second largest magnitude; where but one entry stands out, the bound that the others keep."""
-    large = sorted((abs(value) for _, value in gain.outliers if abs(value) > abs(gain.quantiles[3])), reverse=True)
+def _second(part: Spectrum) -> float:
+    """The second largest magnitude; where only one entry stands out, the bound that the others keep."""
+    large = sorted((abs(value) for _, value in part.outliers if abs(value) > abs(part.quantiles[3])), reverse=True)
     if not large:
-        return max(map(abs, gain.quantiles))
+        return max(map(abs, part.quantiles))
     if len(large) > 1:
         return large[1]
     # No other is an outlier; three quarters of a normal row's entries span 1.35 standard deviations.
-    return abs(gain.quantiles[3]) + 6.0 * (gain.quantiles[4] - gain.quantiles[2]) / 1.349
+    return abs(part.quantiles[3]) + 6.0 * (part.quantiles[4] - part.quantiles[2]) / 1.349
 
 
 def _share_below(quantiles: Sequence[float], limit: float) -> float:
-    """The share of entries that is sure to lie within ±limit: those between two quantiles that do."""
+    """The share of entries that is sure to be within ±limit: those between two quantiles that are."""
     inside = [abs(value) <= limit for value in quantiles]
     pairs = zip(_SHARES, _SHARES[1:], inside, inside[1:], strict=False)
     return sum(high - low for low, high, first, last in pairs if first and last)
 
 
-RULES = (
-    Rule(
-        id="B5",
-        title="Gains do not start where they should",
-        severity="error",
-        threshold=(
-            f"in step 0, or in a model most of whose gains are at their start: a mean gain off by more than {_OFF:g} "
-            f"(warning), or within {_NEAR_ZERO:g} of 0 (error); gains around 0 with both signs and an output rms below "
-            f"{SCATTER_RMS:g} at {percent(MOST_SITES)} of the norms (error); one constant, without a config, is a "
-            "note"
-        ),
-        source="huggingface/transformers#143, NVIDIA/TransformerEngine#2528, llm-foundry#1745",
-        why=(
-            "An initialisation meant for matrices, N(0, 0.02), reached the gains too: every norm then shortens its "
-            "rows fifty times and turns half of their signs. Training takes long to undo that, where it can."
-        ),
-        remedy=(
-            "leave the norms out of the function that initialises the model: 1 for a gain, 0 for a bias",
-            "after building on the meta device, call reset_parameters of each norm",
-        ),
-        confirm="print the mean of every gain before the first step",
-        check=_start,
-    ),
-    Rule(
-        id="B7",
-        title="Weight decay on the parameters of norms",
-        severity="warning",
-        threshold=(
-            f"any decay where other gains or biases are spared, or of {_CHOSEN_DECAY:g} and more on a plain gain "
-            "(warning); a smaller one, or one of a 1 + weight gain, everywhere alike (note)"
-        ),
-        source=(
-            "BigScience Megatron-DeepSpeed#262, microsoft/DeepSpeedExamples#755, "
-            "huggingface/transformers#35927; 0.01 is the default of torch.optim.AdamW, 0.1 that of recipes for large "
-            "models, which spare gains"
-        ),
-        why=(
-            "Decay pulls a gain to 0, not to 1: the norm's output shrinks, and the weights behind it grow to make up "
-            "for it. Lists of names miss norms that are called otherwise; here each parameter is known by its module."
-        ),
-        remedy=(
-            "put the gains and biases of norms into a group with weight_decay=0",
-            "build that group from the modules, not from names",
-            "keep it if it is meant: a 1 + weight gain decays to 1",
-        ),
-        confirm="[group['weight_decay'] for group in optimizer.param_groups] beside the parameters of each group",
-        check=_decayed,
-    ),
-    Rule(
-        id="B8",
-        title="Norms that do not train",
-        severity="warning",
-        threshold=(
-            "some parameters of norms frozen, or held by no optimizer, while at least half of the weights train; or no "
-            f"gradient in {_FIRST_STEPS} steps or more, or gradients in {_STUCK} and no update (warning); all of them "
-            "frozen and without a gradient (note)"
-        ),
-        source="huggingface/diffusers#11832, unslothai/unsloth#328, huggingface/peft#2080",
-        why=(
-            "Norms are a small part of the parameters and steer all others. One that stays behind is often an "
-            "oversight: a name that a filter missed, a parameter made after the optimizer, a branch that the loss does "
-            "not reach."
-        ),
-        remedy=(
-            "set requires_grad and give the parameter to the optimizer",
-            "keep gains in float32 where updates are lost in 16 bits",
-            "if no gradient comes, look for a detach or a branch that is not used",
-        ),
-        confirm="parameter.requires_grad, parameter.grad after backward, and the optimizer's groups",
-        check=_not_trained,
-        follows=("B9",),
-    ),
-    Rule(
-        id="B9",
-        title="The gain's gradient is summed in 16 bits",
-        severity="warning",
-        threshold=(
-            f"relative error above {percent(_GRADIENT_ERROR)} over some thousand random rows, against float64 (warning "
-            "in training, else a note); a sum in float32 that is rounded once leaves 0.2 %"
-        ),
-        source="linkedin/Liger-Kernel#950; torch's LayerNorm in bfloat16 on the CPU is off by 45 % over 4096 rows",
-        why=(
-            "The gradient of a gain is a sum over all tokens. In bfloat16 it stands still once it is 256 times as "
-            "large as what is added, so the gain follows the first tokens of a batch and not the others."
-        ),
-        remedy=(
-            "sum in float32 and round once, as normkit's layers do: nk.convert(model)",
-            "keep the norms' parameters in float32",
-        ),
-        confirm="weight.grad in the model's dtype against the same backward in float64",
-        check=_gradient_in_16_bit,
-        follows=("E2",),
-    ),
-    Rule(
-        id="B10",
-        title="Gains or biases collapsed or blown up",
-        severity="error",
-        threshold=(
-            f"{percent(_ZERO_SHARE)} of a trained gain exactly 0, or one entry over {_ALONE:g} times the next largest, "
-            f"or a third of that and {_ALONE_IN_MODEL:g} times the largest of all other norms, or an entry of a bias "
-            "over both limits (error); at least "
-            f"{percent(_SMALL_SHARE)} of the entries within ±{_SMALL_GAIN:g}, or one over {_LARGE_RATIO:g} times the "
-            "median (note)"
-        ),
-        source="arXiv:1911.07013 (gains and over-fitting); 248 gains of four trained models keep half of both limits",
-        why=(
-            "A gain near 0 hides its feature from all that reads the norm; one far above the others lets a single "
-            "feature decide. Trained models have both, in part. A gain of zeros silences what reads it, and one huge "
-            "entry drowns all else: neither comes of training."
-        ),
-        remedy=(
-            "compare the parameter with the tensor in the checkpoint's file: it was damaged, or never loaded",
-            "compare with an earlier checkpoint; look at weight decay on the gain, and at its learning rate",
-        ),
-        confirm="the gain's spectrum in the report, and its outliers",
-        check=_extreme,
-        follows=("B5", "B7", "F11"),
-    ),
-)
-"""The rules of this group, in order."""
+RULES = (wrong_start, weight_decay, untrained_norms, gradient_in_16_bits, extreme_values)
+"""The rules of this file."""

@@ -11,8 +11,8 @@ from normkit.measurement.facts import Attention, Block, Site
 from normkit.measurement.history import FEWEST, WINDOW, jumps
 from normkit.measurement.pace import paces, too_fast
 from normkit.measurement.training import CUT, Answer, Origin, Series, Training, Verdict
+from normkit.rules.data import described
 from normkit.rules.depth import start_of
-from normkit.rules.feed import described
 from normkit.rules.finding import Finding
 from normkit.text import counted, percent, shortened
 from normkit.watching.onset import EXPLODED_LOGITS, origin, pairs

@@ -10,7 +10,7 @@ from dataclasses import replace
 from normkit.measurement.history import STAYS, Jump, jumps, movers
 from normkit.measurement.pace import FAR_TOO_FAST, Pace, paces, too_fast
 from normkit.measurement.training import Origin, OriginKind, Quantity, Series, Training
-from normkit.rules.feed import grave
+from normkit.rules.data import grave
 from normkit.rules.interventions import in_words
 
 EXPLODED_LOGITS = 1e3

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from faulty_norms import Gain
-from normkit.rules.likes import majorities
+from normkit.rules.facts import majorities
 
 PATH = "blocks.1.norm_2"
 
