@@ -23,7 +23,7 @@ WIDTH = 64
 class WithoutGain(OverTime):
     """With one along the features it would be a norm over a whole sample, in groups of one channel."""
 
-    def affine(self, row, x):
+    def affine(self, row, _x):
         return row
 
 

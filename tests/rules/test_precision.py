@@ -100,8 +100,8 @@ def in_an_output(model):
         (
             *(in_a_gain, ("h.1.ln_1", "h.1.ln_2", "h.2.ln_1", "h.2.ln_2", "ln_f")),
             {
-                0: "transformer.h.1.ln_1: NaN or infinity: 1 in the gain, 80 rows of the output; it is the first, so the "
-                "fault starts in its parameters",
+                0: "transformer.h.1.ln_1: NaN or infinity: 1 in the gain, 80 rows of the output; it is the first, so "
+                "the fault starts in its parameters",
                 1: "transformer.h.1: the first block with NaN or infinity, in its output",
             },
         ),
