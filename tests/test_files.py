@@ -6,6 +6,7 @@ import json
 import math
 import os
 import stat
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,29 +71,21 @@ def test_json_is_read():
     assert files.parse_json(b"[Infinity, -Infinity]", infinity=True) == [math.inf, -math.inf]
 
 
-def test_bytes_are_written_as_they_are(tmp_path):
+def test_bytes_and_text_are_written_as_they_are_over_an_old_file(tmp_path):
     content = bytes(range(256)) + b"\r\n"
     path = files.write_bytes(tmp_path / "figure.png", content)
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_text_is_written_byte_for_byte(tmp_path):
-    path = files.write_text(tmp_path / "new" / "folder" / "report.html", "a\nnaïve\n")
+    path = files.write_text(tmp_path / "new" / "folder" / "report.html", "a\nnaïve, old and longer\n")
     assert path == tmp_path / "new" / "folder" / "report.html"
-    assert path.read_bytes() == "a\nnaïve\n".encode()
+    assert path.read_bytes() == "a\nnaïve, old and longer\n".encode()
+    files.write_text(path, "new")
+    assert path.read_text() == "new"
     assert [entry.name for entry in path.parent.iterdir()] == ["report.html"]
 
 
-def test_an_old_file_is_replaced(tmp_path):
-    path = tmp_path / "report.html"
-    path.write_text("old and longer")
-    files.write_text(path, "new")
-    assert path.read_text() == "new"
-
-
 @pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_a_file_is_as_readable_as_the_umask_says(tmp_path, mask):
+def test_a_file_is_as_readable_as_the_umask_says_and_a_private_one_to_nobody_else(tmp_path, mask):
     before = os.umask(mask)
     try:
         path = files.write_text(tmp_path / "report.html", "text")
@@ -100,44 +93,21 @@ def test_a_file_is_as_readable_as_the_umask_says(tmp_path, mask):
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
-
-
-def test_a_private_file_is_never_readable_to_others(tmp_path):
-    path = files.write_bytes(tmp_path / "journal", b"", mode=0o600)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(files.write_bytes(tmp_path / "journal", b"", mode=0o600).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failure):
+def test_a_failed_write_leaves_the_old_file_and_says_why_and_what_to_do(tmp_path, monkeypatch, failure):
     path = tmp_path / "report.html"
     path.write_text("old")
-
-    def fail(_descriptor):
-        raise failure
-
-    monkeypatch.setattr(os, "fsync", fail)
-    expected = InputError if isinstance(failure, OSError) else KeyboardInterrupt
-    with pytest.raises(expected):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=failure))
+    with pytest.raises(InputError if isinstance(failure, OSError) else KeyboardInterrupt) as caught:
         files.write_text(path, "new")
+    if isinstance(failure, OSError):
+        said = f"cannot write {path}: No space left on device; choose another folder with --out"
+        assert str(caught.value) == said
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_a_failed_write_says_why_and_what_to_do(tmp_path, monkeypatch):
-    def fail(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(InputError) as caught:
-        files.write_text(tmp_path / "report.html", "new")
-    message = str(caught.value)
-    assert (
-        message == f"cannot write {tmp_path / 'report.html'}: No space left on device; choose another folder with --out"
-    )
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=r"cannot write .*: (Not a directory|File exists)"):
-        files.write_text(tmp_path / "file" / "report.html", "new")
-    assert (tmp_path / "file").read_text() == "in the way"
+        files.write_text(path / "report.html", "new")
+    assert path.read_text() == "old"

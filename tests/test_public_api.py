@@ -50,9 +50,13 @@ def described(name: str, value) -> dict[str, object]:
 PUBLIC = {name: value for top in normkit.__all__ for name, value in described(top, getattr(normkit, top)).items()}
 
 
-def test_all_is_sorted_and_equals_the_table():
+def test_all_is_sorted_and_equals_the_table_and_completion_offers_the_names():
     assert normkit.__all__ == sorted(normkit.__all__)
     assert normkit.__all__ == list(normkit._HOME)
+    assert dir(normkit) == sorted([*normkit.__all__, "__version__"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", normkit.__version__)
+    with pytest.raises(AttributeError, match="module 'normkit' has no attribute 'group_norm'"):
+        normkit.group_norm  # noqa: B018
 
 
 def test_what_a_type_checker_sees_is_the_table():
@@ -69,16 +73,6 @@ def test_every_name_is_documented_and_nothing_else():
     lines = (ROOT / "docs" / "reference" / "api" / "index.md").read_text(encoding="utf-8").splitlines()
     documented = [line.split("`")[1] for line in lines if line.startswith("- `") and "." not in line.split("`")[1]]
     assert sorted(documented) == normkit.__all__
-
-
-def test_completion_offers_the_names():
-    assert dir(normkit) == sorted([*normkit.__all__, "__version__"])
-    assert re.fullmatch(r"\d+\.\d+\.\d+.*", normkit.__version__)
-
-
-def test_an_unknown_name_is_refused():
-    with pytest.raises(AttributeError, match="module 'normkit' has no attribute 'group_norm'"):
-        normkit.group_norm  # noqa: B018
 
 
 @pytest.mark.parametrize("name", normkit.__all__)

@@ -27,11 +27,10 @@ def wide(spec: NormSpec) -> NormSpec:
 
 def autograd(dy, x, spec, weight, bias):
     """What autograd makes of `reference.forward`."""
-    inputs = [tensor.clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
-    given = iter(inputs)
-    tensors = [None if tensor is None else next(given) for tensor in (x, weight, bias)]
-    gradients = iter(torch.autograd.grad(reference.forward(tensors[0], spec, *tensors[1:]), inputs, dy))
-    return [None if tensor is None else next(gradients) for tensor in (x, weight, bias)]
+    tensors = [None if tensor is None else tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    y = reference.forward(tensors[0], spec, *tensors[1:])
+    gradients = iter(torch.autograd.grad(y, [tensor for tensor in tensors if tensor is not None], dy))
+    return [None if tensor is None else next(gradients) for tensor in tensors]
 
 
 def assert_gradients_close(actual, expected, units=64):
@@ -69,19 +68,13 @@ def test_statistics_are_exact(name):
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_groups_over_all_axes_are_group_norm(groups):
+def test_groups_and_channels_are_rows_of_their_own(groups):
     spec = NormSpec(axes="all_but_batch", groups=groups)
     x, weight, bias = arguments(spec)
     assert_close(reference.forward(x, spec, weight, bias), F.group_norm(x, groups, weight, bias))
-
-
-def test_groups_of_the_last_axis_are_rows_of_their_own():
     x = torch.randn(5, 12, dtype=torch.float64)
-    grouped = reference.forward(x, BARE_RMS_NORM.replace(groups=3))
-    assert_close(grouped, reference.forward(x.reshape(5, 3, 4), BARE_RMS_NORM).reshape(5, 12))
-
-
-def test_channels_first_is_channels_last_moved():
+    grouped = reference.forward(x, BARE_RMS_NORM.replace(groups=groups))
+    assert_close(grouped, reference.forward(x.reshape(5, groups, -1), BARE_RMS_NORM).reshape(5, 12))
     x, weight, bias = arguments(specs.CONVNEXT)
     last = reference.forward(x.movedim(1, -1), specs.CONVNEXT.replace(axes=(-1,)), weight, bias)
     assert torch.equal(reference.forward(x, specs.CONVNEXT, weight, bias), last.movedim(-1, 1))
@@ -192,6 +185,12 @@ def test_a_constant_row_has_no_deviation_at_all(dtype):
     assert reference.forward(x, BARE_LAYER_NORM.replace(eps=0.0)).isnan().all()
 
 
+def test_float64_rows_on_a_large_mean():
+    x = torch.randn(4, 64, dtype=torch.float64) + 1e8
+    # Centring once leaves 1e-8 here: the mean is rounded in proportion to itself.
+    assert_close(reference.forward(x, BARE_LAYER_NORM), exact(x, BARE_LAYER_NORM), units=4)
+
+
 def test_one_feature():
     x, dy = torch.randn(5, 1, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
     assert torch.equal(reference.forward(x, BARE_LAYER_NORM), torch.zeros_like(x))
@@ -239,12 +238,6 @@ def test_float32_rows_on_a_large_mean(mean, n):
         dtype=torch.float32,
         units=1,
     )
-
-
-def test_float64_rows_on_a_large_mean():
-    x = torch.randn(4, 64, dtype=torch.float64) + 1e8
-    # Centring once leaves 1e-8 here: the mean is rounded in proportion to itself.
-    assert_close(reference.forward(x, BARE_LAYER_NORM), exact(x, BARE_LAYER_NORM), units=4)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -380,21 +373,18 @@ def test_code_that_stays_in_16_bits_rounds_every_step(dtype):
 
 
 @pytest.mark.parametrize("parameters", [torch.bfloat16, torch.float32])
-def test_an_output_in_float32_has_a_gain_that_acts_there(parameters):
+def test_where_gain_and_bias_act(parameters):
     x, weight, bias = (part.to(parameters) for part in arguments(NormSpec(), dtype=torch.float32, rows=64))
-    x, spec = x.bfloat16(), NormSpec(cast="early", output_dtype="float32")
-    expected = reference.forward(x, specs.OLMO) * weight.float() + bias.float()
-    assert torch.equal(reference.forward(x, spec, weight, bias), expected)
-
-
-def test_gain_and_bias_are_rounded_where_the_cast_says_so():
-    x, weight, bias = arguments(NormSpec(), dtype=torch.float32, rows=64)
-    expected = reference.forward(x := x.bfloat16(), specs.OLMO) * weight.bfloat16() + bias.bfloat16()
-    assert torch.equal(reference.forward(x, NormSpec(cast="input"), weight, bias), expected)
-    assert not torch.equal(reference.forward(x, NormSpec(cast="early"), weight, bias), expected)
-
-
-def test_an_offset_in_float32_makes_a_float32_gain_after_an_early_cast():
+    row = reference.forward(x := x.bfloat16(), specs.OLMO)
+    # An output in float32 has a gain that acts there.
+    spec = NormSpec(cast="early", output_dtype="float32")
+    assert torch.equal(reference.forward(x, spec, weight, bias), row * weight.float() + bias.float())
+    # Gain and bias are rounded where the cast says so.
+    rounded = row * weight.bfloat16() + bias.bfloat16()
+    assert torch.equal(reference.forward(x, NormSpec(cast="input"), weight, bias), rounded)
+    early = reference.forward(x, NormSpec(cast="early"), weight, bias)
+    assert torch.equal(early, rounded) == (parameters == torch.bfloat16)
+    # An offset in float32 makes a float32 gain after an early cast.
     x, weight, _ = arguments(specs.GEMMA, dtype=torch.float32, rows=64)
     expected = reference.forward(x, specs.NANOCHAT) * (1.0 + weight)
     assert torch.equal(reference.forward(x, specs.GEMMA.replace(cast="early"), weight), expected)

@@ -46,6 +46,8 @@ FIXED_FUNCTIONS = {
 VAGUE_NAMES = {"utils", "util", "common", "misc", "helpers", "base", "core", "manager"}
 HEAVY = {"torch", "transformers", "matplotlib", "click", "rich", "jinja2", "safetensors", "numpy"}
 LINES = 400
+# What everything else stands on: from the conventions to the layers and the operators.
+BASE_LINES = 3_050
 
 # Tests that mirror no file, and what they are about.
 EXTRA_TESTS = {
@@ -72,7 +74,6 @@ EXTRA_TESTS = {
     "docs/test_build_site.py": "docs/building",
     "docs/test_rule_examples.py": "docs/building/rule_examples.toml",
     "testing/test_page.py": "docs/how-to/test-your-norm.md",
-    "cli/test_markdown.py": "normkit inspect --format markdown",
     "explorer/test_bad_input.py": "hostile and degenerate points in a browser",
     "identification/test_faults.py": "tests/faulty_norms.py",
     "test_helpers.py": "tests/helpers.py",
@@ -244,6 +245,12 @@ def test_the_package_itself_imports_nothing_of_its_own():
 )
 def test_the_walk_sees_what_it_should(module, source, expected):
     assert upward_imports(module, source) == expected
+
+
+def test_the_base_reads_in_an_hour():
+    base = ("conventions", "spec", "specs", "reference", "units", "functional", "layers", "ops")
+    paths = [path for name, path in MODULES.items() if name != "normkit" and top(name) in base]
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= BASE_LINES
 
 
 @pytest.mark.slow

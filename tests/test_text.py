@@ -13,6 +13,7 @@ from normkit.text import (
     degrees,
     dtype_name,
     first_line,
+    installed_version,
     numbered,
     offer,
     percent,
@@ -45,30 +46,23 @@ def test_at_most_five_names_the_nearest_and_what_lists_them_all(name, known, lis
     assert offer(name, known, listing) == said
 
 
-def test_names_beyond_the_first_are_counted():
+def test_lists_steps_long_texts_errors_dtypes_angles_nouns_and_versions():
     assert shortened(["a", "b", "c"], 3) == "a, b, c"
     assert shortened(["a", "b", "c", "d"], 2) == "a, b and 2 more"
-
-
-def test_several_steps_have_numbers():
     assert [numbered(steps) for steps in ([], ["a"], ["a", "b"])] == ["", "a", "1. a\n2. b"]
-
-
-def test_long_texts_end_in_dots():
     assert clipped("12345678", 8) == "12345678"
     assert clipped("123456789", 8) == "12345..."
     assert quoted("x" * 10**6) == f"'{'x' * 76}..."
     assert quoted({"a": "\n"}) == "{'a': '\\n'}"
-
-
-def test_an_error_without_a_message_is_its_type():
+    # An error without a message is its type.
     error = ValueError("\n first\nsecond")
     assert (first_line(error), typed_line(error)) == ("first", "ValueError: first")
     assert (first_line(KeyError()), typed_line(KeyError())) == ("KeyError", "KeyError")
-
-
-def test_dtypes_are_named_without_their_module():
     assert dtype_name(torch.bfloat16) == "bfloat16"
+    assert [degrees(angle) for angle in (90.0, 88.156, math.nan)] == ["90.00°", "88.16°", "NaN"]
+    assert [counted(number, "norm") for number in (0, 1, 1300)] == ["0 norms", "1 norm", "1,300 norms"]
+    assert installed_version("normkit") is not None
+    assert installed_version("no-such-package") is None
 
 
 @pytest.mark.parametrize(
@@ -135,11 +129,3 @@ def test_a_spread_of_equal_numbers_is_one_number():
     assert spread([]) == "none"
     assert percent_spread([0.2, 0.01]) == "1.0 to 20.0 %"
     assert percent_spread([0.2]) == "20.0 %"
-
-
-def test_angles_have_two_decimals():
-    assert [degrees(angle) for angle in (90.0, 88.156, math.nan)] == ["90.00°", "88.16°", "NaN"]
-
-
-def test_nouns_agree_with_their_number():
-    assert [counted(number, "norm") for number in (0, 1, 1300)] == ["0 norms", "1 norm", "1,300 norms"]

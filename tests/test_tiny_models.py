@@ -73,21 +73,17 @@ def test_eps_is_that_of_every_norm(family: str) -> None:
     assert set(FIXED_EPS) <= set(RECIPES)
 
 
-def test_a_family_that_forgets_eps_is_told_it_again() -> None:
+def test_eps_seed_dtype_and_further_options_reach_the_model() -> None:
     model, inputs = tiny("opt", eps=10.0)
     other, _ = tiny("opt")
     assert not torch.equal(true_logits(other, **inputs), true_logits(model, **inputs))
+    # A family that forgets eps is told it again.
     set_eps(other, 10.0)
     assert torch.equal(true_logits(other, **inputs), true_logits(model, **inputs))
-
-
-def test_a_seed_gives_one_model_in_every_dtype() -> None:
     wide, inputs = tiny("llama", seed=3)
     narrow, others = tiny("llama", seed=3, dtype=torch.bfloat16)
     assert torch.equal(inputs["input_ids"], others["input_ids"])
     assert torch.equal(wide.model.norm.weight.bfloat16(), narrow.model.norm.weight)
-    assert not torch.equal(wide.model.norm.weight, tiny("llama", seed=4)[0].model.norm.weight)
-
-
-def test_further_options_reach_the_configuration() -> None:
-    assert tiny("llama", attention_dropout=0.25)[0].config.attention_dropout == 0.25
+    other, _ = tiny("llama", seed=4, attention_dropout=0.25)
+    assert not torch.equal(wide.model.norm.weight, other.model.norm.weight)
+    assert other.config.attention_dropout == 0.25

@@ -117,6 +117,8 @@ def test_units_are_roundings():
     assert nothing.units(torch.tensor([5.0, float("inf")], dtype=torch.float16)).tolist() == [0.0, 0.0]
     assert Exact(torch.zeros(0, 3), torch.zeros(0, 3)).largest(torch.zeros(0, 3)) == 0.0
     assert Exact(torch.tensor([3.0, 4.0]).double(), torch.ones(2)).relative(torch.tensor([3.0, 4.5])) == 0.1
+    # The coarsest dtype has the largest epsilon.
+    assert units.coarsest([torch.float32, torch.float16, torch.bfloat16]) == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -135,7 +137,3 @@ def test_the_offset_is_added_where_the_spec_adds_it():
     for spec in (specs.GEMMA, specs.MUSE_SPARK):
         expected = reference.forward(x.double(), specs.OLMO2, reference.effective_weight(weight, spec, torch.float64))
         assert torch.allclose(units.output(x, spec, weight).value, expected, rtol=1e-12)
-
-
-def test_the_coarsest_dtype_has_the_largest_epsilon():
-    assert units.coarsest([torch.float32, torch.float16, torch.bfloat16]) == torch.bfloat16

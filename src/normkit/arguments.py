@@ -85,13 +85,12 @@ def check_out(
     if torch._debug_has_internal_overlap(out) == 1:
         raise ShapeError(f"{name}: elements of {label} share memory, as after expand; clone it first")
     for given in inputs:
-        if given is not None and share_memory(out, given) and not _is_same(out, given):
+        if given is None or not share_memory(out, given):
+            continue
+        # The very same elements are read before they are written.
+        same_place = out.data_ptr() == given.data_ptr() and out.stride() == given.stride()
+        if not (same_place and out.shape == given.shape and out.dtype == given.dtype):
             raise ShapeError(f"{name}: {label} shares part of its memory with an input; clone one of them first")
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether a and b are the same elements in memory."""
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:

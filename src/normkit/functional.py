@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from normkit import arguments, reference, specs
+from normkit import arguments, specs
 from normkit.errors import KindError, ShapeError
 from normkit.ops import calls
 from normkit.ops.plans import KernelPlan, plan
@@ -208,9 +208,7 @@ def normalize(
     arguments.check_spec_arguments("normalize", x, spec, weight, bias)
     if out is None:
         return calls.normalize(x, plan(spec), weight, bias)
-    arguments.check_out(
-        "normalize", "out", out, x, reference.output_dtype(x.dtype, spec, weight, bias), (x, weight, bias)
-    )
+    arguments.check_out("normalize", "out", out, x, spec.casts.output_dtype(x.dtype, weight, bias), (x, weight, bias))
     return calls.normalize_into(out, x, plan(spec), weight, bias)
 
 
@@ -259,7 +257,7 @@ def add_normalize(
         raise KindError(f"add_normalize: out must be two tensors, for y and the new residual, got {out!r}")
     inputs = (x, residual, weight, bias)
     y, new_residual = out
-    arguments.check_out("add_normalize", "out[0]", y, x, reference.output_dtype(x.dtype, spec, weight, bias), inputs)
+    arguments.check_out("add_normalize", "out[0]", y, x, spec.casts.output_dtype(x.dtype, weight, bias), inputs)
     arguments.check_out("add_normalize", "out[1]", new_residual, x, residual.dtype, (*inputs, y))
     if arguments.share_memory(y, new_residual):
         raise ShapeError("add_normalize: the two tensors of out must not share memory; give each its own")

@@ -203,7 +203,9 @@ def degree_spread(angles: Iterable[float]) -> str:
         >>> degree_spread([88.15, 90.0]), degree_spread([7.02])
         ('88.2 to 90.0°', '7.0°')
     """
-    low, to, high = _span(angles, _tenths).partition(" to ")
+    low, to, high = _span(
+        angles, lambda angle: f"{angle:.1f}°" if math.isfinite(angle) else significant(angle)
+    ).partition(" to ")
     return f"{low.removesuffix('°')}{to}{high}" if to else low
 
 
@@ -217,8 +219,15 @@ def degrees(angle: float) -> str:
     return f"{angle:.2f}°" if math.isfinite(angle) else significant(angle)
 
 
-def _tenths(angle: float) -> str:
-    return f"{angle:.1f}°" if math.isfinite(angle) else significant(angle)
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    # Like `offer`, not loaded for `--help`.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _span(values: Iterable[float], word: Callable[[float], str]) -> str:

@@ -174,7 +174,7 @@ class _Norm:
         self.x = x.detach().double()
         self.gain = None
         if weight is not None:
-            self.gain = reference.effective_weight(weight.detach(), spec, torch.float64).double()
+            self.gain = spec.gain.effective(weight.detach(), torch.float64).double()
         self.bias = None if bias is None else bias.detach().double()
         inner, along = self.x, torch.ones_like(self.x)
         if self.gain is not None:

@@ -45,19 +45,16 @@ def test_the_tensors_of_a_case():
     assert not torch.equal(adding.x, adding.residual)
 
 
-def test_copies_are_the_elements_that_move():
+def test_copies_bytes_and_names_of_what_is_checked():
     assert Case("rms_norm", (2, 3), "float32", "forward+backward").copies == 2.5
     assert Case("add_rms_norm", (2, 3), "float32", "forward-out").copies == 2.0
-
-
-def test_what_is_checked_has_a_name():
     assert Case("rms_norm", (2, 3), "float32", "forward-out").answers == ("y",)
     case = Case("add_layer_norm", (2, 3), "float32", "backward")
     assert case.answers == ("y", "new residual", "dx", "dresidual", "dweight", "dbias")
-
-
-def test_bytes_of_x():
-    assert Case("rms_norm", (2, 3), "bfloat16", "forward").bytes == 12
+    # A forward pass moves the bytes of one copy.
+    case = Case("rms_norm", (2, 3), "bfloat16", "forward")
+    assert (case.bytes, case.moved_bytes) == (12, 24)
+    assert Case("rms_norm", (2, 3), "bfloat16", "backward").moved_bytes == 36
 
 
 @pytest.mark.parametrize(("op", "direction"), [(op, direction) for op in OPS for direction in PASSES])
@@ -65,9 +62,3 @@ def test_the_answers_that_have_the_shape_of_x_come_first(op, direction):
     case = Case(op, (2, 3), "float32", direction)
     gains = ("dweight", "dbias")
     assert [name in gains for name in case.answers] == [place >= case.sheets for place in range(len(case.answers))]
-
-
-def test_a_forward_pass_moves_the_bytes_of_one_copy():
-    case = Case("rms_norm", (2, 3), "bfloat16", "forward")
-    assert case.moved_bytes == 2 * case.bytes
-    assert Case("rms_norm", (2, 3), "bfloat16", "backward").moved_bytes == 3 * case.bytes

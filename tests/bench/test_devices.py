@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
 
 import pytest
 import torch
@@ -19,32 +18,21 @@ from normkit.kernels.triton import loading
 def test_the_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert (find("cpu"), find("cuda")) == (CPU, CUDA)
-
-
-def test_no_gpu(monkeypatch):
+    with pytest.raises(InputError, match="a device is one of cpu, cuda, got 'gpu'"):
+        find("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match=r"^device cuda: torch .* sees no GPU here; run this where it sees one"):
         find("cuda")
-
-
-def test_an_unknown_device():
-    with pytest.raises(InputError, match="a device is one of cpu, cuda, got 'gpu'"):
-        find("gpu")
 
 
 @pytest.mark.parametrize(
     ("reason", "kernels"), [(None, "Triton kernels"), ("no Triton", "plain torch (no Triton)")], ids=["fast", "plain"]
 )
 def test_what_a_gpu_says_of_itself(reason, kernels, monkeypatch):
-    def version(package):
-        if package != "triton":
-            raise metadata.PackageNotFoundError
-        return "3.9"
-
     monkeypatch.setattr(loading, "device_reason", lambda _index: reason)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
-    monkeypatch.setattr(devices.metadata, "version", version)
+    monkeypatch.setattr(devices, "installed_version", {"triton": "3.9"}.get)
     found = CUDA.machine()
     assert (found.gpu, found.kernels, found.versions) == ("some GPU", kernels, (("triton", "3.9"),))
     assert (found.cpu, found.torch, CPU.machine().gpu) == (CPU.machine().cpu, torch.__version__, None)

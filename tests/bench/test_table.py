@@ -44,7 +44,8 @@ def drawn(run):
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_one_table_an_operation_and_pass():
+def test_one_table_per_operation_and_pass_fits_a_small_terminal():
+    assert max(map(len, drawn(RUN))) <= 80
     lines = [line.split() for line in drawn(RUN)]
     assert lines[:6] == [
         ["add_layer_norm", "forward+backward"],
@@ -59,19 +60,12 @@ def test_one_table_an_operation_and_pass():
     assert lines[-1] == ["torch", "*", "2.50", "us", "2.50", "WRONG", "y", "NaN"]
 
 
-def test_the_widest_line_fits_a_small_terminal():
-    assert max(map(len, drawn(RUN))) <= 80
-
-
-def test_notes():
+def test_notes_explain_only_what_is_shown():
     found = notes(RUN)
     assert found[:2] == ("2026-01-02, a CPU, threads 2, torch 2.13", "normkit: C++ kernels, avx2")
     assert found[-1] == "onnxruntime left out of 2 of 3 cases: forward only"
     explained = ["time", "floor", "kept / x", "~", "others", "*", "WRONG"]
     assert [line.partition(":")[0] for line in found[2:-1]] == explained
-
-
-def test_only_what_is_shown_is_explained():
     quiet = Benchmark(MACHINE, (Cell(OUT.case, 1e-6, 0.0, 0.05, 1000, (), ()),))
     assert [line.partition(":")[0] for line in notes(quiet)[2:]] == ["time", "floor"]
 
@@ -84,18 +78,15 @@ def test_three_digits(seconds, text):
     assert readable(seconds) == text
 
 
-def on_a_gpu():
+def test_a_gpu_has_two_times():
     case = Case("rms_norm", (32768, 4096), "bfloat16", "forward+backward")
     measurements = (
         Measurement("normkit", 4e-4, 0.01, 1e-3, "y", False, False, 1012, 3.35e12, 2e-5),
         Measurement("Liger", 2e-4, 0.2, 1e-3, "y", False, False, 4000, 6.7e12, 8e-4),
     )
     machine = Machine("a CPU", 2, "2.13", "Triton kernels", "2026-01-02", "some GPU", (("triton", "3.9"),))
-    return Benchmark(machine, (Cell(case, 3.5e-4, 0.0, 0.0, 2000, measurements, ()),))
-
-
-def test_a_gpu_has_two_times():
-    lines = drawn(on_a_gpu())
+    run = Benchmark(machine, (Cell(case, 3.5e-4, 0.0, 0.0, 2000, measurements, ()),))
+    lines = drawn(run)
     found = [line.split() for line in lines]
     assert found[1] == ["time", "host", "/", "floor", "/", "normkit", "kept", "/", "x", "answer"]
     assert found[3] == ["copy", "(floor)", "350", "us", "1.00"]
@@ -104,10 +95,7 @@ def test_a_gpu_has_two_times():
     # Twice as fast on the GPU, but the host takes twice normkit's time.
     assert found[5] == ["Liger", "200", "us~", "800", "us", "0.57", "2.00", "2.00", "right"]
     assert max(map(len, lines)) <= 80
-
-
-def test_notes_of_a_gpu():
-    found = notes(on_a_gpu())
-    assert found[0] == "2026-01-02, some GPU, a CPU, torch 2.13, triton 3.9"
-    assert [line.partition(":")[0] for line in found[1:]] == ["normkit", "time", "host", "floor", "kept / x", "~"]
-    assert max(map(len, found)) <= 100
+    told = notes(run)
+    assert told[0] == "2026-01-02, some GPU, a CPU, torch 2.13, triton 3.9"
+    assert [line.partition(":")[0] for line in told[1:]] == ["normkit", "time", "host", "floor", "kept / x", "~"]
+    assert max(map(len, told)) <= 100

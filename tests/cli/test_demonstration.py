@@ -26,13 +26,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
         return CliRunner().invoke(verbs, ["inspect", "--out", str(folder)], prog_name="normkit"), folder
 
 
-def test_the_planted_fault_is_no_failure(demo: tuple[Result, Path]) -> None:
-    done, _ = demo
-    assert (done.exit_code, done.stderr) == (0, "")
-
-
 def test_one_screen_tells_fault_evidence_place_and_remedy_then_the_healthy_twin(demo: tuple[Result, Path]) -> None:
     done, folder = demo
+    assert (done.exit_code, done.stderr) == (0, "")
     rest = " ".join(done.stdout.split())
     for words in (
         "This GPT-2 looks fine. It is not.",
@@ -50,10 +46,6 @@ def test_one_screen_tells_fault_evidence_place_and_remedy_then_the_healthy_twin(
     ):
         assert words in rest
         rest = rest.partition(words)[2]
-
-
-def test_it_fits_a_terminal_of_80_by_40_without_escape_codes(demo: tuple[Result, Path]) -> None:
-    done, folder = demo
     lines = done.stdout.replace(str(folder), "normkit-out").splitlines()
     assert max(map(len, lines)) <= 80
     # The command and the prompt behind it stand on the screen too.

@@ -73,16 +73,10 @@ def test_one_spelling_is_one_option_everywhere() -> None:
                 said = (repr(option.type), repr(option.default), option.multiple, option.is_flag, option.help)
                 options.setdefault(option.opts[0], set()).add(said)
     assert {name for name, meanings in options.items() if len(meanings) > 1} == different.keys()
-
-
-def test_every_verb_that_tells_something_tells_it_as_json() -> None:
-    without = {name for name, verb in verbs.commands.items() if "as_json" not in {each.name for each in verb.params}}
-    assert without == {"completion"}
-
-
-def test_everything_is_written_below_one_folder() -> None:
-    defaults = {each.default for verb in verbs.commands.values() for each in verb.params if each.name == "out"}
-    assert defaults == {Path("normkit-out")}
+    # Everything is written below one folder; every verb that tells something tells it as JSON.
+    named = {name: {each.name: each for each in verb.params} for name, verb in verbs.commands.items()}
+    assert {each["out"].default for each in named.values() if "out" in each} == {Path("normkit-out")}
+    assert {name for name, each in named.items() if "as_json" not in each} == {"completion"}
 
 
 @pytest.mark.slow
@@ -97,9 +91,13 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_that_test_would_see_a_heavy_import() -> None:
+def test_that_test_would_see_a_heavy_import_and_python_m_normkit_is_the_same_command() -> None:
     listing = "import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))\nimport numpy"
-    assert "numpy" in normkit("--help", before=listing).stderr.split()
+    done = normkit("--version", before=listing)
+    assert "numpy" in done.stderr.split()
+    assert done.stdout.startswith("normkit 0.")
+    done = subprocess.run([sys.executable, "-m", "normkit", "-h"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: normkit ")
 
 
 @pytest.mark.slow
@@ -111,18 +109,6 @@ def test_help_is_immediate() -> None:
 
     # 0.07 s on an idle machine; importing torch alone takes more than a second.
     assert min(seconds() for _ in range(5)) < 0.6
-
-
-@pytest.mark.slow
-def test_version() -> None:
-    done = normkit("--version")
-    assert done.stdout.startswith("normkit 0.")
-
-
-@pytest.mark.slow
-def test_python_m_normkit_is_the_same_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "normkit", "-h"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("Usage: normkit ")
 
 
 @pytest.mark.slow
@@ -153,24 +139,15 @@ def test_bad_input_is_one_line_and_exits_with_2() -> None:
 
 
 @pytest.mark.slow
-def test_a_bug_is_one_line_and_exits_with_101() -> None:
+def test_a_bug_is_one_line_and_exits_with_101_and_an_interrupt_with_130() -> None:
     done = normkit("env", before=FAILING.format("raise RuntimeError('two\\nlines')"))
+    told = "normkit: this is a bug of normkit: RuntimeError: two lines"
     assert (done.returncode, done.stdout) == (101, "")
-    assert (
-        done.stderr == "normkit: this is a bug of normkit: RuntimeError: two lines; NORMKIT_TRACEBACK=1 shows where\n"
-    )
-
-
-@pytest.mark.slow
-def test_the_traceback_is_shown_where_asked_for() -> None:
-    done = normkit("env", before=FAILING.format("raise RuntimeError('x')"), NORMKIT_TRACEBACK="1")
+    assert done.stderr == f"{told}; NORMKIT_TRACEBACK=1 shows where\n"
+    done = normkit("env", before=FAILING.format("raise RuntimeError('two\\nlines')"), NORMKIT_TRACEBACK="1")
     assert done.returncode == 101
     assert "Traceback (most recent call last)" in done.stderr
-    assert done.stderr.endswith("normkit: this is a bug of normkit: RuntimeError: x\n")
-
-
-@pytest.mark.slow
-def test_an_interrupt_exits_with_130() -> None:
+    assert done.stderr.endswith(f"{told}\n")
     done = normkit("env", before=FAILING.format("import os, signal; os.kill(os.getpid(), signal.SIGINT)"))
     assert (done.returncode, done.stderr) == (130, "normkit: interrupted\n")
 
@@ -187,19 +164,18 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_an_error_of_the_system_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        # An error of the system is no bug; a message cannot steer the terminal.
+        (OSError(28, "No space left on device", "report.html"), "report.html: No space left on device"),
+        (InputError("\x1b[31mred\r\nnext\u202e"), " [31mred  next "),
+    ],
+)
+def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, line: str) -> None:
     def fail() -> None:
-        raise OSError(28, "No space left on device", "report.html")
+        raise error
 
     monkeypatch.setattr(environment, "_environment", fail)
     shown = CliRunner().invoke(verbs, ["env"])
-    assert (shown.exit_code, shown.stderr) == (2, "normkit: report.html: No space left on device\n")
-
-
-def test_a_message_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise InputError("\x1b[31mred\r\nnext\u202e")
-
-    monkeypatch.setattr(environment, "_environment", fail)
-    shown = CliRunner().invoke(verbs, ["env"])
-    assert (shown.exit_code, shown.stderr) == (2, "normkit:  [31mred  next \n")
+    assert (shown.exit_code, shown.stderr) == (2, f"normkit: {line}\n")

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -56,18 +56,14 @@ def test_what_computes_norms_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_computes_norms_on_a_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("NORMKIT_CUDA", raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    reason = loading.load.__wrapped__()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(loading, "device_reason", lambda _: None)
     assert "bfloat16 norms  Triton kernels on cuda (NVIDIA H200)" in shown_text()
     assert "float64 norms   plain torch on cuda (the Triton kernels have no float64)" in shown_text()
-    monkeypatch.undo()
-    monkeypatch.delenv("NORMKIT_CUDA", raising=False)
-    reason = loading.load.__wrapped__()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(loading, "device_reason", lambda _: reason)
     assert (
         "float32 norms   plain torch on cuda (no Triton kernels: they have not run on a GPU yet; NORMKIT_CUDA=on uses "
@@ -85,14 +81,8 @@ def test_an_unknown_choice_of_kernels_is_one_line() -> None:
 
 
 def test_a_missing_extra_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_scipy(package: str) -> str:
-        if package == "scipy":
-            raise PackageNotFoundError(package)
-        return "1.0"
-
-    monkeypatch.setattr(environment, "version", without_scipy)
-    shown = CliRunner().invoke(verbs, ["env"])
-    assert 'extra study     missing scipy: pip install "normkit[study]"' in shown.output
+    monkeypatch.setattr(environment, "installed_version", lambda package: None if package == "scipy" else "1.0")
+    assert 'extra study     missing scipy: pip install "normkit[study]"' in shown_text()
 
 
 def test_the_extras_are_those_of_the_package() -> None:

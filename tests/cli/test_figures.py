@@ -37,7 +37,7 @@ def written(folder: str | Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few")
-def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
+def test_one_line_per_figure_where_the_page_lies_and_the_files_as_json(run: Run) -> None:
     done = run("figures")
     assert (done.exit_code, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -46,6 +46,17 @@ def test_one_line_a_figure_and_where_the_page_lies(run: Run) -> None:
     assert lines[2:] == ["", "all on one page: normkit-out/figures/index.html"]
     assert max(map(len, lines)) <= 100
     assert list(written("normkit-out/figures")) == ["index.html", "jacobian-spectrum.svg", "two-epsilons.svg"]
+    done = run("figures", "--json", "--out", "here", "--scheme", "both")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert (document["schema_version"], document["folder"], document["index"]) == (1, "here/figures", "index.html")
+    assert [figure["name"] for figure in document["figures"]] == list(NAMES)
+    for figure in document["figures"]:
+        assert all((Path("here/figures") / name).exists() for name in figure["files"])
+        assert len(figure["files"]) == 2
+        assert figure["title"]
+        assert figure["caption"].endswith(".")
+        assert figure["description"].endswith(".")
 
 
 @pytest.mark.sampled(1)
@@ -72,38 +83,16 @@ def test_formats_and_schemes(run: Run, kind: str, magic: bytes) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.usefixtures("few")
-def test_dark_alone_is_named_dark_and_makes_the_same_page(run: Run) -> None:
-    assert run("figures", "--out", "dark", "--scheme", "dark").exit_code == 0
-    assert list(written("dark/figures")) == ["index.html", "jacobian-spectrum-dark.svg", "two-epsilons-dark.svg"]
-    assert b"var(--accent)" in written("dark/figures")["index.html"]
-    assert b"#56b4e9" in written("dark/figures")["two-epsilons-dark.svg"]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("few")
 def test_the_page_of_both_schemes_is_that_of_the_light_one_with_links_to_the_dark_ones(run: Run) -> None:
-    for scheme in ("light", "both"):
+    for scheme in ("light", "both", "dark"):
         assert run("figures", "--out", scheme, "--scheme", scheme).exit_code == 0
-    light, both = written("light/figures"), written("both/figures")
+    light, both, dark = (written(f"{scheme}/figures") for scheme in ("light", "both", "dark"))
+    assert list(dark) == ["index.html", "jacobian-spectrum-dark.svg", "two-epsilons-dark.svg"]
+    assert b"var(--accent)" in dark["index.html"]
+    assert b"#56b4e9" in dark["two-epsilons-dark.svg"]
     pages = light.pop("index.html"), both.pop("index.html")
     assert {name: content for name, content in both.items() if not name.endswith("-dark.svg")} == light
     assert re.sub(rb'<a href="[\w-]+-dark.svg">[^<]+</a> ', b"", pages[1]) == pages[0] != pages[1]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("few")
-def test_json_lists_the_files(run: Run) -> None:
-    done = run("figures", "--json", "--out", "here", "--scheme", "both")
-    document = json.loads(done.stdout)
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert (document["schema_version"], document["folder"], document["index"]) == (1, "here/figures", "index.html")
-    assert [figure["name"] for figure in document["figures"]] == list(NAMES)
-    for figure in document["figures"]:
-        assert all((Path("here/figures") / name).exists() for name in figure["files"])
-        assert len(figure["files"]) == 2
-        assert figure["title"]
-        assert figure["caption"].endswith(".")
-        assert figure["description"].endswith(".")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pty
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +45,10 @@ def change(folder: Path, name: str, index: int, value: float) -> None:
 
 
 def test_results_and_where_the_report_lies(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, *QUICK, "--no-report")
+    assert done.exit_code == 0
+    assert not re.search("report:|on the sphere", done.stdout)
+    assert list(Path().iterdir()) == []
     done = run("inspect", gpt2, *QUICK)
     assert (done.exit_code, done.stderr) == (0, "")
     assert "tiny  GPT2LMHeadModel (gpt2)" in done.stdout
@@ -55,12 +60,25 @@ def test_results_and_where_the_report_lies(gpt2: Path, run: Run) -> None:
 
 
 def test_json_is_exactly_one_document_and_the_one_that_is_written(gpt2: Path, run: Run) -> None:
-    done = run("inspect", gpt2, *QUICK, "--json", "--out", "here")
+    done = run("inspect", gpt2, *QUICK, "--json", "--out", "here", "--dtype", "bfloat16")
     assert (done.exit_code, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert (document["schema_version"], document["model"]["name"], document["model"]["tokens"]) == (1, "tiny", 64)
-    assert document["training"] is None
+    assert (document["training"], document["model"]["dtype"]) == (None, "bfloat16")
     assert Path("here/tiny/report.json").read_text() == done.stdout
+
+
+def test_markdown_is_all_that_is_printed_and_tells_the_command(gpt2: Path, run: Run) -> None:
+    done = run("inspect", gpt2, *QUICK, "--format", "markdown", "--no-report")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("### No fault found")
+    assert re.search(r"\n- loss: \d\.\d{3} nats per token on this text, perplexity \d+", done.stdout)
+    assert done.stdout.count("```") == 2
+    assert re.fullmatch(
+        r"normkit inspect .*tiny --max-tokens 64 --no-report --format markdown "
+        r"\(normkit \S+, torch \S+, transformers \S+\)",
+        done.stdout.splitlines()[-1],
+    )
 
 
 @pytest.mark.exhaustive
@@ -71,26 +89,15 @@ def test_a_second_run_writes_the_same_bytes(gpt2: Path, run: Run) -> None:
         assert Path("one/tiny", name).read_bytes() == Path("two/tiny", name).read_bytes()
 
 
-def test_no_report_writes_nothing(gpt2: Path, run: Run) -> None:
-    done = run("inspect", gpt2, *QUICK, "--no-report")
-    assert done.exit_code == 0
-    assert "report:" not in done.stdout
-    assert list(Path().iterdir()) == []
-
-
 def test_a_pattern_chooses_the_norms_that_are_printed_and_the_one_of_the_walk(gpt2: Path, run: Run) -> None:
     done = run("inspect", gpt2, *QUICK, "--token", "--site", "*.ln_2")
     assert re.findall(r"^transformer\S+", done.stdout, re.MULTILINE) == ["transformer.h.0.ln_2", "transformer.h.1.ln_2"]
     words = " ".join(done.stdout.split())
     assert "at transformer.h.0.ln_2, n = 16" in words
     assert "on the sphere of radius sqrt(n)" in words
-    assert "on the sphere" not in run("inspect", gpt2, *QUICK, "--no-report").stdout
     assert len(json.loads(Path("normkit-out/tiny/report.json").read_text())["sites"]) == 5
-
-
-def test_a_path_that_is_no_norm_gets_at_most_five_names(gpt2: Path, run: Run) -> None:
-    line = refused(run("inspect", gpt2, *QUICK, "--site", "ln_ff"))
-    assert line == (
+    # A path that is no norm gets at most five names.
+    assert refused(run("inspect", gpt2, *QUICK, "--site", "ln_ff")) == (
         "tiny has no norm at 'ln_ff'; did you mean transformer.ln_f, transformer.h.0.ln_1, transformer.h.0.ln_2, "
         "transformer.h.1.ln_1, transformer.h.1.ln_2? `normkit identify MODEL` lists them"
     )
@@ -104,26 +111,6 @@ def test_a_training_step_is_told_of_in_results_files_and_json(gpt2: Path, run: R
     assert 'id="run"' in Path("normkit-out/tiny/report.html").read_text()
     training = json.loads(Path("normkit-out/tiny/report.json").read_text())["training"]
     assert (training["steps"], training["reports"], training["remarks"]) == (1, 1, [])
-
-
-def test_a_training_step_has_the_exit_code_of_what_it_finds(gpt2: Path, run: Run) -> None:
-    change(gpt2, "transformer.h.1.ln_1.weight", 3, float("nan"))
-    done = run("inspect", gpt2, *QUICK, "--train-step", "--no-report")
-    assert done.exit_code == 1
-    assert "NaN at step 0" in done.stdout
-
-
-def test_a_training_step_of_a_model_without_a_loss(tmp_path: Path, run: Run) -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=64, max_position_embeddings=32, **sizes)).save_pretrained(tmp_path / "bert")
-    line = refused(run("inspect", tmp_path / "bert", *QUICK, "--train-step"))
-    assert line.startswith("BertModel has no loss that token ids alone give; leave out --train-step")
-    assert list(Path().iterdir()) == []
-
-
-def test_a_dtype_can_be_chosen(gpt2: Path, run: Run) -> None:
-    done = run("inspect", gpt2, *QUICK, "--json", "--no-report", "--dtype", "bfloat16")
-    assert json.loads(done.stdout)["model"]["dtype"] == "bfloat16"
 
 
 # Texts.
@@ -159,9 +146,12 @@ def test_a_model_without_a_tokenizer_runs_on_random_ids_and_says_so(gpt2: Path, 
     assert "tiny has no tokenizer for the text mine.txt" in refused(run("inspect", gpt2, "--text", "mine.txt"))
 
 
-def test_an_encoder_is_inspected(tmp_path: Path, run: Run) -> None:
+def test_an_encoder_is_inspected_and_has_no_loss(tmp_path: Path, run: Run) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     BertModel(BertConfig(vocab_size=64, max_position_embeddings=32, **sizes)).save_pretrained(tmp_path / "bert")
+    line = refused(run("inspect", tmp_path / "bert", *QUICK, "--train-step"))
+    assert line.startswith("BertModel has no loss that token ids alone give; leave out --train-step")
+    assert list(Path().iterdir()) == []
     done = run("inspect", tmp_path / "bert", *QUICK, "--json", "--no-report", "--fail-on", "never")
     document = json.loads(done.stdout)
     assert (done.exit_code, document["model"]["class_name"], len(document["sites"])) == (0, "BertModel", 5)
@@ -197,12 +187,18 @@ def test_what_did_not_fit_while_loading_is_noted_and_in_the_source(gpt2: Path, r
 
 def test_a_weight_that_is_not_finite_is_a_finding(gpt2: Path, run: Run) -> None:
     change(gpt2, "transformer.h.1.ln_1.weight", 3, float("nan"))
-    done = run("inspect", gpt2, *QUICK)
-    assert (done.exit_code, done.stderr) == (1, "")
+    done = run("inspect", gpt2, *QUICK, "--intent", "intent.json")
+    assert done.exit_code == 1
     assert "transformer.h.1.ln_1" in done.stdout
+    # What a faulty first run declares is said.
+    assert "; it may hold faults, as there is 1 above a note\n" in done.stderr
     document = json.loads(Path("normkit-out/tiny/report.json").read_text())
     assert document["findings"][0]["severity"] == "error"
-    assert run("inspect", gpt2, *QUICK, "--no-report", "--fail-on", "never").exit_code == 0
+    done = run("inspect", gpt2, *QUICK, "--no-report", "--fail-on", "never", "-q", "--intent", "other.json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    done = run("inspect", gpt2, *QUICK, "--train-step", "--no-report")
+    assert done.exit_code == 1
+    assert "NaN at step 0" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -256,14 +252,6 @@ def test_an_intent_file_is_written_once_and_held_to(gpt2: Path, run: Run) -> Non
     assert Path("intent.json").read_text() == written
 
 
-def test_what_a_faulty_first_run_declares_is_said(gpt2: Path, run: Run) -> None:
-    change(gpt2, "transformer.h.1.ln_1.weight", 3, float("nan"))
-    done = run("inspect", gpt2, *QUICK, "--no-report", "--intent", "intent.json")
-    assert done.exit_code == 1
-    assert "; it may hold faults, as there is 1 above a note\n" in done.stderr
-    assert run("inspect", gpt2, *QUICK, "--no-report", "-q", "--intent", "other.json").stderr == ""
-
-
 def test_an_intent_file_that_is_none(run: Run) -> None:
     Path("intent.json").write_text("[]")
     line = refused(run("inspect", "./none", "--intent", "intent.json"))
@@ -273,9 +261,15 @@ def test_an_intent_file_that_is_none(run: Run) -> None:
 # Bad input: one line and 2. `tests/checkpoint` has every way in which a checkpoint can be wrong.
 
 
-def test_a_path_that_is_no_model(tmp_path: Path, run: Run) -> None:
+def test_a_path_that_is_no_model_and_a_folder_that_cannot_be_written(gpt2: Path, tmp_path: Path, run: Run) -> None:
     assert "nothing is there" in refused(run("inspect", "./none"))
     assert "with a config.json" in refused(run("inspect", tmp_path))
+    Path("file").touch()
+    line = refused(run("inspect", gpt2, "--out", "file/report"))
+    assert line == "cannot write to file/report/tiny: file is a file; choose another folder with --out"
+    before = sorted(gpt2.iterdir())
+    assert "inside the model's own folder" in refused(run("inspect", gpt2, "--out", gpt2 / "report"))
+    assert sorted(gpt2.iterdir()) == before
 
 
 def test_truncated_weights(gpt2: Path, run: Run) -> None:
@@ -292,18 +286,6 @@ def test_a_model_with_code_of_its_own(gpt2: Path, run: Run) -> None:
     assert "code that comes with a model is never run" in refused(run("inspect", gpt2))
 
 
-def test_a_folder_that_cannot_be_written(gpt2: Path, run: Run) -> None:
-    Path("file").touch()
-    line = refused(run("inspect", gpt2, "--out", "file/report"))
-    assert line == "cannot write to file/report/tiny: file is a file; choose another folder with --out"
-
-
-def test_the_models_own_folder_is_not_written_to(gpt2: Path, run: Run) -> None:
-    before = sorted(gpt2.iterdir())
-    assert "inside the model's own folder" in refused(run("inspect", gpt2, "--out", gpt2 / "report"))
-    assert sorted(gpt2.iterdir()) == before
-
-
 def test_a_model_that_cannot_run(tmp_path: Path, run: Run) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     config = LlamaConfig(vocab_size=64, bos_token_id=1, eos_token_id=2, pad_token_id=None, **sizes)
@@ -313,10 +295,11 @@ def test_a_model_that_cannot_run(tmp_path: Path, run: Run) -> None:
     assert run("inspect", tmp_path / "classifier", *QUICK, "--batch-size", "1", "--fail-on", "never").exit_code == 0
 
 
-def test_options_that_need_a_model(run: Run) -> None:
-    done = run("inspect", "--dtype", "float16")
+@pytest.mark.parametrize("option", ["--dtype float16", "--format markdown"])
+def test_options_that_need_a_model(run: Run, option: str) -> None:
+    done = run("inspect", *option.split())
     assert done.exit_code == 2
-    assert "--dtype needs a MODEL." in done.stderr
+    assert f"{option.split()[0]} needs a MODEL." in done.stderr
 
 
 # A real terminal.
@@ -337,26 +320,23 @@ def on_terminal(*arguments: str, **variables: str) -> tuple[int, str, str]:
     terminals, ends = zip(*(pty.openpty() for _ in range(2)), strict=True)
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "HF_HUB_OFFLINE": "1", **variables}
     process = Fork(PROGRAM, *map(os.ttyname, ends), *arguments, environment=environment)
+
+    def drained(end: int) -> str:
+        content = b""
+        # Linux ends a terminal's output with an error.
+        with suppress(OSError):
+            while part := os.read(end, 65536):
+                content += part
+        os.close(end)
+        return content.decode()
+
     # Together, or the process would wait for a reader of the one while the other is read.
     with ThreadPoolExecutor() as pool:
-        read = [pool.submit(_drain, terminal) for terminal in terminals]
+        read = [pool.submit(drained, terminal) for terminal in terminals]
         process.communicate(timeout=120)
         for end in ends:
             os.close(end)
     return process.returncode, read[0].result(), read[1].result()
-
-
-def _drain(end: int) -> str:
-    content = b""
-    while True:
-        try:
-            part = os.read(end, 65536)
-        except OSError:  # Linux ends a terminal's output so
-            part = b""
-        if not part:
-            os.close(end)
-            return content.decode()
-        content += part
 
 
 def test_a_terminal_gets_colour_and_progress(gpt2: Path) -> None:

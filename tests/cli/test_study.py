@@ -35,9 +35,6 @@ def test_each_study_gets_its_settings_and_its_length(tmp_path: Path) -> None:
     ]
     # Four seconds for two seeds.
     assert request.seconds == {"tiny": 6.0, "other": 6.0}
-
-
-def test_no_names_are_all_of_them(tmp_path: Path) -> None:
     assert [study.name for study, _ in request_of(out=tmp_path).studies] == ["tiny", "other", "needy"]
 
 
@@ -53,17 +50,10 @@ def test_only_who_is_alone_looks_at_folder_and_device(tmp_path: Path, monkeypatc
 
 def test_so_many_jobs_as_cores_but_one_where_processes_share_the_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)))
-    assert jobs_of(None, 1, "cpu") == 8
-    assert jobs_of(None, 3, "cpu") == 2
-    assert jobs_of(None, 16, "cpu") == 1
-    assert jobs_of(None, 1, "cuda:1") == 1
-    assert jobs_of(4, 1, "cuda") == 4
+    asked = ((None, 1, "cpu"), (None, 3, "cpu"), (None, 16, "cpu"), (None, 1, "cuda:1"), (4, 1, "cuda"))
+    assert [jobs_of(*each) for each in asked] == [8, 2, 1, 1, 4]
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert jobs_of(None, 1, "cpu") == jobs_of(1, 1, "cpu") == 1
-
-
-def test_jobs_and_torchrun_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(InputError, match="--jobs 2: the processes of torchrun share every arm; leave --jobs out"):
         jobs_of(2, 1, "cpu")
 
@@ -89,13 +79,10 @@ def test_the_list(run: Run, arguments: tuple[str, ...]) -> None:
     assert lines[-2] == "Seconds of one core, with --budget quick; all take 12 s on the 1 core here."
     assert "normkit study --all" in lines[-1]
     assert max(map(len, lines)) <= 100
-    assert list(Path().iterdir()) == []
-
-
-def test_the_list_as_json(run: Run) -> None:
-    document = json.loads(run("study", "--list", "--json").stdout)
+    document = json.loads(run("study", *arguments, "--json").stdout)
     assert document["schema_version"] == 1
     assert document["studies"][0] == {"name": "tiny", "asks": "asks of tiny", "seconds": 4}
+    assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize(

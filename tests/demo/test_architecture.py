@@ -22,16 +22,10 @@ def test_every_norm_is_ours_and_the_parameters_are_stock(name, kind):
     }
 
 
-def test_the_twins_are_of_one_size():
+def test_the_twins_are_of_one_size_nothing_drops_out_and_no_other_is_built():
     sizes = [sum(parameter.numel() for parameter in build(name).parameters()) for name in ("layernorm", "rmsnorm")]
     assert max(sizes) / min(sizes) < 1.01
-
-
-def test_nothing_drops_out():
     assert {module.p for module in build("layernorm").modules() if isinstance(module, nn.Dropout)} == {0.0}
-
-
-def test_an_unknown_architecture_is_refused():
     with pytest.raises(InputError, match="got 'batchnorm'"):
         build("batchnorm")
 

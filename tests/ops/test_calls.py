@@ -362,15 +362,12 @@ def test_rows_of_several_axes_have_gradients_of_their_shape():
         assert_close(mine, wanted, units=16)
 
 
-def test_an_export_holds_torchs_operations_alone():
+def test_an_export_holds_torchs_operations_alone_and_a_plan_is_made_once():
     module = normkit.LayerNorm(6)
     program = torch.export.export(module, (torch.randn(4, 6),))
     assert not [node for node in program.graph.nodes if "normkit" in str(node.target)]
     x = torch.randn(4, 6)
     assert_close(program.module()(x), module(x))
-
-
-def test_a_plan_is_made_once():
     assert plan(specs.LLAMA) is plan(specs.LLAMA.replace())
     assert plan(specs.LLAMA).unsupported is None
     assert "axes" in plan(specs.CONVNEXT).unsupported

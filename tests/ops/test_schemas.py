@@ -40,6 +40,9 @@ def samples(name, dtype, shape):
     y, new_residual = torch.empty_like(x), torch.empty_like(residual)
     statistics = schemas.normalize_forward(x, *rest)[1]
     needed = True, rest[0] is not None, rest[1] is not None
+    # The tables of a watch of two places.
+    sums, bins = torch.zeros(2, 10, dtype=torch.float64), torch.zeros(2, 2, 1024, dtype=torch.float64)
+    peaks = torch.full((2, 5), -torch.inf, dtype=torch.float64)
     return {
         "normalize_rows": (x, *rest),
         "normalize_rows_out": (x, *rest, y),
@@ -47,15 +50,9 @@ def samples(name, dtype, shape):
         "add_normalize_forward": (x, residual, *rest),
         "add_normalize_rows_out": (x, residual, *rest, y, new_residual),
         "normalize_backward": (x, x, statistics, *rest, x, *needed),
-        "count_rows": (x, None, True, True, 0, 8.0, 1e-2, 7.0, 2.0, 1, *tables()),
+        "count_rows": (x, None, True, True, 0, 8.0, 1e-2, 7.0, 2.0, 1, sums, bins, peaks),
         "mark_seen": (x, 1, torch.zeros(2, 2)),
     }
-
-
-def tables():
-    """Those of a watch of two places."""
-    sums, bins = torch.zeros(2, 10, dtype=torch.float64), torch.zeros(2, 2, 1024, dtype=torch.float64)
-    return sums, bins, torch.full((2, 5), -torch.inf, dtype=torch.float64)
 
 
 NAMES = ["TORCH_LAYER_NORM", "GEMMA", "NANOCHAT"]

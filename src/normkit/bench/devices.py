@@ -8,7 +8,6 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from normkit.bench.timing import Calls, CudaStream, Time
 from normkit.errors import InputError
 from normkit.kernels import cpu
 from normkit.kernels.triton import loading
+from normkit.text import installed_version
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,8 @@ def _gpu() -> Machine:
         _host(),
         kernels="Triton kernels" if reason is None else f"plain torch ({reason})",
         gpu=torch.cuda.get_device_name(),
-        versions=tuple((name, version) for name in PACKAGES if (version := _version(name)) is not None),
+        versions=tuple((name, version) for name in PACKAGES if (version := installed_version(name)) is not None),
     )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _gpu_memory() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 
 from normkit.cli.options import json_option
 from normkit.cli.terminal import print_json
+from normkit.text import installed_version
 
 EXTRAS = {
     "lightning": ("lightning",),
@@ -36,7 +36,8 @@ def show_environment(as_json: bool) -> None:
         return
     for label, value in facts.items():
         if label not in ("schema_version", "norms", "extras"):
-            click.echo(f"{label:<16}{_words(value)}")
+            words = (" ".join(value) or "none of note") if isinstance(value, list) else value
+            click.echo(f"{label:<16}{'none' if words is None else words}")
     for device, dtypes in facts["norms"].items():
         for dtype, found in dtypes.items():
             click.echo(f"{f'{dtype} norms':<16}{found['implementation']} on {device} ({found['why']})")
@@ -51,18 +52,18 @@ def _environment() -> dict[str, Any]:
 
     return {
         "schema_version": 1,
-        "normkit": version("normkit"),
+        "normkit": installed_version("normkit"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
+        "transformers": installed_version("transformers"),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cpu_flags": _cpu_flags(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "triton": _version("triton"),
+        "triton": installed_version("triton"),
         "norms": {"cpu": _cpu_norms()} | ({"cuda": _gpu_norms()} if torch.cuda.is_available() else {}),
-        "extras": {extra: {name: _version(name) for name in packages} for extra, packages in EXTRAS.items()},
+        "extras": {extra: {name: installed_version(name) for name in packages} for extra, packages in EXTRAS.items()},
     }
 
 
@@ -95,13 +96,6 @@ def _gpu_norms() -> dict[str, dict[str, str]]:
     return dict.fromkeys(_DTYPES[:3], found) | {"float64": wide}
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _cpu_flags() -> list[str]:
     """The flags of `_FLAGS` that Linux reports for this CPU."""
     try:
@@ -111,9 +105,3 @@ def _cpu_flags() -> list[str]:
     line = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
     present = set(line.partition(":")[2].split())
     return [flag for flag in _FLAGS if flag in present]
-
-
-def _words(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(value) or "none of note"
-    return "none" if value is None else str(value)

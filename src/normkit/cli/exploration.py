@@ -92,8 +92,15 @@ def explore_norms(
     if model is None:
         refuse_options_but(ctx, _WITHOUT_MODEL)
         folder = output_folder(out)
+        from normkit import demo
+        from normkit.checkpoint.loading import load_model
+        from normkit.cli.demonstration import demo_batches
+        from normkit.explorer.exploration import explore_models
+
         with progress(shown=shown) as told:
-            page = _of_twins(told)
+            twins = [load_model(str(demo.directory(name))) for name in ("layernorm", "rmsnorm")]
+            gathered = [_gathered(twin, demo_batches(twin), None, told) for twin in twins]
+            page = explore_models(gathered, start_there=False)
     else:
         from normkit.cli.texts import batches_for, load, read_text
         from normkit.explorer.exploration import explore_models
@@ -125,16 +132,6 @@ def open_page(path: Path) -> None:
 
     with suppress(webbrowser.Error, OSError):
         webbrowser.open(path.resolve().as_uri())
-
-
-def _of_twins(told: Progress) -> Exploration:
-    from normkit import demo
-    from normkit.checkpoint.loading import load_model
-    from normkit.cli.demonstration import demo_batches
-    from normkit.explorer.exploration import explore_models
-
-    twins = [load_model(str(demo.directory(name))) for name in ("layernorm", "rmsnorm")]
-    return explore_models([_gathered(twin, demo_batches(twin), None, told) for twin in twins], start_there=False)
 
 
 def _gathered(loaded: LoadedModel, batches: Batches, site: str | None, told: Progress) -> Activations:

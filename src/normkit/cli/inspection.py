@@ -137,7 +137,9 @@ def inspect_model(
         if train_step:
             inspection = joined(inspection, step)
     if unwritten is not None and not quiet:
-        note(_written(inspection, unwritten))
+        bad = sum(finding.severity != "note" for finding in inspection.findings)
+        warning = f"; it may hold faults, as there {'is' if bad == 1 else 'are'} {bad} above a note" if bad else ""
+        note(f"{unwritten} says what this run saw; later runs with --intent are held to it{warning}")
     _print(inspection, form, _origin(ctx), site=site, token=token)
     if folder is not None:
         page = write_report(inspection, folder)
@@ -174,14 +176,6 @@ def _origin(ctx: click.Context) -> str:
         words += option if value is True else [*option, str(value)]
     packages = ", ".join(f"{package} {version(package)}" for package in ("normkit", "torch", "transformers"))
     return f"{words[0]} {shlex.join(words[1:])} ({packages})"
-
-
-def _written(inspection: Inspection, path: Path) -> str:
-    """The note on an intent file that was written, and on faults that it may contain."""
-    remark = f"{path} says what this run saw; later runs with --intent are held to it"
-    bad = sum(finding.severity != "note" for finding in inspection.findings)
-    warning = f"; it may hold faults, as there {'is' if bad == 1 else 'are'} {bad} above a note"
-    return remark + warning if bad else remark
 
 
 def _fails(inspection: Inspection, fail_on: str) -> bool:

@@ -56,17 +56,14 @@ _SOURCE = (
 )
 
 
-def _files(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="file")]
-
-
-def _folders(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="dir")]
-
-
 def model_argument(name: str, metavar: str, *, required: bool = True) -> Callable[[Any], Any]:
     """An argument for a model: a folder or a file in it, else a Hub id; a shell completes paths."""
-    return click.argument(name, metavar=metavar, required=required, shell_complete=_files)
+    return click.argument(
+        name,
+        metavar=metavar,
+        required=required,
+        shell_complete=lambda _ctx, _parameter, incomplete: [CompletionItem(incomplete, type="file")],
+    )
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +89,7 @@ site_option = click.option(
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path),
-    shell_complete=_folders,
+    shell_complete=lambda _ctx, _parameter, incomplete: [CompletionItem(incomplete, type="dir")],
     metavar="DIR",
     default=OUT,
     show_default=True,

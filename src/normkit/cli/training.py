@@ -83,7 +83,9 @@ def _untouched(model: Any) -> Iterator[None]:
 def _loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """The model's own loss on its token ids, or the cross-entropy of the next id."""
     ids = batch["input_ids"]
-    if _has_head(model) and "labels" in signatures.signature(model.forward).parameters:
+    # A logit for every token of the vocabulary: then labels are token ids and not classes.
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is not None and "labels" in signatures.signature(model.forward).parameters:
         loss = getattr(model(**batch, labels=ids), "loss", None)
         if isinstance(loss, Tensor):
             return loss
@@ -94,9 +96,3 @@ def _loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
             "around your own loop"
         )
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
-
-
-def _has_head(model: Any) -> bool:
-    """Whether it returns a logit for every token of its vocabulary; then labels are token ids and not classes."""
-    head = getattr(model, "get_output_embeddings", None)
-    return head is not None and head() is not None

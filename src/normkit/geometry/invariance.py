@@ -93,7 +93,8 @@ class InvarianceTable:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, ready for `json.dumps`."""
-        return {**dataclasses.asdict(self), "norms": list(self.norms), "rows": [_row_json(row) for row in self.rows]}
+        rows = [{**dataclasses.asdict(row), "cells": [vars(cell).copy() for cell in row.cells]} for row in self.rows]
+        return {**dataclasses.asdict(self), "norms": list(self.norms), "rows": rows}
 
 
 def invariances(
@@ -195,7 +196,3 @@ def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 _LAYERS: dict[str, _Layer] = {"batch": _batch, "weight": _weight, "layer": _layer, "rms": _rms}
-
-
-def _row_json(row: InvarianceRow) -> dict[str, Any]:
-    return {**dataclasses.asdict(row), "cells": [dataclasses.asdict(cell) for cell in row.cells]}

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from normkit import reference
 from normkit.errors import InputError
 from normkit.kernels import signatures
 from normkit.spec import NormSpec
@@ -187,5 +186,5 @@ def _supports_dtypes(spec: NormSpec, x: Tensor, rows: Tensor, weight: Tensor | N
         return "float64 parameters of a narrower input"
     if (x.dtype, rows.dtype) not in _PAIRS:
         return f"{x.dtype} added to {rows.dtype}"
-    y = reference.output_dtype(x.dtype, spec, weight, bias)
+    y = spec.casts.output_dtype(x.dtype, weight, bias)
     return None if (rows.dtype, y) in _PAIRS else f"{y} from {rows.dtype} rows"

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from normkit import reference
 from normkit.errors import InputError
 from normkit.kernels import signatures
 from normkit.spec import NormSpec
@@ -96,6 +95,6 @@ def supports_tensors(
     rows = x if residual is None else residual
     if rows.dtype is not torch.float32 and spec.statistics_dtype == "input":
         return "statistics in 16 bits"
-    if reference.output_dtype(x.dtype, spec, weight, bias) not in FLOATING:
+    if spec.casts.output_dtype(x.dtype, weight, bias) not in FLOATING:
         return "an output that is not of 16 or 32 bits"
     return signatures.supports_sizes(len(spec.axes), x, weight, bias)
