@@ -96,7 +96,7 @@ def _combined(original: type[nn.Module], formula: Formula) -> type[nn.Module]:
 
 
 def swap(module: nn.Module, formula: Formula) -> None:
-    """Have a module computed by normkit: torch's by normkit's class of that name, another by one made from its own.
+    """Let normkit compute a module: torch's becomes normkit's class of that name, another a class made from its own.
 
     Raises:
         UseError: If Python cannot change the class of this object.

@@ -117,7 +117,7 @@ def _check(model: nn.Module) -> None:
 
 
 def _traced(model: nn.Module, inputs: object) -> Trace:
-    """One forward pass in eval mode, written down."""
+    """One recorded forward pass in eval mode."""
 
     def run() -> object:
         if isinstance(inputs, Mapping):
@@ -143,7 +143,7 @@ class _Swap(NamedTuple):
 
 
 class _Conversion:
-    """The modules of a model from the outside in: a norm inside a norm is part of it, if that adds to it."""
+    """The modules of a model from the outside in: a norm is swapped whole, unless it only wraps another."""
 
     def __init__(self, model: nn.Module, seen: Trace, progress: Progress) -> None:
         self.verified: list[tuple[nn.Module, _Swap]] = []
@@ -224,7 +224,7 @@ class _Conversion:
             self._leave(module, found)
 
     def _hands_on(self, module: nn.Module, formula: Formula) -> bool:
-        """Whether a child computes it all: what wraps it, as DDP or a counter of calls, has its own to do."""
+        """Whether a child computes all of it: a wrapper, such as DDP or a counter of calls, keeps its own forward."""
         for name, child in module.named_children():
             inner = self._search.find(child, self._paths[child]).formula
             if inner is not None and inner.spec == formula.spec:

@@ -2,7 +2,6 @@
 
 state.py       what a look at a model puts back: random generators, settings, modes, buffers, attributes
 tracing.py     one forward pass recorded: which modules and functions were called, in order
-adapters.py    functions of given parameters and of numpy arrays, as modules and functions of one tensor
 specimen.py    the norm under test: a copy of a module or a function; how finely each dtype shows a formula
 coupling.py    which outputs move when inputs change: the rows that share statistics, positions in time
 formula.py     rows too long to feel eps: what is subtracted, what divides, with any gain and bias
@@ -12,7 +11,7 @@ eps_and_divisor.py  small inputs: where eps enters, n, n - 1 or none, and which 
 half_precision_calls.py  calls in 16 bits, and how many outputs a program gives bit for bit
 cast_program.py  where the norm rounds to 16 bits
 conditioning.py  rows that are hard on a norm: large means, constants, zeros, one large element
-calling.py     how a norm can be called, and one clear line if it cannot
+calling.py     how a norm can be called: its arguments, parameters, arrays of numpy, shapes; one clear line if it cannot
 side_effects.py  what a call does beside its result: to the input, to a state, in training mode
 other_verdicts.py  the verdict where no spec fits: batch norms, faulty norms, and by way of the next three
 maps.py        identity, affine, linear and elementwise maps, softmax

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from normkit import reference
 from normkit.errors import NormkitError, ShapeError
 from normkit.identification import (
-    adapters,
     calling,
     cast_program,
     conditioning,
@@ -118,12 +117,12 @@ def examine(
     given = _checked(shape)
     # A batch norm shows itself only with two samples or more.
     sizes = (max(given[0], 2), *given[1:])
-    parameters = adapters.parameters_of(norm, weight, bias)
+    parameters = calling.parameters_of(norm, weight, bias)
     with undisturbed(), function_state_kept(norm):
         if _owner(norm) is None:
-            norm = adapters.on_tensors(norm, call, torch.ones(given, device=device, dtype=dtype), parameters)
+            norm = calling.on_tensors(norm, call, torch.ones(given, device=device, dtype=dtype), parameters)
         if parameters:
-            norm, call = adapters.Parameterised(norm, parameters, call), None
+            norm, call = calling.Parameterised(norm, parameters, call), None
         specimen = Specimen(norm, dtype=dtype, device=device, call=call)
         generator = torch.Generator().manual_seed(_SEED)
         small, beside = sizes, dict[str, Reading]()

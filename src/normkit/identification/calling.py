@@ -1,19 +1,89 @@
-"""How a norm can be called: with which shape, with which further tensors; and one clear line where it cannot."""
+"""How a norm can be called: its arguments, parameters, arrays of numpy and shapes; one clear line if it cannot."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from normkit.errors import DtypeError, IdentificationError, KindError, NormkitError, ShapeError
+from normkit.errors import DtypeError, IdentificationError, InputError, KindError, NormkitError, ShapeError
 from normkit.identification.gating import second_that_works
-from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError
+from normkit.identification.specimen import Call, NormLike, Specimen, UnrecognisedError, as_tensor
 from normkit.text import first_line
 
 _LARGER = (16, 64)
 """Lengths of the axes between batch and features that are tried where the given ones are refused."""
+
+
+class Parameterised(nn.Module):
+    """A function with its parameters, or a module behind a `call`, as one module of one tensor.
+
+    Args:
+        norm: A function f(x, *parameters), or a module.
+        parameters: What a function is given after x, by name and in this order; copied.
+        call: call(norm, x, *parameters) in place of norm(x, *parameters).
+    """
+
+    def __init__(
+        self, norm: Callable[..., Any], parameters: Mapping[str, Tensor], call: Callable[..., Any] | None
+    ) -> None:
+        super().__init__()
+        self.norm = norm
+        self._call = call
+        self._given = tuple(parameters)
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value.detach().clone()))
+
+    def forward(self, x: Tensor) -> Any:
+        """The result of the function for x and its parameters."""
+        given = [getattr(self, name) for name in self._given]
+        return self.norm(x, *given) if self._call is None else self._call(self.norm, x, *given)
+
+
+def parameters_of(norm: Callable[..., Any], weight: object, bias: object) -> dict[str, Tensor]:
+    """The parameters that a function was given, by name.
+
+    Raises:
+        InputError: If there are some, and the norm is a module.
+        KindError: If one is no tensor of floating point, and no array of such numbers.
+    """
+    given = {name: part for name, part in (("weight", weight), ("bias", bias)) if part is not None}
+    if given and isinstance(norm, nn.Module):
+        raise InputError(f"{' and '.join(given)}: for the parameters of a function; a module has its own, leave it out")
+    tensors = {}
+    for name, part in given.items():
+        tensor = as_tensor(part)
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise KindError(f"{name} must be a tensor or an array of floating point, got {part!r}")
+        tensors[name] = tensor
+    return tensors
+
+
+def on_tensors(
+    norm: Callable[..., Any], call: Callable[..., Any] | None, x: Tensor, parameters: Mapping[str, Tensor]
+) -> Callable[..., Any]:
+    """The function itself if it takes tensors; a function of tensors that calls it, if it takes numpy arrays.
+
+    Args:
+        norm: A function.
+        call: How it is called, or None.
+        x: An input.
+        parameters: What it is given after x.
+    """
+
+    def of_arrays(*tensors: Tensor) -> object:
+        return norm(*(tensor.detach().cpu().numpy() for tensor in tensors))
+
+    for candidate in (norm, of_arrays):
+        try:
+            Parameterised(candidate, parameters, call)(x.clone())
+        except Exception:  # a foreign function may refuse in any way
+            continue
+        return candidate
+    return norm
 
 
 def check_arguments(norm: NormLike, dtype: torch.dtype, device: torch.device | str | None) -> None:

@@ -111,7 +111,7 @@ def may_be_norm(module: nn.Module) -> bool:
 
 
 def likeness(module: nn.Module) -> object:
-    """What like modules have in common: classes, plain attributes and sizes, of the modules inside too."""
+    """A key that like modules share: classes, plain attributes and sizes, of the modules inside too."""
     return tuple(
         (
             type(part),
@@ -138,7 +138,7 @@ def forward_arguments(module: nn.Module) -> list[inspect.Parameter]:
 
 
 def _features(module: nn.Module) -> Iterator[tuple[int, ...]]:
-    """How many features a module may want: as its tensors have, else as an attribute says, else any number."""
+    """How many features a module may want: the size of its tensors, else of an attribute, else any number."""
     tensors = [*module.parameters(), *module.buffers()]
     largest = max((tuple(size for size in tensor.shape if size > 1) for tensor in tensors), key=math.prod, default=())
     if largest:

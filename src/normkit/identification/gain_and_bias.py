@@ -247,7 +247,7 @@ def _relative(difference: Tensor, values: Tensor) -> float:
 
 
 def made_of(gain: Tensor | None, bias: Tensor | None, parameters: Mapping[str, Tensor]) -> str | None:
-    """How an acting gain or bias, which no parameter is, is made of the parameters; None where it is no known slip.
+    """How a gain or bias that is no parameter is computed from the parameters; None where it is no known mistake.
 
     Args:
         gain: The acting gain, or None.

@@ -47,7 +47,7 @@ CONVENTIONS: dict[str, tuple[str, ...]] = {
 
 
 def words_of(spec: NormSpec, reading: str) -> tuple[str, ...]:
-    """What a spec says of one key of `CONVENTIONS`, in words that can be compared one by one."""
+    """The words of a spec for one key of `CONVENTIONS`, which can be compared one by one."""
     gain, casts = spec.gain, spec.casts
     return {
         "rows": spec.rows.parts,

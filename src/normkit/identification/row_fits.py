@@ -15,9 +15,8 @@ from normkit.conventions.divisor import DIVISORS
 from normkit.conventions.eps import PLACEMENTS, Placement
 from normkit.conventions.rows import CENTRINGS
 from normkit.errors import InputError
-from normkit.identification import adapters
 from normkit.identification.eps_and_divisor import row_rms
-from normkit.identification.specimen import Precision, precision_of
+from normkit.identification.specimen import Precision, as_tensor, precision_of
 from normkit.text import dtype_name
 
 _FEWEST = 8
@@ -57,7 +56,7 @@ class Recording:
         """
         parts: dict[str, Tensor] = {}
         for name, given in (("x", x), ("y", y), ("weight", weight), ("bias", bias)):
-            tensor = adapters.as_tensor(given)
+            tensor = as_tensor(given)
             if given is not None and not (isinstance(tensor, Tensor) and tensor.is_floating_point()):
                 got = dtype_name(tensor.dtype) if isinstance(tensor, Tensor) else f"{given!r:.40}"
                 raise InputError(f"{name} must be a tensor or an array of floating point, got {got}")

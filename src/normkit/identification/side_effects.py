@@ -1,4 +1,4 @@
-"""How a norm behaves beside its formula: what a call does to its input, its state and random numbers."""
+"""The effects of a call beside its result: on its input, its state and random numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def side_effect_readings(specimen: Specimen, shape: Sequence[int], generator: to
 
 
 def _overwritten(specimen: Specimen, x: Tensor) -> list[str]:
-    """The dtypes in which a norm that overwrites x does so: where it first converts its input, that is spared."""
+    """The dtypes in which a norm overwrites its input: where it converts the input first, it overwrites the copy."""
     found = [dtype_name(x.dtype)]
     for dtype in HALF:
         try:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from normkit.errors import IdentificationError, ModelError, ShapeError
-from normkit.identification.adapters import as_tensor
 from normkit.identification.passport import Reading, Verdict
 from normkit.text import first_line
 
@@ -309,6 +308,23 @@ class Specimen:
     def has_running_statistics(self) -> bool:
         """There are floating-point buffers, as in a batch norm."""
         return self.module is not None and any(buffer.is_floating_point() for buffer in self.module.buffers())
+
+
+def as_tensor(thing: object) -> object:
+    """An array of numpy, or of a library that hands over its memory, as a tensor of its dtype; else itself."""
+    if isinstance(thing, Tensor):
+        return thing
+    if hasattr(thing, "__array__"):
+        import numpy
+
+        try:
+            # Copied: an array may be read-only, or lie in memory that the next call writes to.
+            return torch.tensor(numpy.asarray(thing))
+        except TypeError:  # a dtype that numpy does not have itself, as bfloat16
+            pass
+    if hasattr(thing, "__dlpack__"):
+        return torch.utils.dlpack.from_dlpack(thing).clone()
+    return thing
 
 
 def _directly(norm: Callable[..., object], x: Tensor, *further: Tensor, **named: Tensor) -> object:

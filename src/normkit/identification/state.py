@@ -1,4 +1,4 @@
-"""What a look at a model must leave as it was: random generators, torch's settings, modes, buffers and attributes."""
+"""Identification leaves as they were: random generators, torch's settings, modes, buffers and attributes of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One forward pass written down: module calls, and the norms and attentions called as functions.
+"""One recorded forward pass: module calls, and the norms and attentions called as functions.
 
 Only shapes, dtypes and parameters are kept, never an activation. The hooks and the mode are
 gone when `trace` returns or raises.

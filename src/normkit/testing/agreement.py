@@ -53,7 +53,7 @@ def misfit(norm: NormUnderTest) -> Misfit | None:
     if norm.stays_narrow:
         # Squares stay below the largest float16 there too.
         far *= 0.1
-    # What stays in 16 bits rounds squares of small rows away, each code in its own way.
+    # Code that stays in 16 bits rounds the squares of small rows away, each in its own way.
     near = torch.empty(0) if norm.stays_narrow else torch.logspace(-10, 0, 11)
     if len(near) and norm.felt() > 0:
         near = torch.cat([near, norm.felt() * torch.logspace(-2, 1, 7)])
@@ -206,7 +206,7 @@ def difference_in_bits(norm: NormUnderTest) -> str | None:
 
 
 def difference_with_wide_parameters(norm: NormUnderTest) -> str | None:
-    """Likewise for 16-bit inputs and float32 parameters; None also where the norm does not take them."""
+    """The same for 16-bit inputs and float32 parameters; None also where the norm does not take them."""
     try:
         if norm.stays_narrow or _matches(norm):
             return None

@@ -21,7 +21,7 @@ _NO_NORM = 0.1
 
 
 def of_formula(subject: Subject, norm: NormUnderTest, seen: Misfit) -> tuple[tuple[Violation, ...], NormSpec | None]:
-    """What is wrong with a formula, and the spec that it is instead, if there is one.
+    """The violations of a formula, and the spec that the norm is instead, if there is one.
 
     The norm is identified; where the spec that was found gives its outputs, each convention that differs is named.
     """
@@ -45,7 +45,7 @@ def of_formula(subject: Subject, norm: NormUnderTest, seen: Misfit) -> tuple[tup
 
 
 def of_rounding(subject: Subject, norm: NormUnderTest, seen: str) -> tuple[tuple[Violation, ...], NormSpec | None]:
-    """What is wrong in 16 bits, and the spec that the norm is there instead, if there is one.
+    """The violations in 16 bits, and the spec that the norm is there instead, if there is one.
 
     The candidates: the casts that it is identified by, its formula (where float32 was not tested), and an eps that is
     another one in 16 bits: a machine epsilon, or none.
@@ -78,14 +78,14 @@ def _rounds_so(norm: NormUnderTest) -> bool:
 
 
 def _with(spec: NormSpec, passport: Passport, readings: tuple[str, ...]) -> NormSpec:
-    """The spec with what the passport knows of these readings."""
+    """The spec with the conventions that the passport decides under these readings."""
     assert passport.spec is not None
     known = [reading for reading in readings if reading not in passport.undecidable]
     return spec.replace(**{name: getattr(passport.spec, name) for reading in known for name in CONVENTIONS[reading]})
 
 
 def _in_the_words_of(spec: NormSpec, found: NormSpec, n: int) -> NormSpec:
-    """What was found with the divisor of the spec, and the eps that is the same one there."""
+    """The found spec with the divisor of the spec that was asked for, and the eps that acts the same there."""
     longer = math.sqrt(found.divisor.count(n) / spec.divisor.count(n))
     eps = found.placement.rescaled(eps_in("float32", found.eps), longer)
     # The digits that it is measured to.
@@ -127,7 +127,7 @@ def _in_words(check: str, spec: NormSpec) -> str:
 
 
 def _unnamed(norm: NormUnderTest, seen: Misfit, passport: Passport | None) -> Violation:
-    """A misfit that no convention explains, with what there is to say."""
+    """The violation for a misfit that no convention explains."""
     if seen.at == "length":
         expected, check = _in_words("eps", norm.spec), "eps"
     else:

@@ -87,7 +87,7 @@ def layout(norm: NormUnderTest) -> Violation | None:
 
 
 def layout_of_gradients(norm: NormUnderTest) -> Violation | None:
-    """Likewise the gradients of the input and of the parameters."""
+    """Views give the gradients, of the input and of the parameters, that contiguous tensors give."""
     x, dy = norm.normal(4), norm.normal(4)
     inputs, outputs = _views(x, norm.device), _views(dy, norm.device)
     cases = [(f"{name} inputs", view, dy.to(norm.device)) for name, view in inputs.items()]
@@ -97,7 +97,7 @@ def layout_of_gradients(norm: NormUnderTest) -> Violation | None:
             found = norm.all_gradients(x_view, dy_view)
             rights = norm.all_gradients(x_view.contiguous(), dy_view.contiguous())
         except RefusedError:
-            # That there are no gradients is said elsewhere.
+            # The check of the input gradient reports it.
             return None
         for of, gradient in found.items():
             right = rights[of]
@@ -239,7 +239,7 @@ def row_isolation(norm: NormUnderTest) -> Violation | None:
         try:
             dx = norm.gradients(x, torch.ones_like(x))[0]
         except RefusedError:
-            # That there are no gradients is said elsewhere.
+            # The check of the input gradient reports it.
             return None
         leaked = "the gradient of the input" if dx is not None and not bool(dx[others].isfinite().all()) else ""
     if not leaked:
@@ -288,7 +288,7 @@ def constant_rows(norm: NormUnderTest, found: NormSpec) -> Violation | None:
         try:
             dx = norm.gradients(x, dy)[0]
         except RefusedError:
-            # That there are no gradients is said elsewhere.
+            # The check of the input gradient reports it.
             return None
         what, wrong = "gradients", [] if dx is None else _not_finite(torch.stack(rights).sum(0), dx, names)
     if not wrong:
@@ -316,7 +316,7 @@ def _not_finite(right: Tensor, found: Tensor, names: list[str]) -> list[str]:
 def _same(norm: NormUnderTest, y: Tensor, other: Tensor, x: Tensor) -> bool:
     """Two outputs for the same input differ by no more than both may be off, and have NaN in the same places."""
     size = norm.truth(x).size
-    # What a wrong formula makes larger rounds more.
+    # A wrong formula may give larger outputs, which round more.
     size = size.clamp_min(float(y.double().nan_to_num(0.0, 0.0, 0.0).abs().max()))
     equal_nan = torch.where(y.isnan() & other.isnan(), 0.0, y.double() - other.double())
     return Exact(torch.zeros_like(size), size).largest(equal_nan.to(y.dtype)) <= agreement.limit(norm)

@@ -1,4 +1,4 @@
-"""`assert_conforms`: all checks in order, each held against what the norm was found to be: causes, not symptoms."""
+"""`assert_conforms`: all checks in order, each against the spec found so far: it names causes, not symptoms."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _test(
     kept = conduct.input_kept(norm)
     report.add(kept)
     if kept is None:
-        # Of a copy that was not called before.
+        # On a copy that was not called before.
         if (unsteady := conduct.repeated_calls(subject.in_dtype(asked, dtype))) is not None:
             report.add(unsteady)
             return None
@@ -205,7 +205,7 @@ def _test(
             )
         if kept is None and not report.leaves_out("input gradient", "gain gradient", "bias gradient"):
             report.add(*derivatives.over_many_rows(norm))
-    # What is only so in 16 bits says nothing of the next dtype.
+    # A difference that shows only in 16 bits says nothing about the next dtype.
     return known if norm.is_half else here
 
 

@@ -69,7 +69,7 @@ def over_many_rows(norm: NormUnderTest) -> tuple[Violation, ...]:
     try:
         by_x, by_weight, by_bias = norm.gradients(x.repeat(repeats), dy.repeat(repeats))
     except RefusedError:
-        # That there are no gradients at all is said by the input's.
+        # The check of the input gradient reports it.
         return ()
     rows = x.numel() * copies // norm.row_length
     where = f"{norm.words} over {rows:,} rows"

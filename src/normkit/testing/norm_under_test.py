@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from normkit import reference, units
 from normkit.conventions.eps import eps_in
 from normkit.errors import InputError, KindError, NormkitError, ShapeError
-from normkit.identification.adapters import Parameterised
 from normkit.identification.behaviour import identify
+from normkit.identification.calling import Parameterised
 from normkit.identification.passport import Passport
 from normkit.identification.specimen import Specimen
 from normkit.spec import NormSpec
