@@ -29,7 +29,7 @@ class Fact:
     """The mark before the label; None for none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Verdict:
     """The answer, before any detail."""
 

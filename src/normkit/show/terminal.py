@@ -71,7 +71,8 @@ def lines(facts: Iterable[Fact]) -> RenderableType:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for fact in facts:
-        label = tail(fact.label, _WIDEST_LABEL)
+        # The end of a path tells most.
+        label = fact.label if len(fact.label) <= _WIDEST_LABEL else f"…{fact.label[1 - _WIDEST_LABEL :]}"
         grid.add_row(marked(fact.tone, label) if fact.tone else Text(label, "dim"), Text(fact.value))
     return grid
 
@@ -98,11 +99,6 @@ def ruled(table: Table, most: int) -> RenderableType:
     if len(table.rows) > most:
         grid.add_row(Text(f"and {len(table.rows) - most} more", "dim"))
     return grid
-
-
-def tail(text: str, width: int) -> str:
-    """The text, or an ellipsis and its end if it is longer: the end of a path tells most."""
-    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
 def fitting(paths: Sequence[str], width: int) -> list[str]:

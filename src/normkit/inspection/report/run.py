@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from normkit.measurement.history import LIMIT
@@ -163,66 +164,50 @@ def _seen(training: Training) -> str:
 def _glance(training: Training) -> tuple[Fact, ...]:
     """One line per quantity; what was not measured is left out."""
     facts = []
-    names: tuple[tuple[str, Quantity], ...] = (("loss", "loss"), ("gradient norm", "gradient norm"))
-    for label, quantity in names:
+    quantities: tuple[Quantity, ...] = ("loss", "gradient norm")
+    for quantity in quantities:
         steps, values = training.largest(quantity)
         if not steps:
             continue
-        text = f"{significant(values[0])} at step {steps[0]:,}"
+        text = _at(values[0], steps[0])
         if len(steps) > 1:
-            text += f", {significant(values[-1])} at step {steps[-1]:,}"
+            text += f", {_at(values[-1], steps[-1])}"
         if quantity == "loss" and training.vocabulary > 1:
             text += f"; {significant(math.log(training.vocabulary))} is chance among {training.vocabulary:,} entries"
-        facts.append(Fact(label, text))
-        if quantity == "loss":
-            facts += _loss_z(training)
-    facts += _rates(training)
+        facts.append(Fact(quantity, text))
+        scores = [pair for each in training.of("loss z") for pair in zip(each.values, each.steps, strict=True)]
+        if quantity == "loss" and scores:
+            facts.append(Fact("loss, z-score", f"{_highest_and_last(scores)}; above {LIMIT:g} is a jump"))
+    steps, values = training.largest("learning rate")
+    if known := [pair for pair in zip(values, steps, strict=True) if math.isfinite(pair[0])]:
+        facts.append(Fact("learning rate", _highest_and_last(known)))
+    steps, values = training.largest("gradient kept")
+    if cut := [pair for pair in zip(values, steps, strict=True) if pair[0] < CUT]:
+        least, step = min(cut)
+        most = f"most in step {step:,}, to {rounded_percent(least)} of the gradient"
+        facts.append(Fact("clipped", f"in {len(cut):,} of {counted(len(steps), 'step')}, {most}"))
     updated = [each for each in sorted(training.parameters, key=_badness) if not math.isnan(each.update_ratio)]
     if updated and training.optimizers:
         ratios = [f"{significant(each.update_ratio)} at {each.path}" for each in updated[:2]]
         facts.append(Fact("update ratio", ", then ".join(ratios)))
     steps, values = training.largest("logit bound")
     if steps:
-        facts.append(Fact("logit bound", f"{significant(values[-1])} at step {steps[-1]:,}"))
-    room = [each for each in training.of("headroom") if not math.isnan(each.last)]
-    if room:
-        least = min(room, key=lambda each: each.last)
-        text = f"{significant(least.last)} bits at step {least.steps[-1]:,}, the least of a norm: {least.path}"
-        facts.append(Fact("headroom", text))
+        facts.append(Fact("logit bound", _at(values[-1], steps[-1])))
+    if room := [each for each in training.of("headroom") if not math.isnan(each.last)]:
+        tightest = min(room, key=lambda each: each.last)
+        bits = f"{significant(tightest.last)} bits at step {tightest.steps[-1]:,}"
+        facts.append(Fact("headroom", f"{bits}, the least of a norm: {tightest.path}"))
     return tuple(facts)
 
 
-def _rates(training: Training) -> tuple[Fact, ...]:
-    """The learning rate and the clipping as an optimizer met them."""
-    facts = []
-    steps, values = training.largest("learning rate")
-    known = [pair for pair in zip(values, steps, strict=True) if math.isfinite(pair[0])]
-    if known:
-        (highest, step), (last, end) = max(known), known[-1]
-        text = f"{significant(last)} at step {end:,}"
-        if highest > last:
-            text = f"at most {significant(highest)} at step {step:,}, {text}"
-        facts.append(Fact("learning rate", text))
-    steps, values = training.largest("gradient kept")
-    cut = [pair for pair in zip(values, steps, strict=True) if pair[0] < CUT]
-    if cut:
-        least, step = min(cut)
-        most = f"most in step {step:,}, to {rounded_percent(least)} of the gradient"
-        text = f"in {len(cut):,} of {counted(len(steps), 'step')}, {most}"
-        facts.append(Fact("clipped", text))
-    return tuple(facts)
+def _at(value: float, step: int) -> str:
+    return f"{significant(value)} at step {step:,}"
 
 
-def _loss_z(training: Training) -> tuple[Fact, ...]:
-    """How far losses were above earlier ones."""
-    found = [pair for each in training.of("loss z") for pair in zip(each.values, each.steps, strict=True)]
-    if not found:
-        return ()
-    (highest, step), (last, end) = max(found), found[-1]
-    text = f"{significant(last)} at step {end:,}"
-    if step != end:
-        text = f"at most {significant(highest)} at step {step:,}, {text}"
-    return (Fact("loss, z-score", f"{text}; above {LIMIT:g} is a jump"),)
+def _highest_and_last(pairs: Sequence[tuple[float, int]]) -> str:
+    """The last of some (value, step), after the highest if that is another."""
+    highest, last = max(pairs), pairs[-1]
+    return _at(*last) if highest[0] <= last[0] else f"at most {_at(*highest)}, {_at(*last)}"
 
 
 def _badness(parameter: Parameter) -> tuple[bool, bool, bool, float, float]:
