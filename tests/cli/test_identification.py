@@ -140,10 +140,10 @@ def test_a_port_with_another_eps(gpt2: Path, port: Path, run: Run) -> None:
     done = run("identify", port, "--against", gpt2, *QUICK)
     assert (done.exit_code, done.stderr) == (1, "")
     words = " ".join(done.stdout.split())
-    assert "port, held against tiny" in words
+    assert "port compared with tiny" in words
     assert "x different 5 of 5 norms do not compute what the reference's do." in words
     assert (
-        "The first difference is born at transformer.h.0.ln_1: its input agrees to the bit, its output differs by"
+        "The first difference appears at transformer.h.0.ln_1: its input agrees to the bit, its output differs by"
         in words
     )
     assert "5 norms: eps 0.001 instead of 1e-05, inside the root both" in words
@@ -189,9 +189,9 @@ def test_one_changed_weight_between_two_norms(gpt2: Path, tmp_path: Path, run: R
     done = run("identify", folder, "--against", gpt2, *QUICK)
     assert done.exit_code == 1
     words = " ".join(done.stdout.split())
-    assert "all 5 norms compute the same formulas, and yet the two runs part." in words
+    assert "all 5 norms compute the same formulas, but the two runs differ." in words
     assert (
-        "born between two norms: what leaves transformer.h.0.ln_2 agrees to the bit, what enters transformer.h.1.ln_1"
+        "appears between two norms: what leaves transformer.h.0.ln_2 agrees to the bit, what enters transformer.h.1.ln_1"
         in words
     )
 

@@ -28,51 +28,44 @@ def entry(path: str, spec: NormSpec = specs.LLAMA) -> Entry:
 
 def pair(path: str, spec: NormSpec = specs.LLAMA, worst: float | None = None, **more: Any) -> Pair:
     observed = None
+    dtypes = more.pop("dtypes", ("float32",))
     if worst is not None:
-        effects = tuple(
-            Effect(dtype=dtype, median=worst / 2, worst=worst) for dtype in more.pop("dtypes", ("float32",))
-        )
+        effects = tuple(Effect(dtype=dtype, median=worst / 2, worst=worst) for dtype in dtypes)
         observed = Observed(rows=64, rms=(0.5, 1.0, 2.0), effects=effects)
     here, there = entry(path, spec), entry(more.pop("reference", path))
-    values: dict[str, Any] = {
-        "matched_by": "path",
-        "changes": changes(here, there),
-        "undecided": {},
-        "parameters": (),
-        "observed": observed,
-        **more,
-    }
-    return Pair(entry=here, reference=there, **values)
+    values = {"matched_by": "path", "changes": changes(here, there), "undecided": {}, "parameters": ()}
+    return Pair(entry=here, reference=there, **{**values, "observed": observed, **more})
 
 
 def comparison(*pairs: Pair, **more: Any) -> Comparison:
-    values: dict[str, Any] = {
+    values = {
         "model": "port",
         "reference": "stock",
         "source": "a text",
         "pairs": pairs,
         "unmatched": (),
         "left_out": {},
-        "divergence": Divergence(compared=len(pairs)),
-        **more,
     }
-    return Comparison(**values)
+    return Comparison(**{**values, "divergence": Divergence(compared=len(pairs)), **more})
 
 
-def words(found: Comparison) -> str:
-    return screens.words(describe_comparison(found))
+def told(*pairs: Pair, **more: Any) -> str:
+    return screens.words(describe_comparison(comparison(*pairs, **more)))
 
 
-def test_the_same() -> None:
-    text = words(comparison(pair("a"), pair("b")))
+def test_the_verdict_is_that_all_is_the_same_or_that_there_is_nothing_to_compare() -> None:
+    text = told(pair("a"), pair("b"))
     assert "+ the same all 2 norms compute the same formulas." in text
     assert "Side by side they agree to the bit at 2 norms and in their output." in text
+    assert "- nothing to compare neither model has a norm." in told()
+    assert "The two were not run side by side: no room." in told(divergence=Divergence(not_run="no room"))
 
 
 def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> None:
     other = PORT.replace(cast="late")
-    found = comparison(pair("a", PORT, 0.1), pair("b"), pair("c", PORT, 0.3), pair("d", other, 0.2))
-    described = describe_comparison(found)
+    described = describe_comparison(
+        comparison(pair("a", PORT, 0.1), pair("b"), pair("c", PORT, 0.3), pair("d", other, 0.2))
+    )
     assert [each.title for each in described.sections] == [
         "2 norms: eps 1e-05 instead of 1e-06, inside the root both",
         "d: 2 conventions differ",
@@ -86,18 +79,29 @@ def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> No
 
 
 def test_each_dtype_has_its_columns() -> None:
-    table = describe_comparison(comparison(pair("a", PORT, 0.1, dtypes=("float32", "bfloat16")))).sections[0].tables[0]
+    found = comparison(pair("a", PORT, 0.1, dtypes=("float32", "bfloat16")))
+    table = describe_comparison(found).sections[0].tables[0]
     assert [column.heading for column in table.columns] == [
         *("norm", "row rms", "float32 median", "float32 worst", "bfloat16 median", "bfloat16 worst")
     ]
     assert [cell.text for cell in table.rows[0]] == ["a", "1.00", "0.0500", "0.100", "0.0500", "0.100"]
 
 
-def test_casts_in_float32_are_said_to_count_in_16_bits() -> None:
-    late = pair("a", specs.LLAMA.replace(cast="late"), 6e-8)
-    assert "Casts make a difference in 16 bits; in float32 it is the last bit at most." in words(comparison(late))
-    assert "Casts make" not in words(comparison(pair("a", PORT, 0.1)))
-    assert "Casts make" not in words(comparison(pair("a", PORT.replace(cast="late"), 0.1)))
+@pytest.mark.parametrize(
+    ("note", "with_it", "without"),
+    [
+        (
+            "Casts make a difference in 16 bits; in float32 it is the last bit at most.",
+            [pair("a", specs.LLAMA.replace(cast="late"), 6e-8)],
+            [pair("a", PORT, 0.1), pair("a", PORT.replace(cast="late"), 0.1)],
+        ),
+        ("Without gain and bias", [pair("a", PORT, 0.1, with_parameters=False)], [pair("a", PORT, 0.1)]),
+        ("No effect was measured: gain and bias", [pair("a", PORT, with_parameters=False)], [pair("a", PORT)]),
+    ],
+)
+def test_a_note_is_there_where_it_applies(note: str, with_it: list[Pair], without: list[Pair]) -> None:
+    assert all(note in told(each) for each in with_it)
+    assert not any(note in told(each) for each in without)
 
 
 @pytest.mark.parametrize(
@@ -105,84 +109,60 @@ def test_casts_in_float32_are_said_to_count_in_16_bits() -> None:
     [
         (
             Birth(where="at", path="a", since=None, agreed=3e-7, differs=0.04),
-            "born at a: its input agrees to 3e-7, its output differs by 0.0400 in the worst row.",
+            "appears at a: its input agrees to 3e-7, its output differs by 0.0400 in the worst row.",
         ),
         (
             Birth(where="before", path="b", since="a", agreed=0.0, differs=0.5),
-            "born between two norms: what leaves a agrees to the bit, what enters b differs by 0.500 in the worst row.",
+            "appears between two norms: what leaves a agrees to the bit, what enters b differs by 0.500 in the worst row.",
         ),
         (
             Birth(where="before", path="a", since=None, agreed=0.0, differs=0.5),
-            "born before the first norm: the input of a differs by 0.500 in the worst row.",
+            "appears before the first norm: the input of a differs by 0.500 in the worst row.",
         ),
         (
             Birth(where="after", path=None, since="b", agreed=0.0, differs=0.5),
-            "born after b, the last norm: what leaves it agrees to the bit, the model's output differs by 0.500",
+            "appears after b, the last norm: what leaves it agrees to the bit, the model's output differs by 0.500",
         ),
     ],
 )
-def test_where_a_difference_is_born(birth: Birth, expected: str) -> None:
-    text = words(comparison(pair("a"), pair("b"), divergence=Divergence(birth=birth, first_bits=birth, compared=2)))
-    assert f"The first difference is {expected}" in text
-    assert "x different all 2 norms compute the same formulas, and yet the two runs part." in text
+def test_where_a_difference_begins(birth: Birth, expected: str) -> None:
+    text = told(pair("a"), pair("b"), divergence=Divergence(birth=birth, first_bits=birth, compared=2))
+    assert f"The first difference {expected}" in text
+    assert "x different all 2 norms compute the same formulas, but the two runs differ." in text
     assert "Within rounding" not in text
 
 
 def test_the_first_bit_before_the_birth_is_told_and_rounding_alone_is_no_difference() -> None:
     bits = Birth(where="at", path="a", since=None, agreed=0.0, differs=2e-7)
     birth = Birth(where="at", path="b", since=None, agreed=3e-7, differs=0.1)
-    both = words(comparison(pair("a"), divergence=Divergence(birth=birth, first_bits=bits, compared=2)))
-    assert "Within rounding it shows earlier, at a: its input agrees to the bit, its output differs by 2e-7" in both
-    rounding = words(comparison(pair("a"), divergence=Divergence(first_bits=bits, compared=2, largest=9e-7)))
+    both = told(pair("a"), divergence=Divergence(birth=birth, first_bits=bits, compared=2))
+    assert "Within rounding, the runs differ earlier, at a: its input agrees to the bit, its output differs by 2e-7" in both
+    rounding = told(pair("a"), divergence=Divergence(first_bits=bits, compared=2, largest=9e-7))
     assert "Side by side they differ by no more than rounding can, at most by 9e-7. It begins at a:" in rounding
     assert "+ the same" in rounding
 
 
-def test_what_was_not_run_says_why() -> None:
-    assert "The two were not run side by side: no room." in words(comparison(divergence=Divergence(not_run="no room")))
-
-
-def test_norms_without_counterpart_parameters_and_undecided_conventions() -> None:
-    weight = ParameterChange(role="weight", difference=0.25)
-    digest = ParameterChange(role="bias", difference=None)
-    found = comparison(
-        pair("a", parameters=(weight,)),
-        pair("b", parameters=(digest,), undecided={"casts": "float32 only"}),
+def test_what_has_no_counterpart_or_was_not_compared_is_told_with_the_reason() -> None:
+    text = told(
+        pair("a", parameters=(ParameterChange(role="weight", difference=0.25),), reference="z", matched_by="order"),
+        pair("b", parameters=(ParameterChange(role="bias", difference=None),), undecided={"casts": "float32 only"}),
         unmatched=(
-            Unmatched(path="c.0", owner="model", class_name="N"),
-            Unmatched(path="c.1", owner="model", class_name="N"),
+            *(Unmatched(path=f"c.{number}", owner="model", class_name="N") for number in range(2)),
             Unmatched(path="d", owner="reference", class_name="N", reason="gated"),
         ),
+        left_out={"h.0.g": ("gated", "gated"), "h.1.g": ("gated", "gated"), "stem": ("batch norm", "gated")},
     )
-    text = words(found)
-    assert "x different 3 norms without counterpart." in text
-    assert "only in port c.* (2) only in stock d: gated" in text
-    assert "weight differs by up to 0.250 of the largest, at 1 norm: a" in text
-    assert "bias differs (their digests do) at 1 norm: b" in text
-    assert "not compared casts: float32 only (b)" in text
-
-
-def test_what_no_spec_describes_is_not_compared_and_says_so() -> None:
-    left_out = {"h.0.g": ("gated", "gated"), "h.1.g": ("gated", "gated"), "stem": ("batch norm", "gated")}
-    text = words(comparison(pair("a"), left_out=left_out))
-    assert "not compared h.*.g (2): gated" in text
-    assert "not compared stem: batch norm; in the reference: gated" in text
-
-
-def test_pairs_by_order_say_so() -> None:
-    text = words(comparison(pair("a", reference="z", matched_by="order"), pair("b")))
-    assert "pairs 1 of 2 norms: the paths differ, so they were paired in forward order and by size a for z" in text
-
-
-def test_without_the_reference_s_parameters_the_note_says_so() -> None:
-    assert "Without gain and bias" in words(comparison(pair("a", PORT, 0.1, with_parameters=False)))
-    assert "Without gain and bias" not in words(comparison(pair("a", PORT, 0.1)))
-    assert "No effect was measured: gain and bias" in words(comparison(pair("a", PORT, with_parameters=False)))
-    assert "No effect was measured" not in words(comparison(pair("a", PORT)))
-
-
-def test_nothing_to_compare() -> None:
-    assert "- nothing to compare neither model has a norm." in words(comparison())
+    for line in (
+        "x different 3 norms without counterpart.",
+        "pairs 1 of 2 norms: the paths differ, so they were paired in forward order and by size a for z",
+        "only in port c.* (2) only in stock d: gated",
+        "weight differs by up to 0.250 of the largest, at 1 norm: a",
+        "bias differs (their digests do) at 1 norm: b",
+        "not compared casts: float32 only (b)",
+        "not compared h.*.g (2): gated",
+        "not compared stem: batch norm; in the reference: gated",
+    ):
+        assert line in text
 
 
 def test_long_lists_stop_and_say_how_many_there_are_beyond() -> None:
@@ -194,19 +174,16 @@ def test_long_lists_stop_and_say_how_many_there_are_beyond() -> None:
 
 
 @pytest.mark.parametrize("width", [70, 80, 120])
-def test_it_fits_the_screen(width: int) -> None:
+def test_it_fits_the_screen_and_names_cannot_steer_it(width: int) -> None:
     path = "model.language_model.layers.17.post_attention_layernorm"
     found = comparison(pair(path, PORT, 0.1, dtypes=("float32", "bfloat16")))
     text = screens.shown(describe_comparison(found), width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-
-
-def test_names_cannot_steer_the_terminal() -> None:
     hostile = "\x1b[31m\r\n\u202e[bold]"
     change = Change(reading="input", given=hostile, expected="kept")
-    found = comparison(pair(hostile, changes=(change,)), model=hostile, source=hostile)
-    assert not {"\x1b", "\r", "\u202e"} & set(screens.shown(describe_comparison(found)))
+    attack = comparison(pair(hostile, changes=(change,)), model=hostile, source=hostile)
+    assert not {"\x1b", "\r", "\u202e"} & set(screens.shown(describe_comparison(attack), width))
 
 
 def change(reading: str, given: dict[str, Any], expected: dict[str, Any], base: NormSpec = specs.LLAMA) -> str:

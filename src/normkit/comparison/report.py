@@ -23,10 +23,10 @@ def describe_comparison(found: Comparison) -> Section:
         alike[tuple(map(difference, pair.changes))].append(pair)
     return printable(
         Section(
-            title=f"{found.model}, held against {found.reference}",
+            title=f"{found.model} compared with {found.reference}",
             source=f"run on: {found.source}",
             verdict=_verdict(found),
-            notes=_births(found),
+            notes=_beginnings(found),
             sections=tuple(_contrast(words, pairs) for words, pairs in alike.items()),
             facts=_facts(found),
         )
@@ -61,7 +61,7 @@ def _verdict(found: Comparison) -> Verdict:
     if found.unmatched:
         parts.append(f"{counted(len(found.unmatched), 'norm')} without counterpart")
     if found.divergence.birth and not parts:
-        parts.append(f"{_all(count)}, and yet the two runs part" if count else "the two runs part")
+        parts.append(f"{_all(count)}, but the two runs differ" if count else "the two runs differ")
     if parts:
         return Verdict(tone="error", headline="different", detail="; ".join(parts) + ".")
     if not count:
@@ -73,15 +73,15 @@ def _all(count: int) -> str:
     return f"all {count} norms compute the same formulas" if count > 1 else "the norm computes the same formula"
 
 
-def _births(found: Comparison) -> tuple[str, ...]:
+def _beginnings(found: Comparison) -> tuple[str, ...]:
     divergence = found.divergence
     if divergence.not_run:
         return (f"The two were not run side by side: {divergence.not_run}.",)
     if divergence.birth is not None:
-        sentences = [f"The first difference is born {_place(divergence.birth)}."]
+        sentences = [f"The first difference appears {_place(divergence.birth)}."]
         bits = divergence.first_bits
         if bits is not None and (bits.where, bits.path) != (divergence.birth.where, divergence.birth.path):
-            sentences.append(f"Within rounding it shows earlier, {_place(bits)}.")
+            sentences.append(f"Within rounding, the runs differ earlier, {_place(bits)}.")
         return tuple(sentences)
     if divergence.first_bits is not None:
         return (
