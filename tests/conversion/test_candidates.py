@@ -215,11 +215,6 @@ def test_a_norm_called_with_two_tensors_is_gated():
     assert [left.reason for left in report.left_alone] == ["it is called with 2 tensors: gated or adaptive"]
 
 
-def test_the_norm_in_an_adaptive_one_is_swapped():
-    report = convert(nn.ModuleDict({"a": Adaptive(24)}))
-    assert [norm.path for norm in report.swapped] == ["a.norm"]
-
-
 @pytest.mark.slow
 def test_a_norm_in_a_norm_is_part_of_it():
     class Gained(nn.Module):
@@ -236,26 +231,28 @@ def test_a_norm_in_a_norm_is_part_of_it():
     assert report.left_alone == ()
 
 
-@pytest.mark.slow
-def test_a_norm_that_is_only_wrapped_is_swapped_itself():
-    report = convert(nn.Sequential(Wrapped()))
-    assert [norm.path for norm in report.swapped] == ["0.inner"]
-    assert report.left_alone == ()
+class Beside(nn.Module):
+    def __init__(self, beside):
+        super().__init__()
+        self.norm, self.beside = nn.LayerNorm(24), beside
+
+    def forward(self, x):
+        return self.beside(self.norm(x))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", [nn.Dropout(0.5), nn.GELU()])
-def test_what_holds_more_than_a_norm_gives_its_norm(beside):
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.beside = nn.LayerNorm(24), beside
-
-        def forward(self, x):
-            return self.beside(self.norm(x))
-
-    report = convert(nn.Sequential(Both()))
-    assert [norm.path for norm in report.swapped] == ["0.norm"]
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [
+        (Wrapped(), "0.inner"),
+        (Beside(nn.Dropout(0.5)), "0.norm"),
+        (Beside(nn.GELU()), "0.norm"),
+        (Adaptive(24), "0.norm"),
+    ],
+)
+def test_what_wraps_a_norm_or_holds_more_gives_its_norm(module, path):
+    report = convert(nn.ModuleList([module]))
+    assert [norm.path for norm in report.swapped] == [path]
     assert report.left_alone == ()
 
 

@@ -106,7 +106,7 @@ def _candidate(module: nn.Module, seen: Examination | None) -> Candidate:
     if spec.rows.are_places:
         with undisturbed():
             specimen = Specimen(module)
-            keeps_layout = specimen(torch.ones(seen.shape, device=specimen.device)).is_contiguous()
+            keeps_layout = specimen(torch.ones(passport.shape, device=specimen.device)).is_contiguous()
     formula = Formula(
         spec,
         passport.weight_name,
@@ -115,4 +115,4 @@ def _candidate(module: nn.Module, seen: Examination | None) -> Candidate:
         keeps_layout=keeps_layout,
     )
     undecided = tuple(f"{name}, {reason}" for name, reason in passport.undecidable.items())
-    return Candidate(shape=seen.shape, formula=formula, undecided=undecided)
+    return Candidate(shape=passport.shape, formula=formula, undecided=undecided)

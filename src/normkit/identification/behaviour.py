@@ -45,8 +45,7 @@ class Examination:
     """A passport, and what the search for it found besides."""
 
     passport: Passport
-    shape: tuple[int, ...]
-    """Shape of the inputs that were used; axes between batch and features may be shorter than given."""
+    """Its shape is that of the inputs that were used: axes between batch and features may be shorter than given."""
     affine: Affine
     """The parameters that are gain and bias, or the values of these."""
     rate: float
@@ -147,7 +146,7 @@ def examine(
                 weight=_kept(acting[0]),
                 bias=_kept(acting[1]),
             )
-            return Examination(passport=passport, shape=sizes, affine=affine, rate=0.0)
+            return Examination(passport=passport, affine=affine, rate=0.0)
     acting = found.affine.of(_owner(norm))
     readings = {**found.passport.readings, **beside}
     if specimen.samples is not None:
@@ -169,9 +168,9 @@ def agrees(norm: nn.Module, known: Examination) -> bool:
             specimen = Specimen(norm, dtype=getattr(torch, known.passport.dtype))
             if not known.affine.names <= specimen.parameters.keys():
                 return False
-            error = disagreement(specimen, spec, known.affine, known.shape, generator, drawn=None)
-            error = max(error, disagreement(specimen, spec, known.affine, known.shape, generator))
-            rate = cast_program.rate_of(specimen, spec, known.affine, known.shape, generator)
+            error = disagreement(specimen, spec, known.affine, known.passport.shape, generator, drawn=None)
+            error = max(error, disagreement(specimen, spec, known.affine, known.passport.shape, generator))
+            rate = cast_program.rate_of(specimen, spec, known.affine, known.passport.shape, generator)
         except (UnrecognisedError, NormkitError, RuntimeError):
             return False
     return error <= specimen.precision.agrees and rate >= known.rate - _RATE_NOISE
@@ -237,7 +236,7 @@ def _search_twice(
         # The formula holds for the parameters that were drawn. It may not hold for those it has: one may be clamped.
         smallest = 1.0 if "eps" in found.passport.undecidable else None
         again = torch.Generator().manual_seed(_SEED)
-        error = disagreement(fresh, spec, found.affine, found.shape, again, smallest, drawn=None)
+        error = disagreement(fresh, spec, found.affine, found.passport.shape, again, smallest, drawn=None)
         if error > fresh.precision.agrees:
             reason = f"with other parameters it is {spec}, with those it has this is off by {error:.1e}"
             raise structure.ComputedAffineError("norm", reason)
@@ -322,7 +321,7 @@ def _search(
         weight_name=", ".join(found.gain.names) or None,
         bias_name=", ".join(found.bias.names) or None,
     )
-    return Examination(passport=passport, shape=shape, affine=affine, rate=casts.rate)
+    return Examination(passport=passport, affine=affine, rate=casts.rate)
 
 
 def _recovered(specimen: Specimen, shape: tuple[int, ...]) -> Passport | None:
