@@ -5,6 +5,7 @@ A case lies where the kernels compute: on the CPU, or on `triton_kernels.DEVICE`
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -26,6 +27,7 @@ from contract import (
 )
 from helpers import exact
 from normkit import reference, specs, units
+from normkit.errors import ShapeError
 from normkit.units import spacing
 
 LAYER = specs.TORCH_LAYER_NORM
@@ -51,6 +53,20 @@ def rounds_16_bit_rows_once(name, dtype, size, sizes, device="cpu"):
     spec = BARE[name].replace(eps=0.0)
     y, program = normkit.normalize(x.to(device), spec).cpu(), reference.forward(x, spec)
     assert_rounded(y, program, spec, {dtype}, units.output(x, spec).size)
+
+
+def is_right_or_refuses_where_out_overlaps(x, out, spec):
+    expected = normkit.normalize(x.clone(), spec)
+    with contextlib.suppress(ShapeError):
+        normkit.normalize(x, spec, out=out)
+        assert torch.equal(out, expected)
+
+
+def may_write_over_its_input(spec, case):
+    expected = normkit.normalize(case.x, spec, case.weight, case.bias)
+    x = case.x.clone()
+    assert normkit.normalize(x, spec, case.weight, case.bias, out=x) is x
+    assert torch.equal(x, expected)
 
 
 # Rows without deviation, with NaN, of one feature or none.

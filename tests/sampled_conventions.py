@@ -16,6 +16,7 @@ from contract import (
     assert_parameter_gradients,
     assert_rounded,
     assert_within,
+    draw,
     outcome,
     roundings,
     truth,
@@ -88,6 +89,19 @@ def assert_output(spec, case, y, true, size):
         # 1 + weight is taken in float32 "or wider": beside a float64 input both are right.
         is_nearer = (y - program.double()).abs() < (y - true).abs()
         assert_within(y, torch.where(is_nearer, program.double(), true), size, UNITS[y.dtype], "y")
+
+
+def assert_sample(pair, count, seed, sizes=(128, 200), moved=lambda _spec, case: case):
+    """`count` conventions on rows of a pair of dtypes; `moved` puts a case where the kernels compute."""
+    dtype, parameter_dtype = (DTYPES[name] for name in pair)
+    for spec in sample(count, seed + PAIRS.index(pair)):
+        # Half of the rows are short enough for a clamp to hold them.
+        case = draw(spec, *sizes, dtype=dtype, parameter_dtype=parameter_dtype, mean=0.3)
+        x = case.x.double() * torch.tensor([1.0, 0.02]).double().repeat(sizes[0] // 2).unsqueeze(1)
+        try:
+            assert_conventions(spec, moved(spec, case._replace(x=x.to(dtype))))
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {spec!r}") from error
 
 
 def assert_conventions(spec, case):
