@@ -1,11 +1,80 @@
-"""What an inspection as a whole says: the declaration that its model fits."""
+"""From measured facts to an inspection: the rules judge them; and the declaration that an inspected model fits."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
+from torch import nn
+
+from normkit import rules
 from normkit.inspection.result import Inspection
 from normkit.measurement.baseline import Baseline, DeclaredNorm, Values
-from normkit.measurement.facts import Block, Placement, Site
+from normkit.measurement.facts import Block, ModelFacts, Placement, Site
 from normkit.measurement.intent import Intent
+from normkit.measurement.quantities import Foldedness, KeySelection, Walk
+from normkit.measurement.weights import recurring_outliers
+from normkit.text import dtype_name
+
+
+def judged(
+    facts: rules.Facts,
+    *,
+    walk: Walk | None = None,
+    selections: tuple[KeySelection, ...] = (),
+    foldedness: Foldedness | None = None,
+    foldedness_unknown: str = "",
+) -> Inspection:
+    """The inspection of a model of which these facts were measured; the other arguments are fields of `Inspection`."""
+    findings, checks = rules.check(facts)
+    return Inspection(
+        model=facts.model,
+        sites=facts.sites,
+        blocks=facts.blocks,
+        attentions=facts.attentions,
+        final_norm=facts.final_norm,
+        recurring_outliers=recurring_outliers({site.path: site.gain for site in facts.sites if site.gain is not None}),
+        walk=walk,
+        findings=findings,
+        checks=checks,
+        unrecognised=(
+            *((other.path, other.reason) for other in facts.others),
+            *((norm.path, norm.reason) for norm in facts.handwritten),
+        ),
+        selections=selections,
+        training=facts.training,
+        foldedness=foldedness,
+        foldedness_unknown=foldedness_unknown,
+    )
+
+
+def model_facts(
+    model: nn.Module,
+    name: str,
+    source: str,
+    tokens: int,
+    padding: int,
+    sites: tuple[Site, ...],
+    blocks: tuple[Block, ...],
+    loss: float = math.nan,
+    distinct: int | None = None,
+) -> ModelFacts:
+    """The facts of a model as a whole."""
+    dtypes = Counter(dtype_name(parameter.dtype) for parameter in model.parameters())
+    width = blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0)
+    return ModelFacts(
+        name=name or type(model).__name__,
+        class_name=type(model).__name__,
+        architecture=str(getattr(getattr(model, "config", None), "model_type", "")),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=dtypes.most_common(1)[0][0] if dtypes else "none",
+        width=width,
+        source=source,
+        tokens=tokens,
+        padding=padding,
+        loss=loss,
+        distinct=distinct,
+    )
 
 
 def infer(inspection: Inspection, intent: Intent | None = None, *, source: str = "") -> Baseline:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
@@ -17,7 +15,7 @@ from normkit import rules
 from normkit.errors import InputError
 from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite, chosen
-from normkit.inspection.build_inspection import infer
+from normkit.inspection.build_inspection import infer, judged, model_facts
 from normkit.inspection.foldedness import foldedness
 from normkit.inspection.key_selectability import key_selections
 from normkit.inspection.loss import NextTokenLoss
@@ -25,7 +23,7 @@ from normkit.inspection.result import Inspection
 from normkit.inspection.walk import capture, walk
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
-from normkit.measurement.facts import Block, ModelFacts, Site
+from normkit.measurement.facts import Block, Site
 from normkit.measurement.gain_gradients import gain_gradient_errors
 from normkit.measurement.intent import stock_intent
 from normkit.measurement.patches import patches
@@ -46,8 +44,7 @@ from normkit.measurement.running import (
 )
 from normkit.measurement.sharing import find_shared
 from normkit.measurement.structure import Progress, Structure, measured_block, measured_site, survey
-from normkit.measurement.weights import recurring_outliers, row_scatter, ungathered
-from normkit.text import dtype_name
+from normkit.measurement.weights import row_scatter, ungathered
 
 
 def inspect(
@@ -151,26 +148,8 @@ def inspect(
         constant=structure.constant,
         input_hooks=structure.input_hooks,
     )
-    findings, checks = rules.check(facts)
     form, unknown = foldedness(model, found)
-    inspection = Inspection(
-        model=facts.model,
-        sites=facts.sites,
-        blocks=facts.blocks,
-        attentions=facts.attentions,
-        final_norm=structure.final_norm,
-        recurring_outliers=recurring_outliers({site.path: site.gain for site in sites if site.gain is not None}),
-        walk=walked,
-        findings=findings,
-        checks=checks,
-        unrecognised=(
-            *((other.path, other.reason) for other in structure.others),
-            *((norm.path, norm.reason) for norm in structure.handwritten),
-        ),
-        selections=selections,
-        foldedness=form,
-        foldedness_unknown=unknown,
-    )
+    inspection = judged(facts, walk=walked, selections=selections, foldedness=form, foldedness_unknown=unknown)
     if unwritten is not None:
         baseline.write(infer(inspection, facts.intent, source=unwritten.name), unwritten)
     return inspection
@@ -283,32 +262,3 @@ def _middle_site(sites: tuple[Site, ...]) -> str | None:
         middle = indices[len(indices) // 2]
         return next(site.path for site in on_stream if site.block == middle)
     return sites[len(sites) // 2].path if sites else None
-
-
-def model_facts(
-    model: nn.Module,
-    name: str,
-    source: str,
-    tokens: int,
-    padding: int,
-    sites: tuple[Site, ...],
-    blocks: tuple[Block, ...],
-    loss: float = math.nan,
-    distinct: int | None = None,
-) -> ModelFacts:
-    """The facts of a model as a whole."""
-    dtypes = Counter(dtype_name(parameter.dtype) for parameter in model.parameters())
-    width = blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0)
-    return ModelFacts(
-        name=name or type(model).__name__,
-        class_name=type(model).__name__,
-        architecture=str(getattr(getattr(model, "config", None), "model_type", "")),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        dtype=dtypes.most_common(1)[0][0] if dtypes else "none",
-        width=width,
-        source=source,
-        tokens=tokens,
-        padding=padding,
-        loss=loss,
-        distinct=distinct,
-    )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from normkit import rules
 from normkit.identification.sites import NormSite
-from normkit.inspection.inspecting import model_facts
+from normkit.inspection.build_inspection import judged, model_facts
 from normkit.inspection.result import Inspection
 from normkit.measurement.blocks import block_of
 from normkit.measurement.facts import Attention, Block, Site
@@ -16,7 +16,7 @@ from normkit.measurement.row_counters import TableReader
 from normkit.measurement.site_accumulator import site_measurement
 from normkit.measurement.structure import Structure, measured_block, measured_site
 from normkit.measurement.training import Training
-from normkit.measurement.weights import recurring_outliers, ungathered
+from normkit.measurement.weights import ungathered
 from normkit.watching.answers import answer
 from normkit.watching.layout import AttentionPlace, WatchLayout
 from normkit.watching.logits import HEAD_PEAKS
@@ -99,27 +99,13 @@ def inspection_of_run(
         ungathered=() if structure is None else ungathered(watched.model, structure.others),
         handwritten=() if structure is None else structure.handwritten,
     )
-    findings, checks = rules.check(facts)
+    inspection = judged(facts)
+    findings = inspection.findings
     training = replace(training, worst=findings[0].severity if findings else "")
     if not training.was_noticed and findings and findings[0].severity == "error":
         step = min((noticed[each.rule] for each in findings if each.rule in noticed), default=training.reason_step)
         training = replace(training, reason=findings[0].title, reason_step=step)
-    return Inspection(
-        model=facts.model,
-        sites=sites,
-        blocks=blocks,
-        attentions=attentions,
-        final_norm=facts.final_norm,
-        recurring_outliers=recurring_outliers({site.path: site.gain for site in sites if site.gain is not None}),
-        walk=None,
-        findings=findings,
-        checks=checks,
-        unrecognised=(
-            *((other.path, other.reason) for other in facts.others),
-            *((norm.path, norm.reason) for norm in facts.handwritten),
-        ),
-        training=answer(training, findings, sites, blocks, attentions),
-    )
+    return replace(inspection, training=answer(training, findings, sites, blocks, attentions))
 
 
 def _site(structure: Structure, reader: TableReader, index: int, site: NormSite, gradient_error: float) -> Site:
