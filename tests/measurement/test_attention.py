@@ -6,7 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from normkit.measurement.attention import AttentionAccumulator, queries_and_keys, select, softmax_logits
+from normkit.measurement.attention import (
+    add_call,
+    add_logits,
+    attention_at,
+    head_tables,
+    queries_and_keys,
+    select,
+    softmax_logits,
+)
+from normkit.measurement.tables import Tables
 
 B, H, T, D = 2, 4, 12, 8
 # The accumulator works in float32: a hundred roundings over sums of at most 40 terms.
@@ -15,10 +24,29 @@ CLOSE = {"rel": 1e-5}
 
 def called(*args, tokens=None, **kwargs):
     """One scaled_dot_product_attention call, measured."""
-    call = queries_and_keys(args, kwargs)
-    accumulator = AttentionAccumulator("layer.attention", 3, "sdpa", call.query.shape[1])
-    accumulator.add_call(call, select(call, tokens))
-    return accumulator.result()
+    return counted((args, kwargs), tokens=tokens)
+
+
+def counted(*calls, tokens=None):
+    tables = empty()
+    for args, kwargs in calls:
+        call = queries_and_keys(args, kwargs)
+        add_call(tables, 0, call, select(call, tokens))
+    return read(tables, head_dim=D)
+
+
+def softmaxed(logits, tokens=None):
+    tables = empty()
+    add_logits(tables, 0, logits, tokens)
+    return read(tables, source="softmax")
+
+
+def empty():
+    return Tables(head_tables(1, H), torch.device("cpu"))
+
+
+def read(tables, source="sdpa", head_dim=0):
+    return attention_at(tables.read(), 0, path="layer.attention", block=3, source=source, heads=H, head_dim=head_dim)
 
 
 def exact(query, key, *, allowed, valid=None, scale=None, bias=None):
@@ -102,6 +130,8 @@ def test_positional_arguments_and_a_scale():
     query, key, value = tensors()
     expected = exact(query, key, allowed=causal(), scale=0.7)
     assert_agree(called(query, key, value, None, 0.0, True, scale=0.7), expected)
+    turned = exact(-query, key, allowed=everything(), scale=2.5)
+    assert_agree(called(query, key, value, scale=-2.5), turned)
 
 
 def test_a_boolean_mask_for_each_head():
@@ -190,12 +220,8 @@ def test_sixteen_rows_are_spread_over_the_valid_ones():
 
 def test_calls_add_up():
     parts = [tensors() for _ in range(3)]
-    accumulator = AttentionAccumulator("a", None, "sdpa", H)
-    for part in parts:
-        call = queries_and_keys(part, {})
-        accumulator.add_call(call, select(call, None))
     query, key = (torch.cat(tensors) for tensors in list(zip(*parts, strict=True))[:2])
-    assert_agree(accumulator.result(), exact(query, key, allowed=everything()))
+    assert_agree(counted(*((part, {}) for part in parts)), exact(query, key, allowed=everything()))
 
 
 def test_what_is_not_finite_bounds_nothing():
@@ -208,10 +234,13 @@ def test_what_is_not_finite_bounds_nothing():
     # The broken row has no entropy; the others keep theirs.
     assert found.sampled_rows == B * H * T - 1
     assert math.isfinite(found.entropy)
+    query, key, value = tensors()
+    key[0, 1, 2, 3] = math.nan
+    assert [math.isinf(bound) for bound in called(query, key, value).bounds] == [False, True, False, False]
 
 
 def test_attention_that_never_saw_a_row():
-    found = AttentionAccumulator("a", None, "sdpa", H).result()
+    found = read(empty())
     assert (found.sampled_rows, found.bound, found.sampled_max) == (0, 0.0, 0.0)
     assert math.isnan(found.entropy)
 
@@ -226,9 +255,8 @@ def test_the_logits_of_a_softmax(forbidden):
     tokens = torch.arange(T)[None] < torch.tensor([[7], [T]])
     mask = tokens[:, None, None] & causal()
     logits = query @ key.transpose(-1, -2) * D**-0.5
-    accumulator = AttentionAccumulator("a", None, "softmax", H)
-    accumulator.add_logits(logits + torch.zeros(B, 1, T, T).masked_fill(~mask, forbidden), tokens)
-    found, expected = accumulator.result(), exact(query, key, allowed=mask, valid=tokens)
+    found = softmaxed(logits + torch.zeros(B, 1, T, T).masked_fill(~mask, forbidden), tokens)
+    expected = exact(query, key, allowed=mask, valid=tokens)
     rows = called(query, key, value, attn_mask=mask, tokens=tokens)
     assert found.source == "softmax"
     assert found.head_dim == 0
@@ -242,9 +270,7 @@ def test_the_logits_of_a_softmax(forbidden):
 def test_softmax_logits_that_are_not_a_number():
     logits = torch.randn(B, H, T, T)
     logits[0, 2, 1, 1] = math.nan
-    accumulator = AttentionAccumulator("a", None, "softmax", H)
-    accumulator.add_logits(logits, None)
-    found = accumulator.result()
+    found = softmaxed(logits)
     assert [math.isinf(bound) for bound in found.bounds] == [False, False, True, False]
     assert found.sampled_rows == B * H * T - 1
 

@@ -1,5 +1,6 @@
-"""Streaming statistics of attention logits: a bound from the norms of queries and keys, exact logits of a few rows.
+"""Attention logits counted into tables: a bound from the norms of queries and keys, exact logits of up to 16 rows.
 
+Counting reads nothing back and no shape depends on data, so no device is waited for.
 What a call masks out never enters: keys that its mask or causality forbids, query rows that are padding
 or have no key left. An additive mask's finite entries (ALiBi, relative positions) count for the entropy,
 not for the magnitudes of "sdpa" logits, which are q . k times the scale.
@@ -16,10 +17,14 @@ import torch
 from torch import Tensor
 
 from normkit.measurement.facts import Attention
+from normkit.measurement.tables import Table, Tables
 
 _SAMPLED_ROWS = 16
 SATURATED = 0.99
 """A row of attention is saturated where one key takes more than this share."""
+
+HEAD_SUMS = ("rows", "entropy", "uniform", "contested", "spread", "saturated")
+HEAD_PEAKS = ("bound", "sampled")
 
 # Hand-written attention masks with -1e4 to -1e9, and logits that have exploded so far are seen above zero too.
 _MASKED = -9.9e3
@@ -86,8 +91,8 @@ class Selection:
     """Up to 16 rows a batch element, spread evenly over the valid ones, (B, R)."""
     permitted: Tensor
     """Keys that each of these may attend to, (1 or B, 1 or H, R, S)."""
-    added: Tensor
-    """The addition to their logits: -inf for a hidden key, else the additive mask or 0."""
+    bias: Tensor | None
+    """The additive mask of these rows, 0 where it hides a key; None without one."""
 
 
 def select(call: QueriesAndKeys, tokens: Tensor | None) -> Selection:
@@ -116,110 +121,137 @@ def select(call: QueriesAndKeys, tokens: Tensor | None) -> Selection:
         queries = torch.arange(valid.shape[1], device=valid.device)
         keys = keys & (positions <= torch.where(valid, queries, -1).amax(-1)[:, None, None])
         permitted = permitted & (positions <= rows[:, None, :, None])
-    added = _forbidding(permitted)
+    bias = None
     if call.mask is not None and call.mask.dtype != torch.bool:
-        added = added + _rows_of(_four(call.mask), rows).float()
-    return Selection(valid=valid, keys=keys, rows=rows, permitted=permitted, added=added)
+        bias = _rows_of(_four(call.mask).masked_fill(~allowed, 0.0), rows).float()
+    return Selection(valid=valid, keys=keys, rows=rows, permitted=permitted, bias=bias)
 
 
-class AttentionAccumulator:
-    """Adds up the calls of one attention module.
+def head_tables(calls: int, heads: int) -> tuple[Table, ...]:
+    """The tables of so many attention calls of up to so many heads."""
+    return (
+        Table(name="heads", shape=(calls, heads, len(HEAD_SUMS))),
+        Table(name="head peaks", shape=(calls, heads, len(HEAD_PEAKS)), keeps_largest=True),
+    )
+
+
+def add_call(tables: Tables, place: int, call: QueriesAndKeys, chosen: Selection, first: int = 0) -> None:
+    """Count one scaled_dot_product_attention call.
 
     Args:
-        path: The module's path.
-        block: Index of its block, or None.
-        source: "sdpa" or "softmax", as in `Attention`.
-        heads: Number of query heads.
+        tables: The tables of `head_tables`.
+        place: The call's line in them.
+        call: Its queries and keys.
+        chosen: What `select` chose of it.
+        first: Number of the first head, where other processes have others.
     """
+    # Keys of several heads are interleaved in memory; multiplying these takes a CPU three times as long.
+    query, key = call.query, call.key.float().contiguous()
+    longest_query = torch.where(chosen.valid[:, None], _lengths(query), 0.0).amax(-1)
+    longest_key = torch.where(chosen.keys, _lengths(key), 0.0).amax(-1)
+    groups = query.shape[1] // key.shape[1]
+    # One bound for each sequence, so that it makes no difference which process has which sequences.
+    bounds = (longest_query * longest_key.repeat_interleave(groups, 1) * abs(call.scale)).amax(0)
+    sampled = _rows_of(query, chosen.rows).float() * call.scale
+    # The rows of query heads that share a key are stacked.
+    grouped = sampled.reshape(query.shape[0], key.shape[1], -1, query.shape[-1])
+    logits = (grouped @ key.transpose(-1, -2)).reshape(*sampled.shape[:-1], -1)
+    _count(tables, place, logits, chosen.permitted, chosen.bias, bounds, first)
 
-    def __init__(self, path: str, block: int | None, source: Literal["sdpa", "softmax"], heads: int) -> None:
-        self._path, self._block, self._source = path, block, source
-        self._head_dim = 0
-        self._bounds = torch.zeros(heads, dtype=torch.float64)
-        self._entropy = torch.zeros(heads, dtype=torch.float64)
-        self._rows = torch.zeros(heads, dtype=torch.int64)
-        # Over rows with two keys or more: their number, the sum of their spreads, the saturated ones.
-        self._contested, self._spread, self._saturated = torch.zeros(3, heads, dtype=torch.float64)
-        self._uniform = 0.0
-        self._peak = 0.0
 
-    def add_call(self, call: QueriesAndKeys, chosen: Selection) -> None:
-        """Count one scaled_dot_product_attention call, of which `select` has chosen what to look at."""
-        query, key = call.query, call.key
-        self._head_dim = query.shape[-1]
-        longest_query = torch.where(chosen.valid[:, None], _lengths(query), 0.0).amax(-1)
-        longest_key = torch.where(chosen.keys, _lengths(key), 0.0).amax(-1)
-        groups = query.shape[1] // key.shape[1]
-        self._raise_bounds((longest_query * longest_key.repeat_interleave(groups, 1) * abs(call.scale)).amax(0))
-        sampled = _rows_of(query, chosen.rows).float() * call.scale
-        grouped = sampled.reshape(query.shape[0], key.shape[1], -1, query.shape[-1])
-        logits = (grouped @ key.float().transpose(-1, -2)).reshape(*sampled.shape[:-1], -1)
-        self._add_rows(logits, chosen.permitted, chosen.added)
+def add_logits(tables: Tables, place: int, logits: Tensor, tokens: Tensor | None, first: int = 0) -> None:
+    """Count one softmax over logits of shape (B, H, T, S); `tokens` is the mask (B, T) of its rows, or None."""
+    valid = _valid_rows(logits, tokens)
+    attended = (logits > _threshold(logits.dtype)) | logits.isnan()
+    bounds = torch.where(attended & valid[:, None, :, None], logits, 0.0).abs().amax((0, 2, 3)).float()
+    rows, kept = _spread(valid)
+    permitted = _rows_of(attended, rows) & kept[:, None, :, None]
+    _count(tables, place, _rows_of(logits, rows).float(), permitted, None, bounds, first)
 
-    def add_logits(self, logits: Tensor, tokens: Tensor | None) -> None:
-        """Count one softmax over logits of shape (B, H, T, S); `tokens` is the mask (B, T) of its rows, or None."""
-        valid = _valid_rows(logits, tokens)
-        attended = (logits > _threshold(logits.dtype)) | logits.isnan()
-        magnitude = torch.where(attended & valid[:, None, :, None], logits, 0.0).abs()
-        self._raise_bounds(magnitude.float().amax((0, 2, 3)))
-        rows, kept = _spread(valid)
-        permitted = _rows_of(attended, rows) & kept[:, None, :, None]
-        self._add_rows(_rows_of(logits, rows).float(), permitted, _forbidding(permitted))
 
-    def result(self) -> Attention:
-        """The statistics so far."""
-        rows = int(self._rows.sum())
-        means = self._entropy / self._rows
-        return Attention(
-            path=self._path,
-            block=self._block,
-            source=self._source,
-            heads=len(self._bounds),
-            head_dim=self._head_dim,
-            bound=float(self._bounds.max()),
-            bounds=tuple(self._bounds.tolist()),
-            sampled_max=self._peak,
-            sampled_rows=rows,
-            entropy=float(self._entropy.sum()) / rows if rows else math.nan,
-            entropy_min=float(means[self._rows > 0].min()) if rows else math.nan,
-            uniform_entropy=self._uniform / rows if rows else math.nan,
-            spreads=tuple((self._spread / self._contested).tolist()),
-            saturations=tuple((self._saturated / self._contested).tolist()),
-        )
+def _count(
+    tables: Tables, place: int, logits: Tensor, permitted: Tensor, bias: Tensor | None, bounds: Tensor, first: int
+) -> None:
+    """Count sampled rows (B, H, R, S).
 
-    def _raise_bounds(self, bounds: Tensor) -> None:
-        """Take the larger bound a head; one that is not a number bounds nothing, so it is infinite."""
-        known = bounds.cpu().double().nan_to_num(nan=math.inf, posinf=math.inf)
-        self._bounds = torch.maximum(self._bounds, known)
+    Args:
+        tables: The tables of `head_tables`.
+        place: The line in them.
+        logits: q . k times the scale.
+        permitted: Which of them are attended to, broadcast against them.
+        bias: The addition before the softmax, finite, or None.
+        bounds: Bound of each head.
+        first: Number of the first head.
+    """
+    kind, heads = tables["heads"].dtype, slice(first, first + logits.shape[1])
+    hidden = ~permitted
+    # On a CPU this takes a quarter of what `where` takes.
+    kept = logits.masked_fill(hidden, 0.0)
+    keys = permitted.expand(-1, -1, -1, logits.shape[-1]).sum(-1).expand(logits.shape[:-1])
+    seen = kept.masked_fill(hidden, -math.inf)
+    highest = seen.amax(-1, keepdim=True)
+    peak = torch.maximum(highest.amax((0, 2, 3)), -kept.amin((0, 2, 3)))
+    # A number that is not one bounds nothing.
+    peaks = torch.stack([bounds, peak], -1).to(kind).nan_to_num(nan=math.inf)
+    of_all = tables["head peaks"][place, heads]
+    of_all.copy_(torch.maximum(of_all, peaks))
+    spread = highest.squeeze(-1) - kept.sum(-1) / keys
+    contested = (keys > 1) & spread.isfinite()
+    if bias is not None:
+        kept = kept + bias
+        seen = kept.masked_fill(hidden, -math.inf)
+        highest = seen.amax(-1, keepdim=True)
+    share = seen.softmax(-1)
+    # The entropy -sum p log p, where log p is the log of the largest share plus the distance of a logit from its peak.
+    largest = share.amax(-1)
+    entropy = -torch.linalg.vecdot(share, kept - highest) - largest.log()
+    # A row without a key, or with one that is not a number, has no entropy.
+    known = (keys > 0) & entropy.isfinite()
+    sums = torch.stack(
+        [
+            known.sum((0, 2)).to(kind),
+            torch.where(known, entropy, 0.0).to(kind).sum((0, 2)),
+            torch.where(known, keys, 1).to(kind).log().sum((0, 2)),
+            contested.sum((0, 2)).to(kind),
+            torch.where(contested, spread, 0.0).to(kind).sum((0, 2)),
+            ((largest > SATURATED) & contested).sum((0, 2)).to(kind),
+        ],
+        -1,
+    )
+    tables["heads"][place, heads].add_(sums)
 
-    def _add_rows(self, logits: Tensor, permitted: Tensor, added: Tensor) -> None:
-        """Count sampled rows (B, H, R, S).
 
-        Args:
-            logits: q . k times the scale.
-            permitted: Which of them are attended to, broadcast against them.
-            added: What is added to them before the softmax: -inf where they are not, else a bias or 0.
-        """
-        # Multiplying is four times as fast as `where`, but 0 times NaN would let padding in.
-        kept = logits * permitted
-        if not bool(kept.sum().isfinite()):
-            kept = torch.where(permitted, logits, 0.0)
-        low, high = (float(end) for end in torch.aminmax(kept))
-        self._peak = max(self._peak, math.inf if math.isnan(low) else max(-low, high))
-        keys = permitted.expand(-1, -1, -1, logits.shape[-1]).sum(-1)
-        spread = torch.where(permitted, kept, -math.inf).amax(-1) - kept.sum(-1) / keys
-        share = kept.add_(added).softmax(-1)
-        contested = (keys > 1) & spread.isfinite()
-        self._contested += contested.sum((0, 2)).cpu()
-        self._spread += torch.where(contested, spread, 0.0).cpu().double().sum((0, 2))
-        self._saturated += ((share.amax(-1) > SATURATED) & contested).sum((0, 2)).cpu()
-        # A share of 1e-30 adds nothing, whatever its logarithm; `torch.special.entr` takes four times as long.
-        entropy = -(share.clamp_min(1e-30).log_() * share).sum(-1)
-        # A row without a key, or with one that is not a number, has no entropy.
-        counted = (keys > 0) & entropy.isfinite()
-        self._entropy += torch.where(counted, entropy, 0.0).cpu().double().sum((0, 2))
-        self._rows += counted.sum((0, 2)).cpu()
-        self._uniform += float(torch.where(counted, keys, 1).cpu().double().log().sum())
+def attention_at(
+    tables: Mapping[str, Tensor],
+    place: int,
+    *,
+    path: str,
+    block: int | None,
+    source: Literal["sdpa", "softmax"],
+    heads: int,
+    head_dim: int,
+) -> Attention:
+    """The attention that one line of the tables counts, in float64 on the CPU; the keywords are its fields."""
+    sums, peaks = tables["heads"][place, :heads], tables["head peaks"][place, :heads].clamp_min(0.0)
+    rows, entropy, uniform, contested, spread, saturated = sums.unbind(-1)
+    bounds, sampled = peaks.unbind(-1)
+    total = float(rows.sum())
+    return Attention(
+        path=path,
+        block=block,
+        source=source,
+        heads=heads,
+        head_dim=head_dim,
+        bound=float(bounds.max()),
+        bounds=tuple(bounds.tolist()),
+        sampled_max=float(sampled.max()),
+        sampled_rows=round(total),
+        entropy=float(entropy.sum()) / total if total else math.nan,
+        entropy_min=float((entropy / rows)[rows > 0].min()) if total else math.nan,
+        uniform_entropy=float(uniform.sum()) / total if total else math.nan,
+        spreads=tuple((spread / contested).tolist()),
+        saturations=tuple((saturated / contested).tolist()),
+    )
 
 
 def _threshold(dtype: torch.dtype) -> float:
@@ -243,20 +275,18 @@ def _valid_rows(scores: Tensor, tokens: Tensor | None) -> Tensor:
     return tokens.to(scores.device)
 
 
-def _forbidding(permitted: Tensor) -> Tensor:
-    """The additive mask that hides every key that is not permitted."""
-    return torch.zeros(permitted.shape, device=permitted.device).masked_fill_(~permitted, -math.inf)
-
-
 def _spread(valid: Tensor) -> tuple[Tensor, Tensor]:
     """Up to 16 row indices (B, R) spread evenly over the valid rows of (B, T), and which of them to count."""
     wanted = min(_SAMPLED_ROWS, valid.shape[1])
     count = valid.sum(-1, keepdim=True)
     steps = torch.arange(wanted, device=valid.device)
-    position = (steps * (count - 1) / max(1, wanted - 1)).round().long().clamp_min(0)
+    last = max(1, wanted - 1)
+    # Rounded in whole numbers: a quotient would have the default dtype, which may be one of 16 bits.
+    position = ((2 * steps * (count - 1) + last) // (2 * last)).clamp_min(0)
     repeated = torch.diff(position, dim=-1, prepend=torch.full_like(count, -1)) == 0
-    valid_first = valid.byte().argsort(dim=-1, descending=True, stable=True)
-    return valid_first.gather(-1, position), ~repeated & (count > 0)
+    # The place of the first row with so many valid ones up to it.
+    places = torch.searchsorted(valid.cumsum(-1), position + 1).clamp_max(valid.shape[1] - 1)
+    return places, ~repeated & (count > 0)
 
 
 def _any(flags: Tensor, dim: int) -> Tensor:

@@ -16,9 +16,12 @@ from normkit.errors import InputError
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import Trace, first_tensor
 from normkit.measurement.attention import (
-    AttentionAccumulator,
     QueriesAndKeys,
     Selection,
+    add_call,
+    add_logits,
+    attention_at,
+    head_tables,
     queries_and_keys,
     select,
     softmax_logits,
@@ -29,6 +32,7 @@ from normkit.measurement.observing import Listener, observed
 from normkit.measurement.quantities import Peak, RowStatistics, SiteGeometry
 from normkit.measurement.sampling import RowFormula, RowPicker, RowSample
 from normkit.measurement.site_accumulator import SiteCounter, SiteMeasurement, StreamCounter
+from normkit.measurement.tables import Tables
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,7 +119,18 @@ class Probe:
 
     def attentions(self) -> tuple[Attention, ...]:
         """The attention calls seen so far, in forward order."""
-        return tuple(accumulator.result() for accumulator in self._gauges.attentions.values())
+        return tuple(
+            attention_at(
+                tables.read(),
+                0,
+                path=parent,
+                block=block_of(parent, self._blocks),
+                source=source,
+                heads=heads,
+                head_dim=head_dim,
+            )
+            for (parent, source, heads, head_dim), tables in self._gauges.attentions.items()
+        )
 
 
 def _unseen(method: Callable[P, R]) -> Callable[P, R]:
@@ -136,8 +151,7 @@ class _Gauges(Listener):
         self.sites = {site.path: SiteCounter(site.spec, site.gain) for site in sites}
         self.samples = {site.path: RowSample(site.spec, RowFormula.of(site.passport)) for site in sites}
         self.blocks = {block.path: (StreamCounter(), StreamCounter()) for block in blocks}
-        self.attentions: dict[tuple[str, str, int], AttentionAccumulator] = {}
-        self._blocks = blocks
+        self.attentions: dict[tuple[str, Literal["sdpa", "softmax"], int, int], Tables] = {}
         self._sdpa_parents = {call.parent for call in trace.functions if call.function == "sdpa"}
         self._batches = 0
         self.restart(None, None)
@@ -174,11 +188,12 @@ class _Gauges(Listener):
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if function == "sdpa":
             if (call := queries_and_keys(args, kwargs)) is not None and self._fits(call.query):
-                self._attention(parent, "sdpa", call.query).add_call(call, self._selection(call))
+                tables = self._attention(parent, "sdpa", call.query, call.query.shape[-1])
+                add_call(tables, 0, call, self._selection(call))
         elif parent not in self._sdpa_parents:
             logits = softmax_logits(args, kwargs, self._tokens)
             if logits is not None and self._fits(logits):
-                self._attention(parent, "softmax", logits).add_logits(logits, self._mask)
+                add_logits(self._attention(parent, "softmax", logits, 0), 0, logits, self._mask)
 
     def _fits(self, scores: Tensor) -> bool:
         """The token mask fits the query rows of (B, H, T, ...)."""
@@ -189,11 +204,10 @@ class _Gauges(Listener):
         key = (call.causal, call.query.shape, call.key.shape)
         return self._last_selection.of(call.mask, key, lambda: select(call, self._mask))
 
-    def _attention(self, parent: str, source: Literal["sdpa", "softmax"], scores: Tensor) -> AttentionAccumulator:
-        key = (parent, source, scores.shape[1])
+    def _attention(self, parent: str, source: Literal["sdpa", "softmax"], scores: Tensor, head_dim: int) -> Tables:
+        key = (parent, source, scores.shape[1], head_dim)
         if key not in self.attentions:
-            block = block_of(parent, self._blocks)
-            self.attentions[key] = AttentionAccumulator(parent, block, source, scores.shape[1])
+            self.attentions[key] = Tables(head_tables(1, scores.shape[1]), scores.device)
         return self.attentions[key]
 
 

@@ -10,6 +10,7 @@ from normkit import rules
 from normkit.identification.sites import NormSite
 from normkit.inspection.build_inspection import judged, model_facts
 from normkit.inspection.result import Inspection
+from normkit.measurement.attention import attention_at
 from normkit.measurement.blocks import block_of
 from normkit.measurement.facts import Attention, Block, Site
 from normkit.measurement.row_counters import TableReader
@@ -18,8 +19,7 @@ from normkit.measurement.structure import Structure, measured_block, measured_si
 from normkit.measurement.training import Training
 from normkit.measurement.weights import ungathered
 from normkit.watching.answers import answer
-from normkit.watching.layout import AttentionPlace, WatchLayout
-from normkit.watching.logits import HEAD_PEAKS
+from normkit.watching.layout import WatchLayout
 from normkit.watching.onset import origin
 from normkit.watching.startup import WatchedModel
 from normkit.watching.step_recorder import StepRecorder
@@ -58,7 +58,18 @@ def inspection_of_run(
                 for index, site in enumerate(layout.sites)
             )
         blocks = _blocks(structure, layout, reader)
-        attentions = tuple(_attention(reader, structure, index, place) for index, place in enumerate(layout.attentions))
+        attentions = tuple(
+            attention_at(
+                reader.tables,
+                index,
+                path=place.parent,
+                block=block_of(place.parent, structure.blocks),
+                source="sdpa" if place.function == "sdpa" else "softmax",
+                heads=place.heads,
+                head_dim=place.head_dim,
+            )
+            for index, place in enumerate(layout.attentions)
+        )
     training = Training(
         steps=steps,
         every=every,
@@ -124,27 +135,3 @@ def _blocks(structure: Structure, layout: WatchLayout, reader: TableReader) -> t
         found.append(measured_block(block, swept, entering, leaving))
         entering = leaving
     return tuple(found)
-
-
-def _attention(reader: TableReader, structure: Structure, index: int, place: AttentionPlace) -> Attention:
-    sums = reader.tables["heads"][index, : place.heads]
-    peaks = reader.tables["head peaks"][index, : place.heads].clamp_min(0.0)
-    rows, entropy, uniform, contested, spread, saturated = sums.unbind(-1)
-    bounds, sampled = (peaks[:, HEAD_PEAKS.index(name)] for name in HEAD_PEAKS)
-    total = float(rows.sum())
-    return Attention(
-        path=place.parent,
-        block=block_of(place.parent, structure.blocks),
-        source="sdpa" if place.function == "sdpa" else "softmax",
-        heads=place.heads,
-        head_dim=place.head_dim,
-        bound=float(bounds.max()),
-        bounds=tuple(bounds.tolist()),
-        sampled_max=float(sampled.max()),
-        sampled_rows=round(total),
-        entropy=float(entropy.sum()) / total if total else math.nan,
-        entropy_min=float((entropy / rows)[rows > 0].min()) if total else math.nan,
-        uniform_entropy=float(uniform.sum()) / total if total else math.nan,
-        spreads=tuple((spread / contested).tolist()),
-        saturations=tuple((saturated / contested).tolist()),
-    )

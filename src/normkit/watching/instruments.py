@@ -18,14 +18,13 @@ from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import local
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
-from normkit.measurement.attention import queries_and_keys, softmax_logits
+from normkit.measurement.attention import add_call, add_logits, queries_and_keys, select, softmax_logits
 from normkit.measurement.row_counters import RowCounter, add_gradient
 from normkit.measurement.tables import Tables
 from normkit.ops import counting
 from normkit.spec import NormSpec
 from normkit.watching.hooks import Failures, Forward, Hook
 from normkit.watching.layout import WatchLayout
-from normkit.watching.logits import add_call, add_logits
 
 _STREAM = NormSpec()
 # On, off, and either of them in evaluation and for shapes that change.
@@ -291,10 +290,16 @@ class _FunctionCalls(TorchFunctionMode):
         tables, mask = self._instruments.tables, self._instruments.switch.mask
         first = self._instruments.layout.attentions[place].first_head
         if name == "sdpa":
-            if (call := queries_and_keys(args, kwargs)) is not None:
-                add_call(tables, place, call, mask, first)
-        elif (logits := softmax_logits(args, kwargs, None)) is not None:
-            add_logits(tables, place, logits, mask, first)
+            call = queries_and_keys(args, kwargs)
+            if call is not None and call.query.numel():
+                add_call(tables, place, call, select(call, _of_rows(mask, call.query)), first)
+        elif (logits := softmax_logits(args, kwargs, None)) is not None and logits.numel():
+            add_logits(tables, place, logits, _of_rows(mask, logits), first)
+
+
+def _of_rows(mask: Tensor | None, scores: Tensor) -> Tensor | None:
+    """The token mask if it tells the query rows of (B, H, T, ...), else None."""
+    return mask if mask is not None and mask.shape == (scores.shape[0], scores.shape[2]) else None
 
 
 def _stream(output: object) -> tuple[int | None, Tensor | None]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import FunctionCall
+from normkit.measurement.attention import head_tables
 from normkit.measurement.blocks import BlockCall
 from normkit.measurement.row_counters import gradient_table, row_tables
 from normkit.measurement.structure import Structure
 from normkit.measurement.tables import Table
-from normkit.watching.logits import head_tables
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

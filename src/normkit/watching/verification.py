@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normkit import specs
+from normkit.measurement.attention import HEAD_PEAKS, HEAD_SUMS
 from normkit.measurement.row_counters import (
     GRADIENT_SUMS,
     RowCounter,
@@ -19,7 +20,6 @@ from normkit.measurement.row_counters import (
     row_tables,
 )
 from normkit.measurement.tables import Table, Tables
-from normkit.watching.logits import HEAD_PEAKS, HEAD_SUMS
 from normkit.watching.parameters import PARAMETER_SUMS
 from normkit.watching.ranks import Ranks
 
