@@ -81,7 +81,7 @@ def test_skipped_steps_of_a_loss_scaler_are_a_note():
 
 
 def late(rise=2.0, slow=0.25, loss=1.0, steps=160):
-    """A schedule's end: the last eighth has this gradient norm, this pace and this loss, relative to before."""
+    """A schedule's end: the last eighth has this gradient norm, these updates and this loss, relative to before."""
     start = steps - steps // 8
     norms = [rise if step >= start else 1.0 for step in range(steps)]
     losses = [loss if step >= start else 1.0 for step in range(steps)]
@@ -137,21 +137,21 @@ def test_thirty_times_the_learning_rate():
     assert "times the limit of" in outcome.measured
 
 
-def with_pace(*ratios):
+def with_ratios(*ratios):
     return facts(training(series("update ratio", ratios, "a", every=5), parameters=(parameter("a"),)))
 
 
 def test_how_bad_an_update_is():
-    assert large_updates.check(with_pace(*[0.01] * 9)) is None
-    assert large_updates.check(with_pace(*[0.01] * 9, 0.06)) is None
-    often = large_updates.check(with_pace(*[0.01] * 9, *[0.05] * 3, 0.06))
+    assert large_updates.check(with_ratios(*[0.01] * 9)) is None
+    assert large_updates.check(with_ratios(*[0.01] * 9, 0.06)) is None
+    often = large_updates.check(with_ratios(*[0.01] * 9, *[0.05] * 3, 0.06))
     assert (often.severity, often.sites) == ("warning", ("a",))
     assert often.measured == "step 60 changed the median weight by 6 %, 1.3 times the limit of 4.5 %"
     assert often.evidence[0] == "step 60 changed the median weight by 6 %, a by 6 %"
     assert often.evidence[1] == "4 of 13 measured steps past a limit, the first of them step 45"
-    assert large_updates.check(with_pace(0.17, *[0.01] * 9)).severity == "warning"
-    assert large_updates.check(with_pace(*[0.01] * 9, 0.6)).severity == "error"
-    assert large_updates.check(with_pace(*[0.01] * 4, *[0.06] * 6)).severity == "error"
+    assert large_updates.check(with_ratios(0.17, *[0.01] * 9)).severity == "warning"
+    assert large_updates.check(with_ratios(*[0.01] * 9, 0.6)).severity == "error"
+    assert large_updates.check(with_ratios(*[0.01] * 4, *[0.06] * 6)).severity == "error"
 
 
 def test_updates_that_were_not_measured_are_not_checked():

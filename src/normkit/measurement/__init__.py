@@ -16,5 +16,6 @@ weights.py         gains and biases: their spread, their outliers, outliers that
 gain_gradients.py  errors of the gradients of gains
 intent.py          what the stock class of the model's config computes at each norm
 baseline.py        what a model is declared to be, read and written
-history.py, pace.py  series of a run: what is unusual in them, and how fast parameters move
+history.py         series of a run: what is unusual in them
+update_sizes.py    series of a run: the size of updates beside the parameters
 """

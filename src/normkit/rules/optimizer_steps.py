@@ -6,18 +6,18 @@ import math
 from statistics import median
 
 from normkit.measurement.history import LIMIT, STAYS, Jump, jumps, movers
-from normkit.measurement.pace import (
-    FAR_AT_FIRST,
-    FAR_TOO_FAST,
-    FASTEST_LIMIT,
-    GAIN_LIMIT,
-    LASTING,
-    OPENING,
-    TYPICAL_LIMIT,
-    paces,
-    too_fast,
-)
 from normkit.measurement.training import Quantity, Training
+from normkit.measurement.update_sizes import (
+    FAR_IN_FIRST_STEPS,
+    FAR_TOO_LARGE,
+    FIRST_STEPS,
+    GAIN_LIMIT,
+    MANY_STEPS,
+    MEDIAN_LIMIT,
+    WEIGHT_LIMIT,
+    too_large,
+    update_sizes,
+)
 from normkit.rules.facts import Facts
 from normkit.rules.rule import (
     CAUSES,
@@ -139,16 +139,16 @@ def rising_gradient(_facts: Facts, training: Training) -> Outcome:
         return []
 
     norms, losses = eighths("gradient norm"), eighths("loss")
-    speeds = [pace.typical for pace in paces(training) if not math.isnan(pace.typical)]
-    if not norms or not losses or len(speeds) < 8:
+    sizes = [update.median_weight for update in update_sizes(training) if not math.isnan(update.median_weight)]
+    if not norms or not losses or len(sizes) < 8:
         return NotChecked(f"a run of fewer than {_LONG_RUN} steps, or updates measured too seldom")
     rise = norms[-1] / min(norms[4:])
-    if rise < _RISES or not 0 < speeds[-1] <= _FALLS * max(speeds) or losses[-1] > 1.02 * min(losses):
+    if rise < _RISES or not 0 < sizes[-1] <= _FALLS * max(sizes) or losses[-1] > 1.02 * min(losses):
         return None
     return Hit(
         severity="note",
         sites=(),
-        measured=f"the gradient norm rose {rise:.3g} times, the updates shrank {max(speeds) / speeds[-1]:.3g} times",
+        measured=f"the gradient norm rose {rise:.3g} times, the updates shrank {max(sizes) / sizes[-1]:.3g} times",
         evidence=(
             f"median gradient norm of the last eighth of the run: {norms[-1]:.3g}, lowest before: {min(norms[4:]):.3g}",
             f"median loss of the last eighth: {losses[-1]:.3g}, lowest of any eighth: {min(losses):.3g}",
@@ -206,10 +206,11 @@ def dominant_optimizer_eps(_facts: Facts, training: Training) -> Outcome:
     title="Updates are too large beside the weights",
     severity="error",
     threshold=(
-        f"rms of one step's change over the parameter's own above {percent(TYPICAL_LIMIT)} for the median weight, "
-        f"{percent(FASTEST_LIMIT)} for one weight or {percent(GAIN_LIMIT)} for one gain, in {LASTING} "
-        f"steps or by {FAR_TOO_FAST:g} times (warning); by {FAR_TOO_FAST:g} times behind the first {OPENING} steps "
-        f"or in {LASTING} of them, by {FAR_AT_FIRST:g} times, or most of the measured steps (error)"
+        f"rms of one step's change over the parameter's own above {percent(MEDIAN_LIMIT)} for the median weight, "
+        f"{percent(WEIGHT_LIMIT)} for one weight or {percent(GAIN_LIMIT)} for one gain, in {MANY_STEPS} "
+        f"steps or by {FAR_TOO_LARGE:g} times (warning); by {FAR_TOO_LARGE:g} times after the first "
+        f"{FIRST_STEPS} steps or in {MANY_STEPS} of them, by {FAR_IN_FIRST_STEPS:g} times, or most of the measured "
+        "steps (error)"
     ),
     source=(
         "measured on the demo models: at most 2.5 %, 5.9 % and 0.3 % with their recipe, 5 to 10 %, 21 % and 19 to "
@@ -230,27 +231,29 @@ def dominant_optimizer_eps(_facts: Facts, training: Training) -> Outcome:
 )
 @of_a_run()
 def large_updates(_facts: Facts, training: Training) -> Outcome:
-    """The fastest step, and where."""
-    seen = paces(training)
+    """The largest step, and where."""
+    seen = update_sizes(training)
     if not seen:
         return NotChecked("no optimizer step was measured")
-    fast = too_fast(training)
-    if not fast:
+    large = too_large(training)
+    if not large:
         return None
-    worst = max(fast, key=lambda pace: pace.excess)
-    far = [pace for pace in fast if pace.excess > FAR_TOO_FAST]
-    is_far = len(far) >= LASTING or any(pace.step >= OPENING or pace.excess > FAR_AT_FIRST for pace in far)
+    worst = max(large, key=lambda update: update.excess)
+    far = [update for update in large if update.excess > FAR_TOO_LARGE]
+    is_far = len(far) >= MANY_STEPS or any(
+        update.step >= FIRST_STEPS or update.excess > FAR_IN_FIRST_STEPS for update in far
+    )
     # The quantity that is furthest past its limit, and that limit.
     place, ratio, limit = max(worst.ratios, key=lambda each: each[1] / each[2])
     past = f"{place} by {percent(ratio)}, {ratio / limit:.2g} times the limit of {percent(limit)}"
     return Hit(
-        severity="error" if is_far or _OFTEN <= len(fast) > len(seen) / 2 else "warning",
-        sites=tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess)))[:6],
+        severity="error" if is_far or _OFTEN <= len(large) > len(seen) / 2 else "warning",
+        sites=tuple(dict.fromkeys(update.place for update in sorted(large, key=lambda update: -update.excess)))[:6],
         measured=f"step {worst.step} changed {past}",
         evidence=(
             f"step {worst.step} changed {worst}",
-            f"{len(fast):,} of {counted(len(seen), 'measured step')} past a limit, "
-            f"the first of them step {fast[0].step}",
+            f"{len(large):,} of {counted(len(seen), 'measured step')} past a limit, "
+            f"the first of them step {large[0].step}",
         ),
     )
 

@@ -9,8 +9,8 @@ from statistics import median
 
 from normkit.measurement.facts import Attention, Block, Site
 from normkit.measurement.history import FEWEST, WINDOW, jumps
-from normkit.measurement.pace import paces, too_fast
 from normkit.measurement.training import CUT, Answer, Origin, Series, Training, Verdict
+from normkit.measurement.update_sizes import too_large, update_sizes
 from normkit.rules.data import described
 from normkit.rules.depth import start_of
 from normkit.rules.finding import Finding
@@ -120,19 +120,19 @@ def _is_of_norms(finding: Finding, sites: Sequence[Site]) -> bool:
 
 
 def _rate(attentions: Sequence[Attention], began: Origin | None, training: Training) -> Reply:
-    seen, fast = paces(training), too_fast(training)
+    seen, large = update_sizes(training), too_large(training)
     if began is not None and began.kind == "learning rate":
         return "yes", f"In step {began.step} {began.detail}.", ()
     if not seen:
         return "unknown", "No optimizer step was measured: give the optimizer to watch.", ()
-    worst = max(seen, key=lambda pace: pace.excess)
+    worst = max(seen, key=lambda update: update.excess)
     largest = max((each.bound for each in attentions if math.isfinite(each.bound)), default=math.nan)
     logits = f" Attention logits may reach {largest:.3g}." if largest > EXPLODED_LOGITS else ""
     steps = counted(len(seen), "measured step")
-    if not fast:
+    if not large:
         return "no", f"The largest of {steps} changed {worst}: {percent(worst.excess)} of the limit.{logits}", ()
-    passed = f"{worst.excess:.2g} times the limit, which {len(fast)} of {steps} passed"
-    places = tuple(dict.fromkeys(pace.place for pace in sorted(fast, key=lambda pace: -pace.excess)))
+    passed = f"{worst.excess:.2g} times the limit, which {len(large)} of {steps} passed"
+    places = tuple(dict.fromkeys(update.place for update in sorted(large, key=lambda update: -update.excess)))
     return "yes", f"Step {worst.step} changed {worst}: {passed}.{logits}", places
 
 
@@ -262,9 +262,9 @@ def _remedy(finding: Finding) -> str:
 
 def _slower(training: Training) -> str:
     """The factor that brings every measured step below its limit, rounded up to one digit; or a warm-up."""
-    fast = too_fast(training)
-    worst = max(fast, key=lambda pace: pace.excess)
-    if [pace.step for pace in fast] == [0] and training.steps > 1:
+    large = too_large(training)
+    worst = max(large, key=lambda update: update.excess)
+    if [update.step for update in large] == [0] and training.steps > 1:
         return f"warm the learning rate up: step 0 alone was {worst.excess:.2g} times past the limit"
     digit = 10.0 ** math.floor(math.log10(worst.excess))
     factor = max(2.0, math.ceil(worst.excess / digit) * digit)

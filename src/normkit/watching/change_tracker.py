@@ -10,9 +10,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from normkit.measurement.pace import FASTEST_LIMIT, FROM_NOTHING, GAIN_LIMIT, TYPICAL_LIMIT
 from normkit.measurement.row_counters import ROW_PEAKS, ROW_SUMS
 from normkit.measurement.training import Change, Setting, Stop
+from normkit.measurement.update_sizes import FROM_NOTHING, GAIN_LIMIT, MEDIAN_LIMIT, WEIGHT_LIMIT
 from normkit.watching.parameters import MOVES
 from normkit.watching.step_recorder import StepRecorder
 
@@ -131,7 +131,7 @@ class ChangeTracker:
         if weights:
             yield "", typical
         # A median has no place, so the fastest weight is named with it.
-        for found, limit in ((weights, FASTEST_LIMIT if typical <= TYPICAL_LIMIT else 0.0), (gains, GAIN_LIMIT)):
+        for found, limit in ((weights, WEIGHT_LIMIT if typical <= MEDIAN_LIMIT else 0.0), (gains, GAIN_LIMIT)):
             yield from ((path, ratio) for ratio, path in found[:_MOST_A_STEP] if ratio > limit)
 
     def add_report(self, step: int, recorder: StepRecorder, rows: Tensor, peaks: Tensor) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from normkit.measurement.history import STAYS, Jump, jumps, movers
-from normkit.measurement.pace import FAR_TOO_FAST, Pace, paces, too_fast
 from normkit.measurement.training import Origin, OriginKind, Quantity, Series, Training
+from normkit.measurement.update_sizes import FAR_TOO_LARGE, UpdateSize, too_large, update_sizes
 from normkit.rules.data import grave
 from normkit.rules.interventions import in_words
 
@@ -70,8 +70,8 @@ def _moved(training: Training) -> tuple[Origin | None, float]:
     spikes = [jump for series in (*training.of("loss"), *training.of("gradient norm")) for jump in jumps(series)]
     most = max((jump.weight for jump in spikes), default=0.0)
     spike = min((jump for jump in spikes if jump.weight >= _AS_MUCH * most), key=lambda jump: jump.step, default=None)
-    far = max(_worst_stretch(training), key=lambda pace: pace.excess, default=None)
-    is_far = far is not None and far.excess > FAR_TOO_FAST
+    far = max(_worst_stretch(training), key=lambda update: update.excess, default=None)
+    is_far = far is not None and far.excess > FAR_TOO_LARGE
     # Steps that are far too large count for more than a loss that comes back by itself.
     if spike is None or (is_far and not any(jump.length >= STAYS for jump in spikes if jump.series.quantity == "loss")):
         return slow, far.step if far is not None and is_far else math.inf
@@ -127,8 +127,8 @@ def _of_jump(jump: Jump) -> Origin:
 def _first_excess(training: Training) -> Origin | None:
     """The first update that was too large or attention that exploded, measured by a limit and not by the past."""
     found = [
-        Origin(kind="update", step=pace.step, path=pace.place, detail=f"one step changed {pace}")
-        for pace in _worst_stretch(training)[:1]
+        Origin(kind="update", step=update.step, path=update.place, detail=f"one step changed {update}")
+        for update in _worst_stretch(training)[:1]
     ]
     for series in training.of("logit bound"):
         first = next((pair for pair in pairs(series) if EXPLODED_LOGITS < pair[1] < math.inf), None)
@@ -138,16 +138,16 @@ def _first_excess(training: Training) -> Origin | None:
     return min(found, key=lambda each: each.step, default=None)
 
 
-def _worst_stretch(training: Training) -> list[Pace]:
+def _worst_stretch(training: Training) -> list[UpdateSize]:
     """Among the stretches of consecutive steps that were too large, the one with the largest step."""
-    stretches: list[list[Pace]] = [[]]
-    fast = set(too_fast(training))
-    for pace in paces(training):
-        if pace in fast:
-            stretches[-1].append(pace)
+    stretches: list[list[UpdateSize]] = [[]]
+    large = set(too_large(training))
+    for update in update_sizes(training):
+        if update in large:
+            stretches[-1].append(update)
         elif stretches[-1]:
             stretches.append([])
-    return max(stretches, key=lambda stretch: max((pace.excess for pace in stretch), default=0.0))
+    return max(stretches, key=lambda stretch: max((update.excess for update in stretch), default=0.0))
 
 
 def _first_not_finite(training: Training) -> Origin | None:
