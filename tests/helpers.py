@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mpmath
 import pytest
@@ -18,10 +18,19 @@ from torch import Tensor
 from normkit import NormSpec, reference, specs
 from normkit.conventions.rows import CHANNELS_LAST
 
+if TYPE_CHECKING:
+    from normkit.inspection.result import Inspection
+    from normkit.rules.finding import Finding
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "normkit"
 
 PRESETS: dict[str, NormSpec] = {name: value for name, value in vars(specs).items() if isinstance(value, NormSpec)}
+
+
+def finding_of(inspection: Inspection, rule: str) -> Finding | None:
+    """The finding of a rule, or None."""
+    return next((found for found in inspection.findings if found.rule == rule), None)
 
 
 def assert_close(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from faulty_norms import CancellingVariance, NegativeVariance, NoEps, RsqrtSlip, UnbiasedVariance, WrongPower
+from helpers import finding_of
 from normkit.rules.arithmetic import wrong_divisor
 
 GPT2 = "transformer.h.1.ln_2"
@@ -47,10 +48,6 @@ def plain(models, norm=nn.LayerNorm, added=0.0, zeros=False):
     if zeros:
         model.embedding.weight.data[5:30] = 0.0
     return model
-
-
-def of(inspection, rule):
-    return next((found for found in inspection.findings if found.rule == rule), None)
 
 
 @pytest.mark.slow
@@ -94,7 +91,7 @@ def test_one_norm_of_another_kind(models, inspected, finding, status, rule, norm
 )
 def test_all_norms_of_a_model_without_a_config(models, inspected, rule, norm, options, severity, words):
     inspection = inspected(plain(models, norm, **options))
-    found = of(inspection, rule)
+    found = finding_of(inspection, rule)
     assert (None if found is None else found.severity) == severity
     assert found is None or words in found.evidence[0]
     assert found is None or "A9" in rule or len(found.sites) == 7
@@ -127,15 +124,15 @@ def test_a_module_that_is_no_norm_has_no_power(models, inspected, status):
 
 @pytest.mark.slow
 def test_a_mean_counts_sooner_in_16_bits(models, inspected):
-    assert of(inspected(plain(models, added=15.0).bfloat16()), "A9").severity == "warning"
+    assert finding_of(inspected(plain(models, added=15.0).bfloat16()), "A9").severity == "warning"
 
 
 @pytest.mark.slow
 def test_no_eps_where_the_config_has_one_is_a_warning(models, inspected):
     model = models.tiny("Llama", layers=2)
     model.model.norm = NoEps(64)
-    assert of(inspected(model), "A10").severity == "warning"
+    assert finding_of(inspected(model), "A10").severity == "warning"
 
 
 def test_a_function_counts_by_its_eps(models, inspected):
-    assert "blocks.0.norm_1:rms_norm" in of(inspected(models.plain(Bare)), "A10").sites
+    assert "blocks.0.norm_1:rms_norm" in finding_of(inspected(models.plain(Bare)), "A10").sites

@@ -10,7 +10,8 @@ from torch import nn
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from faulty_norms import OverTime, OverTimeAndFeatures
+from faulty_norms import OverAxes
+from helpers import finding_of
 from normkit.conventions.rows import CHANNELS_LAST
 from normkit.identification.passport import Passport
 from normkit.inspection.build_inspection import infer
@@ -20,27 +21,26 @@ from normkit.rules.axes import mixed_heads, wrong_axis
 WIDTH = 64
 
 
-class WithoutGain(OverTime):
-    """With one along the features it would be a norm over a whole sample, in groups of one channel."""
+class WithoutGain(OverAxes):
+    """Over time. With a gain along the features it would be a norm over a whole sample, in groups of one channel."""
+
+    def __init__(self, _width):
+        super().__init__(1)
 
     def affine(self, row, _x):
         return row
-
-
-def of(inspection, rule):
-    return next((found for found in inspection.findings if found.rule == rule), None)
 
 
 # C1.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("norm", "axes"), [(WithoutGain, "axis 1"), (OverTimeAndFeatures, "the last 2 axes")])
+@pytest.mark.parametrize(("norm", "axes"), [(WithoutGain, "axis 1"), (lambda _: OverAxes(1, 2), "the last 2 axes")])
 def test_a_norm_over_tokens_among_norms_over_features(models, inspected, norm, axes):
     model = models.plain()
-    assert of(inspected(model), "C1") is None
+    assert finding_of(inspected(model), "C1") is None
     model.blocks[1].norm_2 = norm(WIDTH)
-    found = of(inspected(model), "C1")
+    found = finding_of(inspected(model), "C1")
     assert (found.severity, found.sites) == ("error", ("blocks.1.norm_2",))
     assert found.evidence[0].startswith(f"blocks.1.norm_2: a row is {axes}; that of 6 other norms is the last axis")
 
@@ -53,16 +53,16 @@ def test_groups_of_features_against_the_config(models, inspected):
 
     model = models.tiny("Llama")
     model.model.layers[1].input_layernorm = Groups()
-    found = of(inspected(model), "C1")
+    found = finding_of(inspected(model), "C1")
     assert found.sites == ("model.layers.1.input_layernorm",)
     assert found.evidence[0].endswith("a row is the last axis, in 2 groups, declared is the last axis")
 
 
 @pytest.mark.slow
 def test_other_axes_than_those_of_the_baseline(models, inspected):
-    model = models.plain(OverTime)
-    assert of(inspected(model, intent=infer(inspected(model))), "C1") is None
-    assert len(of(inspected(model, intent=infer(inspected(models.plain()))), "C1").sites) == 7
+    model = models.plain(WithoutGain)
+    assert finding_of(inspected(model, intent=infer(inspected(model))), "C1") is None
+    assert len(finding_of(inspected(model, intent=infer(inspected(models.plain()))), "C1").sites) == 7
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_heads_mixed_where_the_config_takes_them_one_by_one(models, inspected):
 def test_heads_taken_one_by_one_where_the_config_mixes_them(models, inspected):
     model = models.tiny("Olmo2")
     model.model.layers[1].self_attn = HeadByHead(model.config, 1).eval()
-    found = of(inspected(model), "C2")
+    found = finding_of(inspected(model), "C2")
     assert found.severity == "error"
     assert found.sites == ("model.layers.1.self_attn.q_norm", "model.layers.1.self_attn.k_norm")
     assert "a row holds 16 features, declared are 64, 4 times that" in found.evidence[0]

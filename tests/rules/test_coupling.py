@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import normkit as nk
-from faulty_norms import OverTime, OverTimeAndFeatures
+from faulty_norms import OverAxes
+from helpers import finding_of
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.rules.coupling import small_batches
@@ -20,7 +21,7 @@ from watched_runs import training
 WIDTH = 64
 
 
-class SoFar(OverTime):
+class SoFar(nn.Module):
     """Statistics over this token and those before it."""
 
     def forward(self, x):
@@ -28,11 +29,8 @@ class SoFar(OverTime):
         return x / (x.square().mean(-1, keepdim=True).cumsum(1) / counts + 1e-5).sqrt()
 
 
-class OverBatch(OverTime):
-    """Statistics over samples, in evaluation too."""
-
-    def forward(self, x):
-        return x / (x.square().mean((0, 2), keepdim=True) + 1e-5).sqrt()
+def over_time(_width):
+    return OverAxes(1)
 
 
 class BatchNorm(nn.Module):
@@ -63,31 +61,27 @@ class Encoder(nn.Module):
         return x
 
 
-def of(inspection, rule):
-    return next((found for found in inspection.findings if found.rule == rule), None)
-
-
 # C4.
 
 
-@pytest.mark.parametrize("norm", [OverTime, OverTimeAndFeatures])
+@pytest.mark.parametrize("norm", [over_time, lambda _: OverAxes(1, 2)])
 def test_statistics_over_time_leak_the_future(models, inspected, norm):
     model = models.plain()
     model.blocks[1].norm_2 = norm(WIDTH)
-    found = of(inspected(model), "C4")
+    found = finding_of(inspected(model), "C4")
     assert (found.severity, found.sites) == ("error", ("blocks.1.norm_2",))
     assert "in evaluation mode" in found.evidence[0]
 
 
 def test_every_leaking_norm_is_named_once(models, inspected, finding):
-    found = finding(inspected(models.plain(OverTime)), "C4")
+    found = finding(inspected(models.plain(over_time)), "C4")
     assert len(found.sites) == 7
     assert found.measured == "7 norms that let later tokens affect earlier ones"
 
 
 def test_the_past_and_a_model_that_looks_both_ways_leak_no_future(models, inspected):
-    assert of(inspected(models.plain(SoFar)), "C4") is None
-    assert of(inspected(Encoder(OverTime).eval()), "C4") is None
+    assert finding_of(inspected(models.plain(lambda _: SoFar())), "C4") is None
+    assert finding_of(inspected(Encoder(over_time).eval()), "C4") is None
 
 
 def test_without_token_ids_leaks_are_not_checked():
@@ -103,8 +97,8 @@ def test_without_token_ids_leaks_are_not_checked():
 @pytest.mark.slow
 def test_samples_that_are_coupled(models, inspected, finding):
     model = models.plain()
-    assert of(inspected(model), "C5") is None
-    model.blocks[2].norm_1 = OverBatch(WIDTH)
+    assert finding_of(inspected(model), "C5") is None
+    model.blocks[2].norm_1 = OverAxes(0, 2)
     found = finding(inspected(model), "C5")
     assert (found.severity, found.sites) == ("error", ("blocks.2.norm_1",))
     assert found.measured == "1 norm that couples the samples of a batch"
@@ -137,7 +131,7 @@ def padded(model):
 def test_padding_that_enters_statistics(finding, status):
     assert status(padded(Encoder().eval()), "C6") == "clean"
     model = Encoder().eval()
-    model.norms[1] = OverTime(WIDTH)
+    model.norms[1] = OverAxes(1)
     found = finding(padded(model), "C6")
     assert (found.severity, found.sites) == ("error", ("norms.1",))
 
@@ -145,7 +139,7 @@ def test_padding_that_enters_statistics(finding, status):
 @pytest.mark.slow
 @pytest.mark.parametrize(("is_padded", "severity"), [(True, "warning"), (False, "note")])
 def test_padding_that_enters_a_batch_norm_in_training(inspected, is_padded, severity):
-    found = of((padded if is_padded else inspected)(Encoder(BatchNorm).eval()), "C6")
+    found = finding_of((padded if is_padded else inspected)(Encoder(BatchNorm).eval()), "C6")
     assert found.severity == severity
     assert "in training mode" in found.measured
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from faulty_norms import EpsAsClamp, EpsOfTheDtype, EpsOutside, EpsThatUnderflows, NoEps, Rescaled
+from helpers import finding_of
 from normkit import specs
 from normkit.inspection.build_inspection import infer
 from normkit.rules.epsilon import misplaced_eps, wrong_eps
@@ -49,10 +50,6 @@ def set_eps(model, **eps):
     return model
 
 
-def of(inspection, rule):
-    return next((found for found in inspection.findings if found.rule == rule), None)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "norm", "dtype", "severity", "words"),
@@ -86,7 +83,7 @@ def test_one_norm_of_another_kind(models, inspected, finding, status, rule, norm
     ],
 )
 def test_all_norms_of_a_model_without_a_config(models, inspected, rule, norm, severity, words):
-    found = of(inspected(models.plain(norm)), rule)
+    found = finding_of(inspected(models.plain(norm)), rule)
     if severity is None:
         assert found is None
     else:
@@ -96,7 +93,7 @@ def test_all_norms_of_a_model_without_a_config(models, inspected, rule, norm, se
 
 @pytest.mark.slow
 def test_a_lower_bound_that_rows_feel_is_a_warning_without_a_config(models, inspected):
-    found = of(inspected(models.plain(lambda width: EpsAsClamp(width, eps=0.05), scale=0.04)), "A3")
+    found = finding_of(inspected(models.plain(lambda width: EpsAsClamp(width, eps=0.05), scale=0.04)), "A3")
     assert found.severity == "warning"
     assert "of the rows are below it" in " ".join(found.evidence)
 
@@ -109,12 +106,12 @@ def test_torchs_default_eps_that_the_config_has_is_clean(models, inspected, stat
 @pytest.mark.slow
 def test_an_eps_lost_in_float16(models, inspected, status):
     small = llama(models, EpsThatUnderflows(64, eps=1e-8), rms_norm_eps=1e-8)
-    wide, half = of(inspected(small), "A7"), of(inspected(small.half()), "A7")
+    wide, half = finding_of(inspected(small), "A7"), finding_of(inspected(small.half()), "A7")
     assert (wide.severity, wide.sites, half.severity) == ("note", (PATH,), "error")
     assert "eps 1e-08 is added in the input's dtype" in half.evidence[0]
     assert status(inspected(llama(models, rms_norm_eps=1e-8).half()), "A7") == "clean"
     large = llama(models, EpsThatUnderflows(64, eps=1e-5), rms_norm_eps=1e-5).half()
-    assert of(inspected(large), "A7") is None
+    assert finding_of(inspected(large), "A7") is None
 
 
 # A1.

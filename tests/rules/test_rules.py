@@ -11,7 +11,8 @@ from torch import nn
 
 from normkit import rules
 from normkit.rules import RULES, check
-from normkit.rules.rule import NO_RUN, Hit, NotChecked
+from normkit.rules.rule import NO_RUN, Case, Hit, NotChecked, evidence_lines, worst
+from normkit.rules.rule import hit as cases_hit
 from watched_runs import block
 
 # Facts of which a rule finds all that it may look at.
@@ -147,3 +148,27 @@ def test_what_does_not_depend_on_the_text_stays_as_bad_on_few_tokens(models, fac
     given = facts_of(inspected(model), model)
     findings, _ = check(replace(given, model=replace(given.model, distinct=1)))
     assert next(each for each in findings if each.rule == "E3").severity == "error"
+
+
+def test_the_worst_severity_and_many_lines():
+    assert worst(["note", "error", "warning"]) == "error"
+    assert worst(["note", "warning"]) == "warning"
+    lines = [str(number) for number in range(9)]
+    assert evidence_lines(lines[:6]) == tuple(lines[:6])
+    assert evidence_lines(lines) == (*lines[:6], "and 3 more norms")
+    assert evidence_lines(lines[:7])[-1] == "and 1 more norm"
+    assert evidence_lines(lines, "block")[-1] == "and 3 more blocks"
+
+
+def test_sites_keep_their_order_and_lines_come_by_effect():
+    cases = [
+        Case("a", "note", "little", 0.1),
+        Case("b", "warning", "much", 0.9),
+        Case("a", "note", "more", 0.5, name="c"),
+    ]
+    found = cases_hit(cases, "three")
+    assert (found.severity, found.sites, found.measured) == ("warning", ("a", "b"), "three")
+    assert found.evidence == ("b: much", "c: more", "a: little")
+    assert cases_hit([], "none") is None
+    found = cases_hit([Case(str(index), "note", "x") for index in range(9)], "many", "parameter")
+    assert found.evidence[-1] == "and 3 more parameters"

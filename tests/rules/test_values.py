@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from helpers import finding_of
 from normkit.inspection.build_inspection import infer
 from normkit.measurement.intent import Intent
 from normkit.rules.rule import NotChecked
@@ -128,10 +129,6 @@ def declared(model, inspected):
     return infer(inspected(model), source="intent.json")
 
 
-def of(inspection):
-    return next((found for found in inspection.findings if found.rule == "B14"), None)
-
-
 def weight(model, path):
     return model.get_submodule(path).weight.data
 
@@ -170,7 +167,7 @@ def another(model):
 )
 def test_a_parameter_that_was_changed_is_named_with_what_happened(model, inspected, declared, change, words):
     change(model)
-    found = of(inspected(model, intent=declared))
+    found = finding_of(inspected(model, intent=declared), "B14")
     sites = (EARLIER, LATER) if change is swapped else (LATER,)
     assert (found.severity, found.sites) == ("warning" if change is another else "error", sites)
     assert found.measured.endswith("of norms with other values than intent.json")
@@ -188,19 +185,19 @@ def test_an_output_that_is_multiplied_is_another_rules(model, inspected, declare
     assert status(inspected(model, intent=declared), "B14") == "clean"
     model.get_submodule(LATER).__class__ = OnePerCentMore
     found = inspected(model, intent=declared)
-    assert of(found) is None
+    assert finding_of(found, "B14") is None
     assert [(each.rule, each.sites) for each in found.findings if each.severity != "note"] == [("E5", (LATER,))]
 
 
 @pytest.mark.slow
 def test_a_later_checkpoint_is_a_note_and_rounding_no_change(model, inspected, declared):
-    assert of(inspected(copy.deepcopy(model).bfloat16(), intent=declared)) is None
+    assert finding_of(inspected(copy.deepcopy(model).bfloat16(), intent=declared), "B14") is None
     torch.manual_seed(1)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.weight.data += 0.01 * torch.randn(64)
             module.bias.data += 0.01 * torch.randn(64)
-    found = of(inspected(model, intent=declared))
+    found = finding_of(inspected(model, intent=declared), "B14")
     assert found.severity == "note"
     assert found.measured == "14 of 14 parameters of norms have moved, as in a later checkpoint"
 
@@ -222,9 +219,9 @@ def test_without_a_reference_a_gain_that_two_norms_have_is_named(model, inspecte
 def test_gains_that_are_one_parameter_are_another_rules(models, inspected):
     plain = models.train(models.plain())
     plain.blocks[1].norm_2.weight = plain.blocks[1].norm_1.weight
-    assert of(inspected(plain)) is None
+    assert finding_of(inspected(plain), "B14") is None
     # Fresh gains are all alike.
-    assert of(inspected(models.plain())) is None
+    assert finding_of(inspected(models.plain()), "B14") is None
 
 
 @pytest.mark.parametrize(
@@ -238,6 +235,6 @@ def test_a_gain_unlike_all_others_is_a_warning(models, inspected, change, words)
     model = models.train(models.tiny("Llama", layers=2))
     norm = model.model.layers[1].input_layernorm
     norm.weight.data = change(norm.weight.data)
-    found = of(inspected(model))
+    found = finding_of(inspected(model), "B14")
     assert (found.severity, found.sites) == ("warning", ("model.layers.1.input_layernorm",))
     assert words in found.evidence[0]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from helpers import finding_of
 from normkit.inspection.build_inspection import infer
 from normkit.measurement.intent import Intent
 from normkit.measurement.sharing import find_shared
@@ -43,10 +44,6 @@ def placed(models, post):
     model = models.plain()
     model.blocks = nn.ModuleList(Sublayers(post) for _ in range(3))
     return model
-
-
-def of(inspection, rule):
-    return next((found for found in inspection.findings if found.rule == rule), None)
 
 
 # D2.
@@ -162,7 +159,7 @@ def test_a_norm_of_normalized_rows_in_a_block(models, inspected, finding, status
 def test_norms_that_follow_norms_elsewhere(models, inspected, status):
     model = models.plain()
     model.embedding = nn.Sequential(model.embedding, nn.LayerNorm(WIDTH))
-    found = of(inspected(model), "D5")
+    found = finding_of(inspected(model), "D5")
     assert (found.severity, found.sites) == ("note", ("blocks.0.norm_1",))
     assert status(inspected(models.tiny("Bloom")), "D5") == "clean"
     # The first leaves the mean in, the second takes it out.
@@ -202,7 +199,7 @@ class InPlace(nn.LayerNorm):
 )
 def test_a_norm_that_overwrites_its_input(models, inspected, dtype, always, severity):
     model = models.train(models.plain()).to(dtype)
-    assert of(inspected(model), "D6") is None
+    assert finding_of(inspected(model), "D6") is None
     trained, model.blocks[1].norm_1 = model.blocks[1].norm_1, InPlace(WIDTH, always).to(dtype)
     model.blocks[1].norm_1.load_state_dict(trained.state_dict())
     found = inspected(model).findings[0]
@@ -239,7 +236,7 @@ class Drawn(nn.Module):
 def test_a_norm_that_keeps_something_between_calls(models, inspected):
     model = models.plain()
     model.blocks[1].norm_1 = Unsteady(WIDTH, 0.1)
-    found = of(inspected(model), "D6")
+    found = finding_of(inspected(model), "D6")
     assert (found.severity, found.sites) == ("error", ("blocks.1.norm_1",))
     assert "the same input gives different outputs" in found.evidence[0]
 
@@ -253,4 +250,4 @@ def test_a_norm_that_keeps_something_between_calls(models, inspected):
 def test_a_steady_norm_and_modules_that_are_none_are_left_alone(models, inspected, path, module):
     model = models.plain()
     setattr(model.blocks[1], path, module)
-    assert of(inspected(model), "D6") is None
+    assert finding_of(inspected(model), "D6") is None
