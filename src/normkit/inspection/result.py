@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normkit.files import write_text
 from normkit.measurement.facts import Attention, Block, ModelFacts, Site
 from normkit.measurement.quantities import Foldedness, KeySelection, Walk
 from normkit.measurement.training import Training
@@ -67,10 +68,14 @@ class Inspection:
         return {"schema_version": SCHEMA_VERSION, **values}
 
     def write_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML file and return its path."""
+        """Write the report as one self-contained HTML file, whole or not at all, and return its path.
+
+        Raises:
+            InputError: If it cannot be written there.
+        """
         from normkit.inspection.report import page
 
-        return page.write(self, Path(path))
+        return write_text(Path(path), page.render(self))
 
     def _repr_html_(self) -> str:
         """The report in an isolated frame, for notebooks."""

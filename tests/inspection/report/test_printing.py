@@ -154,29 +154,24 @@ def test_a_healthy_model(healthy):
     assert shown(summary(healthy)) == HEALTHY
 
 
-def test_what_is_centred_oddly_is_told_at_a_glance(gauged):
-    assert "\ncentred oddly  transformer.ln_f is centred, " in shown(summary(gauged))
-
-
-def test_findings_stand_before_the_table(faulty):
+def test_findings_stand_before_the_table_on_one_screen(faulty):
     lines = shown(summary(faulty))
+    assert len(lines.splitlines()) <= 46
     assert FINDINGS in lines
     assert lines.index("x error") < lines.index("transformer.h.5.ln_2  LayerNorm, eps 1e-5   pre")
     assert "3 of 13 LayerNorm, eps 0.001: y = weight * (x - mean(x)) / sqrt(var(x) + 0.001) + bias\n" in lines
 
 
-def test_a_small_model_fits_one_screen(healthy, faulty):
-    for inspection in (healthy, faulty):
-        lines = shown(summary(inspection)).splitlines()
-        assert len(lines) <= 46
-        assert max(map(len, lines)) <= 100
-
-
 @pytest.mark.slow
-def test_a_long_model_is_folded(long):
+def test_rows_of_a_long_model_are_merged_or_counted_past_a_screen(long):
     lines = shown(summary(long))
     assert LONG in lines
     assert len(lines.splitlines()) <= 25
+    # Without blocks no rows can be merged.
+    lines = shown(summary(dataclasses.replace(long, blocks=())))
+    assert "and 185 rows more\n" in lines
+    assert "transformer.h.7.ln_2 " in lines
+    assert "transformer.h.8.ln_1 " not in lines
 
 
 def watched(inspection, kind):
@@ -202,15 +197,6 @@ def test_runs_without_findings(healthy):
     assert "\n+ Ran to its end, step 436  437 steps seen" in calm
     assert "\n+ no  4. Is the initialisation off?  The first loss, 5.50, is that of chance, 5.55.\n" in calm
     assert len(calm.splitlines()) <= 30
-
-
-@pytest.mark.slow
-def test_rows_past_a_screen_are_counted(long):
-    # Without blocks nothing can be folded.
-    lines = shown(summary(dataclasses.replace(long, blocks=())))
-    assert "and 185 rows more\n" in lines
-    assert "transformer.h.7.ln_2 " in lines
-    assert "transformer.h.8.ln_1 " not in lines
 
 
 def test_a_long_path_keeps_its_end_and_the_table_its_width(faulty):
@@ -244,25 +230,19 @@ def test_a_pattern_chooses_the_norms_of_the_table(healthy):
 
 
 def test_nothing_of_a_model_reaches_the_terminal_as_a_command(hostile):
-    run = imagined_runs.hostile(hostile, hostile.model.name)
-    watched_run = dataclasses.replace(hostile, training=run)
-    for renderable in (
-        summary(hostile),
-        summary(watched_run),
-        walk_table(hostile.walk),
-    ):
+    run = dataclasses.replace(hostile, training=imagined_runs.hostile(hostile, hostile.model.name))
+    for renderable in (summary(hostile), summary(run), walk_table(hostile.walk)):
         lines = shown(renderable)
         assert {c for c in lines if unicodedata.category(c)[0] == "C"} == {"\n"}
         assert "[bold]markup[/bold]" in lines.replace("\n", "")
 
 
-def test_a_terminal_gets_colour_and_the_same_words(faulty):
-    coloured = shown(summary(faulty), force_terminal=True, color_system="standard", _environ={})
+def test_a_terminal_gets_colour_unless_no_color_is_set(faulty):
+    coloured, plain = (
+        shown(summary(faulty), force_terminal=True, color_system="standard", _environ=environment)
+        for environment in ({}, {"NO_COLOR": "1"})
+    )
     assert "\x1b[1;31mx eps is not the config's, and 1 more fault\x1b[0m" in coloured
-
-
-def test_no_color_leaves_no_colour(faulty):
-    plain = shown(summary(faulty), force_terminal=True, color_system="standard", _environ={"NO_COLOR": "1"})
     assert "\x1b[1;31m" not in plain
     assert "\x1b[31m" not in plain
 
@@ -301,21 +281,17 @@ def test_the_verdict_the_facts_the_findings_and_the_table_in_a_fence(faulty):
     assert len(said.splitlines()) < 45
 
 
-def test_a_finding_leads_to_the_page_of_its_rule(faulty):
-    first = dataclasses.replace(faulty.findings[0], page="https://example.org/A1.html")
-    said = markdown(dataclasses.replace(faulty, findings=(first,)), ORIGIN)
-    assert "- error **[A1](https://example.org/A1.html)** eps is not the config's" in said
-
-
 def test_a_long_model_stays_short_and_a_model_without_norms_needs_no_table(long, empty):
     assert len(markdown(long, ORIGIN).splitlines()) < 30
     assert "```" not in markdown(empty, ORIGIN)
 
 
-def test_findings_past_a_few_are_counted(faulty):
-    many = dataclasses.replace(faulty, findings=faulty.findings * 6)
-    assert markdown(many, ORIGIN).count("**F1**") == 4
-    assert "- and 4 more\n" in markdown(many, ORIGIN)
+def test_a_finding_leads_to_the_page_of_its_rule_and_those_past_a_few_are_counted(faulty):
+    first = dataclasses.replace(faulty.findings[0], page="https://example.org/A1.html")
+    said = markdown(dataclasses.replace(faulty, findings=(first, faulty.findings[1]) * 6), ORIGIN)
+    assert "- error **[A1](https://example.org/A1.html)** eps is not the config's" in said
+    assert said.count("**F1**") == 4
+    assert "- and 4 more\n" in said
 
 
 def test_nothing_of_a_model_is_markup(hostile):

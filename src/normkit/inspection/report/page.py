@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normkit.files import write_text
 from normkit.inspection.figures import drawings
 from normkit.inspection.report.description import describe
 from normkit.show import embedding
@@ -38,15 +37,6 @@ def render(inspection: Inspection) -> str:
         figures=figures,
         document=embedding.packed_json(inspection.to_json()),
     )
-
-
-def write(inspection: Inspection, path: Path) -> Path:
-    """Write the page, whole or not at all, and return its path.
-
-    Raises:
-        InputError: If it cannot be written there.
-    """
-    return write_text(path, render(inspection))
 
 
 def frame(inspection: Inspection) -> str:
