@@ -131,19 +131,20 @@ def test_tokens_are_spread_evenly_over_the_text_whatever_the_batches(portions: l
     assert steps.max() <= 16
 
 
-def test_tokens_without_ids_are_numbered_through_the_text() -> None:
-    batches = [{"input": torch.randn(2, 2, 6)}, {"input": torch.randn(1, 3, 6)}]
-    gathered = activations(nn.Sequential(nn.LayerNorm(6)), batches, decode=lambda token: f"<{token}>")
-    assert gathered.tokens == ("1", "2", "3", "4", "5", "6", "7")
-
-
-def test_padding_is_left_out() -> None:
+def test_padding_is_left_out_and_tokens_without_ids_are_numbered_through_the_text() -> None:
     model = small()
     ids = torch.arange(12).reshape(2, 6)
     mask = torch.tensor([[1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1]])
     gathered = activations(model, {"input_ids": ids, "attention_mask": mask})
     assert gathered.tokens == ("0", "1", "2", "7", "8", "9", "10", "11")
     assert ids_of(model, gathered.sites[0].rows) == [0, 1, 2, 7, 8, 9, 10, 11]
+    batches = [{"input": torch.randn(2, 2, 6)}, {"input": torch.randn(1, 3, 6)}]
+    told: list[tuple[str, int, int]] = []
+    gathered = activations(
+        nn.Sequential(nn.LayerNorm(6)), batches, decode=lambda token: f"<{token}>", progress=lambda *at: told.append(at)
+    )
+    assert gathered.tokens == ("1", "2", "3", "4", "5", "6", "7")
+    assert told == [("norms", 0, 0), ("text", 0, 0), ("text", 1, 0)]
 
 
 def test_no_more_is_kept_than_was_asked_for() -> None:
@@ -221,10 +222,11 @@ def test_norms_that_are_functions_are_found_too() -> None:
     assert second.gain is None
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_left_as_it_was_and_gives_the_same_again() -> None:
     model = small().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    activations(model, {"input_ids": torch.arange(9)[None]})
+    first, second = (activations(model, {"input_ids": torch.arange(9)[None]}) for _ in range(2))
+    assert explore_models([first]).data == explore_models([second]).data
     assert model.training
     assert not model.norm._forward_hooks
     assert not model.norm._forward_pre_hooks
@@ -346,10 +348,3 @@ def test_a_model_without_norms_and_no_batch() -> None:
         activations(nn.Linear(4, 4), {"input": torch.randn(1, 9, 4)})
     with pytest.raises(InputError, match="at least one batch"):
         activations(nn.LayerNorm(4), [])
-
-
-def test_progress_is_told() -> None:
-    told: list[tuple[str, int, int]] = []
-    batches = [{"input": torch.randn(1, 9, 4)}] * 3
-    activations(nn.Sequential(nn.LayerNorm(4)), batches, progress=lambda *step: told.append(step))
-    assert told == [("norms", 0, 0), ("text", 0, 0), ("text", 1, 0), ("text", 2, 0)]

@@ -14,7 +14,7 @@ import torch
 
 import normkit as nk
 from normkit.errors import DtypeError, InputError, KindError, NormkitError, ShapeError, SpecError
-from normkit.explorer.activations import activations
+from normkit.explorer.activations import Activations, activations
 from normkit.explorer.exploration import explore_models
 
 
@@ -45,9 +45,7 @@ def test_gain_and_bias_are_those_that_act() -> None:
     assert page.data["start"]["bias"] == [0.0, 0.0, 0.0]
     assert nk.explore(cloud(2, 3), weight=np.ones(3)).data["start"]["gain"] == [1.0, 1.0, 1.0]
     assert nk.explore(cloud(2, 3), bias=2).data["start"]["bias"] == [2.0, 2.0, 2.0]
-
-
-def test_without_a_norm_the_sliders_stay_where_they_are() -> None:
+    # Without a norm the sliders stay where they are.
     assert not {"gain", "bias"} & nk.explore(cloud(2, 3)).data["start"].keys()
 
 
@@ -89,15 +87,9 @@ def test_other_features_are_projected(n: int) -> None:
     ],
 )
 def test_whatever_holds_numbers_will_do(points: object) -> None:
+    if isinstance(points, np.ndarray):
+        points.flags.writeable = False
     assert nk.explore(points).data["given"]["points"] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-
-
-def test_an_array_that_is_read_only_is_left_alone() -> None:
-    points = np.array([[1.0, 2.0, 4.0]])
-    points.flags.writeable = False
-    page = nk.explore(points)
-    assert page.data["given"]["points"] == points.tolist()
-    assert not points.flags.writeable
 
 
 def test_points_that_are_not_finite_are_left_out_and_counted() -> None:
@@ -186,24 +178,17 @@ def test_the_same_bytes_again_and_one_file(tmp_path: Path) -> None:
     two = nk.explore(points.clone()).write_html(str(tmp_path / "two.html"))
     assert one.read_bytes() == two.read_bytes()
     assert [path.name for path in one.parent.iterdir()] == ["one.html"]
-
-
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write"):
-        nk.explore(cloud(2, 3)).write_html(tmp_path)
+        nk.explore(points).write_html(tmp_path)
 
 
-def test_a_notebook_shows_it_in_a_sandbox() -> None:
+def test_it_is_frozen_and_a_notebook_shows_it_in_a_sandbox() -> None:
     page = nk.explore(cloud(2, 3), title='a "title" <b>')
     shown = page._repr_html_()
     assert shown.startswith('<iframe title="a &quot;title&quot; &lt;b&gt;" sandbox="allow-scripts allow-downloads"')
     assert shown.count("<") == 2
     source = shown.split('srcdoc="')[1].removesuffix('"></iframe>')
     assert unescape(source) == page.html()
-
-
-def test_it_is_frozen() -> None:
-    page = nk.explore(cloud(2, 3))
     with pytest.raises(dataclasses.FrozenInstanceError):
         page.data = {}
 
@@ -211,13 +196,13 @@ def test_it_is_frozen() -> None:
 # Models.
 
 
-def model(width: int = 6) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.LayerNorm(width))
+@pytest.fixture(scope="module")
+def gathered() -> Activations:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LayerNorm(6))
+    return activations(model, {"input": torch.randn(3, 1000, 6)}, name="small")
 
 
-@pytest.mark.slow
-def test_activations_are_shown_with_their_notes() -> None:
-    gathered = activations(model(), {"input": torch.randn(3, 1000, 6)}, name="small")
+def test_activations_are_shown_with_their_notes_and_nothing_else_goes_with_them(gathered: Activations) -> None:
     page = nk.explore(gathered, title="Of a model")
     (shown,) = page.data["models"]
     assert page.data["title"] == "Of a model"
@@ -227,25 +212,16 @@ def test_activations_are_shown_with_their_notes() -> None:
     assert page.data["start"] == {
         "scene": "model", "model": 0, "site": 0, "mode": "layer", "eps": 1e-5, "place": "inside",
     }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_models_share_the_points_of_a_page() -> None:
-    gathered = [activations(model(), {"input": torch.randn(1, 3000, 6)}) for _ in range(3)]
-    counts = [shown["sites"][0]["count"] for shown in explore_models(gathered).data["models"]]
-    assert counts == [666, 666, 666]
-
-
-@pytest.mark.slow
-def test_nothing_else_goes_with_activations() -> None:
-    gathered = activations(model(), {"input": torch.randn(1, 3, 6)})
     with pytest.raises(InputError, match="leave out labels"):
         nk.explore(gathered, labels=["a", "b", "c"])
 
 
-@pytest.mark.slow
-def test_the_data_is_plain_json() -> None:
-    gathered = activations(model(), {"input": torch.randn(1, 5, 6)})
+def test_models_share_the_points_of_a_page(gathered: Activations) -> None:
+    counts = [shown["sites"][0]["count"] for shown in explore_models([gathered] * 3).data["models"]]
+    assert counts == [666, 666, 666]
+
+
+def test_the_data_is_plain_json(gathered: Activations) -> None:
     for page in (nk.explore(gathered), nk.explore(cloud(3, 4)), nk.explore(cloud(3, 9))):
         assert json.loads(json.dumps(page.data, allow_nan=False)) == page.data
         assert page.data.keys() >= {"schema", "title", "notes", "start", "clouds", "models"}

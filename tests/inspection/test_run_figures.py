@@ -58,26 +58,19 @@ def test_the_timeline_draws_what_was_measured_and_marks_both_steps(healthy):
     )
 
 
-def test_a_healthy_run_has_no_marks_and_one_column(healthy):
-    drawing = run_timeline(watched(healthy, imagined_runs.calm))
-    assert labels(drawing) == []
-    assert len(drawing.figure.axes) == 4
-
-
 @pytest.mark.slow
-def test_a_short_run_needs_no_second_look_and_one_mark_where_both_fall_together(healthy):
-    drawing = run_timeline(watched(healthy, imagined_runs.spike, began=100, noticed=100))
-    assert labels(drawing) == ["began and noticed: step 100"]
-    assert len({ax.get_position().x0 for ax in drawing.figure.axes}) == 2
-    few = run_timeline(watched(healthy, imagined_runs.spike, began=20, noticed=21))
-    assert len(few.figure.axes) == 4
-
-
-def test_what_was_not_measured_has_no_panel(healthy):
+def test_panels_columns_and_marks_are_those_of_the_run(healthy):
+    calm = run_timeline(watched(healthy, imagined_runs.calm))
+    assert (labels(calm), len(calm.figure.axes)) == ([], 4)
+    at_once = run_timeline(watched(healthy, imagined_runs.spike, began=100, noticed=100))
+    assert labels(at_once) == ["began and noticed: step 100"]
+    assert len({ax.get_position().x0 for ax in at_once.figure.axes}) == 2
+    short = run_timeline(watched(healthy, imagined_runs.spike, began=20, noticed=21))
+    assert len(short.figure.axes) == 4
     training = imagined_runs.calm(healthy)
     only = tuple(each for each in training.series if each.quantity == "loss")
-    drawing = run_timeline(dataclasses.replace(healthy, training=dataclasses.replace(training, series=only)))
-    assert [ax.get_ylabel() for ax in drawing.figure.axes] == ["loss"]
+    loss = run_timeline(dataclasses.replace(healthy, training=dataclasses.replace(training, series=only)))
+    assert [ax.get_ylabel() for ax in loss.figure.axes] == ["loss"]
 
 
 def test_the_z_score_stands_under_the_loss(healthy):
@@ -141,16 +134,10 @@ def test_a_long_course_keeps_its_ends_its_peaks_and_where_numbers_are_missing():
     assert {7_003: 40.0, 7_100: -3.0}.items() <= dict(zip(steps, kept, strict=True)).items()
     assert [step for step, value in zip(steps, kept, strict=True) if math.isnan(value)] == [8_500]
     assert list(steps) == sorted(steps)
-
-
-def test_a_run_that_stays_nan_costs_a_cross_a_stretch():
-    steps, _ = thinned((range(10_000), [NAN] * 10_000))
-    assert len(steps) == 251
-
-
-def test_a_short_course_is_kept_whole():
-    course = ([0, 5], [1.0, 2.0])
-    assert thinned(course) is course
+    # A run that stays NaN costs one cross per stretch.
+    assert len(thinned((range(10_000), [NAN] * 10_000))[0]) == 251
+    short = ([0, 5], [1.0, 2.0])
+    assert thinned(short) is short
 
 
 def test_a_number_that_is_none_leaves_a_gap_and_a_cross():
@@ -168,10 +155,7 @@ def test_the_axis_is_logarithmic_where_asked_for_or_needed():
     # A loss may be negative; a log axis cannot show it.
     assert drawn([-2.0, 300.0], logarithmic=False).get_yscale() == "linear"
     assert drawn([0.0, 0.0]).get_yscale() == "linear"
-
-
-@pytest.mark.slow
-def test_without_a_finite_number_there_is_no_scale():
+    # Without a finite number there is no scale.
     ax = drawn([NAN])
     assert list(ax.get_yticks()) == []
     assert list(ax.get_lines()[1].get_xdata()) == [0]
@@ -196,18 +180,15 @@ def test_each_block_at_the_first_report_and_the_last(healthy):
     assert drawing.description.endswith("largest update ratio: 0.0120 at first, 0.00200 to 0.132 at last.")
 
 
-def test_the_largest_update_of_a_block_is_shown(healthy):
+def test_the_largest_update_of_a_block_is_shown_and_one_report_is_one_line(healthy):
     training = imagined_runs.calm(healthy)
     small = imagined_runs.parameter("another", block=5, update_ratio=1e-6)
     bias = imagined_runs.parameter("a bias", kind="bias", block=5, update_ratio=0.9)
     more = dataclasses.replace(training, parameters=(*training.parameters, small, bias))
     updates = depth_profiles(dataclasses.replace(healthy, training=more)).figure.axes[2]
     assert lines(updates)["step 425"][5] == pytest.approx(0.012)
-
-
-def test_one_report_is_one_line(healthy):
-    inspection = watched(healthy, imagined_runs.calm, steps=1)
-    assert list(lines(depth_profiles(inspection).figure.axes[0])) == ["step 0"]
+    once = watched(healthy, imagined_runs.calm, steps=1)
+    assert list(lines(depth_profiles(once).figure.axes[0])) == ["step 0"]
 
 
 @pytest.mark.slow
