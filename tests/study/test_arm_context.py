@@ -55,12 +55,16 @@ def test_findings_are_on_the_batch_after_the_last_or_the_last(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_fault_in_training_is_in_its_findings():
+def test_a_fault_in_training_is_in_its_findings_and_ids_stay_integers():
     model = transformer()
     with torch.no_grad():
         model.blocks[1].attention.norm.weight.fill_(60.0)
     run = new_context().train(model, Recipe(steps=1, learning_rate=1e-6), batches(), next_token_loss)
     assert any("blocks.1.attention.branch" in each["sites"] for each in run.findings)
+    model = new_context(dtype=torch.float64).move(transformer())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+    run = new_context(dtype=torch.float64).train(transformer(), RECIPE, batches(), next_token_loss)
+    assert not run.diverged
 
 
 @pytest.mark.slow
@@ -127,14 +131,6 @@ def dtypes(lab, model, x):
 def test_dtypes(dtype, kept, computed):
     model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     assert dtypes(new_context(dtype=dtype), model, torch.randn(4, 3)) == (kept, kept, kept, computed)
-
-
-@pytest.mark.slow
-def test_ids_stay_integers_and_models_are_placed():
-    model = new_context(dtype=torch.float64).move(transformer())
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
-    run = new_context(dtype=torch.float64).train(transformer(), RECIPE, batches(), next_token_loss)
-    assert not run.diverged
 
 
 def test_a_dtype_in_which_nothing_can_be_trained_is_one_line():

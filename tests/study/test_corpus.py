@@ -82,7 +82,7 @@ def first(text, **choices):
     return next(windows(text, **{"batch": 4, "window": 16, "seed": 3, **choices}))[0]
 
 
-def test_a_seed_gives_its_batches_whatever_torch_has_drawn():
+def test_windows_follow_from_their_seed_and_reach_both_ends():
     text = bytes(range(256)) * 8
     torch.manual_seed(0)
     batch = first(text)
@@ -92,9 +92,6 @@ def test_a_seed_gives_its_batches_whatever_torch_has_drawn():
     assert batch.shape == (4, 17)
     # Each window is a stretch of the text, which here counts upwards.
     assert torch.equal((batch[:, 1:] - batch[:, :-1]) % 256, torch.ones(4, 16, dtype=torch.int64))
-
-
-def test_windows_reach_both_ends_of_the_text():
     text = b"a" + b"b" * 16 + b"c"
     supply = windows(text, batch=4, window=16, seed=0)
     seen = torch.cat([next(supply)[0] for _ in range(20)])

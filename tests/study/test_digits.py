@@ -50,7 +50,7 @@ def test_batches_follow_from_their_seed_and_hold_no_image_twice():
     assert all(len(images.flatten(1).unique(dim=0)) == 64 for images, _ in first)
 
 
-def test_loss_and_score_are_those_of_the_labels():
+def test_loss_and_score_are_those_of_the_labels_in_full_batches():
     images, labels = images_of([0, 1, 2, 3]), torch.tensor([0, 1, 2, 4])
     right = math.log(math.exp(3) + 9) - 3
     wrong = math.log(math.exp(3) + 9)
@@ -59,9 +59,6 @@ def test_loss_and_score_are_those_of_the_labels():
     score = digit_score(Reader(), images, labels)
     assert score.loss == pytest.approx(expected, rel=1e-6)
     assert score.error == 25
-
-
-def test_a_batch_that_is_not_full_is_left_out():
     score = digit_score(Reader(), images_of([0, 1, 2]), torch.tensor([0, 1, 5]), batch=2)
     assert score.error == 0
     assert math.isnan(digit_score(Reader(), images_of([0]), torch.tensor([0]), batch=2).error)

@@ -150,7 +150,7 @@ def test_directions_are_shared_or_own_and_can_be_saved():
     assert torch.equal(again.directions, norm.directions)
 
 
-def test_noise_is_an_affine_map_of_a_batch_norm_that_changes_with_each_step_and_layer():
+def test_noise_is_new_with_each_step_and_layer_the_same_in_a_continued_run_and_absent_in_evaluation():
     x = torch.randn(64, 5)
     plain = BatchNorm(5)(x)
     norm = NoisyBatchNorm(5, noise=0.5, seed=(1, 0))
@@ -162,9 +162,6 @@ def test_noise_is_an_affine_map_of_a_batch_norm_that_changes_with_each_step_and_
         assert ((shift.abs() <= 0.5) & (scale >= 1 - 1e-5) & (scale <= 1.5 + 1e-5)).all()
     assert not torch.allclose(first, second)
     assert not torch.allclose(first, other)
-
-
-def test_noise_is_the_same_where_a_run_goes_on_and_absent_in_evaluation():
     x = torch.randn(64, 5)
     norm = NoisyBatchNorm(5, noise=1.0, seed=(0, 2))
     norm(x)

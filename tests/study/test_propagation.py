@@ -54,7 +54,7 @@ def test_without_branches_the_stream_is_the_embedding_and_no_hook_is_left():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_the_gradients_are_those_of_each_blocks_two_matrices():
+def test_gradients_are_those_of_each_blocks_two_matrices_and_of_a_tokens_own_loss():
     model, reference = small(), small()
     ids, generator = draw()
     found = propagate(model, ids, generator)
@@ -62,9 +62,6 @@ def test_the_gradients_are_those_of_each_blocks_two_matrices():
     for block, value in zip(reference.blocks, found.gradients, strict=True):
         mlp = block.mlp.branch
         assert value == pytest.approx(math.hypot(mlp.up.weight.grad.norm(), mlp.down.weight.grad.norm()))
-
-
-def test_the_gradient_of_a_token_is_that_of_its_own_loss():
     model, reference = small(), small()
     ids, _ = draw()
     found = last_token_gradient(model, ids)

@@ -42,9 +42,14 @@ def test_arms_and_seeds_are_measured_and_judged():
     assert [len(values) for _, values in chart.values] == [2, 2, 2]
 
 
-def test_nothing_is_written_where_nothing_is_asked_for(tmp_path, monkeypatch):
+def test_nothing_is_written_where_nothing_is_asked_for_or_a_package_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(tiny_study.STUDY)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(InputError) as refused:
+        run(tiny_study.renamed("digits", needs=("sklearn",)), out=tmp_path)
+    assert str(refused.value) == ('digits needs scikit-learn, which is not installed: pip install "normkit[study]"')
     assert list(tmp_path.iterdir()) == []
 
 
@@ -128,14 +133,6 @@ def test_progress_begins_with_what_is_finished_and_ends_whole(tmp_path):
     told.clear()
     run(tiny_study.STUDY, out=tmp_path, resume=True, progress=lambda *report: told.append(report))
     assert told[0] == ("5 of 6 arms", 7.0, 8.0)
-
-
-def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(InputError) as refused:
-        run(tiny_study.renamed("digits", needs=("sklearn",)), out=tmp_path)
-    assert str(refused.value) == ('digits needs scikit-learn, which is not installed: pip install "normkit[study]"')
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_room_finished_arms_are_kept(tmp_path, monkeypatch):

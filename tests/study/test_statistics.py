@@ -70,11 +70,8 @@ def test_a_curve_is_the_means_of_blocks_of_steps_capped_at_the_first_loss():
     assert block_means([2.0, 1e9, None], steps=4, blocks=4)[1] == [2.0, 2.0, 2.0, math.inf]
 
 
-def test_numbers_of_arms_and_their_differences():
+def test_numbers_of_arms_and_values_that_are_missing():
     paired = {"a": {"loss": 3}, "b": {"loss": 1.5}}
     assert (value_of("a", "loss")(paired), difference("a", "b", "loss")(paired)) == (3.0, 1.5)
-
-
-def test_values_that_are_missing_are_filled_and_a_run_that_ended_early_is_padded():
     assert filled([3.0, None]) == [3.0, math.inf]
     assert padded([3.0, None], 4) == [3.0, None, None, None]

@@ -45,7 +45,7 @@ def test_what_is_kept_is_read_again_and_a_refused_folder_is_let_go(folder):
     opened(folder, resume=True).close()
 
 
-def test_the_log_has_a_line_a_finished_arm_with_its_numbers(folder):
+def test_the_log_has_a_line_a_finished_arm_and_torn_files_are_removed(folder):
     store = opened(folder, resume=True)
     store.keep("é!", 0, Finished({"é": 1}, 1 / 3))
     store.close()
@@ -54,6 +54,11 @@ def test_the_log_has_a_line_a_finished_arm_with_its_numbers(folder):
         {"study": "s", "arm": "a, b", "seed": 1, "seconds": 2.5, "numbers": {"value": 0.1, "is": True}},
         {"study": "s", "arm": "é!", "seed": 0, "seconds": 0.333, "numbers": {"é": 1}},
     ]
+    for torn in (folder / ".results.json.abc", folder / "arms" / ".a-b-0.json.abc"):
+        torn.touch()
+    (folder / ".kept").touch()
+    opened(folder, resume=True).close()
+    assert {path.name for path in folder.glob("**/.*")} == {".kept"}
 
 
 def test_every_arm_has_a_file_of_its_own(tmp_path):
@@ -82,11 +87,17 @@ def test_kept_runs_are_dropped_with_their_arm_only(tmp_path):
     store.close()
 
 
-def test_a_folder_with_results_is_not_begun_anew(folder):
+def test_a_folder_with_results_is_not_begun_anew_and_locked_while_it_is_written(folder):
     expected = f"{folder} holds results already; go on with --resume, or choose another folder with --out"
     assert refused(folder, resume=False) == expected
     with pytest.raises(InputError, match="holds results already"):
         require_new(folder)
+    held = opened(folder, resume=True)
+    assert refused(folder) == (
+        f"another normkit study writes to {folder}; wait for it, or choose another folder with --out"
+    )
+    held.close()
+    opened(folder, resume=True).close()
 
 
 def test_an_empty_folder_is_new(tmp_path):
@@ -97,14 +108,6 @@ def test_an_empty_folder_is_new(tmp_path):
     require_new(tmp_path / "none")
     opened(tmp_path / "s").close()
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["configuration.json"]
-
-
-def test_what_a_killed_process_left_is_removed(folder):
-    for torn in (folder / ".results.json.abc", folder / "arms" / ".a-b-0.json.abc"):
-        torn.touch()
-    (folder / ".kept").touch()
-    opened(folder, resume=True).close()
-    assert {path.name for path in folder.glob("**/.*")} == {".kept"}
 
 
 @pytest.mark.parametrize(
@@ -160,15 +163,6 @@ def test_a_foreign_arm_is_named(folder, changes, expected):
     arm = folder / "arms" / "a-b-1.json"
     arm.write_text(json.dumps({**json.loads(arm.read_text()), **changes}))
     assert refused(folder) == f"{arm} {expected}; delete it, and --resume measures this arm again"
-
-
-def test_one_process_at_a_time(folder):
-    held = opened(folder, resume=True)
-    assert refused(folder) == (
-        f"another normkit study writes to {folder}; wait for it, or choose another folder with --out"
-    )
-    held.close()
-    opened(folder, resume=True).close()
 
 
 def test_without_room_an_arm_is_not_kept_and_others_are(folder, monkeypatch):

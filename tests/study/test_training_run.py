@@ -121,16 +121,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_without_an_update(value):
     assert model.weight.item() == weights[1]
 
 
-def test_the_rate_rises_in_a_line_and_falls_in_half_a_cosine():
+def test_the_rate_of_a_step_and_the_groups_of_the_optimizer():
     recipe = Recipe(steps=100, learning_rate=2.0, warmup=10, final_rate=0.1)
     rates = [learning_rate(step, recipe) for step in range(1, 101)]
     assert rates[:3] == pytest.approx([0.2, 0.4, 0.6])
     assert rates[49] == pytest.approx(2.0 * (0.1 + 0.9 / 2))
     assert rates[-1] == pytest.approx(0.2)
     assert {learning_rate(step, Recipe(steps=9, learning_rate=3.0, final_rate=1.0)) for step in range(1, 10)} == {3.0}
-
-
-def test_only_matrices_are_decayed_and_sgd_is_plain():
     decayed, kept = parameter_groups(Model(), 0.1)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert [tuple(p.shape) for p in decayed["params"]] == [(12, 12)]

@@ -14,6 +14,7 @@ A study is a file of `experiments`: arms, claims with numeric conditions fixed i
     training_run.py run_checkpoint.py ranks.py  a run and its loop; a run that is continued; one in several processes
     arm_context.py workers.py                   the context in which an arm is measured; its runs and their processes
     running.py store.py                         a whole study; its folder
+    report.py figures.py                        how a result is told; how its charts are drawn
     experiments/                                the studies
 
 Public names are resolved on first use, so that listing the studies does not load torch.

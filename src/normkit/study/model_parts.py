@@ -62,25 +62,20 @@ class BatchNorm(nn.BatchNorm1d):
         return normalized.view_as(x)
 
     def _pooled(self, rows: Tensor) -> Tensor:
-        """`forward` with the statistics of all processes; gradients pass through these statistics."""
+        """`forward` with the statistics of all processes, and gradients through them; moves the running statistics."""
         x = rows.float() if rows.dtype.itemsize < 4 else rows
         count = _sum_over_ranks(x.new_tensor(len(x)))
         mean = _sum_over_ranks(x.sum(0)) / count
         variance = _sum_over_ranks((x - mean).square().sum(0)) / count
-        self._move(mean, variance * count / (count - 1))
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+                self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), share)
         normalized = (x - mean) * torch.rsqrt(variance + self.eps)
         scaled = normalized * self.weight + self.bias if self.affine else normalized
         return scaled.to(rows.dtype)
-
-    @torch.no_grad()
-    def _move(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics, if there are any, towards those of a batch."""
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked.add_(1)
-        share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
 
 
 class _SumOverRanks(torch.autograd.Function):

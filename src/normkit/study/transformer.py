@@ -139,6 +139,26 @@ class Transformer(nn.Module):
         return residual.norm, cast(Attention, residual.branch)
 
 
+def attention_scores(model: Transformer, block: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The attention scores of a block, from 0, on its input x, in float64; and which of them a token may see.
+
+    The scores have shape (batch, heads, tokens, tokens), the mask (tokens, tokens).
+    """
+    norm, attention = model.attention(block)
+    query, key = attention.queries_and_keys(norm(x))
+    scores = (query @ key.transpose(-1, -2)).double() / math.sqrt(query.shape[-1])
+    return scores, torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril()
+
+
+def branch_ends(model: Transformer) -> list[tuple[str, nn.Linear]]:
+    """The last linear layer of each branch, with its path: what is added to the stream, but for norms after it."""
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and path.endswith((".out", ".down"))
+    ]
+
+
 class Block(nn.Module):
     """Attention, then an MLP, each with its norms and its residual connection; `layer` is its number, from 1."""
 

@@ -120,15 +120,12 @@ def batches_of_noise(rows, count):
     return [(torch.randn(rows, 8, 8) + 3, torch.zeros(rows)) for _ in range(count)]
 
 
-def test_the_scatter_of_a_net_is_that_of_what_its_norms_read():
+def test_scatter_and_new_statistics_are_those_of_what_the_norms_read():
     model = Rows()
     # 40 batches: the deviation of each feature is off by a tenth, the median of 64 features by less.
     assert batch_variance_scatter(model, batches_of_noise(9, 40)) == pytest.approx(math.sqrt(2 / 8), rel=0.1)
     assert int(model.norm.num_batches_tracked) == 0
     assert batch_variance_scatter(nn.Linear(2, 2), []) is None
-
-
-def test_new_statistics_are_the_means_over_the_batches():
     model, batches = Rows(2.0), batches_of_noise(16, 5)
     twin = with_statistics_of(model, batches)
     rows = [2 * images.flatten(1) for images, _ in batches]
@@ -137,7 +134,7 @@ def test_new_statistics_are_the_means_over_the_batches():
     assert torch.equal(model.norm.running_mean, torch.zeros(64))
 
 
-def test_an_image_stands_after_its_delay_between_blank_rows():
+def test_images_stand_after_delays_that_follow_from_the_seed():
     images = torch.arange(2 * 64, dtype=torch.float32).reshape(2, 8, 8)
     sequences = delayed(images, torch.tensor([0, 3]), -1.0)
     assert sequences.shape == (2, 12, 8)
@@ -146,9 +143,6 @@ def test_an_image_stands_after_its_delay_between_blank_rows():
     assert (sequences[0, 8:] == -1).all()
     assert (sequences[1, :3] == -1).all()
     assert (sequences[1, 11:] == -1).all()
-
-
-def test_delays_are_drawn_for_each_image_and_follow_from_the_seed():
     data = digits()
     first, again = (list(islice(batch_models.delayed_batches(data, 16, seed), 2)) for seed in (1, 1))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))

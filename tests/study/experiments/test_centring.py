@@ -99,12 +99,16 @@ def model(norm=specs.TORCH_LAYER_NORM):
     return Transformer(TransformerConfig(vocabulary=11, context=6, width=N, layers=2, norm=norm))
 
 
-def test_centring_is_layer_norm_without_its_division():
+def test_centring_is_layer_norm_without_its_division_and_deep_arms_are_deep():
     x = torch.randn(5, N)
     torch.testing.assert_close(Centring(N)(x), nk.layer_norm(x, (N,), eps=0.0) * x.std(-1, correction=0, keepdim=True))
+    named = {arm.name: arm for arm in STUDY.arms(TINY)}
+    assert named["LayerNorm"].choices["layers"] == 1
+    assert named["LayerNorm, deep"].choices["layers"] == 2
+    assert len(named) == 9
 
 
-def test_the_share_of_a_matrix_lies_between_none_and_all():
+def test_a_share_lies_between_none_and_all_of_a_matrix_and_of_a_stream():
     along = ONES @ torch.randn(1, 5)
     across = nk.geometry.centre(torch.randn(5, N)).mT
     assert share([along], ONES) == pytest.approx(1)
@@ -112,6 +116,14 @@ def test_the_share_of_a_matrix_lies_between_none_and_all():
     assert share([along, across], ONES) == pytest.approx(0.5)
     assert share([along, torch.zeros(N, 5)], ONES) == pytest.approx(1)
     assert math.isnan(share([torch.zeros(N, 5)], ONES))
+    flat = model()
+    for module in flat.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, nn.Linear):
+            nn.init.zeros_(module.weight)
+    assert stream_share(flat, torch.zeros(2, 4, dtype=torch.long), ONES) == pytest.approx(1)
+    assert not any(module._forward_pre_hooks for module in flat.modules())
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -131,17 +143,6 @@ def test_directions_are_those_that_norms_remove_and_writers_those_of_the_stream(
     assert {len(matrix) for matrix in found.values()} == {N}
 
 
-def test_the_stream_of_a_constant_embedding_lies_along_all_ones():
-    flat = model()
-    for module in flat.modules():
-        if isinstance(module, nn.Embedding):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, nn.Linear):
-            nn.init.zeros_(module.weight)
-    assert stream_share(flat, torch.zeros(2, 4, dtype=torch.long), ONES) == pytest.approx(1)
-    assert not any(module._forward_pre_hooks for module in flat.modules())
-
-
 @pytest.mark.parametrize(
     ("norm", "is_felt"),
     [
@@ -157,13 +158,6 @@ def test_writers_get_no_gradient_along_what_every_norm_removes(norm, is_felt):
     trained(torch.randint(11, (2, 6))).square().sum().backward()
     found = share(writing_gradients(trained), removed_directions(trained))
     assert (found > 1e-4) if is_felt else (found < 1e-10)
-
-
-def test_deep_arms_are_deep():
-    named = {arm.name: arm for arm in STUDY.arms(TINY)}
-    assert named["LayerNorm"].choices["layers"] == 1
-    assert named["LayerNorm, deep"].choices["layers"] == 2
-    assert len(named) == 9
 
 
 @pytest.mark.slow

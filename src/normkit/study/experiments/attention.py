@@ -15,14 +15,10 @@ from normkit.study.chart import Chart, Curves, Line, line
 from normkit.study.corpus import text_of_the_library
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired
-from normkit.study.transformer import Transformer
+from normkit.study.transformer import Transformer, attention_scores
 
 _NORMS = {"no norm": None, "LayerNorm": specs.TORCH_LAYER_NORM, "RMSNorm": specs.TORCH_RMS_NORM.replace(eps=1e-5)}
 _QUERY_KEY = "LayerNorm and QK-norm"
-
-
-def _arms(_settings: Settings) -> tuple[Arm, ...]:
-    return tuple(Arm(name=name) for name in (*_NORMS, _QUERY_KEY))
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
@@ -45,9 +41,8 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         over_weights = []
         for scale in context["weight_scales"]:
             scaled = build()
-            _, attention = scaled.attention(0)
-            attention.query.weight.mul_(scale)
-            attention.key.weight.mul_(scale)
+            for name in ("query", "key"):
+                scaled.get_parameter(f"blocks.0.attention.branch.{name}.weight").mul_(scale)
             over_weights.append(_scores(scaled, x))
     measured = {"input": over_input, "weights": over_weights}
     return {
@@ -61,11 +56,8 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
 
 def _scores(model: Transformer, x: Tensor) -> tuple[float, float]:
     """Largest magnitude of a score that a token may see, and the mean entropy of all rows, in nats."""
-    norm, attention = model.attention(0)
-    query, key = attention.queries_and_keys(norm(x))
-    logits = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
-    return logits[..., seen].abs().max().item(), attention_entropy(logits, seen).mean().item()
+    scores, seen = attention_scores(model, 0, x)
+    return scores[..., seen].abs().max().item(), attention_entropy(scores, seen).mean().item()
 
 
 def _entropy_spread(arm: str, paired: Paired) -> float:
@@ -201,7 +193,7 @@ STUDY = Study(
         weight_scales=(1.0, 2.0, 5.0, 10.0),
     ),
     full=budget(seeds=20, width=256, batch=32, window=256),
-    arms=_arms,
+    arms=lambda _settings: tuple(Arm(name=name) for name in (*_NORMS, _QUERY_KEY)),
     measure=_measure,
     charts=_charts,
     data="bytes of Python's standard library",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from normkit.study.corpus import held_out_loss, text_of_the_library, windows
 from normkit.study.model_parts import Centring, HyperplaneNorm, NormLayer, random_hyperplanes
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, Statistic, difference, largest, padded
-from normkit.study.transformer import Residual
+from normkit.study.transformer import Residual, Transformer, branch_ends
 
 _SHALLOW = ("LayerNorm", "RMSNorm", "hyperplane", "own hyperplanes", "16 directions", "centring only")
 _DEEP = ("LayerNorm", "RMSNorm", "centring only")
@@ -49,7 +49,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     recipe = context.recipe(steps=steps)
     _, held_out = text_of_the_library()
     directions = removed_directions(model)
-    start = {path: writer.clone() for path, writer in writers(model)}
+    start = {path: writer.detach().clone() for path, writer in writers(model).items()}
     window = model.config.context
     (ids,) = next(windows(held_out, batch=8, window=window, seed=0))
     ids = ids[:, :-1].to(context.device)
@@ -58,7 +58,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     at = list(range(every, steps, every)) or [0]
 
     def changes() -> float:
-        return share((writer - start[path] for path, writer in writers(model)), directions)
+        return share((writer.detach() - start[path] for path, writer in writers(model).items()), directions)
 
     def observe(_model: nn.Module, step: int) -> Mapping[str, Any]:
         if step - 1 not in at:
@@ -66,7 +66,7 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
         return {"changes": changes(), "gradients": share(writing_gradients(model), directions)}
 
     run = context.train_on_text(model, recipe, observe=observe)
-    biases = (module.bias.detach()[:, None] for _, module in _writing_modules(model) if isinstance(module, nn.Linear))
+    biases = (module.bias.detach()[:, None] for _, module in branch_ends(model))
     return run.measurement(
         steps,
         held_out=run.capped(held_out_loss(model, held_out, window=window)),
@@ -82,34 +82,26 @@ def _measure(context: ArmContext, arm: Arm) -> Measurement:
     )
 
 
-def removed_directions(model: nn.Module) -> Tensor:
+def removed_directions(model: Transformer) -> Tensor:
     """The directions that the norms project out, as orthonormal columns: all-ones, except for `HyperplaneNorm`."""
     for module in model.modules():
         if isinstance(module, HyperplaneNorm):
             return module.directions.detach()
-    width = next(module.embedding_dim for module in model.modules() if isinstance(module, nn.Embedding))
-    parameter = next(model.parameters())
-    return torch.full((width, 1), 1 / math.sqrt(width), device=parameter.device, dtype=parameter.dtype)
+    embedding = model.embedding.weight.detach()
+    return torch.full_like(embedding[0, :, None], 1 / math.sqrt(embedding.shape[1]))
 
 
-def _writing_modules(model: nn.Module) -> Iterator[tuple[str, nn.Embedding | nn.Linear]]:
-    """The modules that write to the residual stream, with their paths: embeddings and the ends of branches."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Embedding) or (isinstance(module, nn.Linear) and path.endswith((".out", ".down"))):
-            yield path, module
+def writers(model: Transformer) -> dict[str, Tensor]:
+    """The matrices (n, inputs) that write to the residual stream, by path: embeddings and the ends of branches."""
+    embeddings = {name: model.get_parameter(f"{name}.weight").mT for name in ("embedding", "position")}
+    return {**embeddings, **{path: module.weight for path, module in branch_ends(model)}}
 
 
-def writers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Paths and matrices (n, inputs) of the modules that write to the residual stream."""
-    for path, module in _writing_modules(model):
-        yield path, module.weight.detach().mT if isinstance(module, nn.Embedding) else module.weight.detach()
-
-
-def writing_gradients(model: nn.Module) -> Iterator[Tensor]:
+def writing_gradients(model: Transformer) -> list[Tensor]:
     """The gradients of `writers`, in their order and shape."""
-    for _, module in _writing_modules(model):
-        if module.weight.grad is not None:
-            yield module.weight.grad.mT if isinstance(module, nn.Embedding) else module.weight.grad
+    embeddings = [module.weight.grad for module in (model.embedding, model.position)]
+    others = [module.weight.grad for _, module in branch_ends(model)]
+    return [grad.mT for grad in embeddings if grad is not None] + [grad for grad in others if grad is not None]
 
 
 def share(matrices: Iterable[Tensor], directions: Tensor) -> float:

@@ -14,7 +14,7 @@ from normkit.study.corpus import MarkovChain, next_token_loss
 from normkit.study.propagation import propagate
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, difference, exponent, value_of
-from normkit.study.transformer import Transformer, deep_norm
+from normkit.study.transformer import Transformer, branch_ends, deep_norm
 
 _REFERENCE = "gain 1, bias 0"
 
@@ -46,15 +46,14 @@ def build(context: ArmContext, name: str, layers: int) -> Transformer:
     placement = "post" if name in DEEP else "pre"
     model = context.transformer(vocabulary=_VOCABULARY, layers=layers, placement=placement, **factors)
     generator = torch.Generator().manual_seed(context.seed)
-    scale = {"outputs at 0": 0.0, "outputs over sqrt(2L)": 1 / math.sqrt(2 * layers)}.get(name)
-    for path, module in model.named_modules():
-        if isinstance(module, nn.LayerNorm):
-            if name.startswith("gain "):
-                module.weight.fill_(float(name.removeprefix("gain ").partition(",")[0]))
-            elif name == "random bias":
-                module.bias.copy_(torch.randn(module.bias.shape, generator=generator))
-        elif scale is not None and isinstance(module, nn.Linear) and path.endswith((".out", ".down")):
-            module.weight.mul_(scale)
+    scale = {"outputs at 0": 0.0, "outputs over sqrt(2L)": 1 / math.sqrt(2 * layers)}.get(name, 1.0)
+    for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
+        if name.startswith("gain "):
+            norm.weight.fill_(float(name.removeprefix("gain ").partition(",")[0]))
+        elif name == "random bias":
+            norm.bias.copy_(torch.randn(norm.bias.shape, generator=generator))
+    for _, linear in branch_ends(model):
+        linear.weight.mul_(scale)
     return model
 
 

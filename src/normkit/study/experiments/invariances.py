@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parametrizations
 
 from normkit import geometry, specs
@@ -17,7 +17,7 @@ from normkit.study.corpus import text_of_the_library
 from normkit.study.model_parts import BatchNorm, NormLayer
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, filled, padded
-from normkit.study.transformer import Transformer
+from normkit.study.transformer import Transformer, branch_ends
 
 _MATRIX_SCALE = "weight matrix re-scaling"
 _MATRIX_CENTRE = "weight matrix re-centring"
@@ -43,10 +43,6 @@ NO_EPS = 1e-30
 
 Change = tuple[Tensor, Callable[[Tensor], Tensor]]
 """Other weights of a linear layer, and a function on its input rows."""
-
-
-def _arms(_settings: Settings) -> tuple[Arm, ...]:
-    return tuple(Arm(name=norm, choices={"norm": norm}) for norm in PUBLISHED)
 
 
 def _measure(context: ArmContext, arm: Arm) -> Measurement:
@@ -76,21 +72,14 @@ def build(norm: str, context: ArmContext, *, eps: float) -> Transformer:
         "rms": specs.TORCH_RMS_NORM.replace(eps=eps),
     }
     model = context.transformer(norm=norms.get(norm), placement="output", final_norm=False)
-    for linear in _written_linears(model):
+    for _, linear in branch_ends(model):
         linear.register_parameter("bias", None)
         if norm == "weight":
             parametrizations.weight_norm(linear)
     return model
 
 
-def _written_linears(model: nn.Module) -> Iterator[nn.Linear]:
-    """The linear layers that the norms of the placement "output" follow."""
-    for path, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and path.endswith((".out", ".down")):
-            yield module
-
-
-def errors(model: nn.Module, ids: Tensor, *, seed: int) -> dict[str, float]:
+def errors(model: Transformer, ids: Tensor, *, seed: int) -> dict[str, float]:
     """Largest relative change of a model's logits for each transformation of the last MLP's second linear layer.
 
     In float64 and training mode. The rows x are the inputs of that layer; W are its weights as they are stored.
@@ -101,7 +90,7 @@ def errors(model: nn.Module, ids: Tensor, *, seed: int) -> dict[str, float]:
         seed: Of the factor and the shifts.
     """
     model.to(torch.float64).train()
-    *_, linear = _written_linears(model)
+    *_, (_, linear) = branch_ends(model)
     # Its only parameter, or the last of two: weight norm stores the length first and then the direction.
     *_, stored = linear.parameters()
     changes = _changes(stored.detach(), torch.Generator().manual_seed(seed))
@@ -239,7 +228,7 @@ STUDY = Study(
     ),
     quick=budget(seeds=3, layers=2, width=32, batch=4, window=32, steps=20, learning_rate=1e-3, eps=1e-5),
     full=budget(seeds=8, layers=4, width=64, batch=8, window=64, steps=200),
-    arms=_arms,
+    arms=lambda _settings: tuple(Arm(name=norm, choices={"norm": norm}) for norm in PUBLISHED),
     measure=_measure,
     charts=_charts,
     data="random matrices, and bytes of Python's standard library",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from normkit.files import finite
 from normkit.study.arm_context import ArmContext, Settings
@@ -17,7 +16,7 @@ from normkit.study.corpus import next_token_loss, text_of_the_library, windows
 from normkit.study.result import Arm, Claim, Condition, Study, budget
 from normkit.study.statistics import Measurement, Paired, excess, filled, interval
 from normkit.study.training_run import Batch
-from normkit.study.transformer import Transformer
+from normkit.study.transformer import Transformer, attention_scores
 
 _MODELS: Mapping[str, Mapping[str, Any]] = {
     "LayerNorm": {},
@@ -65,11 +64,8 @@ def _largest_score(model: Transformer, ids: torch.Tensor) -> float | None:
     x = model.embed(ids.to(parameter.device))
     largest: float = 0.0
     for place, block in enumerate(model.blocks):
-        norm, attention = model.attention(place)
-        query, key = attention.queries_and_keys(norm(x))
-        logits = (query @ key.transpose(-1, -2)).double() / math.sqrt(query.shape[-1])
-        seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril()
-        largest = max(largest, float(logits[..., seen].abs().max()))
+        scores, seen = attention_scores(model, place, x)
+        largest = max(largest, float(scores[..., seen].abs().max()))
         x = block(x)
     return finite(largest)
 
@@ -85,7 +81,15 @@ def _step_rates(model: Transformer, batch: Batch) -> Measurement:
     lowest, highest = [], []
     with torch.no_grad():
         for block in model.blocks:
-            falls = [(before - after).item() for after in _losses_after_a_step(model, block, batch)]
+            start = [weight.clone() for weight in block.parameters()]
+            falls = []
+            for rate in _STEP_RATES:
+                for weight, was in zip(block.parameters(), start, strict=True):
+                    if weight.grad is not None:
+                        weight.copy_(was - rate * weight.grad)
+                falls.append((before - next_token_loss(model, batch)).item())
+            for weight, was in zip(block.parameters(), start, strict=True):
+                weight.copy_(was)
             least = 0.1 * max(fall for fall in falls if math.isfinite(fall))
             works = [fall >= least for fall in falls]
             low = works.index(True)
@@ -93,18 +97,6 @@ def _step_rates(model: Transformer, batch: Batch) -> Measurement:
             lowest.append(_STEP_RATES[low])
             highest.append(_STEP_RATES[high])
     return {"lowest": lowest, "highest": highest}
-
-
-def _losses_after_a_step(model: Transformer, block: nn.Module, batch: Batch) -> Iterator[Tensor]:
-    """The loss after one gradient step of one block at each rate; the weights are restored at the end."""
-    start = [weight.clone() for weight in block.parameters()]
-    for rate in _STEP_RATES:
-        for weight, was in zip(block.parameters(), start, strict=True):
-            if weight.grad is not None:
-                weight.copy_(was - rate * weight.grad)
-        yield next_token_loss(model, batch)
-    for weight, was in zip(block.parameters(), start, strict=True):
-        weight.copy_(was)
 
 
 def _of_rates(model: str, paired: Paired) -> list[Measurement]:
