@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normkit import checkpoint, errors, geometry, plots, reference, specs, study, testing
     from normkit.checkpoint.loading import load
     from normkit.checkpoint.memory import Folding, fold
+    from normkit.comparison.recording import record
     from normkit.conversion.result import ConversionReport
     from normkit.conversion.swapping import convert, revert
     from normkit.explorer.exploration import Exploration, explore
@@ -60,6 +61,7 @@ _HOME = {
     "load": "normkit.checkpoint.loading",
     "normalize": "normkit.functional",
     "plots": "normkit.plots",
+    "record": "normkit.comparison.recording",
     "reference": "normkit.reference",
     "revert": "normkit.conversion.swapping",
     "rms_norm": "normkit.functional",
@@ -98,6 +100,7 @@ __all__ = [
     "load",
     "normalize",
     "plots",
+    "record",
     "reference",
     "revert",
     "rms_norm",

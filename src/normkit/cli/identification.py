@@ -60,7 +60,7 @@ def identify_norms(
     Norms are found by calling copies of them on chosen inputs, not by their names. MODEL is a folder with a
     transformers model, a config.json or model.safetensors in one, or else a Hub id such as org/name[@revision]; code
     that comes with a model is never run. The result is DIR/NAME/passports.json. Without MODEL, the two small models
-    that ship.
+    that ship. A recording, as normkit.record(model) or any other runtime writes it, is identified from its rows alone.
 
     With --against, norms are paired by path, or by order where the paths differ. The result says which conventions
     differ, how much that changes the rows that arrive there, and where the first difference appears when both models
@@ -77,6 +77,12 @@ def identify_norms(
             if parameter.name in _WITH_AGAINST:
                 raise click.UsageError(f"{parameter.opts[0]} needs --against: formulas alone need no text.", ctx)
     _refuse_passports(model)
+    if Path(model).suffix == ".safetensors" and against is None:
+        from normkit.comparison.recording import is_recording
+
+        if is_recording(Path(model)):
+            _identify_recording(Path(model), None if no_report else out, site, as_json=as_json)
+            return
     from normkit.cli.reports import output_folder
     from normkit.cli.texts import batches_for, load, read_text
     from normkit.files import json_text, write_text
@@ -117,6 +123,18 @@ def identify_norms(
         _say_where("comparison", path, as_json=as_json)
     if comparison.differs:
         ctx.exit(1)
+
+
+def _identify_recording(path: Path, out: Path | None, site: str | None, *, as_json: bool) -> None:
+    """Identify the norms of a recording from their rows."""
+    from normkit.cli.reports import output_folder
+    from normkit.comparison.recording import survey_recording
+
+    folder = None if out is None else output_folder(out, path.stem, source=path)
+    found = survey_recording(path).only(site)
+    if as_json:
+        terminal.print_json(found.to_json())
+    _give_passports(found, folder, as_json=as_json)
 
 
 def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:

@@ -19,7 +19,7 @@ from normkit.identification import cast_program, half_precision_calls
 from normkit.identification.eps_and_divisor import RollOff, choose
 from normkit.identification.half_precision_calls import Run
 from normkit.identification.passport import CONVENTIONS, Passport, Reading, Verdict, value_of
-from normkit.identification.row_fits import Fit, Recording, Scale, best_groups, scales_of, still_fits
+from normkit.identification.row_fits import Fit, Recording, Scale, fits_of, scales_of, still_fits
 from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
@@ -65,7 +65,7 @@ def identify_rows(x: Any, y: Any, weight: Any = None, bias: Any = None) -> Passp
 
 def _identified(rows: Recording) -> Passport:
     """The passport of checked rows."""
-    fits = [best_groups(rows, centred) for centred in (True, False)]
+    fits = fits_of(rows)
     best = min(fits, key=lambda fit: fit.residual)
     kind = [
         f"{len(rows.x)} recorded rows of {rows.x.shape[-1]} features, "

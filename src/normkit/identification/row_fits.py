@@ -150,16 +150,16 @@ class Scale:
     """Mean square of what is left of the logarithms."""
 
 
-def best_groups(rows: Recording, centred: bool) -> Fit:
-    """The fit with the fewest groups that leaves nothing, or the one of whole rows."""
+def fits_of(rows: Recording) -> list[Fit]:
+    """The fits with the mean taken out and with it left in: of whole rows, then of the fewest groups that fit."""
     n = rows.x.shape[-1]
-    whole = _fitted(rows, centred, 1)
-    if whole.residual <= rows.precision.fits:
-        return whole
+    fits = [_fitted(rows, centred, 1) for centred in (True, False)]
     for groups in range(2, min(_MOST_GROUPS, n // 2) + 1):
-        if n % groups == 0 and (fit := _fitted(rows, centred, groups)).residual <= rows.precision.fits:
-            return fit
-    return whole
+        if min(fit.residual for fit in fits) <= rows.precision.fits:
+            break
+        if n % groups == 0:
+            fits += [_fitted(rows, centred, groups) for centred in (True, False)]
+    return fits
 
 
 def _parts(rows: Tensor, groups: int) -> Tensor:
@@ -182,7 +182,8 @@ def _fitted(rows: Recording, centred: bool, groups: int) -> Fit:
         along = numerator * gain
         factor = (along * (y - shift)).sum(-1, keepdim=True) / along.square().sum(-1, keepdim=True).clamp_min(_TINY)
         residual = float((factor * along + shift - y).square().mean().sqrt()) / size
-        if residual > 0.999 * last:
+        # The right fit is all but there at once; a wrong one creeps.
+        if residual > (0.97 if residual > rows.precision.fits else 0.999) * last:
             break
         last = residual
     unit = (factor * root).median()
