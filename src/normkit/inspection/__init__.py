@@ -5,6 +5,6 @@ key_selectability.py  which keys of an attention some query could prefer to all 
 walk.py               one token's vector through one norm, stage by stage
 loss.py               the loss of the next token
 foldedness.py         how far the weights are from folded and centred
-build_inspection.py   the declaration that an inspected model fits
+build_inspection.py   measured facts judged by the rules; the declaration that an inspected model fits
 inspecting.py         `inspect`: composes all of the above
 """

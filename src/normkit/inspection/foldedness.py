@@ -77,19 +77,16 @@ def _norm(graph: Graph, norm: Norm, weights: Mapping[str, Tensor]) -> NormForm:
 
 
 class _Energy(NamedTuple):
-    """Sums over a tensor seen as vectors.
-
-    Attributes:
-        width: Features of a vector.
-        vectors: How many there are.
-        along: Sum over vectors of (sum of the entries)**2.
-        total: Sum of all squares.
-    """
+    """Sums over a tensor seen as vectors."""
 
     width: int
+    """Features of a vector."""
     vectors: int
+    """Number of vectors."""
     along: float
+    """Sum over vectors of (sum of the entries)**2."""
     total: float
+    """Sum of all squares."""
 
     @property
     def share(self) -> float:

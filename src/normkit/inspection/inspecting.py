@@ -23,7 +23,7 @@ from normkit.inspection.result import Inspection
 from normkit.inspection.walk import capture, walk
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
-from normkit.measurement.facts import Block, Site
+from normkit.measurement.facts import Site
 from normkit.measurement.gain_gradients import gain_gradient_errors
 from normkit.measurement.intent import stock_intent
 from normkit.measurement.patches import patches
@@ -99,7 +99,11 @@ def inspect(
     report = progress or (lambda _stage, _done, _total: None)
     declared, unwritten = baseline.declared(intent)
     with evaluating(model), torch.no_grad():
-        structure = _surveyed(model, first, report)
+        try:
+            structure = survey(model, runner(model, first_tokens(first)), report)
+        # Some models, such as those of sound, take no shorter input, and raise anything.
+        except Exception:
+            structure = survey(model, runner(model, rows(first, 0)), report)
         found, blocks = structure.sites, structure.blocks
         # A wrong path is reported before the whole text is run.
         followed = None if site is None else chosen([norm.path for norm in found], site, name or "the model")[0]
@@ -114,7 +118,8 @@ def inspect(
                 loss.add(batch, runner(model, batch)())
                 counted, left_out = _tokens(batch, mask)
                 tokens, padding = tokens + counted, padding + left_out
-                seen |= _distinct(ids, mask)
+                if ids is not None:
+                    seen |= {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
         sites = _sites(probe, structure)
         text, valid = _first_text(first)
         selections = key_selections(
@@ -122,7 +127,10 @@ def inspect(
         )
         walked = _walk(model, found, sites, first, decode, followed)
         leaks = find_leaks(model, structure, first)
-    measured = _blocks(probe, structure, decode)
+    measured = tuple(
+        measured_block(block, swept, *probe.block(block), probe.peak(block, decode))
+        for block, swept in zip(blocks, structure.sweeps, strict=True)
+    )
     intended = stock_intent(model)
     facts = rules.Facts(
         model=model_facts(
@@ -155,15 +163,6 @@ def inspect(
     return inspection
 
 
-def _surveyed(model: nn.Module, batch: Batch, report: Progress) -> Structure:
-    """The structure seen on the beginning of the first row; on all of it where the model takes no less, as of sound."""
-    try:
-        return survey(model, runner(model, first_tokens(batch)), report)
-    # Whatever the model's own code raises.
-    except Exception:
-        return survey(model, runner(model, rows(batch, 0)), report)
-
-
 def _first_text(batch: Batch) -> tuple[Batch, Tensor | None]:
     """The batch's first row that has a token, and its token mask (T,) or None where all of them count."""
     mask = token_mask(batch)
@@ -180,13 +179,6 @@ def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
     if not first.dim():
         return 1, 0
     return first.shape[0] * (first.shape[1] if first.dim() > 1 else 1), 0
-
-
-def _distinct(ids: Tensor | None, mask: Tensor | None) -> set[int]:
-    """The token ids that count."""
-    if ids is None:
-        return set()
-    return {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
 
 
 def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
@@ -219,13 +211,6 @@ def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
             gain_gradient_error=gradient_errors[norm.path],
         )
         for order, (norm, measured) in enumerate(zip(structure.sites, seen, strict=True))
-    )
-
-
-def _blocks(probe: Probe, structure: Structure, decode: Callable[[int], str] | None) -> tuple[Block, ...]:
-    return tuple(
-        measured_block(block, swept, *probe.block(block), probe.peak(block, decode))
-        for block, swept in zip(structure.blocks, structure.sweeps, strict=True)
     )
 
 

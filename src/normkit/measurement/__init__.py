@@ -1,11 +1,13 @@
 """The measuring engine: what a model's norms, blocks and attention do, seen from hooks.
 
 facts.py, quantities.py, training.py  what is measured, as frozen values
-running.py         how a model is run to be looked at
+running.py         runs a model on batches in evaluation mode
 observing.py       hooks and one mode that tell a listener of every call of a norm, a block or attention
-probing.py         the probe: everything measured while a model runs
-moments.py, site_accumulator.py, sampling.py  statistics over the rows of one norm, and a sample of them
-attention.py       statistics of attention logits
+probing.py         the probe: all that an inspection measures while a model runs
+tables.py          tables on a device, summed or largest kept
+row_counters.py    how rows and gradients are counted into tables, and read as statistics
+attention.py       how attention logits are counted into tables, and read
+site_accumulator.py, sampling.py  what is counted of one norm or stream, and a sample of its rows
 blocks.py          the repeated blocks of a model
 replaying.py       a block called again on its own arguments, with the stream scaled or a norm altered
 block_response.py, placement.py, stages.py  what a block's answers to two scales say about its norms

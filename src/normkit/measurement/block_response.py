@@ -66,15 +66,12 @@ ReplayAt = Callable[[float, NormSite | None, float], Replay]
 UNKNOWN = BlockSweep(placement="unknown", output_slope=math.nan, branch_slope=math.nan, rows_normalized=None)
 
 
-class Fingerprint:
-    """One block's answers.
+class BlockResponse:
+    """The outputs of one block at two scales of its stream, and what they say about its norms.
 
     Args:
         sites: The model's norms by path.
         replay: Calls the block on a multiple of its stream, with the output of one norm multiplied by a factor.
-
-    Attributes:
-        is_resolved: The branch is more than rounding, or the output stands still.
     """
 
     def __init__(self, sites: Mapping[str, NormSite], replay: ReplayAt) -> None:
@@ -83,6 +80,7 @@ class Fingerprint:
         self._output_slope = _slope(self._small.y, self._large.y)
         self._branch_slope = self._slope_of_branch()
         self.is_resolved = not math.isnan(self._branch_slope) or self._output_slope < _GROWS
+        """The branch is more than rounding, or the output does not grow."""
 
     def read(self) -> tuple[BlockSweep, dict[str, Role]]:
         """The verdict, and the roles of the norms that were called."""

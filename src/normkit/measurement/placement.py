@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite
 from normkit.identification.tracing import first_tensor
-from normkit.measurement.block_response import UNKNOWN, BlockSweep, Fingerprint, median_cosine
+from normkit.measurement.block_response import UNKNOWN, BlockResponse, BlockSweep, median_cosine
 from normkit.measurement.blocks import BlockCall
 from normkit.measurement.facts import Role
 from normkit.measurement.observing import observed
@@ -110,7 +110,7 @@ class _Sweeper(Replayer):
                     block.module, args, kwargs, scale=scale * unit, altered=altered, factor=factor, dtype=dtype
                 )
 
-            fingerprint = Fingerprint(self._sites, replay)
+            fingerprint = BlockResponse(self._sites, replay)
             self.sweeps[block.path], roles = fingerprint.read()
             self.roles = self.roles | roles
             return fingerprint.is_resolved

@@ -44,14 +44,11 @@ class Replay:
 
 
 class Replayer(Listener):
-    """Replays blocks; for the length of a small batch it holds what entered and left their norms.
-
-    Attributes:
-        current: The replay that is running, or None.
-    """
+    """Replays blocks, and holds the inputs and outputs of their norms for one small batch."""
 
     def __init__(self) -> None:
         self.current: Replay | None = None
+        """The replay that is running, or None."""
 
     def replay(
         self,

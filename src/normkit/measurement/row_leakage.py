@@ -161,17 +161,14 @@ class _Recorder(Listener):
 
 
 class _Comparer(_Recorder):
-    """Compares a second run with a first one.
-
-    Attributes:
-        moved: By how much the outputs of norms moved whose inputs stood still, by path.
-        moved_input: The input of a norm moved where nothing may.
-    """
+    """Compares a second run with a first one."""
 
     def __init__(self, first: _Recorder, kept: Tensor) -> None:
         super().__init__()
         self.moved: dict[str, float] = {}
+        """The change of the output of each norm whose input did not change, by path."""
         self.moved_input = False
+        """The input of a norm changed where nothing may."""
         self._first, self._kept = first, kept
         self._calls: Counter[str] = Counter()
         self._still = False

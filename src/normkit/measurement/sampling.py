@@ -141,13 +141,11 @@ class RowSample:
     Args:
         spec: The formula of the norm.
         formula: The formula that its outputs are compared with, or None.
-
-    Attributes:
-        error: The largest error of an output, as in `RowFormula.error`; NaN where none was compared with its formula.
     """
 
     def __init__(self, spec: NormSpec, formula: RowFormula | None = None) -> None:
         self.error = math.nan
+        """The largest error of an output, as in `RowFormula.error`; NaN where none was compared with its formula."""
         self._spec = spec
         self._formula = formula
         self._entered: Tensor | None = None

@@ -1,21 +1,18 @@
 """A model watched while it trains: measured in the step, judged beside it, and explained when it breaks.
 
-tables.py            tables on the device, summed or largest kept; packed into one vector, copied to the host
-row_counters.py      how rows and gradients of activations are counted, in plain tensor operations
-logits.py            how attention logits are counted
+async_copies.py      copies of tables to the host that no step waits for
 hooks.py             hooks that never end a training, and that no copy of the model holds
 layout.py            what is measured where
 instruments.py       the hooks in the model, and the switch that turns them on and off
-inputs.py            what the model is fed, and its labels
+inputs.py            statistics of the batches and labels
 parameters.py        what each parameter is, sums of squares, and how far it moves
-loop.py              what the training loop does with complete gradients
+loop.py              checks how the training loop uses complete gradients
 step_recorder.py     everything that is measured of one model in its steps
 ranks.py             the processes: what they pool, and what each of them holds
 rendezvous.py        how they find each other at the start
-verification.py      the pooling proved on known numbers
+verification.py      tests counting and pooling on known numbers
 surveying.py         what a model is made of, and which weights a norm makes insensitive
 startup.py           how a watch begins: composes the four above
-table_reader.py      the tables of a report as statistics
 change_tracker.py    updates, changes from outside, norms and blocks that stop
 time_series.py       series over the steps, and whether something broke
 onset.py             where it began
