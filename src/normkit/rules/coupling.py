@@ -39,7 +39,7 @@ _FEW_SAMPLES = 16
     looks_at=("norms", "other norms"),
 )
 def leaked_future(facts: Facts) -> Outcome:
-    """Earlier rows move with later tokens, through a norm, in a model that is causal but for this."""
+    """Earlier rows move with later tokens, through a norm, in a model that is causal otherwise."""
     if facts.leaks is None:
         return NO_TOKENS
     verbs, changed = ("lets", "let"), "with later tokens changed, the rows of earlier ones"

@@ -161,7 +161,7 @@ class Facts:
 
     @cached_property
     def running(self) -> frozenset[str]:
-        """Paths where a norm runs: those of all sites, of what is tied to them, and of norms that no spec describes."""
+        """Paths where a norm runs: of all sites, of the norms tied to them, and of norms that no spec describes."""
         tied = (path for one in self.shared.values() for path in one.twins)
         return frozenset((*(site.path for site in self.sites), *tied, *(other.path for other in self.others)))
 

@@ -134,7 +134,7 @@ def _missing_of_class(facts: Facts, intent: Intent) -> Hit | None:
 
 
 def _missing_declared(facts: Facts, baseline: Baseline) -> Hit | None:
-    """Declared norms that do not run, but for those of blocks that are not there."""
+    """Declared norms that do not run, except those of blocks that are not there."""
     gone = set(baseline.placements) - {block.path for block in facts.blocks}
     inside = tuple(f"{block}{mark}" for block in gone for mark in ".:")
     sites = [path for path in baseline.norms if not _has_norm_at(path, facts) and not path.startswith(inside)]

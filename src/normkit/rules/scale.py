@@ -25,7 +25,7 @@ HALF = frozenset({"float16", "bfloat16"})
 USUAL_PLACEMENT = PLACEMENTS["inside"]
 """The placement of eps that is meant if nothing else is known."""
 
-STEP = "one step of bfloat16 is 0.4 to 0.8 %: a change of 0.1 % drowns in it, one of 1 % does not"
+STEP = "one step of bfloat16 is 0.4 to 0.8 %: a change of 0.1 % is lost in it, one of 1 % is not"
 """Why these."""
 
 

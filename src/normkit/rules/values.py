@@ -18,7 +18,7 @@ from normkit.text import counted, percent
 _ROUNDED, _EXACT = 2.0**-7, 1e-5
 # Two gains of fewer entries may agree by chance, as where nothing has trained them.
 _TELLING_SIZE = 16
-# Of 248 trained gains at most 6.2 % of the entries are negative, but for two first ones with 37 and 47 %.
+# Of 248 trained gains at most 6.2 % of the entries are negative, except in two first norms, with 37 and 47 %.
 _FLIPPED, _SELDOM, _FEWEST = 0.9, 0.1, 3
 _LEVELS, _FEWER, _COARSE = 16, 4, 2.0**-6
 # A later checkpoint moves nearly all gains; a damaged file some of them.
