@@ -1,9 +1,9 @@
-"""How anything is shown, in a terminal and on a page; what is said lies beside the feature that computes it.
+"""How anything is shown, in a terminal and on a page. Each feature describes its results in its own `report.py`.
 
 parts.py      the vocabulary: Section, Verdict, Fact, Table; strings made safe to print
 terminal.py   Section -> rich renderables
-html.py       a template and its words -> one self-contained page; page.html is the frame of all pages,
-macros.html what they draw parts with, page.css their style
+html.py       a template and its words -> one self-contained page
+page.html     the frame of all pages; macros.html draws their parts, page.css is their style
 embedding.py  data, small drawings and whole pages inside a page
 formula.py    a NormSpec in a few words, and as MathML
 theme.py      the one palette (light and dark) and the settings of every figure

@@ -1,4 +1,4 @@
-"""What is put inside a page: data that cannot end its element, small drawings, and another page in a frame."""
+"""Parts of a page: data that cannot end its element, small drawings, and another page in a frame."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def frame(page: str, title: str, *, height: int, sandbox: str = "allow-scripts")
 def bars(values: Sequence[float], mean: float) -> Markup:
     """An SVG element: bars up and down from zero over a band from -1 to 1, the mean as a dashed line.
 
-    The largest bar takes the whole height, so that each drawing stands on a scale of its own.
+    The largest bar takes the whole height, so that each drawing has its own scale.
 
     Args:
         values: The entries; those that are not finite are left out.

@@ -67,14 +67,27 @@ def section(part: Section, most: int = 24, depth: int = 0) -> RenderableType:
 
 def lines(facts: Iterable[Fact]) -> RenderableType:
     """Labels on the left, values wrapped on the right."""
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    rows = []
     for fact in facts:
         # The end of a path tells most.
         label = fact.label if len(fact.label) <= _WIDEST_LABEL else f"…{fact.label[1 - _WIDEST_LABEL :]}"
-        grid.add_row(marked(fact.tone, label) if fact.tone else Text(label, "dim"), Text(fact.value))
+        rows.append((marked(fact.tone, label) if fact.tone else Text(label, "dim"), Text(fact.value)))
+    return pairs(rows)
+
+
+def pairs(rows: Iterable[tuple[Text, Text]]) -> RenderableType:
+    """Two columns: the left one is never wrapped, the right one is."""
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
     return grid
+
+
+def headed(space: int, style: str = "bold") -> Grid:
+    """An empty table under ruled headings, with so many spaces between columns, and headings in this style."""
+    return Grid(box=box.SIMPLE_HEAD, padding=(0, space, 0, 0), pad_edge=False, show_edge=False, header_style=style)
 
 
 def ruled(table: Table, most: int) -> RenderableType:
@@ -84,7 +97,7 @@ def ruled(table: Table, most: int) -> RenderableType:
         table: What to draw.
         most: Rows after which it stops and says how many there are beyond.
     """
-    grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    grid = headed(2)
     for place, column in enumerate(table.columns):
         grid.add_column(
             # Numbers are narrow, and so is a heading with one word per line.

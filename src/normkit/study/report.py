@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table as Grid
 from rich.text import Text
 
 from normkit.files import write_bytes, write_text
 from normkit.show.html import html_page
 from normkit.show.parts import Column, Fact, Section, Table, Tone, printable
 from normkit.show.parts import Verdict as Answer
-from normkit.show.terminal import answer, marked
+from normkit.show.terminal import answer, headed, marked
 from normkit.study.arm_context import Setting
 from normkit.study.figures import study_drawing
 from normkit.study.result import Decided, StudyResult, Verdict
@@ -90,7 +88,7 @@ def summary(results: Sequence[StudyResult]) -> RenderableType:
         parts += [Text.assemble((page.title, "bold"), f"  {page.gist}"), ""]
         claims = page.sections[0]
         for claim in claims.sections:
-            grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+            grid = headed(2, "dim")
             grid.add_column("must hold", overflow="fold", ratio=3)
             grid.add_column("published", overflow="fold", ratio=2)
             grid.add_column("measured", justify="right", no_wrap=True)

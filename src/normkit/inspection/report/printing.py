@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.table import Table as Grid
 from rich.text import Text
 
 from normkit.identification.sites import matches
@@ -19,7 +17,7 @@ from normkit.inspection.report.description import Report, describe, describe_wal
 from normkit.measurement.quantities import Walk
 from normkit.rules.finding import Finding
 from normkit.show.parts import Fact, Section, Table
-from normkit.show.terminal import answer, fitting, lines, marked
+from normkit.show.terminal import answer, fitting, headed, lines, marked, pairs
 from normkit.text import numbered, shortened
 
 if TYPE_CHECKING:
@@ -148,7 +146,7 @@ class Norms:
                 for heading, width in zip(headings, _widths(*cells), strict=True)
             ]
             room = max(options.max_width - sum(2 + width for width in _widths(headings, *cells)), _LEAST_NAME)
-        grid = _ruled()
+        grid = headed(1)
         grid.add_column(table.columns[0].heading, overflow="fold")
         for column, heading in zip(table.columns[1:], headings, strict=True):
             grid.add_column(heading, justify="right" if column.numeric else "left", no_wrap=True)
@@ -163,14 +161,14 @@ class Norms:
 
 @dataclass(frozen=True)
 class _Stages:
-    """The stages of a token as a table; what is true stands below it where there is no room beside the numbers."""
+    """The stages of a token as a table; in a narrow terminal, what each stage makes true is below the table."""
 
     stages: tuple[Section, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay it out for a width."""
         beside = options.max_width >= _WIDE
-        grid = _ruled()
+        grid = headed(1)
         grid.add_column("stage", no_wrap=True)
         for fact in self.stages[0].facts:
             heading = fact.label if beside else fact.label.replace(" ", "\n", 1)
@@ -183,10 +181,6 @@ class _Stages:
         yield grid
         if not beside:
             yield lines(Fact(stage.title, stage.notes[-1]) for stage in self.stages)
-
-
-def _ruled() -> Grid:
-    return Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
 
 
 def _widths(*rows: Sequence[str]) -> list[int]:
@@ -235,16 +229,14 @@ def _run(report: Report, run: Section, steps: Section) -> RenderableType:
 
 
 def _answers(answers: Iterable[Section]) -> RenderableType:
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    rows = []
     for number, each in enumerate(answers, 1):
         if each.verdict:
             detail = each.verdict.detail
             at = f" At {shortened(each.notes, 2)}." if each.notes and each.notes[0] not in detail else ""
             said = Text.assemble((f"{number}. {each.title}", "bold"), f"  {detail}{at}")
-            grid.add_row(marked(each.verdict.tone, each.verdict.headline), said)
-    return grid
+            rows.append((marked(each.verdict.tone, each.verdict.headline), said))
+    return pairs(rows)
 
 
 def _rules(outcome: Section) -> str:
