@@ -40,12 +40,12 @@ def found(*checks: Checked, result: str = "GPT2LMHeadModel") -> Verification:
 def test_a_plan_says_the_fate_of_each_norm_what_is_not_done_and_the_size():
     reason = "layers.{0}.q reads sum.{0}, and more"
     refusals = [Refusal(operation="rms", place=f"layers.{i}.norm", reason=reason.format(i)) for i in range(12)]
-    kept = NormChange(name="ln_f", gain="folded", bias="divided", kept=(3,), reasons=("its bias stays",))
+    kept = NormChange(name="ln_f", gain="folded", bias="divided", kept=(3,), reasons=("its bias stays", "x"))
     part = planned(
         *(folded(f"layers.{layer}.norm") for layer in range(3)),
         folded("norm"),
         kept,
-        refusals=(*refusals, Refusal(operation="final", place="norm", reason="x")),
+        refusals=(*refusals, Refusal(operation="final", place="ln_f", reason="x")),
         remarks=("load it with nk.load",),
     )
     assert shown(part).split("\n") == [
@@ -60,7 +60,7 @@ def test_a_plan_says_the_fate_of_each_norm_what_is_not_done_and_the_size():
         "! asked for and not done, as it would change what the model computes",
         "rms: layers.*.norm (12)",
         "    layers.*.q reads sum.*, and more",
-        "final: norm",
+        "final: ln_f",
         "    x",
         "",
         "i kept where it is, exactly",

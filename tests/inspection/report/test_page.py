@@ -150,11 +150,13 @@ def test_hostile_strings_are_text_only_and_leave_no_control_character(name, requ
     text.encode()
 
 
-def test_a_finding_leads_to_the_page_of_its_rule_and_to_the_command(faulty):
+def test_a_finding_leads_to_its_places_to_the_page_of_its_rule_and_to_the_command(faulty):
     first = dataclasses.replace(faulty.findings[0], page="https://example.org/A1.html")
     page = rendered(dataclasses.replace(faulty, findings=(first,)))
     assert '<a href="https://example.org/A1.html">A model that fails A1</a>' in page
     assert "<code>normkit rule A1</code>" in page
+    first, second = (path.replace(".", ".<wbr>") for path in ("transformer.h.{0-1}.ln_1", "transformer.h.0.ln_2"))
+    assert f"<dt>where</dt><dd><code>{first}</code>, <code>{second}</code></dd>" in page
 
 
 def test_the_page_says_what_the_description_says(page):
