@@ -51,6 +51,7 @@ def assert_nothing_wrong(passport, spec):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("with_parameters", [True, False])
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.sampled(12)
 @pytest.mark.slow
 def test_of_every_preset_no_field_is_wrong(name, with_parameters, dtype):
     spec = PRESETS[name]

@@ -5,5 +5,6 @@ effects.py      how far two formulas are apart on the rows that arrive
 divergence.py   where two runs begin to differ
 differences.py  what a comparison found, as frozen values with JSON out
 contrasts.py    what can be said of two norms before anything is run
+recording.py    what entered and left each norm, in a file that any runtime can write
 comparing.py    `compare`: composes all of the above
 """
