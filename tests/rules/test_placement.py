@@ -90,6 +90,7 @@ def test_a_final_norm_that_is_missing(models, inspected, finding, status):
     found = finding(inspected(model), "D3")
     assert (found.severity, found.sites) == ("error", ("transformer.ln_f",))
     assert found.measured == "1 norm of GPT2LMHeadModel is missing"
+    assert found.evidence[0].endswith("no norm runs here")
     assert "the last block's output rows have an rms from" in found.evidence[1]
     model.transformer.ln_f = Squared()
     rules = {found.rule: found.sites for found in inspected(model).findings}

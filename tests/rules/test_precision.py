@@ -185,6 +185,7 @@ def test_gradients_that_were_not_reduced():
     drifted, unreduced = parameter("w", rank_spread=1e-3), gain(gradient_rank_spread=0.3, rank_spread=1e-3)
     outcome = different_replicas.check(pooled(drifted, unreduced))
     assert outcome.sites == ("w", "norm")
+    assert different_replicas.check(pooled(gain(gradient_rank_spread=0.3))).sites == ("norm",)
     assert outcome.measured == "gradients of 1 parameter differ between 2 processes, by up to 0.3"
     # The norm's line comes first: its gradient is the cause.
     assert outcome.evidence[0] == (
