@@ -120,7 +120,7 @@ def test_a_scale_that_is_kept_from_call_to_call():
     inspection = inspect(Model(Kept()), {"ids": IDS})
     found = inspection.findings[0]
     assert (found.rule, found.severity, found.sites) == ("D6", "error", ("blocks.0.norm",))
-    assert "it keeps a state" in found.evidence[0]
+    assert "it keeps the scale of an earlier call" in found.evidence[0]
 
 
 class Scaled(nn.Module):
