@@ -1,4 +1,4 @@
-"""Who takes part, on the CPU and on a GPU, and how each is called: what a user would pick, as a user would call it."""
+"""The peers on the CPU and on a GPU: those that a user would pick, called as a user would call them."""
 
 from __future__ import annotations
 
@@ -264,4 +264,4 @@ GPU_PEERS = (
     Peer("flash-attn", _flash_attention),
 )
 PACKAGES = ("triton", "nvidia-cutlass-dsl", "liger-kernel", "quack-kernels", "flash-attn")
-"""Whose versions belong to a result; with the second, torch has a kernel of its own for RMSNorm."""
+"""The packages whose versions belong to a result; with the second, torch has a kernel of its own for RMSNorm."""

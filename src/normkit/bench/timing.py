@@ -149,7 +149,7 @@ _CACHE_SIZES = 4
 
 
 class Stream(Protocol):
-    """Where calls are queued, and the clocks of host and device."""
+    """A queue of calls, and the clocks of host and device."""
 
     def now(self) -> float:
         """The host's clock, in seconds."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -23,12 +24,11 @@ from normkit import files
 from normkit.checkpoint.reader import read_header
 from normkit.errors import InputError, NormkitError
 from normkit.identification.book import Entry, PassportBook
-from normkit.identification.finder import may_be_norm
+from normkit.identification.finder import PARAMETERS_PER_FEATURE, may_be_norm
 from normkit.identification.recorded_rows import identify_rows
 from normkit.identification.state import undisturbed
 
 _FORMAT = {"format": "normkit-recording", "version": "1"}
-_PARAMETERS_PER_FEATURE = 4
 _ROWS = ("input", "output", "residual")
 _PARAMETERS = ("weight", "bias")
 
@@ -38,15 +38,15 @@ class RecordedNorm:
     """The rows and the parameters of one norm."""
 
     input: Tensor
-    """Of shape (rows, n)."""
+    """Shape (rows, n)."""
     output: Tensor
-    """Of shape (rows, n)."""
+    """Shape (rows, n)."""
     residual: Tensor | None = None
-    """Of shape (rows, n): added to the input before it is normalized."""
+    """Shape (rows, n): added to the input before it is normalized."""
     weight: Tensor | None = None
-    """As stored, of shape (n,)."""
+    """As stored, shape (n,)."""
     bias: Tensor | None = None
-    """As stored, of shape (n,)."""
+    """As stored, shape (n,)."""
 
     @property
     def normalized(self) -> Tensor:
@@ -88,8 +88,8 @@ def record(model: nn.Module, path: str | Path, *, rows: int = 512) -> Iterator[N
     kept: dict[str, dict[str, list[Tensor]]] = {}
     tokens: list[Any] = []
 
-    def keep(name: str, arguments: tuple[Any, ...], result: Any) -> None:
-        x = arguments[0] if arguments else None
+    def keep(name: str, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
+        x = next(iter(arguments or named.values()), None)
         y = result[0] if isinstance(result, tuple) and result else result
         if not (_are_rows(x) and _are_rows(y)) or x.shape != y.shape:
             return
@@ -108,8 +108,7 @@ def record(model: nn.Module, path: str | Path, *, rows: int = 512) -> Iterator[N
     handles = [model.register_forward_pre_hook(read_tokens, with_kwargs=True)]
     norms = {name: module for name, module in model.named_modules() if module is not model and may_be_norm(module)}
     for name, module in norms.items():
-        hook = lambda _, arguments, named, result, name=name: keep(name, arguments or tuple(named.values()), result)  # noqa: E731
-        handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        handles.append(module.register_forward_hook(partial(keep, name), with_kwargs=True))
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
@@ -134,7 +133,7 @@ def record(model: nn.Module, path: str | Path, *, rows: int = 512) -> Iterator[N
 
 def _mixes(module: nn.Module, rows: Tensor) -> bool:
     """Whether it has few parameters and the first element of a row moves others, or it takes no row alone."""
-    if sum(parameter.numel() for parameter in module.parameters()) > _PARAMETERS_PER_FEATURE * rows.shape[-1]:
+    if sum(parameter.numel() for parameter in module.parameters()) > PARAMETERS_PER_FEATURE * rows.shape[-1]:
         return False
     row = rows[:1].clone()
     moved = row.clone()

@@ -15,7 +15,7 @@ from normkit.measurement.sampling import evenly
 from normkit.text import shortened
 
 DECODER = "decoder_"
-"""What the names of a decoder's arguments begin with."""
+"""The names of a decoder's arguments begin with it."""
 
 MOST_SITES = 48
 """Norms of a page; with more, each would have too few points to be a cloud."""

@@ -123,9 +123,9 @@ class Stage:
     name: str
     """"Raw", "Centre", "Scale", "Gain" or "Bias"."""
     formula: str
-    """What is computed up to here, as mathtext."""
+    """The formula up to this step, as mathtext."""
     shape: str
-    """What the points lie on, in words."""
+    """The set that the points lie on, in words."""
     holds: str
     """The invariants, and how far the points are from them."""
     points: Points

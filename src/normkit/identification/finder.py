@@ -21,7 +21,7 @@ from normkit.identification.specimen import Specimen, UnrecognisedError
 from normkit.identification.state import undisturbed
 from normkit.identification.tracing import ModuleCall
 
-_PARAMETERS_PER_FEATURE = 4
+PARAMETERS_PER_FEATURE = 4
 """A gain and a bias make two; a module with more than twice that is a block, a projection or an attention."""
 _WIDEST = 2**20
 _WIDEST_TABLE = 2**16
@@ -90,10 +90,10 @@ def is_called_like_a_norm(call: ModuleCall, module: nn.Module) -> bool:
     counts = [parameter.numel() for parameter in module.parameters()]
     # A gain may have a row for each head, or span two axes.
     widest = call.input_shape[-1] * max((1, *call.input_shape[1:-1]))
-    if sum(counts) <= _PARAMETERS_PER_FEATURE * widest:
+    if sum(counts) <= PARAMETERS_PER_FEATURE * widest:
         return True
     # Or it spans more axes. Other modules with so many parameters have them of different sizes.
-    return len(set(counts)) == 1 and sum(counts) <= _PARAMETERS_PER_FEATURE * math.prod(call.input_shape[1:])
+    return len(set(counts)) == 1 and sum(counts) <= PARAMETERS_PER_FEATURE * math.prod(call.input_shape[1:])
 
 
 def may_be_norm(module: nn.Module) -> bool:
@@ -104,7 +104,7 @@ def may_be_norm(module: nn.Module) -> bool:
     largest = max((parameter.numel() for parameter in parameters), default=0)
     is_table = any(sum(size > 1 for size in parameter.shape) > 1 for parameter in parameters)
     return (
-        len(parameters) <= _PARAMETERS_PER_FEATURE
+        len(parameters) <= PARAMETERS_PER_FEATURE
         and largest <= (_WIDEST_TABLE if is_table else _WIDEST)
         and all(parameter.numel() in (1, largest) for parameter in parameters)
     )

@@ -18,7 +18,7 @@ from normkit.conventions.eps import EPS
 from normkit.identification import cast_program, half_precision_calls
 from normkit.identification.eps_and_divisor import RollOff, choose
 from normkit.identification.half_precision_calls import Run
-from normkit.identification.passport import CONVENTIONS, Passport, Reading, Verdict, value_of
+from normkit.identification.passport import CONVENTIONS, Passport, Reading, Verdict, value_of, without_spec
 from normkit.identification.row_fits import Fit, Recording, Scale, fits_of, scales_of, still_fits
 from normkit.reference import HALF
 from normkit.spec import NormSpec
@@ -105,13 +105,8 @@ def _identified(rows: Recording) -> Passport:
 
 
 def _without_spec(rows: Recording, verdict: Verdict, kind: Sequence[str], reason: str) -> Passport:
-    return Passport(
-        verdict=verdict,
-        spec=None,
-        readings={"kind": Reading(value=verdict, evidence=(*kind, reason))},
-        shape=tuple(rows.x.shape),
-        dtype=dtype_name(rows.x.dtype),
-    )
+    found = without_spec(verdict, *kind, reason)
+    return replace(found, shape=tuple(rows.x.shape), dtype=dtype_name(rows.x.dtype))
 
 
 def _with_spec(rows: Recording, possible: Sequence[Scale], kind: Sequence[str]) -> Passport:
