@@ -39,6 +39,8 @@ FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("granite", {"attention_bias": True, "mlp_bias": True}),
     ("smollm3", {"attention_bias": True, "mlp_bias": True}),
     ("olmo2", {"attention_bias": True}),
+    ("seed_oss", {"attention_bias": False}),
+    ("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
     ("glm4", {"attention_bias": False}),
     ("qwen2_moe", {"qkv_bias": False}),
     ("qwen2_moe", {"decoder_sparse_step": 2, "mlp_only_layers": []}),

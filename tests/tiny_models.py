@@ -103,6 +103,7 @@ RECIPES: dict[str, Recipe] = {
     "granite": _causal(
         *("Granite",), embedding_multiplier=2.5, logits_scaling=3.0, residual_multiplier=0.7, attention_multiplier=0.3
     ),
+    "seed_oss": _causal("SeedOss"),
     "smollm3": _causal("SmolLM3", num_hidden_layers=3, no_rope_layers=[1, 0, 1]),
     "glm4": _causal("Glm4", _FUSED),
     "gptj": _causal("GPTJ", rotary_dim=4),
