@@ -39,6 +39,8 @@ def offered(*words: str) -> list[str]:
         (("inspect", ""), ["file"]),
         (("inspect", "--out", ""), ["dir"]),
         (("fold", ""), ["file"]),
+        (("rec",), ["record"]),
+        (("record", "--template", ""), ["file"]),
         (("study", "w"), ["warmup"]),
         (("completion", ""), ["bash", "zsh", "fish"]),
     ],

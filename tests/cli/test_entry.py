@@ -43,7 +43,7 @@ def test_help_lists_every_verb_in_its_group() -> None:
     found = {heading: re.findall(r"^  (\w+)", body, re.MULTILINE) for heading, body in groups}
     assert found == {
         "See": ["inspect", "rule", "explore", "study", "figures"],
-        "Check": ["identify", "verify"],
+        "Check": ["identify", "record", "verify"],
         "Change": ["fold"],
         "This machine": ["env", "bench", "completion"],
     }
@@ -76,7 +76,7 @@ def test_one_spelling_is_one_option_everywhere() -> None:
     # Everything is written below one folder; every verb that tells something tells it as JSON.
     named = {name: {each.name: each for each in verb.params} for name, verb in verbs.commands.items()}
     assert {each["out"].default for each in named.values() if "out" in each} == {Path("normkit-out")}
-    assert {name for name, each in named.items() if "as_json" not in each} == {"completion"}
+    assert {name for name, each in named.items() if "as_json" not in each} == {"completion", "record"}
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from normkit.cli.figures import make_figures
 from normkit.cli.folding import fold_checkpoint
 from normkit.cli.identification import identify_norms
 from normkit.cli.inspection import inspect_model
+from normkit.cli.recording import write_recorder
 from normkit.cli.rules import explain_rule
 from normkit.cli.study import run_studies
 from normkit.cli.terminal import one_line
@@ -30,7 +31,7 @@ from normkit.errors import NormkitError
 
 _GROUPS = {
     "See": ("inspect", "rule", "explore", "study", "figures"),
-    "Check": ("identify", "verify"),
+    "Check": ("identify", "record", "verify"),
     "Change": ("fold",),
     "This machine": ("env", "bench", "completion"),
 }
@@ -108,6 +109,7 @@ verbs.add_command(explore_norms)
 verbs.add_command(run_studies)
 verbs.add_command(make_figures)
 verbs.add_command(identify_norms)
+verbs.add_command(write_recorder)
 verbs.add_command(verify_fold)
 verbs.add_command(fold_checkpoint)
 verbs.add_command(show_environment)

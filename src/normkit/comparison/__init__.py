@@ -6,5 +6,6 @@ divergence.py   where two runs begin to differ
 differences.py  what a comparison found, as frozen values with JSON out
 contrasts.py    what can be said of two norms before anything is run
 recording.py    what entered and left each norm, in a file that any runtime can write
+normkit_recorder.py  that file with numpy alone, for runtimes without normkit
 comparing.py    `compare`: composes all of the above
 """
