@@ -58,6 +58,14 @@ def demo_directories() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def real_models() -> Path:
+    """The folder with trained models of other people, which NORMKIT_REAL_MODELS names; tests of them are exhaustive."""
+    if "NORMKIT_REAL_MODELS" not in os.environ:
+        pytest.skip("NORMKIT_REAL_MODELS names no folder of real models")
+    return Path(os.environ["NORMKIT_REAL_MODELS"])
+
+
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium without a window. Where there is none, its tests are skipped, but never in CI."""
     from playwright.sync_api import sync_playwright

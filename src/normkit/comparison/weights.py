@@ -25,7 +25,8 @@ class Weights:
     """The content of config.json, or the metadata of the file."""
     eps: Mapping[str, float] = field(default_factory=dict)
     """Path of a norm -> its eps as stored; under "" that of all others."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Name of a tensor here -> its name in transformers, where the runtime has a table of names."""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a tensor here -> its possible names in transformers, the likeliest first, where the runtime has a table
+    of names; a model has one of them."""
     notes: tuple[str, ...] = ()
     """Remarks for the user."""
