@@ -172,20 +172,20 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"expected {WEIGHTS} in {folder}, found no weights; download them, or convert them to safetensors")
 
 
-def shard_names(folder: Path) -> list[str]:
-    """The files that the index of a folder names, sorted; all are in that folder itself.
+def shard_names(folder: Path, index: str = INDEX) -> list[str]:
+    """The files that an index in a folder names, sorted; all are in the folder itself.
 
     Raises:
         ModelError: If the file is not an index, or names a file elsewhere.
     """
-    named = read_json(folder / INDEX).get("weight_map")
+    named = read_json(folder / index).get("weight_map")
     if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
-        raise ModelError(f"expected a weight_map from weights to files in {folder / INDEX}, found none; download again")
+        raise ModelError(f"expected a weight_map from weights to files in {folder / index}, found none; download again")
     names = sorted(set(named.values()))
     for name in names:
         if "/" in name or not is_sound_name(name) or not name.endswith(".safetensors"):
             raise ModelError(
-                f"expected {folder / INDEX} to name safetensors beside it, got {quoted(name)}; do not use this "
+                f"expected {folder / index} to name safetensors beside it, got {quoted(name)}; do not use this "
                 "checkpoint"
             )
     return names

@@ -12,7 +12,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -240,6 +240,8 @@ class Source(Protocol):
 class CheckpointSource:
     """The safetensors of a model folder, every header checked, read with `pread` from any number of threads.
 
+    Given `files`, it reads these in place of the folder's, without an index.
+
     Nothing is mapped: pages of a mapped file would count as memory of the process. `files` are sorted by name and
     `tensors` are in the order of their bytes, file by file; `metadata` is that of each file; `states` and `modes`
     (permissions) are those at opening.
@@ -248,8 +250,8 @@ class CheckpointSource:
         ModelError: If a file is not whole, or the index and the files disagree on which file holds a tensor.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.files = tuple(weight_files(folder))
+    def __init__(self, folder: Path, files: Sequence[Path] = ()) -> None:
+        self.files = tuple(files or weight_files(folder))
         self.tensors: dict[str, Located] = {}
         self.states: dict[Path, FileState] = {}
         self.modes: dict[Path, int] = {}
@@ -258,7 +260,7 @@ class CheckpointSource:
         try:
             for file in self.files:
                 self._open(file)
-            if len(self.files) > 1 or self.files[0].name != WEIGHTS:
+            if not files and (len(self.files) > 1 or self.files[0].name != WEIGHTS):
                 _check_index(folder / INDEX, self.tensors)
         except BaseException:
             self.close()
