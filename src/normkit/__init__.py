@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from normkit import checkpoint, errors, geometry, plots, reference, specs, study, testing
     from normkit.checkpoint.loading import load
     from normkit.checkpoint.memory import Folding, fold
-    from normkit.comparison.recording import record
+    from normkit.comparison.torch_recorder import record
     from normkit.conversion.result import ConversionReport
     from normkit.conversion.swapping import convert, revert
     from normkit.explorer.exploration import Exploration, explore
@@ -61,7 +61,7 @@ _HOME = {
     "load": "normkit.checkpoint.loading",
     "normalize": "normkit.functional",
     "plots": "normkit.plots",
-    "record": "normkit.comparison.recording",
+    "record": "normkit.comparison.torch_recorder",
     "reference": "normkit.reference",
     "revert": "normkit.conversion.swapping",
     "rms_norm": "normkit.functional",

@@ -130,15 +130,19 @@ def add_forward(
 ) -> tuple[Tensor, Tensor]:
     """Add x to a residual stream, and normalize what the stream now holds.
 
-    new = x + residual, added in float32 (or wider) and rounded to the residual's dtype; y = `forward` of new, with
-    casts to the input's dtype that go to the dtype of x.
+    new = `added(x, residual)`; y = `forward` of new, with casts to the input's dtype that go to the dtype of x.
 
     Returns:
         y and new, of x's shape.
     """
-    wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
-    new_residual = (x.to(wide) + residual.to(wide)).to(residual.dtype)
+    new_residual = added(x, residual)
     return forward(new_residual, spec, weight, bias, input_dtype=x.dtype), new_residual
+
+
+def added(x: Tensor, residual: Tensor) -> Tensor:
+    """x + residual, added in float32 (or wider) and rounded to the residual's dtype."""
+    wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), torch.float32)
+    return (x.to(wide) + residual.to(wide)).to(residual.dtype)
 
 
 def _normalize(x: Tensor, spec: NormSpec, wide: torch.dtype, dtype: torch.dtype) -> Tensor:

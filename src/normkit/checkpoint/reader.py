@@ -124,10 +124,10 @@ def read_header(path: Path) -> dict[str, Located]:
         ModelError: If the file is not whole: it is truncated, its header is not JSON, a dtype is unknown, a name stands
             twice, a shape does not fit its bytes, or bytes belong to two tensors or to none.
     """
-    return _header(path)[0]
+    return whole_header(path)[0]
 
 
-def _header(path: Path) -> tuple[dict[str, Located], dict[str, str]]:
+def whole_header(path: Path) -> tuple[dict[str, Located], dict[str, str]]:
     """The tensors of a file, and its metadata: names and texts."""
     entries, metadata, start, size = _document(path)
     found = [(name, _located(path, name, entry, start)) for name, entry in entries.items()]
@@ -312,7 +312,7 @@ class CheckpointSource:
             raise ModelError(f"cannot read {file}: {error.strerror}") from None
         status = os.fstat(self._descriptors[file])
         self.states[file], self.modes[file] = FileState.of(status), stat.S_IMODE(status.st_mode) & 0o777
-        held, self.metadata[file] = _header(file)
+        held, self.metadata[file] = whole_header(file)
         if twice := next((name for name in held if name in self.tensors), None):
             raise ModelError(
                 f"expected each tensor in one file, {twice!r} is in {self.tensors[twice].file} and in {file}; "

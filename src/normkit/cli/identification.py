@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from normkit.checkpoint.loading import LoadedModel
     from normkit.cli.texts import Batches
     from normkit.comparison.differences import Comparison
+    from normkit.comparison.recording import Recording
     from normkit.identification.book import PassportBook
 
 _OF_A_MODEL = ("config.json", "model.safetensors", "model.safetensors.index.json")
@@ -78,10 +79,10 @@ def identify_norms(
                 raise click.UsageError(f"{parameter.opts[0]} needs --against: formulas alone need no text.", ctx)
     _refuse_passports(model)
     if Path(model).suffix == ".safetensors" and against is None:
-        from normkit.comparison.recording import is_recording
+        from normkit.comparison.recording import opened
 
-        if is_recording(Path(model)):
-            _identify_recording(Path(model), None if no_report else out, site, as_json=as_json)
+        if Path(model).is_file() and (recording := opened(model)) is not None:
+            _identify_recording(recording, Path(model), None if no_report else out, site, as_json=as_json)
             return
     from normkit.cli.reports import output_folder
     from normkit.cli.texts import batches_for, load, read_text
@@ -125,13 +126,12 @@ def identify_norms(
         ctx.exit(1)
 
 
-def _identify_recording(path: Path, out: Path | None, site: str | None, *, as_json: bool) -> None:
+def _identify_recording(recording: Recording, path: Path, out: Path | None, site: str | None, *, as_json: bool) -> None:
     """Identify the norms of a recording from their rows."""
     from normkit.cli.reports import output_folder
-    from normkit.comparison.recording import survey_recording
 
     folder = None if out is None else output_folder(out, path.stem, source=path)
-    found = survey_recording(path).only(site)
+    found = recording.book.only(site)
     if as_json:
         terminal.print_json(found.to_json())
     _give_passports(found, folder, as_json=as_json)

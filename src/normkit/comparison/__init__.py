@@ -5,7 +5,8 @@ effects.py      how far two formulas are apart on the rows that arrive
 divergence.py   where two runs begin to differ
 differences.py  what a comparison found, as frozen values with JSON out
 contrasts.py    what can be said of two norms before anything is run
-recording.py    what entered and left each norm, in a file that any runtime can write
-normkit_recorder.py  that file with numpy alone, for runtimes without normkit
+recording.py    what entered and left each norm, in memory or in a file that any runtime can write
+torch_recorder.py  writes that down for a torch model
+normkit_recorder.py  writes that file with numpy alone, for runtimes without normkit
 comparing.py    `compare`: composes all of the above
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from inspect import signature
 from itertools import chain
 from typing import Any
 
@@ -17,6 +16,7 @@ from normkit.comparison.differences import Comparison
 from normkit.comparison.divergence import Divergence, Place, Snapshot, diverged
 from normkit.comparison.effects import EffectGauge, sampled
 from normkit.comparison.pairing import match
+from normkit.comparison.torch_recorder import fitted
 from normkit.errors import InputError, ModelError, NormkitError
 from normkit.identification.book import PassportBook
 from normkit.identification.sites import NormSite, find_sites, matches
@@ -140,33 +140,8 @@ class _Watcher(Listener):
             self._snapshot.after_site(site, y)
 
 
-def _fitted(model: nn.Module, batch: Batch) -> Batch:
-    """The batch as the model takes it: token ids go first where it has another name for them.
-
-    Raises:
-        InputError: If it takes no argument of some other name.
-    """
-    parameters = [*signature(model.forward).parameters.values()]
-    names, ids = [each.name for each in parameters], name_of_ids(batch)
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    is_named = ids is None or ids in names or 0 in batch
-    if is_named or not parameters or parameters[0].kind is not parameters[0].POSITIONAL_OR_KEYWORD:
-        fitted, rest = dict(batch), {} if takes_any else batch
-    else:
-        fitted = {0: batch[ids], **{key: value for key, value in batch.items() if key != ids}}
-        rest = {key: value for key, value in fitted.items() if key and not takes_any}
-    strange = [key for key in rest if isinstance(key, str) and key not in names]
-    # A mask that masks nothing need not be said.
-    if needed := [key for key in strange if not (key == "attention_mask" and token_mask(batch) is None)]:
-        raise InputError(
-            f"{type(model).__name__}.forward({', '.join(names)}) takes no {', '.join(needed)}; "
-            "give batches with the arguments of both models, or token ids alone"
-        )
-    return {key: value for key, value in fitted.items() if key not in strange}
-
-
 def _surveyed(model: nn.Module, batch: Batch, name: str) -> Survey:
-    called = trace(model, runner(model, _fitted(model, first_tokens(batch))))
+    called = trace(model, runner(model, fitted(model, first_tokens(batch))))
     sites, left_out = find_sites(model, called)
     book = PassportBook.of(name or type(model).__name__, sites, left_out)
     return Survey(model=model, trace=called, sites={site.path: site for site in sites}, book=book)
@@ -197,7 +172,7 @@ def _run(survey: Survey, batch: Batch, picker: RowPicker, listener: Listener) ->
     """Run a model on a batch; returns rows of its first output."""
     parents = {call.parent for call in survey.trace.functions}
     with observed(survey.model, tuple(survey.sites.values()), (), parents, listener):
-        output = runner(survey.model, _fitted(survey.model, batch))()
+        output = runner(survey.model, fitted(survey.model, batch))()
     y = first_output(tuple(output.values()) if isinstance(output, Mapping) else output)
     return None if y is None or y.dim() < 2 else sampled(y, 1, picker)
 

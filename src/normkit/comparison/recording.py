@@ -1,36 +1,41 @@
-"""Recordings: what entered and left each norm of a run, in one safetensors file that any runtime can write.
+"""Recordings: what entered and left each norm of a run, in memory or in one file that any runtime can write.
 
-A recording holds for each norm two tensors of shape (rows, n), `<path>.input` and `<path>.output`, in the dtypes in
-which they were computed; beside them, where they are known, `<path>.weight` and `<path>.bias` of shape (n,), as they
-are stored, and `<path>.residual`, of the input's shape, which a fused norm adds to its input. Its metadata say
-`format` = "normkit-recording" and `version` = "1"; `runtime` and `tokens`, the token ids as JSON, are welcome.
+It is a safetensors file. For each norm it holds two tensors of shape (rows, n), `<path>.input` and `<path>.output`, in
+the dtypes in which they were computed; beside them, where they are known, `<path>.weight` and `<path>.bias` of shape
+(n,), as they are stored, and `<path>.residual`, of the input's shape, which a fused norm adds to its input. `outputs`,
+of shape (rows, vocabulary), is what the model returned: its logits. Rows stand in the order of the tokens, heads within
+a token.
+
+Its metadata say `format` = "normkit-recording" and `version` = "1". Welcome are `runtime`, in words; `tokens`, the
+token ids as a JSON list of lists; and `order`, a JSON list of the norm paths in the order of their calls in one run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import Tensor
 
-from normkit import files
-from normkit.checkpoint.reader import read_header
-from normkit.errors import InputError, NormkitError
+from normkit import files, reference
+from normkit.checkpoint.reader import NAME, Located, TensorInfo, header_bytes, whole_header
+from normkit.errors import InputError
 from normkit.identification.book import Entry, PassportBook
-from normkit.identification.finder import PARAMETERS_PER_FEATURE, may_be_norm
 from normkit.identification.recorded_rows import identify_rows
-from normkit.identification.state import undisturbed
 
 _FORMAT = {"format": "normkit-recording", "version": "1"}
 _ROWS = ("input", "output", "residual")
 _PARAMETERS = ("weight", "bias")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+OUTPUTS = "outputs"
+"""Name of the tensor that holds what the model returned."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,165 +43,165 @@ class RecordedNorm:
     """The rows and the parameters of one norm."""
 
     input: Tensor
-    """Shape (rows, n)."""
+    """Shape (rows, n); in memory (rows, ...) where the norm takes more than one axis as a row."""
     output: Tensor
-    """Shape (rows, n)."""
+    """Of the input's shape."""
     residual: Tensor | None = None
-    """Shape (rows, n): added to the input before it is normalized."""
+    """Of the input's shape: added to the input before it is normalized."""
     weight: Tensor | None = None
     """As stored, shape (n,)."""
     bias: Tensor | None = None
     """As stored, shape (n,)."""
+    calls: tuple[int, ...] = ()
+    """How many of the rows each call gave, where this is known."""
 
     @property
     def normalized(self) -> Tensor:
         """The rows that are normalized: the input, or its sum with the residual in the residual's dtype."""
-        if self.residual is None:
-            return self.input
-        wide = torch.promote_types(torch.promote_types(self.input.dtype, self.residual.dtype), torch.float32)
-        return (self.input.to(wide) + self.residual.to(wide)).to(self.residual.dtype)
+        return self.input if self.residual is None else reference.added(self.input, self.residual)
 
 
-@contextmanager
-def record(model: nn.Module, path: str | Path, *, rows: int = 512) -> Iterator[None]:
-    """Record what enters and leaves each norm of a model, while the block runs, to one file.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recording:
+    """What entered and left the norms of a run, and what the model returned."""
 
-    A module counts as a norm here if it has as few parameters as one, its output has the shape of its input, and an
-    element of its output depends on the other elements of the row. Compiled models run uncompiled inside the block. The
-    file is written at its end, whole or not at all; if the block raises, nothing is written.
+    norms: Mapping[str, RecordedNorm]
+    """Path -> norm, in the order of their first calls where that is known."""
+    name: str = ""
+    """What to call the model."""
+    runtime: str = ""
+    """The runtime in words, such as "torch 2.13.0"; "" if the file does not say."""
+    tokens: tuple[tuple[int, ...], ...] = ()
+    """Token ids of the rows; () if they are not known."""
+    outputs: Tensor | None = None
+    """The model's output for the first tokens, of shape (rows, vocabulary); None if it was not recorded."""
+    order: tuple[str, ...] = field(default=())
+    """The norms in the order of their calls in one run, each once for every call; () if it is not known."""
 
-    Args:
-        model: The model; nothing of it is changed.
-        path: The file, named `*.safetensors`; its folder is made.
-        rows: Rows that are kept of each norm: the first of the first calls.
+    @cached_property
+    def book(self) -> PassportBook:
+        """The passports of the norms; what rows cannot be identified from is left out, with the reason."""
+        entries, left_out = [], {}
+        for path, norm in self.norms.items():
+            x, y = norm.normalized.flatten(1), norm.output.flatten(1)
+            try:
+                passport = identify_rows(x, y, norm.weight, norm.bias)
+            except InputError as error:
+                left_out[path] = str(error)
+                continue
+            if passport.spec is None:
+                left_out[path] = f"{passport.verdict}: {passport.evidence[-1]}"
+            else:
+                features = norm.input[0].numel()
+                entries.append(Entry(path=path, class_name="recorded", features=features, passport=passport))
+        return PassportBook(model=self.name, entries=tuple(entries), left_out=left_out)
 
-    Raises:
-        InputError: If rows is less than 1, no norm was called, or the file cannot be written.
+    @classmethod
+    def read(cls, path: str | Path) -> Recording:
+        """Read a file.
 
-    Example:
-        >>> import tempfile
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with record(model, f"{folder}/run.safetensors"):
-        ...         y = model(torch.randn(16, 4))
-        ...     recording = read_recording(f"{folder}/run.safetensors")
-        >>> {name: tuple(norm.input.shape) for name, norm in recording.items()}
-        {'1': (16, 8)}
-    """
-    if rows < 1:
-        raise InputError(f"rows must be at least 1, got {rows}")
-    kept: dict[str, dict[str, list[Tensor]]] = {}
-    tokens: list[Any] = []
+        Raises:
+            ModelError: If the file is damaged.
+            InputError: If it is no recording, or a norm's tensors do not belong together.
+        """
+        found = opened(path)
+        if found is None:
+            raise InputError(f"expected tensors named <norm path>.input and .output in {path}, found none")
+        return found
 
-    def keep(name: str, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
-        x = next(iter(arguments or named.values()), None)
-        y = result[0] if isinstance(result, tuple) and result else result
-        if not (_are_rows(x) and _are_rows(y)) or x.shape != y.shape:
-            return
-        found = kept.setdefault(name, {"input": [], "output": []})
-        missing = rows - sum(len(part) for part in found["input"])
-        if missing > 0:
-            for key, value in (("input", x), ("output", y)):
-                # Copied: what follows may write to the same memory.
-                found[key].append(value.detach().reshape(-1, value.shape[-1])[:missing].cpu().clone())
+    def write(self, path: str | Path) -> Path:
+        """Write the file, whole or not at all; returns its path.
 
-    def read_tokens(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        ids = named.get("input_ids", arguments[0] if arguments else None)
-        if isinstance(ids, Tensor) and not ids.is_floating_point() and not tokens:
-            tokens.append(ids.tolist())
-
-    handles = [model.register_forward_pre_hook(read_tokens, with_kwargs=True)]
-    norms = {name: module for name, module in model.named_modules() if module is not model and may_be_norm(module)}
-    for name, module in norms.items():
-        handles.append(module.register_forward_hook(partial(keep, name), with_kwargs=True))
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    kept = {name: found for name, found in kept.items() if _mixes(norms[name], found["input"][0])}
-    if not kept:
-        raise InputError("expected a call of the model inside `with record(...)`; no norm of it was called")
-    tensors: dict[str, Tensor] = {}
-    for name, found in kept.items():
-        tensors |= {f"{name}.{key}": torch.cat(parts) for key, parts in found.items()}
-        for key in _PARAMETERS:
-            part = getattr(norms[name], key, None)
-            if isinstance(part, Tensor) and part.shape == found["input"][0].shape[-1:] and not part.is_meta:
-                tensors[f"{name}.{key}"] = part.detach().cpu().clone()
-    described = {**_FORMAT, "runtime": f"torch {torch.__version__}"}
-    if tokens:
-        described["tokens"] = json.dumps(tokens[0])
-    files.write_bytes(Path(path), save(tensors, described))
+        Raises:
+            InputError: If it cannot be written there.
+        """
+        tensors: dict[str, Tensor] = {}
+        for name, norm in self.norms.items():
+            for key in (*_ROWS, *_PARAMETERS):
+                if (part := getattr(norm, key)) is not None:
+                    tensors[f"{name}.{key}"] = part.flatten(1) if key in _ROWS else part
+        if self.outputs is not None:
+            tensors[OUTPUTS] = self.outputs
+        tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+        texts = {"runtime": self.runtime, "tokens": _json(self.tokens), "order": _json(self.order)}
+        metadata = {**_FORMAT, **{key: text for key, text in texts.items() if text}}
+        # safetensors itself writes metadata in another order each time.
+        header = header_bytes(
+            {key: TensorInfo(NAME[part.dtype], tuple(part.shape)) for key, part in tensors.items()}, metadata
+        )
+        contents = (part.flatten().view(torch.uint8).numpy().tobytes() for part in tensors.values())
+        return files.write_bytes(Path(path), b"".join([header, *contents]))
 
 
-def _mixes(module: nn.Module, rows: Tensor) -> bool:
-    """Whether it has few parameters and the first element of a row moves others, or it takes no row alone."""
-    if sum(parameter.numel() for parameter in module.parameters()) > PARAMETERS_PER_FEATURE * rows.shape[-1]:
-        return False
-    row = rows[:1].clone()
-    moved = row.clone()
-    moved[0, 0] += 1 + moved[0].abs().max()
-    try:
-        with torch.no_grad(), undisturbed():
-            here, there = (module(each.to(next(module.parameters(), each).device)) for each in (row, moved))
-            return bool((here[0, 1:] != there[0, 1:]).any())
-    except Exception:  # a foreign module may refuse in any way
-        return True
-
-
-def _are_rows(value: Any) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
-
-
-def is_recording(path: Path) -> bool:
-    """Whether a file is one of recorded rows: it has an input and an output of the same name."""
-    if path.suffix != ".safetensors" or not path.is_file():
-        return False
-    try:
-        names = read_header(path).keys()
-    except NormkitError:
-        return False
-    return any(f"{name.removesuffix('.input')}.output" in names for name in names if name.endswith(".input"))
-
-
-def read_recording(path: str | Path) -> dict[str, RecordedNorm]:
-    """The norms of a recording, by path, in the order of the file.
+def opened(path: str | Path) -> Recording | None:
+    """The recording in a file; None if no tensor of it is named as an input of a norm is.
 
     Raises:
         ModelError: If the file is damaged.
-        InputError: If it is no recording, or a norm's tensors do not belong together.
+        InputError: If a norm's tensors do not belong together.
     """
     path = Path(path)
-    header = read_header(path)
+    header, texts = whole_header(path)
     norms = [name.removesuffix(".input") for name in header if name.endswith(".input")]
     if not norms:
-        raise InputError(f"expected tensors named <norm path>.input and .output in {path}, found none")
+        return None
     for name in norms:
-        shape = header[f"{name}.input"].shape
-        if len(shape) != 2 or f"{name}.output" not in header:
-            raise InputError(f"{path}: {name}.input must have shape (rows, n), and {name}.output beside it")
-        for key in (*_ROWS, *_PARAMETERS):
-            expected = shape if key in _ROWS else shape[1:]
-            if (found := header.get(f"{name}.{key}")) is not None and found.shape != expected:
-                raise InputError(f"{path}: {name}.{key} must have shape {expected}, got {found.shape}")
+        _check(path, name, header)
+    if (outputs := header.get(OUTPUTS)) is not None and (len(outputs.shape) != 2 or outputs.dtype not in _FLOATS):
+        raise InputError(f"{path}: {OUTPUTS} must be floating-point of shape (rows, vocabulary), got {outputs.shape}")
+    ids, order = (_read(path, texts, key) for key in ("tokens", "order"))
+    if not all(isinstance(name, str) for name in order):
+        raise InputError(f"{path}: the metadata's order must be a JSON list of norm paths")
+    # A batch of one may stand without its outer list.
+    ids = [ids] if ids and all(isinstance(each, int) for each in ids) else ids
+    if not all(isinstance(row, list) and all(isinstance(each, int) for each in row) for row in ids):
+        raise InputError(f"{path}: the metadata's tokens must be a JSON list of lists of token ids")
     tensors = load_file(path)
+    # safetensors sorts by name.
+    paths = dict.fromkeys([*(name for name in order if name in norms), *sorted(norms, key=_natural)])
     keys = (*_ROWS, *_PARAMETERS)
-    return {name: RecordedNorm(**{key: tensors.get(f"{name}.{key}") for key in keys}) for name in norms}
+    return Recording(
+        norms={name: RecordedNorm(**{key: tensors.get(f"{name}.{key}") for key in keys}) for name in paths},
+        name=path.stem,
+        runtime=texts.get("runtime", ""),
+        tokens=tuple(map(tuple, ids)),
+        outputs=tensors.get(OUTPUTS),
+        order=tuple(name for name in order if name in norms),
+    )
 
 
-def survey_recording(path: str | Path) -> PassportBook:
-    """The passports of all norms of a recording; what rows cannot be identified from is left out, with the reason."""
-    entries, left_out = [], {}
-    for name, norm in read_recording(path).items():
-        try:
-            passport = identify_rows(norm.normalized, norm.output, norm.weight, norm.bias)
-        except InputError as error:
-            left_out[name] = str(error)
+def _check(path: Path, name: str, header: Mapping[str, Located]) -> None:
+    """Raise an error where the tensors of a norm do not belong together."""
+    shape = header[f"{name}.input"].shape
+    if len(shape) != 2 or f"{name}.output" not in header:
+        raise InputError(f"{path}: {name}.input must have shape (rows, n), and {name}.output beside it")
+    for key in (*_ROWS, *_PARAMETERS):
+        expected = shape if key in _ROWS else shape[1:]
+        if (found := header.get(f"{name}.{key}")) is None:
             continue
-        if passport.spec is None:
-            left_out[name] = f"{passport.verdict}: {passport.evidence[-1]}"
-        else:
-            entries.append(Entry(path=name, class_name="recorded", features=norm.input.shape[1], passport=passport))
-    return PassportBook(model=Path(path).stem, entries=tuple(entries), left_out=left_out)
+        if found.shape != expected:
+            raise InputError(f"{path}: {name}.{key} must have shape {expected}, got {found.shape}")
+        if found.dtype not in _FLOATS:
+            raise InputError(
+                f"{path}: {name}.{key} must be of floating point, got {found.dtype}; record what it stands for"
+            )
+
+
+def _read(path: Path, texts: Mapping[str, str], key: str) -> list[Any]:
+    """A list of the metadata; empty if there is none."""
+    try:
+        found = files.parse_json(texts.get(key, "[]").encode())
+    except InputError as error:
+        raise InputError(f"{path}: the metadata's {key} is no JSON: {error}") from None
+    if not isinstance(found, list):
+        raise InputError(f"{path}: the metadata's {key} must be a JSON list")
+    return found
+
+
+def _json(value: tuple[object, ...]) -> str:
+    return json.dumps(value, separators=(",", ":")) if value else ""
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """Key by which layer 10 comes after layer 9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
