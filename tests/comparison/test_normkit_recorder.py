@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from helpers import ROOT, SOURCE
 from normkit.comparison.normkit_recorder import Recorder
-from normkit.comparison.recording import read_recording
+from normkit.comparison.recording import Recording
 from page_blocks import blocks
 
 FILE = SOURCE / "comparison" / "normkit_recorder.py"
@@ -76,7 +76,7 @@ def test_bfloat16_comes_back_bit_for_bit(tmp_path):
     recorder = Recorder(array=lambda tensor: tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
     recorder.add("norm", x, -x, x[0])
     recorder.save(str(file))
-    norm = read_recording(file)["norm"]
+    norm = Recording.read(file).norms["norm"]
     assert norm.input.dtype == torch.bfloat16
     assert torch.equal(norm.input, x)
     assert torch.equal(norm.output, -x)
