@@ -61,7 +61,9 @@ def judged(model, *args, mask=None, progress=None, **kwargs):
 
     called = trace(model, run)
     report = progress or (lambda _done, _total: None)
-    return key_selections(model, called, find_blocks(model, called), run, mask, report)
+    with key_selections(model, called, find_blocks(model, called), 1, 0, mask, report) as found:
+        run()
+    return tuple(found)
 
 
 @torch.no_grad()
@@ -241,6 +243,18 @@ def test_a_call_that_shows_no_keys_is_passed_over():
 
 def test_a_call_over_several_texts_is_passed_over():
     assert judged(Model(), torch.randn(2, TOKENS, WIDTH)) == ()
+
+
+@pytest.mark.slow
+def test_one_text_of_several_is_judged_as_it_is_alone():
+    model, x = Model().double(), torch.randn(3, TOKENS, WIDTH, dtype=torch.float64)
+    called = trace(model, lambda: model(x))
+    with (
+        torch.no_grad(),
+        key_selections(model, called, find_blocks(model, called), 3, 1, None, lambda *_: None) as found,
+    ):
+        model(x)
+    assert tuple(found) == judged(model, x[1:2]) != judged(model, x[:1])
 
 
 def test_a_text_of_padding_alone_has_no_keys():

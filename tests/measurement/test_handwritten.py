@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from normkit import inspect
-from normkit.measurement.handwritten import find_handwritten
+from normkit.measurement.handwritten import Products
 
 
 def root_mean_square(x):
@@ -142,6 +142,9 @@ class Scaled(nn.Module):
 
 def test_what_is_no_norm_is_not_told():
     model = Model(Scaled())
-    assert find_handwritten(model, lambda: model(IDS), ["blocks.0.norm.norm", "blocks.1.norm.norm"]) == ()
+    products = Products(["blocks.0.norm.norm", "blocks.1.norm.norm"])
+    with products.watching(model):
+        model(IDS)
+    assert products.norms(model, lambda: model(IDS)) == ()
     # Outside a norm that was found the same division is told: the paths of norms are what keeps it out.
     assert len(model._forward_hooks) == 0

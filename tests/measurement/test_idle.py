@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from normkit.measurement.blocks import BlockCall
-from normkit.measurement.idle import find_idle
+from normkit.measurement.idle import IdleParts
 
 WIDTH = 16
 
@@ -47,7 +47,11 @@ def idle(is_read=True, change=lambda _block: None):
     change(block)
     x = torch.randn(2, 4, WIDTH)
     model = nn.Sequential(block)
-    return find_idle(model, lambda: model(x), ["0.norm", "0.closing"], [BlockCall(path="0", index=0, module=block)])
+    idle = IdleParts(["0.norm", "0.closing"])
+    with torch.no_grad(), idle.watching(model):
+        output = model(x)
+    blocks = [BlockCall(path="0", index=0, module=block)]
+    return idle.unread(model, output, lambda: model(x)), idle.constant(blocks)
 
 
 def test_what_is_read_and_what_is_returned_is_used():

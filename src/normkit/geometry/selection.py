@@ -7,6 +7,7 @@ where every point is one; a projection to a head's few features can hide keys ag
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -50,18 +51,20 @@ def selecting_query(keys: Tensor, index: int) -> Tensor | None:
     Source:
         Brody, Alon and Yahav 2023, arXiv:2305.02582; the closed candidates are derived here.
     """
-    points, centred, whitened, back = _coordinates(keys)
+    points, centred = _coordinates(keys)
     if not 0 <= index < len(keys):
         raise ShapeError(f"an index from 0 to {len(keys) - 1} is needed for {len(keys)} keys, got {index}")
     if len(keys) == 1:
         return torch.zeros_like(keys[0])
-    if bool(_repeated(points, keys.dtype)[index]):
+    chosen = torch.tensor([index])
+    if bool(_repeated(points, chosen, keys.dtype)):
         return None
     size = unit(keys.detach().to(points), None).squeeze()
-    for candidates, places, to_query in _candidates(points, centred, whitened, back):
-        candidate = candidates[index : index + 1]
-        if bool(_prefers(candidate, places, torch.tensor([index]))):
-            return (_unit_margin(candidate[0], places, index) @ to_query / size).to(keys)
+    whitened, back = _whitened(points, centred)
+    same = torch.eye(centred.shape[1], dtype=torch.float64)
+    for candidates, places, to_query in ((whitened, whitened, back), (centred, centred, same), (points, centred, same)):
+        if bool(_prefers(candidates, places, chosen)):
+            return (_unit_margin(candidates[index], places, index) @ to_query / size).to(keys)
     direction = _program(whitened, index)
     return None if direction is None else (_unit_margin(direction, whitened, index) @ back / size).to(keys)
 
@@ -95,17 +98,19 @@ def selectable(keys: Tensor, indices: Tensor | None = None) -> Tensor:
     Source:
         Brody, Alon and Yahav 2023, arXiv:2305.02582.
     """
-    points, centred, whitened, back = _coordinates(keys)
+    points, centred = _coordinates(keys)
     count = len(keys)
     chosen = torch.arange(count) if indices is None else indices.to("cpu", torch.long)
     if chosen.dim() != 1 or not bool(((chosen >= 0) & (chosen < count)).all()):
         raise ShapeError(f"indices of shape (m,) from 0 to {count - 1} are needed, got {chosen.tolist()}")
-    found = torch.zeros(len(chosen), dtype=torch.bool)
-    for candidates, places, _ in _candidates(points, centred, whitened, back):
-        found |= _prefers(candidates[chosen], places, chosen)
-    repeated = _repeated(points, keys.dtype)[chosen]
-    for place in (~found & ~repeated).nonzero().flatten().tolist():
-        found[place] = _program(whitened, int(chosen[place])) is not None
+    repeated = _repeated(points, chosen, keys.dtype)
+    found = repeated | _prefers(points, centred, chosen) | _prefers(centred, centred, chosen)
+    if not bool(found.all()):
+        # Whitening takes longer than all of this.
+        whitened, _ = _whitened(points, centred)
+        found |= _prefers(whitened, whitened, chosen)
+        for place in (~found).nonzero().flatten().tolist():
+            found[place] = _program(whitened, int(chosen[place])) is not None
     return found & ~repeated
 
 
@@ -163,44 +168,39 @@ def uniform_query(key_weight: Tensor, gain: Tensor | None = None) -> Tensor | No
     return (-query if float((query @ weighted).sum()) < 0 else query).to(key_weight)
 
 
-def _coordinates(keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The keys in their `unit`; about their mean; with covariance 1 / T, and the map from a query there to one here."""
+def _coordinates(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys in their `unit`, and about their mean."""
     if keys.dim() != 2 or not keys.numel():
         raise ShapeError(f"keys of shape (T, d) are needed, one per row, got shape {tuple(keys.shape)}")
     points = require_floating(keys).detach().to("cpu", torch.float64)
     if not bool(points.isfinite().all()):
         raise InputError("finite keys are needed, got NaN or infinities; leave these positions out")
     points = points / unit(points, None)
-    centred = points - points.mean(0)
+    return points, points - points.mean(0)
+
+
+def _whitened(points: Tensor, centred: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys with covariance 1 / T, and the map from a query there to one among the centred keys."""
     left, sizes, right = torch.linalg.svd(centred, full_matrices=False)
-    # Directions along which the keys differ by no more than their rounding tell nothing.
-    kept = sizes > _UNITS * torch.finfo(torch.float64).eps * torch.linalg.matrix_norm(points, 2)
-    return points, centred, left[:, kept], right[kept] / sizes[kept, None]
+    # Directions along which the keys differ by no more than their rounding tell nothing. The largest singular value of
+    # the points is at most this, and at least this over sqrt(2), as the centred keys are orthogonal to all-ones.
+    largest = torch.hypot(sizes[0], math.sqrt(len(points)) * points.mean(0).norm())
+    kept = sizes > _UNITS * torch.finfo(torch.float64).eps * largest
+    return left[:, kept], right[kept] / sizes[kept, None]
 
 
-def _repeated(points: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which keys occur at more than one position, up to the rounding of their dtype."""
+def _repeated(points: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """Which of these keys occur at more than one position, up to the rounding of their dtype."""
     # Through products, near keys would be as far apart as their rounding.
-    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
-    limit = _REPEAT * torch.finfo(dtype).eps * points.norm(dim=1)
-    is_near: Tensor = distances.amin(1) <= limit
+    distances = torch.cdist(points[indices], points, compute_mode="donot_use_mm_for_euclid_dist")
+    distances.scatter_(1, indices[:, None], torch.inf)
+    is_near: Tensor = distances.amin(1) <= _REPEAT * torch.finfo(dtype).eps * points[indices].norm(dim=1)
     return is_near
 
 
-def _candidates(
-    points: Tensor, centred: Tensor, whitened: Tensor, back: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
-    """Directions (T, r) that may select each key, the points they are tried on, and their way to a query."""
-    same = torch.eye(centred.shape[1], dtype=torch.float64)
-    return (
-        (whitened, whitened, back),
-        (centred, centred, same),
-        (points, centred, same),
-    )
-
-
 def _prefers(candidates: Tensor, points: Tensor, indices: Tensor) -> Tensor:
-    """Whether candidate m has a strictly larger product with point indices[m] than with every other."""
+    """Whether candidate i of (T, d) has a strictly larger product with point i than with every other, for these i."""
+    candidates = candidates[indices]
     products = candidates @ points.T
     own = products.gather(1, indices[:, None])
     others = products.scatter(1, indices[:, None], -torch.inf).amax(1, keepdim=True)

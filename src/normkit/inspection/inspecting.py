@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,9 +21,10 @@ from normkit.inspection.foldedness import foldedness
 from normkit.inspection.key_selectability import key_selections
 from normkit.inspection.loss import NextTokenLoss
 from normkit.inspection.result import Inspection
-from normkit.inspection.walk import capture, walk
+from normkit.inspection.walk import TokenRow, walk
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
+from normkit.measurement.blocks import block_of
 from normkit.measurement.facts import Site
 from normkit.measurement.gain_gradients import gain_gradient_errors
 from normkit.measurement.intent import stock_intent
@@ -99,33 +101,58 @@ def inspect(
     report = progress or (lambda _stage, _done, _total: None)
     declared, unwritten = baseline.declared(intent)
     with evaluating(model), torch.no_grad():
+        few, outputs = first_tokens(first), list[object]()
+
+        def run_few() -> object:
+            outputs.append(runner(model, few)())
+            return outputs[-1]
+
         try:
-            structure = survey(model, runner(model, first_tokens(first)), report)
+            structure = survey(model, run_few, report)
         # Some models, such as those of sound, take no shorter input, and raise anything.
         except Exception:
-            structure = survey(model, runner(model, rows(first, 0)), report)
+            few, outputs = rows(first, 0), []
+            structure = survey(model, run_few, report)
         found, blocks = structure.sites, structure.blocks
         # A wrong path is reported before the whole text is run.
-        followed = None if site is None else chosen([norm.path for norm in found], site, name or "the model")[0]
+        path = (
+            _middle_site(structure)
+            if site is None
+            else chosen([norm.path for norm in found], site, name or "the model")[0]
+        )
         baseline.check_fits(declared, [norm.path for norm in found])
         tokens, padding, seen = 0, 0, set[int]()
-        loss = NextTokenLoss(model, first)
+        loss = NextTokenLoss(model, few, outputs[0])
+        outputs.clear()
+        text, valid = _first_text(first)
+        walked_site = next((norm for norm in found if norm.path == path), None)
+        token = None if walked_site is None else _last_token(walked_site, first)
         with Probe(model, found, blocks, structure.called) as probe:
             for index, batch in enumerate(chain([first], stream)):
                 report("text", index, 0)
                 mask, ids = token_mask(batch), token_ids(batch)
                 probe.batch(mask, ids)
-                loss.add(batch, runner(model, batch)())
+                with ExitStack() as first_alone:
+                    if index == 0:
+                        selections = first_alone.enter_context(
+                            key_selections(
+                                model,
+                                structure.called,
+                                blocks,
+                                len(first_of(first)) if first_of(first).dim() else 1,
+                                text,
+                                valid,
+                                partial(report, "selectable keys"),
+                            )
+                        )
+                        if token is not None:
+                            first_alone.enter_context(token.listening(model))
+                    loss.add(batch, runner(model, batch)())
                 counted, left_out = _tokens(batch, mask)
                 tokens, padding = tokens + counted, padding + left_out
                 if ids is not None:
                     seen |= {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
         sites = _sites(probe, structure)
-        text, valid = _first_text(first)
-        selections = key_selections(
-            model, structure.called, blocks, runner(model, text), valid, partial(report, "selectable keys")
-        )
-        walked = _walk(model, found, sites, first, decode, followed)
         leaks = find_leaks(model, structure, first)
     measured = tuple(
         measured_block(block, swept, *probe.block(block), probe.peak(block, decode))
@@ -157,17 +184,23 @@ def inspect(
         input_hooks=structure.input_hooks,
     )
     form, unknown = foldedness(model, found)
-    inspection = judged(facts, walk=walked, selections=selections, foldedness=form, foldedness_unknown=unknown)
+    inspection = judged(
+        facts,
+        walk=_walk(token, first, decode),
+        selections=tuple(selections),
+        foldedness=form,
+        foldedness_unknown=unknown,
+    )
     if unwritten is not None:
         baseline.write(infer(inspection, facts.intent, source=unwritten.name), unwritten)
     return inspection
 
 
-def _first_text(batch: Batch) -> tuple[Batch, Tensor | None]:
+def _first_text(batch: Batch) -> tuple[int, Tensor | None]:
     """The batch's first row that has a token, and its token mask (T,) or None where all of them count."""
     mask = token_mask(batch)
     index = 0 if mask is None else int(mask.any(-1).byte().argmax())
-    return rows(batch, index), None if mask is None or bool(mask[index].all()) else mask[index]
+    return index, None if mask is None or bool(mask[index].all()) else mask[index]
 
 
 def _tokens(batch: Batch, mask: Tensor | None) -> tuple[int, int]:
@@ -190,8 +223,12 @@ def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
         mine = local(value.detach())
         # 8-bit types have no test of their own.
         mine = mine.float() if mine.element_size() == 1 else mine
-        bad = ~mine.isfinite() if isinstance(value, nn.Parameter) else mine.isnan()
-        if count := int(bad.sum()):
+        is_parameter = isinstance(value, nn.Parameter)
+        # A sum of finite numbers may overflow, but a finite sum has no other terms; it takes a fiftieth of the time.
+        total = mine.sum()
+        if bool(total.isfinite() if is_parameter else ~total.isnan()):
+            continue
+        if count := int((~mine.isfinite() if is_parameter else mine.isnan()).sum()):
             found.append((name, count))
     return tuple(found)
 
@@ -214,36 +251,34 @@ def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
     )
 
 
-def _walk(
-    model: nn.Module,
-    found: tuple[NormSite, ...],
-    sites: tuple[Site, ...],
-    batch: Batch,
-    decode: Callable[[int], str] | None,
-    path: str | None,
-) -> Walk | None:
-    """The last token of the first row, through the chosen norm."""
-    chosen = path or _middle_site(sites)
-    norm = next((norm for norm in found if norm.path == chosen), None)
-    if norm is None:
+def _last_token(site: NormSite, batch: Batch) -> TokenRow | None:
+    """Listens to a norm for the last token of the first row; None for a batch without tokens."""
+    shape = first_of(batch).shape
+    if len(shape) < 2:
         return None
-    row, mask = rows(batch, 0), token_mask(batch)
-    position = int(mask[0].nonzero()[-1]) if mask is not None and mask[0].any() else -1
-    captured = capture(model, norm, runner(model, row), position)
-    if captured is None:
+    mask = token_mask(batch)
+    position = int(mask[0].nonzero()[-1]) if mask is not None and mask[0].any() else shape[1] - 1
+    return TokenRow(site, (shape[0], shape[1]), position)
+
+
+def _walk(token: TokenRow | None, batch: Batch, decode: Callable[[int], str] | None) -> Walk | None:
+    """The captured token through its norm, step by step."""
+    captured = None if token is None else token.rows()
+    if token is None or captured is None:
         return None
     ids = token_ids(batch)
-    token = decode(int(ids[0, position])) if decode is not None and ids is not None else ""
-    if position < 0:
-        position += first_of(row).shape[1]
-    return walk(norm, *captured, token=token, position=position)
+    text = decode(int(ids[0, token.position])) if decode is not None and ids is not None else ""
+    return walk(token.site, *captured, token=text, position=token.position)
 
 
-def _middle_site(sites: tuple[Site, ...]) -> str | None:
+def _middle_site(structure: Structure) -> str | None:
     """The first norm on the residual stream in the middle block, else the middle one of all."""
-    on_stream = [site for site in sites if site.block is not None and site.role in ("pre", "post", "output")]
-    indices = sorted({site.block for site in on_stream if site.block is not None})
-    if indices:
-        middle = indices[len(indices) // 2]
-        return next(site.path for site in on_stream if site.block == middle)
-    return sites[len(sites) // 2].path if sites else None
+    paths = [site.path for site in structure.sites]
+    on_stream: dict[int, str] = {}
+    for site in structure.sites:
+        block = block_of(site.parent, structure.blocks)
+        if block is not None and structure.roles.get(site.path) in ("pre", "post", "output"):
+            on_stream.setdefault(block, site.path)
+    if on_stream:
+        return on_stream[sorted(on_stream)[len(on_stream) // 2]]
+    return paths[len(paths) // 2] if paths else None

@@ -1,8 +1,9 @@
-"""The keys of one text that a query could select, in each head: one more forward pass, and linear programs."""
+"""The keys of one text that a query could select, in each head, by products and linear programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,47 +26,58 @@ _SAMPLED = 16
 _WORK = 1 << 20
 
 
+@contextmanager
 def key_selections(
     model: nn.Module,
     trace: Trace,
     blocks: Sequence[BlockCall],
-    run: Callable[[], object],
+    batch: int,
+    row: int,
     mask: Tensor | None,
     progress: Callable[[int, int], None],
-) -> tuple[KeySelection, ...]:
-    """Judge 16 keys a head of each scaled_dot_product_attention call of one forward pass.
+) -> Iterator[list[KeySelection]]:
+    """Judge 16 keys a head of each scaled_dot_product_attention call of the forward pass inside, as it is made.
 
     How many heads are tried is a constant over keys times features, spread evenly over the calls. Causal masks
     count for nothing: a key is judged among all keys of the text.
 
     Args:
-        model: The model; it is left as it was.
+        model: The model; it is left as it was, also after an exception.
         trace: One forward pass of it: tells which modules call attention.
         blocks: The blocks of the model.
-        run: Calls the model on one text.
-        mask: The text's token mask (T,), or None where all count.
+        batch: Texts of the forward pass.
+        row: The text to judge, by its place among them.
+        mask: Its token mask (T,), or None where all count.
         progress: Called with the calls judged and the calls in all.
 
-    Returns:
-        One for each call of which a head was tried; none at all where SciPy is not installed.
+    Yields:
+        A list that is filled with one entry for each call of which a head was tried; it stays empty where SciPy is not
+        installed.
     """
     calls = [call.parent for call in trace.functions if call.function == "sdpa"]
     if not calls or find_spec("scipy") is None:
-        return ()
-    judge = _Judge(len(calls), blocks, mask, progress)
-    with torch.no_grad(), observed(model, [], [], calls, judge):
-        run()
-    return tuple(judge.judged)
+        yield []
+        return
+    judge = _Judge(len(calls), blocks, batch, row, mask, progress)
+    with observed(model, [], [], calls, judge):
+        yield judge.judged
 
 
 class _Judge(Listener):
     """Judges the keys of every call as it is made, so that none are kept."""
 
     def __init__(
-        self, calls: int, blocks: Sequence[BlockCall], mask: Tensor | None, progress: Callable[[int, int], None]
+        self,
+        calls: int,
+        blocks: Sequence[BlockCall],
+        batch: int,
+        row: int,
+        mask: Tensor | None,
+        progress: Callable[[int, int], None],
     ) -> None:
         self.judged: list[KeySelection] = []
         self._calls, self._blocks, self._progress = calls, blocks, progress
+        self._batch, self._row = batch, row
         self._valid = None if mask is None else mask.cpu().nonzero().flatten()
         self._tokens = None if mask is None else len(mask)
         self._entered: tuple[str, Tensor | None] = ("", None)
@@ -107,10 +119,10 @@ class _Judge(Listener):
 
     def _of_text(self, x: Tensor) -> Tensor | None:
         """The text's keys of (B, H, S, d), at most 256: (H, T, d) in float64 on the CPU; None if the mask misfits."""
-        if x.shape[0] != 1 or (self._tokens is not None and x.shape[2] != self._tokens):
+        if x.shape[0] != self._batch or (self._tokens is not None and x.shape[2] != self._tokens):
             return None
         valid = torch.arange(x.shape[2]) if self._valid is None else self._valid
-        return x[0][:, valid[:_KEYS].to(x.device)].detach().cpu().double() if len(valid) else None
+        return x[self._row][:, valid[:_KEYS].to(x.device)].detach().cpu().double() if len(valid) else None
 
     def _quota(self, place: int, size: int) -> int:
         """Heads to try of the call at this place, so that those of all calls are `_WORK` at most."""

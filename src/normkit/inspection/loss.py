@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normkit.measurement.running import Batch, first_tokens, name_of_ids, runner, token_ids, token_mask, vocabulary
+from normkit.measurement.running import Batch, name_of_ids, runner, token_ids, token_mask, vocabulary
 
 # Logits that are made float32 at a time: 64 MB.
 _MOST_LOGITS = 2**24
@@ -25,12 +25,13 @@ class NextTokenLoss:
 
     Args:
         model: The model, in evaluation mode.
-        batch: The first batch.
+        few: A few tokens.
+        output: What the model returned for them.
     """
 
-    def __init__(self, model: nn.Module, batch: Batch) -> None:
+    def __init__(self, model: nn.Module, few: Batch, output: object) -> None:
         self._size, self._sum, self._count = vocabulary(model) or 0, 0.0, 0
-        self._is_causal = self._size > 0 and self._depends_on_past_only(model, batch)
+        self._is_causal = self._size > 0 and self._depends_on_past_only(model, few, output)
 
     def add(self, batch: Batch, output: object) -> None:
         """Add a batch and the model's output for it; padding does not count."""
@@ -53,20 +54,19 @@ class NextTokenLoss:
         """Mean over tokens in nats; NaN if the model has no such loss."""
         return self._sum / self._count if self._count else math.nan
 
-    def _depends_on_past_only(self, model: nn.Module, batch: Batch) -> bool:
-        """The logits of the first few tokens stay the same if later tokens change."""
-        few = first_tokens(batch)
+    def _depends_on_past_only(self, model: nn.Module, few: Batch, output: object) -> bool:
+        """The logits of the first half of the tokens stay the same if the other half changes."""
         name = name_of_ids(few)
         if name is None or (ids := few[name]).shape[1] < 2:
             return False
         half = ids.shape[1] // 2
         changed = torch.cat([ids[:, :half], (ids[:, half:] + 1) % self._size], dim=1)
         try:
-            before = self._logits(few, runner(model, few)())
             after = self._logits(few, runner(model, {**few, name: changed})())
         # Any third-party forward runs here, on fewer tokens than it may take.
         except Exception:
             return False
+        before = self._logits(few, output)
         if before is None or after is None:
             return False
         moved = (after - before)[:, :half].abs().max()

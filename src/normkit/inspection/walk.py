@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -65,67 +66,64 @@ def walk(site: NormSite, x: Tensor, y: Tensor, *, token: str, position: int) -> 
     )
 
 
-def capture(
-    model: nn.Module, site: NormSite, run: Callable[[], object], position: int = -1
-) -> tuple[Tensor, Tensor] | None:
-    """Input and output of a norm for one token of the first row, in one forward pass.
+class TokenRow(Listener):
+    """Keeps what enters and leaves a norm for one token of the first text, at its first call.
 
     Args:
-        model: The model; it is left as it was.
         site: The norm.
-        run: Calls the model on one row of tokens.
-        position: Position of the token; the last one by default.
-
-    Returns:
-        x and y of shape (n,), those of the first head where a token has several rows; None where
-        the rows of this norm are not those of single tokens.
+        batch: Texts and tokens of the forward pass, (B, T).
+        position: Position of the token in the first text.
     """
-    catcher = _Catcher()
-    lengths: list[int] = []
-    inside = [path for path, _ in model.named_modules() if f"{path}.".startswith(f"{site.parent}.") or not site.parent]
 
-    def note_length(_model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 1]
-        lengths.extend(value.shape[1] for value in given)
+    def __init__(self, site: NormSite, batch: tuple[int, int], position: int) -> None:
+        self.site, self.position, self._batch = site, position, batch
+        self._entered: tuple[torch.Size, Tensor | None] | None = None
+        self._left: tuple[torch.Size, Tensor | None] | None = None
 
-    handle = model.register_forward_pre_hook(note_length, with_kwargs=True)
-    try:
-        with torch.no_grad(), observed(model, [site], [], inside if site.function is not None else [], catcher):
-            run()
-    finally:
-        handle.remove()
-    x, y = catcher.entered.get(site.path), catcher.left.get(site.path)
-    if x is None or y is None or not lengths or x.shape != y.shape:
-        return None
-    index = _index(site, x.shape, lengths[0], position)
-    return None if index is None else (x[index].clone(), y[index].clone())
+    @contextmanager
+    def listening(self, model: nn.Module) -> Iterator[None]:
+        """Listen to the norm while the model runs inside; the model is left as it was, also after an exception."""
+        around = f"{self.site.parent}." if self.site.parent else ""
+        inside = [path for path, _ in model.named_modules() if f"{path}.".startswith(around)]
+        with observed(model, [self.site], [], inside if self.site.function is not None else [], self):
+            yield
 
-
-class _Catcher(Listener):
-    """Keeps what the first call of a site saw."""
-
-    def __init__(self) -> None:
-        self.entered: dict[str, Tensor] = {}
-        self.left: dict[str, Tensor] = {}
-
-    def before_site(self, site: NormSite, x: Tensor) -> None:
+    def before_site(self, _site: NormSite, x: Tensor) -> None:
+        """Keep the token's row of the input."""
         # A norm may overwrite its input.
-        if site.path not in self.entered:
-            self.entered[site.path] = x.detach().clone()
+        if self._entered is None:
+            self._entered = x.shape, self._row(x)
 
-    def after_site(self, site: NormSite, y: Tensor) -> None:
-        if site.path not in self.left:
-            self.left[site.path] = y.detach().clone()
+    def after_site(self, _site: NormSite, y: Tensor) -> None:
+        """Keep the token's row of the output."""
+        if self._left is None:
+            self._left = y.shape, self._row(y)
 
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        """x and y of shape (n,), those of the first head where a token has several rows.
 
-def _index(site: NormSite, shape: torch.Size, tokens: int, position: int) -> tuple[int, ...] | None:
-    """Index of one token's row in an input of this shape: the token axis is the one that is as long as the text."""
-    if not site.spec.rows.are_last:
-        return None
-    axes = [axis for axis in range(len(shape) - 1) if shape[axis] == tokens]
-    if not axes:
-        return None
-    return tuple(position if axis == axes[0] else 0 for axis in range(len(shape) - 1))
+        None where the norm was not called, or its rows are not those of single tokens.
+        """
+        if self._entered is None or self._left is None or self._entered[0] != self._left[0]:
+            return None
+        x, y = self._entered[1], self._left[1]
+        return None if x is None or y is None else (x, y)
+
+    def _row(self, x: Tensor) -> Tensor | None:
+        """The row of the token: the token axis is the one that is as long as the text, behind that of the texts."""
+        texts, tokens = self._batch
+        leading = x.shape[:-1]
+        if not self.site.spec.rows.are_last:
+            return None
+        if leading == (texts * tokens,):
+            return x.detach()[self.position].clone()
+        axes = [axis for axis, length in enumerate(leading) if length == tokens]
+        # With as many texts as tokens, the first axis is that of the texts.
+        if len(axes) > 1 and axes[0] == 0 and leading[0] == texts:
+            axes = axes[1:]
+        if not axes:
+            return None
+        return x.detach()[tuple(self.position if axis == axes[0] else 0 for axis in range(len(leading)))].clone()
 
 
 def _of_one_row(parameter: Tensor | None, n: int) -> Tensor | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from normkit.measurement.observing import every_module
 from normkit.text import percent
 
 # Names of torch's functions and methods that multiply or divide; those of nn.functional that normalize.
@@ -40,31 +41,6 @@ class HandwrittenNorm:
     keeps_scale: bool = False
     """Though the rows of its input left with one length, a multiple of that input leaves as a multiple: it divides by
     what another call measured."""
-
-
-def find_handwritten(model: nn.Module, run: Callable[[], object], known: Iterable[str]) -> tuple[HandwrittenNorm, ...]:
-    """The places, in forward order, that normalize rows in one forward pass and are none of the norms found.
-
-    Args:
-        model: The model; it is not changed.
-        run: Calls the model on a small input.
-        known: Paths of modules that are norms.
-    """
-    watch = _Watch(known)
-    with ExitStack() as hooks, torch.no_grad():
-        for path, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(watch.enter(path)).remove)
-            hooks.callback(module.register_forward_hook(watch.leave(path)).remove)
-        with watch:
-            run()
-    return tuple(
-        HandwrittenNorm(
-            path=path,
-            reason=lines[0] + (f"; {len(lines)} such calls" if len(lines) > 1 else ""),
-            keeps_scale=_keeps_scale(model.get_submodule(path.partition(":")[0]), run),
-        )
-        for path, lines in watch.found.items()
-    )
 
 
 def _keeps_scale(module: nn.Module, run: Callable[[], object]) -> bool:
@@ -92,25 +68,45 @@ def _keeps_scale(module: nn.Module, run: Callable[[], object]) -> bool:
     return abs(float(ratio) / _TIMES - 1) < _ALIKE
 
 
-class _Watch(TorchFunctionMode):
-    """Compares the lengths of rows before and after each product and quotient."""
+class Products(TorchFunctionMode):
+    """Compares, in one forward pass, the lengths of rows before and after each product and quotient.
+
+    Args:
+        known: Paths of modules that are norms.
+    """
 
     def __init__(self, known: Iterable[str]) -> None:
         super().__init__()
-        self.found: dict[str, list[str]] = {}
         self._known = tuple(known)
+        self._found: dict[str, list[str]] = {}
         self._stack = [""]
 
-    def enter(self, path: str) -> Callable[..., None]:
-        return lambda *_: self._stack.append(path)
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Watch the forward pass inside; the model is left as it was, also after an exception."""
+        with every_module(model, lambda path, *_: self._stack.append(path), self._leave), self:
+            yield
 
-    def leave(self, path: str) -> Callable[..., None]:
-        def left(*_: object) -> None:
-            # A call that raised never came here.
-            while self._stack.pop() != path:
-                continue
+    def norms(self, model: nn.Module, run: Callable[[], object]) -> tuple[HandwrittenNorm, ...]:
+        """The places, in forward order, that normalize rows and are none of the norms found.
 
-        return left
+        Args:
+            model: The model; it is left as it was.
+            run: Calls it again on the same input, once for each place.
+        """
+        return tuple(
+            HandwrittenNorm(
+                path=path,
+                reason=lines[0] + (f"; {len(lines)} such calls" if len(lines) > 1 else ""),
+                keeps_scale=_keeps_scale(model.get_submodule(path.partition(":")[0]), run),
+            )
+            for path, lines in self._found.items()
+        )
+
+    def _leave(self, path: str, _output: object) -> None:
+        # A call that raised never came here.
+        while self._stack.pop() != path:
+            continue
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -124,7 +120,7 @@ class _Watch(TorchFunctionMode):
         before = [(tuple(value.shape), {axis: _spread(value, axis) for axis in _axes(value)}) for value in given]
         y = function(*args, **kwargs)
         if _has_rows(y) and (line := _line(y, before)) is not None:
-            self.found.setdefault(f"{self._stack[-1]}:{name}", []).append(line)
+            self._found.setdefault(f"{self._stack[-1]}:{name}", []).append(line)
         return y
 
     def _is_known(self, path: str) -> bool:

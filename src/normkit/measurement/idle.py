@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from normkit.identification.sharding import local
 from normkit.identification.tracing import first_output
 from normkit.measurement.blocks import BlockCall
+from normkit.measurement.observing import every_module
 
 # Fewer rows may be alike by chance.
 _FEWEST_ROWS = 4
@@ -20,76 +21,79 @@ _FEWEST_ROWS = 4
 _SAME, _APART = 1e-6, 1e-2
 
 
-def find_idle(
-    model: nn.Module, run: Callable[[], object], norms: Collection[str], blocks: Sequence[BlockCall]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paths of norms whose output nothing reads, and of branches whose rows are all one vector.
-
-    A norm is first suspected where no function of torch is given its output; that counts where another output in its
-    place leaves the model's own as it is, bit for bit. A branch is the outermost module inside a block that gives all
-    rows of the stream one vector, though the rows that enter it, or a module in it, differ.
+class IdleParts(TorchFunctionMode):
+    """Finds, in one forward pass, what has no effect.
 
     Args:
-        model: The model; it is not changed.
-        run: Calls the model on a small input.
         norms: Paths of modules that are norms.
-        blocks: The blocks of the model.
     """
-    watch = _Watch()
-    with ExitStack() as hooks, torch.no_grad():
-        for path, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(watch.enter, with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(watch.leave(path, path in norms)).remove)
-        with watch:
-            output = run()
-    read = watch.read | {id(value) for value in _tensors(output)}
-    suspected = [path for path, made in watch.made.items() if not any(id(value) in read for value in made)]
-    unread = tuple(path for path in suspected if _changes_nothing(model.get_submodule(path), run))
-    branches = (watch.branch_of(block.path) for block in blocks if block.leaves is None)
-    return unread, tuple(path for found in branches for path in found if path not in norms)
 
-
-class _Watch(TorchFunctionMode):
-    """Records the tensors that functions are given, and the modules that return one vector for all rows."""
-
-    def __init__(self) -> None:
+    def __init__(self, norms: Collection[str]) -> None:
         super().__init__()
-        self.read: set[int] = set()
+        self._norms = norms
+        self._read: set[int] = set()
         # The tensors themselves: the number of one that is gone is given to another.
-        self.made: dict[str, list[Tensor]] = {}
+        self._made: dict[str, list[Tensor]] = {}
         self._calls: dict[str, tuple[bool, bool, torch.Size | None]] = {}
         self._entered: list[bool] = []
 
-    def enter(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Watch the forward pass inside; the model is left as it was, also after an exception."""
+        with every_module(model, self._enter, self._leave), self:
+            yield
+
+    def unread(self, model: nn.Module, output: object, run: Callable[[], object]) -> tuple[str, ...]:
+        """Paths of norms whose output nothing reads.
+
+        A norm is first suspected where no function of torch is given its output; that counts where another output in
+        its place leaves the model's own as it is, bit for bit.
+
+        Args:
+            model: The model; it is left as it was.
+            output: What it returned.
+            run: Calls the model again on the same input; it is not called if no norm is suspected.
+        """
+        read = self._read | {id(value) for value in _tensors(output)}
+        suspected = [path for path, made in self._made.items() if not any(id(value) in read for value in made)]
+        return tuple(path for path in suspected if _changes_nothing(model.get_submodule(path), output, run))
+
+    def constant(self, blocks: Sequence[BlockCall]) -> tuple[str, ...]:
+        """Paths of branches whose rows are all one vector.
+
+        A branch is the outermost module inside a block that gives all rows of the stream one vector, though the rows
+        that enter it, or a module in it, differ.
+        """
+        branches = (self._branch_of(block.path) for block in blocks if block.leaves is None)
+        return tuple(path for found in branches for path in found if path not in self._norms)
+
+    def _enter(self, _path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         with torch._C.DisableTorchFunction():
             rows = {id(value): value for value in _tensors((args, kwargs)) if _has_rows(value)}
             # With several inputs, such as queries and keys, one of them may have equal rows.
             self._entered.append(len(rows) == 1 and _spread(next(iter(rows.values()))) > _APART)
 
-    def leave(self, path: str, is_norm: bool) -> Callable[..., None]:
-        def left(_module: nn.Module, _args: object, output: object) -> None:
-            y = first_output(output)
-            apart = self._entered.pop()
-            if y is None:
-                return
-            if is_norm and isinstance(output, Tensor):
-                self.made.setdefault(path, []).append(y)
-                # The tensor that had this id before no longer exists.
-                self.read.discard(id(y))
-            with torch._C.DisableTorchFunction():
-                self._calls.setdefault(path, (apart, _has_rows(y) and _spread(y) <= _SAME, y.shape))
-
-        return left
+    def _leave(self, path: str, output: object) -> None:
+        y = first_output(output)
+        apart = self._entered.pop()
+        if y is None:
+            return
+        if path in self._norms and isinstance(output, Tensor):
+            self._made.setdefault(path, []).append(y)
+            # The tensor that had this id before no longer exists.
+            self._read.discard(id(y))
+        with torch._C.DisableTorchFunction():
+            self._calls.setdefault(path, (apart, _has_rows(y) and _spread(y) <= _SAME, y.shape))
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         # Reading a tensor's shape or type is no use of its numbers.
         if getattr(function, "__name__", "") not in ("__get__", "size", "dim"):
-            self.read.update(id(value) for value in _tensors((args, kwargs or {})))
+            self._read.update(id(value) for value in _tensors((args, kwargs or {})))
         return function(*args, **(kwargs or {}))
 
-    def branch_of(self, block: str) -> list[str]:
+    def _branch_of(self, block: str) -> list[str]:
         """The outermost modules of a block whose rows are one vector, where one in them is given rows that differ."""
         _, _, stream = self._calls.get(block, (False, False, None))
         inside = [path for path in self._calls if path.startswith(f"{block}.") and self._calls[path][2] == stream]
@@ -122,13 +126,13 @@ def _spread(value: Tensor) -> float:
     return float((rows - rows[0]).abs().max() / rows.abs().max().clamp_min(torch.finfo(torch.float64).tiny))
 
 
-def _changes_nothing(norm: nn.Module, run: Callable[[], object]) -> bool:
+def _changes_nothing(norm: nn.Module, output: object, run: Callable[[], object]) -> bool:
     """The model's output is the same where the norm's output is another."""
 
     def alter(_module: nn.Module, _args: object, output: object) -> object:
         return output * 3 + 1 if isinstance(output, Tensor) else None
 
-    as_it_is = first_output(_plain(run()))
+    as_it_is = first_output(_plain(output))
     handle = norm.register_forward_hook(alter)
     try:
         altered = first_output(_plain(run()))

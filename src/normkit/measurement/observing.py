@@ -8,8 +8,8 @@ mode it is one function.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -75,6 +75,33 @@ def observed(
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def every_module(
+    model: nn.Module,
+    before: Callable[[str, tuple[object, ...], dict[str, object]], None],
+    after: Callable[[str, object], None],
+) -> Iterator[None]:
+    """Tell of every module's calls, until the context is left; the model is left without hooks, also if it raises.
+
+    Args:
+        model: The model.
+        before: Called with the path of a module and the arguments of a call.
+        after: Called with the path and what the call returned.
+    """
+
+    def entering(path: str) -> Callable[..., None]:
+        return lambda _module, args, kwargs: before(path, args, kwargs)
+
+    def leaving(path: str) -> Callable[..., None]:
+        return lambda _module, _args, output: after(path, output)
+
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(entering(path), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(leaving(path)).remove)
+        yield
 
 
 class _Observer(TorchFunctionMode):

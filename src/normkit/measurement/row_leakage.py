@@ -53,7 +53,7 @@ class Leak:
 def find_leaks(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Leak, ...] | None:
     """Change another sample, later tokens or the content of padding, and find the norms that let the change in.
 
-    Some five forward passes of two rows of up to 19 tokens; as many again in training mode where a norm behaves
+    Up to five forward passes of two rows of up to 19 tokens; as many again in training mode where a norm behaves
     differently there. Parameters, buffers, modes and random generators are left as they were. Later tokens count only
     where the model without these norms' leaks is causal.
 
@@ -93,9 +93,12 @@ class _Comparison:
 
     def leaks(self, mode: Mode) -> list[Leak]:
         found = []
+        given: Batch | None = None
         for perturbation in self._plan:
-            before = _Recorder()
-            output = self._run(perturbation.before, before)
+            # Two changes of one batch are held against one run of it.
+            if perturbation.before is not given:
+                given, before = perturbation.before, _Recorder()
+                output = self._run(given, before)
             after = _Comparer(before, perturbation.kept)
             changed = self._run(perturbation.after, after)
             rest = max((change(a, b, perturbation.kept) for a, b in zip(output, changed, strict=True)), default=0.0)

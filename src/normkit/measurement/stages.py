@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +20,7 @@ from normkit.identification.tracing import first_output, first_tensor
 from normkit.measurement.block_response import BlockSweep, median_cosine
 from normkit.measurement.blocks import BlockCall
 from normkit.measurement.facts import Placement, Role
+from normkit.measurement.observing import every_module
 
 # Cosine above which an added branch is the output of one part, up to rounding.
 _ADDED = 0.999
@@ -149,22 +149,16 @@ class _Calls:
 
     def of(self, run: Callable[[], object]) -> list[_Call]:
         """The calls in the order of their start."""
-        with ExitStack() as hooks, torch.no_grad():
-            for path, module in self._model.named_modules():
-                hooks.callback(module.register_forward_pre_hook(self._before(path), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(self._after).remove)
+        with torch.no_grad(), every_module(self._model, self._before, self._after):
             run()
         return self._calls
 
-    def _before(self, path: str) -> Callable[..., None]:
-        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            call = _Call(path=path, entered=_kept(first_tensor(args, kwargs)))
-            self._calls.append(call)
-            self._open.append(call)
+    def _before(self, path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        call = _Call(path=path, entered=_kept(first_tensor(args, kwargs)))
+        self._calls.append(call)
+        self._open.append(call)
 
-        return before
-
-    def _after(self, _module: nn.Module, _args: object, output: object) -> None:
+    def _after(self, _path: str, output: object) -> None:
         self._open.pop().left = _kept(first_output(output))
 
 

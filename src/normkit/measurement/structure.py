@@ -16,8 +16,8 @@ from normkit.measurement import placement
 from normkit.measurement.block_response import BlockSweep
 from normkit.measurement.blocks import BlockCall, block_of, find_blocks
 from normkit.measurement.facts import Block, Role, Site
-from normkit.measurement.handwritten import HandwrittenNorm, find_handwritten
-from normkit.measurement.idle import find_idle
+from normkit.measurement.handwritten import HandwrittenNorm, Products
+from normkit.measurement.idle import IdleParts
 from normkit.measurement.patches import InputHook, changed_inputs
 from normkit.measurement.quantities import Peak, RowStatistics, SiteGeometry
 from normkit.measurement.site_accumulator import SiteMeasurement
@@ -161,8 +161,11 @@ def survey(
             blocks, sweeps, roles = staged[0], staged[1], {**roles, **staged[2]}
         norms = [site.path for site in sites if site.module is not None]
         hooked = changed_inputs(model, paths, run)
-        unread, constant = find_idle(model, run, norms, blocks)
-        handwritten = find_handwritten(model, run, [*norms, *(other.path for other in others)])
+        products, idle = Products([*norms, *(other.path for other in others)]), IdleParts(norms)
+        # What the outer mode computes, the inner one does not see.
+        with products.watching(model), idle.watching(model):
+            output = run()
+        unread, handwritten = idle.unread(model, output, run), products.norms(model, run)
     calls = Counter(call.path for call in called.modules)
     return Structure(
         called=called,
@@ -176,6 +179,6 @@ def survey(
         forward_calls={site.path: 1 if site.module is None else calls[site.path] for site in sites},
         handwritten=handwritten,
         unread=unread,
-        constant=constant,
+        constant=idle.constant(blocks),
         input_hooks=hooked,
     )
