@@ -64,7 +64,7 @@ place. Models of transformers are held to their config's class, plain ones and t
 file written before the fault, and "bare" ones to nothing.
 
 Of the 51 faults of the catalogue four have no rule: gains that a rewriting tool took without their offset (it takes
-model and rewrite side by side: `normkit identify A --against B`), query and key norms that each rank takes alone (it
+model and rewrite side by side: `normkit compare A B`), query and key norms that each rank takes alone (it
 takes runs of two sizes), a residual added in 16 bits before the statistics (the sum is inside no module), and the drift
 of the output's logsumexp (not measured). E7, E8, C7 and F6 take several processes or long runs: their tests plant them.
 """

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from normkit.checkpoint.loading import LoadedModel, load_model
 from normkit.cli.measurement import measure
-from normkit.cli.texts import Batches, from_text
 from normkit.errors import NormkitError
 from normkit.inspection.result import Inspection
+from normkit.measurement.texts import Batches, from_text
 
 DTYPES = ("bfloat16", "float16", "float32")
 LONG, LONG_DTYPE = "long", "bfloat16"

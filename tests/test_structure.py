@@ -30,8 +30,8 @@ ROWS = [
     ["measurement"],
     ["rules"],
     ["inspection", "watching"],
-    ["study", "comparison", "bench"],
-    ["demo", "plots"],
+    ["study", "demo"],
+    ["comparison", "bench", "plots"],
     ["explorer"],
     ["cli"],
     ["__main__"],
@@ -41,7 +41,8 @@ ORDER = {name: position for position, name in enumerate(name for row in ROWS for
 # Names of functions that are public, or will be: loading a module of that name would replace the function.
 FIXED_FUNCTIONS = {
     *("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "normalize", "add_normalize", "identify"),
-    *("identify_rows", "record", "convert", "revert", "probe", "watch", "inspect", "fold", "load", "explore"),
+    *("identify_rows", "compare", "record", "convert", "revert", "probe", "watch", "inspect", "fold", "load"),
+    "explore",
 }
 VAGUE_NAMES = {"utils", "util", "common", "misc", "helpers", "base", "core", "manager"}
 HEAVY = {"torch", "transformers", "matplotlib", "click", "rich", "jinja2", "safetensors", "numpy"}

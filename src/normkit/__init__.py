@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from normkit import checkpoint, errors, geometry, plots, reference, specs, study, testing
     from normkit.checkpoint.loading import load
     from normkit.checkpoint.memory import Folding, fold
+    from normkit.comparison.comparing import compare
+    from normkit.comparison.differences import Comparison
     from normkit.comparison.torch_recorder import record
     from normkit.conversion.result import ConversionReport
     from normkit.conversion.swapping import convert, revert
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 # name -> the module that defines it; a name that is itself a module maps to that module.
 _HOME = {
+    "Comparison": "normkit.comparison.differences",
     "ConversionReport": "normkit.conversion.result",
     "Exploration": "normkit.explorer.exploration",
     "Folding": "normkit.checkpoint.memory",
@@ -49,6 +52,7 @@ _HOME = {
     "add_normalize": "normkit.functional",
     "add_rms_norm": "normkit.functional",
     "checkpoint": "normkit.checkpoint",
+    "compare": "normkit.comparison.comparing",
     "convert": "normkit.conversion.swapping",
     "errors": "normkit.errors",
     "explore": "normkit.explorer.exploration",
@@ -72,6 +76,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Comparison",
     "ConversionReport",
     "Exploration",
     "Folding",
@@ -88,6 +93,7 @@ __all__ = [
     "add_normalize",
     "add_rms_norm",
     "checkpoint",
+    "compare",
     "convert",
     "errors",
     "explore",

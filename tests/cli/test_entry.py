@@ -43,7 +43,7 @@ def test_help_lists_every_verb_in_its_group() -> None:
     found = {heading: re.findall(r"^  (\w+)", body, re.MULTILINE) for heading, body in groups}
     assert found == {
         "See": ["inspect", "rule", "explore", "study", "figures"],
-        "Check": ["identify", "record", "verify"],
+        "Check": ["compare", "identify", "record", "verify"],
         "Change": ["fold"],
         "This machine": ["env", "bench", "completion"],
     }

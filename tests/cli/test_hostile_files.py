@@ -72,7 +72,7 @@ def test_an_index_that_is_no_json(run: Run, model: Path, value: bytes) -> None:
 @pytest.mark.parametrize("value", NO_JSON.values(), ids=NO_JSON.keys())
 def test_passports_an_intent_and_a_certificate_that_are_no_json(run: Run, model: Path, value: bytes) -> None:
     Path("file.json").write_bytes(b'{"content": ' + value + b"}")
-    assert "found no JSON: it " in line(run("identify", model, "--against", "file.json"))
+    assert "found no JSON: it " in line(run("compare", model, "file.json"))
     assert "found no JSON: it " in line(run("inspect", model, "--intent", "file.json"))
     (model / CERTIFICATE).write_bytes(value)
     assert "is no certificate of a fold: it " in line(run("verify", model, model))

@@ -21,11 +21,11 @@ from transformers import (
 )
 
 from normkit.checkpoint.loading import LoadedModel
-from normkit.cli.texts import Batches, from_random_ids
 from normkit.cli.training import joined, training_step
 from normkit.errors import InputError, ModelError
 from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import Inspection
+from normkit.measurement.texts import Batches, from_random_ids
 from normkit.rules.finding import Check, Finding
 
 pytestmark = pytest.mark.slow

@@ -21,8 +21,8 @@ MIDDLE = "transformer.h.3.ln_2"
 
 
 def birth_of(found: Comparison) -> tuple[str, str | None]:
-    assert found.divergence.birth is not None
-    return found.divergence.birth.where, found.divergence.birth.path
+    assert found.rows.birth is not None
+    return found.rows.birth.where, found.rows.birth.path
 
 
 class Renamed(nn.Module):
@@ -37,26 +37,26 @@ class Renamed(nn.Module):
 def test_other_names_are_paired_in_order(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
     port.get_submodule(MIDDLE).eps = 1e-2
     found = compare(Renamed(port), stock, batch)
-    assert {pair.matched_by for pair in found.pairs} == {"order"}
-    assert all(pair.entry.path == f"inner.{pair.reference.path}" for pair in found.pairs)
+    assert {pair.matched_by for pair in found.conventions.pairs} == {"order"}
+    assert all(pair.entry.path == f"inner.{pair.reference.path}" for pair in found.conventions.pairs)
     assert birth_of(found) == ("at", f"inner.{MIDDLE}")
-    assert [pair.reference.path for pair in found.changed] == [MIDDLE]
+    assert [pair.reference.path for pair in found.conventions.changed] == [MIDDLE]
 
 
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_norm_left_out(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor], renamed: bool) -> None:
     port.set_submodule(MIDDLE, nn.Identity())
     found = compare(Renamed(port) if renamed else port, stock, batch)
-    assert [(each.path, each.owner, each.class_name) for each in found.unmatched] == [
+    assert [(each.path, each.owner, each.class_name) for each in found.conventions.unmatched] == [
         (MIDDLE, "reference", "LayerNorm")
     ]
-    assert found.changed == ()
+    assert found.conventions.changed == ()
     assert birth_of(found) == ("before", f"{'inner.' if renamed else ''}transformer.h.4.ln_1")
 
 
 def test_a_norm_too_many(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
     found = compare(stock, faults.without_final_norm(port), batch)
-    assert [(each.path, each.owner) for each in found.unmatched] == [("transformer.ln_f", "model")]
+    assert [(each.path, each.owner) for each in found.conventions.unmatched] == [("transformer.ln_f", "port")]
     assert found.differs
 
 
@@ -66,17 +66,21 @@ def test_what_the_reference_could_not_identify_is_named_with_the_reason(
     book = survey(stock, lambda: stock(**batch))
     entries = tuple(entry for entry in book.entries if entry.path != MIDDLE)
     found = compare(port, PassportBook(model="r", entries=entries, left_out={MIDDLE: "gated"}), batch)
-    assert [(each.path, each.owner, each.reason) for each in found.unmatched] == [(MIDDLE, "model", "gated")]
+    assert [(each.path, each.owner, each.reason) for each in found.conventions.unmatched] == [(MIDDLE, "port", "gated")]
 
 
 def test_what_neither_could_identify_is_not_compared() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.LayerNorm(8)).eval()
     model[0].running_mean.fill_(0.5)
     found = compare(model, model, {"input": torch.randn(2, 3, 8)})
-    assert list(found.left_out) == ["0"]
-    assert "BatchNorm1d" in found.left_out["0"][0]
-    assert found.left_out["0"][0] == found.left_out["0"][1] == found.to_json()["left_out"]["0"][1]
-    assert found.unmatched == ()
+    assert list(found.conventions.left_out) == ["0"]
+    assert "BatchNorm1d" in found.conventions.left_out["0"][0]
+    assert (
+        found.conventions.left_out["0"][0]
+        == found.conventions.left_out["0"][1]
+        == found.to_json()["conventions"]["left_out"]["0"][1]
+    )
+    assert found.conventions.unmatched == ()
 
 
 # A file in place of the reference.
@@ -93,10 +97,11 @@ def test_a_file_tells_what_a_model_tells_but_where_it_begins(
     faults.wrong_eps(port)
     of_model, of_file = compare(port, stock, batch), compare(port, read_back(stock, batch), batch)
     assert (of_file.reference, of_file.differs) == ("filed", True)
-    assert of_file.divergence.not_run == "a file of passports cannot be run"
-    assert of_file.divergence.birth is None
-    assert [pair.changes for pair in of_file.changed] == [pair.changes for pair in of_model.changed]
-    for one, other in zip(of_file.changed, of_model.changed, strict=True):
+    assert of_file.rows.not_run == "a file of passports cannot be run"
+    assert of_file.rows.birth is None
+    assert len(of_file.conventions.changed) == 13
+    for one, other in zip(of_file.conventions.changed, of_model.conventions.changed, strict=True):
+        assert one.changes == other.changes
         assert one.with_parameters
         assert one.observed == other.observed
 
@@ -108,7 +113,7 @@ def test_other_parameters_than_a_file_s_are_noted_and_no_difference(
         port.get_submodule(MIDDLE).weight[7] *= 3
     found = compare(port, read_back(stock, batch), batch)
     assert not found.differs
-    [pair] = [pair for pair in found.pairs if pair.parameters]
+    [pair] = [pair for pair in found.conventions.pairs if pair.parameters]
     assert (pair.entry.path, pair.parameters[0].difference, pair.with_parameters) == (MIDDLE, None, False)
     # The formulas alone are the same: there is nothing to measure.
     assert pair.observed is None

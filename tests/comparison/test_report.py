@@ -8,7 +8,7 @@ import pytest
 
 import screens
 from normkit import specs
-from normkit.comparison.differences import Comparison, Pair, ParameterChange, Unmatched
+from normkit.comparison.differences import Comparison, Conventions, Pair, ParameterChange, Unmatched
 from normkit.comparison.divergence import Birth, Divergence
 from normkit.comparison.effects import Effect, Observed
 from normkit.comparison.pairing import Change, changes
@@ -38,15 +38,16 @@ def pair(path: str, spec: NormSpec = specs.LLAMA, worst: float | None = None, **
 
 
 def comparison(*pairs: Pair, **more: Any) -> Comparison:
+    of_norms = {key: more.pop(key) for key in ("unmatched", "left_out") if key in more}
     values = {
-        "model": "port",
+        "port": "port",
         "reference": "stock",
+        "forms": ("folder", "folder"),
         "source": "a text",
-        "pairs": pairs,
-        "unmatched": (),
-        "left_out": {},
+        "conventions": Conventions(pairs=pairs, **of_norms),
+        "rows": Divergence(compared=len(pairs)),
     }
-    return Comparison(**{**values, "divergence": Divergence(compared=len(pairs)), **more})
+    return Comparison(**{**values, **more})
 
 
 def told(*pairs: Pair, **more: Any) -> str:
@@ -58,7 +59,7 @@ def test_the_verdict_is_that_all_is_the_same_or_that_there_is_nothing_to_compare
     assert "+ the same all 2 norms compute the same formulas." in text
     assert "Side by side they agree to the bit at 2 norms and in their output." in text
     assert "- nothing to compare neither model has a norm." in told()
-    assert "The two were not run side by side: no room." in told(divergence=Divergence(not_run="no room"))
+    assert "The two were not run side by side: no room." in told(rows=Divergence(not_run="no room"))
 
 
 def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> None:
@@ -126,7 +127,7 @@ def test_a_note_is_there_where_it_applies(note: str, with_it: list[Pair], withou
     ],
 )
 def test_where_a_difference_begins(birth: Birth, expected: str) -> None:
-    text = told(pair("a"), pair("b"), divergence=Divergence(birth=birth, first_bits=birth, compared=2))
+    text = told(pair("a"), pair("b"), rows=Divergence(birth=birth, first_bits=birth, compared=2))
     assert f"The first difference {expected}" in text
     assert "x different all 2 norms compute the same formulas, but the two runs differ." in text
     assert "Within rounding" not in text
@@ -135,9 +136,9 @@ def test_where_a_difference_begins(birth: Birth, expected: str) -> None:
 def test_the_first_bit_before_the_birth_is_told_and_rounding_alone_is_no_difference() -> None:
     bits = Birth(where="at", path="a", since=None, agreed=0.0, differs=2e-7)
     birth = Birth(where="at", path="b", since=None, agreed=3e-7, differs=0.1)
-    both = told(pair("a"), divergence=Divergence(birth=birth, first_bits=bits, compared=2))
+    both = told(pair("a"), rows=Divergence(birth=birth, first_bits=bits, compared=2))
     assert "Within rounding, the runs differ earlier, at a: its input agrees to the bit, its output differs by" in both
-    rounding = told(pair("a"), divergence=Divergence(first_bits=bits, compared=2, largest=9e-7))
+    rounding = told(pair("a"), rows=Divergence(first_bits=bits, compared=2, largest=9e-7))
     assert "Side by side they differ by no more than rounding can, at most by 9e-7. It begins at a:" in rounding
     assert "+ the same" in rounding
 
@@ -147,7 +148,7 @@ def test_what_has_no_counterpart_or_was_not_compared_is_told_with_the_reason() -
         pair("a", parameters=(ParameterChange(role="weight", difference=0.25),), reference="z", matched_by="order"),
         pair("b", parameters=(ParameterChange(role="bias", difference=None),), undecided={"casts": "float32 only"}),
         unmatched=(
-            *(Unmatched(path=f"c.{number}", owner="model", class_name="N") for number in range(2)),
+            *(Unmatched(path=f"c.{number}", owner="port", class_name="N") for number in range(2)),
             Unmatched(path="d", owner="reference", class_name="N", reason="gated"),
         ),
         left_out={"h.0.g": ("gated", "gated"), "h.1.g": ("gated", "gated"), "stem": ("batch norm", "gated")},
@@ -182,7 +183,7 @@ def test_it_fits_the_screen_and_names_cannot_steer_it(width: int) -> None:
     assert "…" not in text
     hostile = "\x1b[31m\r\n\u202e[bold]"
     change = Change(reading="input", given=hostile, expected="kept")
-    attack = comparison(pair(hostile, changes=(change,)), model=hostile, source=hostile)
+    attack = comparison(pair(hostile, changes=(change,)), port=hostile, source=hostile)
     assert not {"\x1b", "\r", "\u202e"} & set(screens.shown(describe_comparison(attack), width))
 
 

@@ -134,7 +134,7 @@ WRITTEN_BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def compared_models() -> Iterator[tuple[str, Any]]:
-    """`identify --against` and `compare` of a port with another eps, another gain and a norm that is missing."""
+    """`compare` of a port with another eps, another gain and a norm that is missing."""
     with tempfile.TemporaryDirectory() as folder:
         model, _ = tiny("llama", dtype=torch.float32)
         other, _ = tiny("llama", dtype=torch.float32, eps=1e-3)
@@ -142,7 +142,7 @@ def compared_models() -> Iterator[tuple[str, Any]]:
             other.model.layers[1].input_layernorm.weight[3] += 0.5
         for name, each in (("reference", model), ("port", other)):
             each.save_pretrained(Path(folder) / name)
-        arguments = ["identify", f"{folder}/port", "--against", f"{folder}/reference"]
+        arguments = ["compare", f"{folder}/port", f"{folder}/reference"]
         yield "llama", command([*arguments, "--no-report", "--json"])
 
 

@@ -207,7 +207,7 @@ def test_without_a_reference_a_gain_that_two_norms_have_is_named(model, inspecte
     check = next(check for check in inspected(model).checks if check.rule == "B14")
     assert (check.status, check.reason) == (
         "not checked",
-        "no reference for the values of gains: normkit identify MODEL --against REFERENCE compares them",
+        "no reference for the values of gains: normkit compare MODEL REFERENCE compares them",
     )
     copied(model)
     found = finding(inspected(model), "B14")

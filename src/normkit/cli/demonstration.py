@@ -15,10 +15,10 @@ from normkit.checkpoint.loading import LoadedModel, load_model
 from normkit.cli.measurement import measure
 from normkit.cli.reports import output_folder, write_report
 from normkit.cli.terminal import print_json, progress, results, shell_word
-from normkit.cli.texts import Batches, from_text
 from normkit.demo import write_twins
 from normkit.inspection.report.description import describe
 from normkit.layers import LayerNorm
+from normkit.measurement.texts import Batches, from_text
 from normkit.show.parts import Fact
 from normkit.show.terminal import lines, marked
 from normkit.text import shortened

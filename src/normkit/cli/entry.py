@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from normkit.cli.benchmark import run_benchmark
+from normkit.cli.comparison import compare_with_reference
 from normkit.cli.completion import print_completion
 from normkit.cli.environment import show_environment
 from normkit.cli.exploration import explore_norms
@@ -32,7 +33,7 @@ from normkit.errors import NormkitError
 
 _GROUPS = {
     "See": ("inspect", "rule", "explore", "study", "figures"),
-    "Check": ("identify", "record", "verify"),
+    "Check": ("compare", "identify", "record", "verify"),
     "Change": ("fold",),
     "This machine": ("env", "bench", "completion"),
 }
@@ -109,6 +110,7 @@ verbs.add_command(explain_rule)
 verbs.add_command(explore_norms)
 verbs.add_command(run_studies)
 verbs.add_command(make_figures)
+verbs.add_command(compare_with_reference)
 verbs.add_command(identify_norms)
 verbs.add_command(write_recorder)
 verbs.add_command(verify_fold)

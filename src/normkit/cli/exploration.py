@@ -25,9 +25,9 @@ from normkit.errors import InputError
 if TYPE_CHECKING:
     from normkit.checkpoint.loading import LoadedModel
     from normkit.cli.terminal import Progress
-    from normkit.cli.texts import Batches
     from normkit.explorer.activations import Activations
     from normkit.explorer.exploration import Exploration
+    from normkit.measurement.texts import Batches
 
 # The options that work with the shipped models; every other option needs a MODEL.
 _WITHOUT_MODEL = {"model", "out", "animation", "no_open", "as_json", "quiet"}
@@ -136,8 +136,8 @@ def open_page(path: Path) -> None:
 
 def _gathered(loaded: LoadedModel, batches: Batches, site: str | None, told: Progress) -> Activations:
     from normkit.checkpoint.build_model import quiet_libraries
-    from normkit.cli.texts import check_runs
     from normkit.explorer.activations import activations
+    from normkit.measurement.texts import check_runs
 
     total = len(batches.batches)
     with quiet_libraries():

@@ -8,9 +8,9 @@ from typing import Any
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
 from normkit.cli.terminal import Progress
-from normkit.cli.texts import Batches, check_runs
 from normkit.inspection.inspecting import inspect
 from normkit.inspection.result import Inspection
+from normkit.measurement.texts import Batches, check_runs
 
 
 def measure(

@@ -39,13 +39,14 @@ _RUN = (
         show_default=True,
         help="Sequences per batch.",
     ),
-    click.option(
-        "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-        default="auto",
-        show_default=True,
-        help="Load the weights in this dtype; auto keeps the checkpoint's.",
-    ),
+)
+
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Load the weights in this dtype; auto keeps the checkpoint's.",
 )
 
 _SOURCE = (
@@ -68,7 +69,7 @@ def model_argument(name: str, metavar: str, *, required: bool = True) -> Callabl
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options for what a model is run on, and for its dtype."""
-    for option in reversed(_RUN):
+    for option in reversed((*_RUN, dtype_option)):
         function = option(function)
     return function
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.cli.texts import Batches, check_runs
 from normkit.errors import InputError, ModelError
 from normkit.identification.state import buffers_kept, in_mode
 from normkit.inspection.result import Inspection
 from normkit.measurement.running import evaluating
+from normkit.measurement.texts import Batches, check_runs
 from normkit.rules import ranked
 from normkit.rules.finding import Status
 from normkit.watching.watcher import watch

@@ -21,7 +21,7 @@ from normkit.cli.terminal import print_json, progress, results, shows_progress
 if TYPE_CHECKING:
     from normkit.checkpoint.loading import LoadedModel
     from normkit.checkpoint.logits import Agreement
-    from normkit.cli.texts import Batches
+    from normkit.measurement.texts import Batches
 
 # Tokens of the text, and as many random ids: enough for every position of a window.
 _TOKENS, _LENGTH, _BATCH = 256, 64, 4
@@ -108,7 +108,8 @@ def _agreement(source: Path, result: Path, path: str | None, words: str | None) 
 
 def _batches(loaded: LoadedModel, path: str | None, words: str | None) -> list[Batches]:
     """Random token ids, and a text if the model has a tokenizer."""
-    from normkit.cli.texts import batches_for, from_random_ids
+    from normkit.cli.texts import batches_for
+    from normkit.measurement.texts import from_random_ids
 
     drawn = from_random_ids(loaded.model, length=_LENGTH, max_tokens=_TOKENS, batch_size=_BATCH)
     if loaded.tokenizer is None and path is None:

@@ -1,4 +1,4 @@
-"""A model against its reference: which norms differ, in which conventions, and what that does to the rows that arrive.
+"""A port against its reference: which norms differ, in which conventions, and what that does to the rows that arrive.
 
 pairing.py      which norm of a port stands for which of its reference, and in which conventions they differ
 effects.py      how far two formulas are apart on the rows that arrive
@@ -8,5 +8,7 @@ contrasts.py    what can be said of two norms before anything is run
 recording.py    what entered and left each norm, in memory or in a file that any runtime can write
 torch_recorder.py  writes that down for a torch model
 normkit_recorder.py  writes that file with numpy alone, for runtimes without normkit
-comparing.py    `compare`: composes all of the above
+side_by_side.py two models of torch: their norms and one run of both
+sides.py        the two sides of a comparison, opened from what the user gave
+comparing.py    `compare`: each level that both sides offer
 """

@@ -148,7 +148,7 @@ def _parameter_changes(each: Match, site: NormSite, other: NormSite | None) -> t
 
 def unmatched(model: PassportBook, reference: PassportBook, matches: Sequence[Match]) -> tuple[Unmatched, ...]:
     """The norms of either that have no counterpart; what both leave out at one path is none of these."""
-    here = _alone("model", model, reference, {each.entry.path for each in matches})
+    here = _alone("port", model, reference, {each.entry.path for each in matches})
     return (*here, *_alone("reference", reference, model, {each.reference.path for each in matches}))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from normkit.comparison.divergence import Divergence
@@ -12,9 +12,12 @@ from normkit.comparison.pairing import Change, MatchedBy
 from normkit.identification.book import Entry
 from normkit.inspection.result import plain
 
-Owner = Literal["model", "reference"]
+Owner = Literal["port", "reference"]
 
-_SCHEMA = 1
+Level = Literal["metadata", "values", "conventions", "rows", "wiring"]
+"""What two sides are compared at, from the cheapest to the dearest."""
+
+_SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,7 @@ class Unmatched:
     path: str
     """Its path."""
     owner: Owner
-    """The owner: "model" or "reference"."""
+    """The owner: "port" or "reference"."""
     class_name: str
     """Class of the module."""
     reason: str = ""
@@ -86,28 +89,15 @@ class Unmatched:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Comparison:
-    """Result of `compare`."""
+class Conventions:
+    """What the norms of two sides compute."""
 
-    model: str
-    """Name of the model."""
-    reference: str
-    """Name of its reference."""
-    source: str
-    """The input of the runs, in words."""
-    pairs: tuple[Pair, ...]
-    """The norms that were paired, in the model's forward order."""
-    unmatched: tuple[Unmatched, ...]
+    pairs: tuple[Pair, ...] = ()
+    """The norms that were paired, in the port's forward order."""
+    unmatched: tuple[Unmatched, ...] = ()
     """The norms without a counterpart."""
-    left_out: Mapping[str, tuple[str, str]]
-    """Path -> what the model and the reference do there, where no spec describes either; not compared."""
-    divergence: Divergence
-    """The first difference of the two runs."""
-
-    @property
-    def differs(self) -> bool:
-        """A convention differs, a norm has no counterpart, or the two runs differ by more than rounding."""
-        return bool(self.unmatched or self.divergence.birth or any(pair.changes for pair in self.pairs))
+    left_out: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Path -> what the port and the reference do there, where no spec describes either; not compared."""
 
     @property
     def changed(self) -> tuple[Pair, ...]:
@@ -115,19 +105,57 @@ class Comparison:
         found = [pair for pair in self.pairs if pair.changes]
         return tuple(sorted(found, key=lambda pair: -(pair.observed.worst if pair.observed else -1.0)))
 
+    @property
+    def differs(self) -> bool:
+        """A convention differs, or a norm has no counterpart."""
+        return bool(self.unmatched or self.changed)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return {
+            "pairs": [pair.to_json() for pair in self.pairs],
+            "unmatched": [asdict(each) for each in self.unmatched],
+            "left_out": {path: list(reasons) for path, reasons in self.left_out.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Comparison:
+    """Result of `compare`: one part for each level, or the reason why it was not looked at."""
+
+    port: str
+    """Name of the port."""
+    reference: str
+    """Name of its reference."""
+    forms: tuple[str, str]
+    """What the port and the reference are, such as "folder" or "passports"."""
+    source: str = ""
+    """The input of the runs, in words; "" where nothing was run."""
+    conventions: Conventions = field(default_factory=Conventions)
+    """What the norms of both compute."""
+    rows: Divergence = field(default_factory=Divergence)
+    """The first difference of two runs on the same input."""
+    not_looked_at: Mapping[Level, str] = field(default_factory=dict)
+    """Level -> why it was not looked at."""
+
+    @property
+    def differs(self) -> bool:
+        """At one of the levels they differ by more than rounding."""
+        return self.conventions.differs or self.rows.birth is not None
+
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; NaN and infinity as strings."""
         values = plain(
             {
                 "schema_version": _SCHEMA,
-                "model": self.model,
+                "port": self.port,
                 "reference": self.reference,
+                "forms": list(self.forms),
                 "source": self.source,
                 "differs": self.differs,
-                "divergence": self.divergence,
-                "pairs": [pair.to_json() for pair in self.pairs],
-                "unmatched": self.unmatched,
-                "left_out": dict(self.left_out),
+                "conventions": self.conventions.to_json(),
+                "rows": self.rows,
+                "not_looked_at": dict(self.not_looked_at),
             }
         )
         assert isinstance(values, dict)

@@ -19,12 +19,12 @@ _CASTS = ("casts", "output dtype", "offset dtype")
 def describe_comparison(found: Comparison) -> Section:
     """The comparison, safe to print; norms that differ from their references in the same way share a section."""
     alike: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
-    for pair in found.changed:
+    for pair in found.conventions.changed:
         alike[tuple(map(difference, pair.changes))].append(pair)
     return printable(
         Section(
-            title=f"{found.model} compared with {found.reference}",
-            source=f"run on: {found.source}",
+            title=f"{found.port} compared with {found.reference}",
+            source=f"run on: {found.source}" if found.source else "",
             verdict=_verdict(found),
             notes=_beginnings(found),
             sections=tuple(_contrast(words, pairs) for words, pairs in alike.items()),
@@ -53,14 +53,14 @@ def difference(change: Change) -> str:
 
 
 def _verdict(found: Comparison) -> Verdict:
-    changed, count = len(found.changed), len(found.pairs)
+    changed, count = len(found.conventions.changed), len(found.conventions.pairs)
     parts = []
     if changed:
         verb = "does" if changed == 1 else "do"
         parts.append(f"{changed} of {counted(count, 'norm')} {verb} not compute what the reference's {verb}")
-    if found.unmatched:
-        parts.append(f"{counted(len(found.unmatched), 'norm')} without counterpart")
-    if found.divergence.birth and not parts:
+    if found.conventions.unmatched:
+        parts.append(f"{counted(len(found.conventions.unmatched), 'norm')} without counterpart")
+    if found.rows.birth and not parts:
         parts.append(f"{_all(count)}, but the two runs differ" if count else "the two runs differ")
     if parts:
         return Verdict(tone="error", headline="different", detail="; ".join(parts) + ".")
@@ -74,7 +74,7 @@ def _all(count: int) -> str:
 
 
 def _beginnings(found: Comparison) -> tuple[str, ...]:
-    divergence = found.divergence
+    divergence = found.rows
     if divergence.not_run:
         return (f"The two were not run side by side: {divergence.not_run}.",)
     if divergence.birth is not None:
@@ -144,23 +144,23 @@ def _name(pair: Pair) -> str:
 def _facts(found: Comparison) -> tuple[Fact, ...]:
     """How norms were paired, norms without a counterpart, parameters, and what was not compared."""
     facts = []
-    by_order = [pair for pair in found.pairs if pair.matched_by == "order"]
+    by_order = [pair for pair in found.conventions.pairs if pair.matched_by == "order"]
     if by_order:
         how = "the paths differ, so they were paired in forward order and by size"
-        facts.append(Fact("pairs", f"{len(by_order)} of {counted(len(found.pairs), 'norm')}: {how}"))
+        facts.append(Fact("pairs", f"{len(by_order)} of {counted(len(found.conventions.pairs), 'norm')}: {how}"))
         facts.append(Fact("", shortened([_name(pair) for pair in by_order])))
-    owners = {"model": found.model, "reference": found.reference}
-    alone = merged((f"only in {owners[each.owner]}", each.path, each.reason) for each in found.unmatched)
+    owners = {"port": found.port, "reference": found.reference}
+    alone = merged((f"only in {owners[each.owner]}", each.path, each.reason) for each in found.conventions.unmatched)
     facts += [Fact(label, f"{where}: {reason}" if reason else where) for label, where, reason in alone]
     for role in ("weight", "bias"):
         facts += _parameter_facts(found, role)
     left_out = merged(
         ("not compared", path, reason if reason == other else f"{reason}; in the reference: {other}")
-        for path, (reason, other) in found.left_out.items()
+        for path, (reason, other) in found.conventions.left_out.items()
     )
     facts += [Fact(label, f"{where}: {reason}") for label, where, reason in left_out]
     undecided: dict[str, list[str]] = defaultdict(list)
-    for pair in found.pairs:
+    for pair in found.conventions.pairs:
         for reading, reason in pair.undecided.items():
             undecided[f"{reading}: {reason}"].append(pair.entry.path)
     facts += [Fact("not compared", f"{what} ({shortened(at)})") for what, at in undecided.items()]
@@ -168,7 +168,7 @@ def _facts(found: Comparison) -> tuple[Fact, ...]:
 
 
 def _parameter_facts(found: Comparison, role: str) -> list[Fact]:
-    changes = [(pair, change) for pair in found.pairs for change in pair.parameters if change.role == role]
+    changes = [(pair, change) for pair in found.conventions.pairs for change in pair.parameters if change.role == role]
     if not changes:
         return []
     sizes = [change.difference for _, change in changes if change.difference is not None]

@@ -2,6 +2,7 @@
 
 facts.py, quantities.py, training.py  what is measured, as frozen values
 running.py         runs a model on batches in evaluation mode
+texts.py           windows of a text, or token ids at random, for a model from a folder
 observing.py       hooks and one mode that tell a listener of every call of a norm, a block or attention
 probing.py         the probe: all that an inspection measures while a model runs
 tables.py          tables on a device, summed or largest kept

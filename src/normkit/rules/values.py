@@ -121,7 +121,7 @@ def other_values(facts: Facts) -> Outcome:
         return NotChecked("gains and biases are expected to change in a training run")
     if facts.baseline is None or not any(norm.gain or norm.bias for norm in facts.baseline.norms.values()):
         name = "MODEL" if facts.model.name == facts.model.class_name else facts.model.name
-        command = f"normkit identify {name} --against REFERENCE"
+        command = f"normkit compare {name} REFERENCE"
         unknown = NotChecked(f"no reference for the values of gains: {command} compares them")
         return _copies(facts) or _unlike_the_others(facts) or unknown
     explained: list[Case] = []
