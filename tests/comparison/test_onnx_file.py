@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+
+import pytest
+from onnx import helper
+
+from normkit.comparison.onnx_file import OnnxModel
+from normkit.errors import InputError, ModelError
+from onnx_models import graph_of, layer_norm, written
+
+
+def test_what_a_file_says_beside_its_tensors(tmp_path):
+    model = layer_norm()
+    model.producer_name, model.producer_version = "pytorch", "2.13"
+    model.metadata_props.add(key="task", value="text")
+    weights = OnnxModel.open(written(tmp_path, model)).weights
+    assert weights.runtime == "ONNX"
+    assert [*weights.source.tensors] == ["norm.weight", "norm.bias"]
+    assert weights.settings["producer"] == "pytorch 2.13"
+    assert weights.settings["task"] == "text"
+
+
+def refused(tmp_path, model):
+    with pytest.raises(ModelError) as caught:
+        OnnxModel.open(written(tmp_path, model))
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def test_an_unknown_operator(tmp_path):
+    said = refused(tmp_path, graph_of([helper.make_node("Evil", ["x"], ["y"], domain="my.ops")], {}))
+    assert "has the operator 'my.ops.Evil'" in said
+    assert "normkit loads no library of operators" in said
+
+
+def test_an_unknown_operator_of_a_subgraph(tmp_path):
+    inner = helper.make_graph([helper.make_node("Evil", ["x"], ["z"])], "inner", [], [])
+    node = helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)
+    assert "has the operator 'Evil'" in refused(tmp_path, graph_of([node], {}))
+
+
+def test_a_value_that_two_nodes_make(tmp_path):
+    nodes = [helper.make_node("Neg", ["x"], ["y"])] * 2
+    assert "two nodes make the value 'y'" in refused(tmp_path, graph_of(nodes, {}))
+
+
+def function(name, *calls):
+    nodes = [helper.make_node(call, [f"h{i}"], [f"h{i + 1}"], domain="own") for i, call in enumerate(calls)]
+    nodes += [helper.make_node("Neg", [f"h{len(calls)}"], ["out"])]
+    return helper.make_function("own", name, ["h0"], ["out"], nodes, [helper.make_opsetid("", 20)])
+
+
+OWN = {"": 20, "own": 1}
+
+
+def test_a_function_that_calls_itself(tmp_path):
+    node = helper.make_node("F", ["x"], ["y"], domain="own")
+    model = graph_of([node], {}, opsets=OWN, functions=[function("F", "G"), function("G", "F")])
+    assert "calls itself" in refused(tmp_path, model)
+
+
+def test_functions_that_grow_without_bound(tmp_path):
+    names = [f"F{level}" for level in range(12)]
+    functions = [function(name, *[inner] * 8) for name, inner in pairwise(names)]
+    node = helper.make_node("F0", ["x"], ["y"], domain="own")
+    model = graph_of([node], {}, opsets=OWN, functions=[*functions, function(names[-1])])
+    assert "nodes with its functions, at most 500,000 are read" in refused(tmp_path, model)
+
+
+def test_functions_are_written_out(tmp_path):
+    node = helper.make_node("F", ["x"], ["y"], domain="own")
+    model = OnnxModel.open(written(tmp_path, graph_of([node], {}, opsets=OWN, functions=[function("F")])))
+    assert [each.op_type for each in model.proto.graph.node] == ["Neg"]
+
+
+def test_a_model_without_a_graph(tmp_path):
+    model = layer_norm()
+    model.ClearField("graph")
+    assert "it holds no graph" in refused(tmp_path, model)
+
+
+def test_an_attribute_in_another_file(tmp_path):
+    model = graph_of([helper.make_node("Constant", [], ["y"], value=helper.make_tensor("t", 1, [1], [1.0]))], {})
+    model.graph.node[0].attribute[0].t.data_location = 1
+    assert "keeps an attribute of '' in another file" in refused(tmp_path, model)
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    path = written(tmp_path, layer_norm())
+    monkeypatch.setitem(sys.modules, "onnxruntime.capi.onnxruntime_pybind11_state", None)
+    with pytest.raises(InputError, match=r"needs the package onnxruntime; pip install normkit\[ports\]"):
+        OnnxModel.open(path)
+
+
+def test_four_bit_matrices_that_no_node_makes_numbers_of_are_a_note(tmp_path):
+    model = layer_norm()
+    model.graph.initializer.append(helper.make_tensor("packed", 22, [2, 2], b"\x12\x34", raw=True))
+    weights = OnnxModel.open(written(tmp_path, model)).weights
+    assert weights.notes == ("1 initializer of dtype INT4 cannot be compared",)
