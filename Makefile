@@ -41,6 +41,11 @@ $(OLDEST)/.installed: Makefile $(DEVELOPED)
 		transformers==4.57.6 huggingface-hub==0.36.2 kernels==0.10.5 tokenizers==0.22.2
 	@touch $@
 
+# MLX and JAX for the recipes in examples/: 530 MB, of which `make test` needs nothing.
+$(VENV)/.runtimes: pyproject.toml $(DEVELOPED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group runtimes
+	@touch $@
+
 demo: $(STAMP)  ## a model that looks fine and is not: the fault, its evidence, the page
 	$(BIN)/normkit inspect
 
@@ -64,7 +69,7 @@ thinned quick: $(DEVELOPED)
 	$(PYTEST) -p thinned $(CHOICE) --assert=plain || \
 		{ $(PYTEST) -p thinned $(CHOICE) --last-failed --last-failed-no-failures none; exit 1; }
 
-test-all: lint types oldest  ## the exhaustive products on top, for a night or a release (under 40 minutes)
+test-all: lint types oldest $(VENV)/.runtimes  ## the exhaustive products on top, for a night or a release (under 40 minutes)
 	$(PYTEST)
 
 bench: $(DEVELOPED)  ## measure what the README states, on an idle machine (20 minutes)

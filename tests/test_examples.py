@@ -29,7 +29,10 @@ def output(path: Path) -> str:
 
 
 def test_each_example_is_run_below() -> None:
-    assert [path.name for path in EXAMPLES] == ["attribution.py", "use_kernels.py", "watch_training.py"]
+    assert [path.name for path in EXAMPLES] == [
+        *("attribution.py", "record_flax.py", "record_mlx.py", "record_onnxruntime.py", "record_serving.py"),
+        *("use_kernels.py", "watch_training.py"),
+    ]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])

@@ -53,6 +53,7 @@ BASE_LINES = 3_050
 # Tests that mirror no file, and what they are about.
 EXTRA_TESTS = {
     "golden/test_record.py": "what each verb reports on fixed inputs",
+    "comparison/test_other_runtimes.py": "the recipes in examples/ that record other runtimes",
     "checkpoint/test_forgery.py": "certificates edited to agree with forged files",
     "cli/test_hostile_files.py": "files made to hurt, given to every verb that reads some",
     "bench/test_gpu_script.py": "benchmarks/gpu.py",

@@ -24,7 +24,7 @@ _NAME = "normkit_recorder.py"
 )
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 def write_recorder(template: str | None, overwrite: bool) -> None:
-    """Write a Python file of about 40 lines that records what enters and leaves each norm.
+    """Write a Python file of about 50 lines that records what enters and leaves each norm.
 
     It needs numpy and safetensors, not normkit: copy it beside a model in MLX, JAX, vLLM or any other runtime. Its
     recordings are read by `normkit identify`. A model in torch is recorded by nk.record(model, FILE), in Python.

@@ -19,9 +19,11 @@ class Recorder:
     def __init__(self, rows: int = 512, array: Callable[[Any], Any] = numpy.asarray) -> None:
         self.rows, self.array = rows, array
         self.tensors: dict[str, list[Any]] = {}
+        self.order: dict[str, None] = {}
 
     def add(self, path: str, x: Any, y: Any, weight: Any = None, bias: Any = None, residual: Any = None) -> None:
         """Keep rows of one norm; call it wherever the norm is called, in the dtypes in which it computes."""
+        self.order[path] = None
         for key, value in (("input", x), ("output", y), ("residual", residual)):
             if value is not None:
                 self._keep(f"{path}.{key}", value)
@@ -41,6 +43,7 @@ class Recorder:
         if not self.tensors:
             raise ValueError("expected a call of Recorder.add before save; no norm was recorded")
         metadata = {"format": "normkit-recording", "version": "1", "runtime": runtime}
+        metadata["order"] = json.dumps(list(self.order))
         if tokens is not None:
             metadata["tokens"] = json.dumps(numpy.asarray(tokens).tolist())
         if outputs is not None:
