@@ -67,8 +67,8 @@ def test_one_added_in_bfloat16_is_named_whatever_stores_it(stored: torch.dtype) 
 def test_one_added_before_the_reference_was_rounded_is_found() -> None:
     master = gain(0).float()
     found = related(master + 1, master.bfloat16())
-    assert (found.kind, found.constant, found.rounding) == ("offset", 1.0, "bfloat16")
-    assert not found.is_rounded_once
+    assert found.words == "reference + 1, before the reference was rounded to bfloat16"
+    assert related(master, master.bfloat16()).words == "equal, before the reference was rounded to bfloat16"
 
 
 def test_truncation_to_bfloat16_is_equal_within_a_unit() -> None:

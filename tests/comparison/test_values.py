@@ -9,17 +9,7 @@ from torch import Tensor
 
 from normkit.comparison.values import Values, compare_values
 from normkit.comparison.weight_sources import weights_of
-
-
-def gains(layers: int = 3, size: int = 96) -> dict[str, Tensor]:
-    """The norms of a small decoder, and a matrix that nothing should read."""
-    generator = torch.Generator().manual_seed(0)
-    names = [f"model.layers.{layer}.{name}" for layer in range(layers) for name in ("input_layernorm", "mlp_norm")]
-    found = {
-        f"{name}.weight": (1 + 0.3 * torch.randn(size, generator=generator)).bfloat16()
-        for name in [*names, "model.norm"]
-    }
-    return {**found, "model.embed_tokens.weight": torch.zeros(7, size)}
+from planted_gains import gains
 
 
 def compared(port: dict[str, Tensor], reference: dict[str, Tensor] | None = None) -> Values:

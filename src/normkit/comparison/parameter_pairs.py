@@ -68,7 +68,8 @@ def pair_norms(
             left.remove(one)
             left_there.remove(other)
 
-    take(_by_name(left, left_there, canonical, there), "name")
+    places = pair_paths([canonical[norm.path] for norm in port], [there[norm.path] for norm in reference])
+    take([(port[one], reference[other]) for one, other in places], "name")
     for pairs, paired_by in _by_kind(left, left_there, related):
         take(pairs, paired_by)
     return tuple(found[norm.path] for norm in port if norm.path in found)
@@ -98,22 +99,22 @@ def _canonical(norm: NormTensors, names: Mapping[str, Sequence[str]], others: Se
     return norm.path if chosen is None or chosen in own else chosen.rpartition(".")[0]
 
 
-def _by_name(
-    port: Sequence[NormTensors],
-    reference: Sequence[NormTensors],
-    canonical: Mapping[str, str],
-    there: Mapping[str, str],
-) -> list[tuple[NormTensors, NormTensors]]:
-    """Norms whose paths have the longest ends in common; each end stands for one norm on each side."""
-    found, left, left_there = [], list(port), list(reference)
-    words = {id(norm): canonical[norm.path].split(".") for norm in port}
-    words |= {id(norm): there[norm.path].split(".") for norm in reference}
-    for length in range(max(map(len, words.values()), default=0), 0, -1):
-        ends: tuple[dict[str, list[NormTensors]], ...] = (defaultdict(list), defaultdict(list))
-        for group, held in zip((left, left_there), ends, strict=True):
-            for norm in group:
-                if len(words[id(norm)]) >= length:
-                    held[".".join(words[id(norm)][-length:])].append(norm)
+def pair_paths(port: Sequence[str], reference: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of the paths with the longest ends in common, each end standing for one path on each side.
+
+    Example:
+        >>> pair_paths(["language_model.norm", "x"], ["y", "model.norm"])
+        [(0, 1)]
+    """
+    words = [[path.split(".") for path in paths] for paths in (port, reference)]
+    found: list[tuple[int, int]] = []
+    left = [set(range(len(paths))) for paths in (port, reference)]
+    for length in range(max((len(each) for paths in words for each in paths), default=0), 0, -1):
+        ends: tuple[dict[str, list[int]], ...] = (defaultdict(list), defaultdict(list))
+        for side in (0, 1):
+            for place in sorted(left[side]):
+                if len(words[side][place]) >= length:
+                    ends[side][".".join(words[side][place][-length:])].append(place)
         for end, ours in ends[0].items():
             theirs = ends[1].get(end, [])
             if max(len(ours), len(theirs)) > _MOST_ALIKE:
@@ -122,13 +123,12 @@ def _by_name(
                 (one, other)
                 for one in ours
                 for other in theirs
-                if _is_telling(words[id(one)][:-length], words[id(other)][:-length])
+                if _is_telling(words[0][one][:-length], words[1][other][:-length])
             ]
-            counts = Counter(id(norm) for pair in fitting for norm in pair)
-            found += [pair for pair in fitting if all(counts[id(norm)] == 1 for norm in pair)]
-        taken = {id(norm) for pair in found for norm in pair}
-        left = [norm for norm in left if id(norm) not in taken]
-        left_there = [norm for norm in left_there if id(norm) not in taken]
+            ones, others = (Counter(pair[side] for pair in fitting) for side in (0, 1))
+            found += [(one, other) for one, other in fitting if ones[one] == 1 and others[other] == 1]
+        left[0] -= {one for one, _ in found}
+        left[1] -= {other for _, other in found}
     return found
 
 

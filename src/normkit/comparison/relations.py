@@ -60,10 +60,14 @@ class Relation:
     """The dtype to which the function was rounded, such as "bfloat16"; "" if it holds exactly."""
     is_rounded_once: bool = True
     """Every number is the function, correctly rounded; else it lies within one unit of that dtype."""
+    is_reference_rounded: bool = False
+    """It is the reference's vector that was rounded to that dtype, and the port's has more digits."""
     order: str = ""
     """How a permuted vector is arranged, if that is known: "reversed", "rotary halves interleaved" and the like."""
     other: str = ""
-    """Name of the reference's norm whose values these are ("copied", "swapped")."""
+    """Path of the reference's norm whose values these are ("copied", "swapped")."""
+    place: str = ""
+    """That norm in words, as seen from the norm itself: "the next layer"."""
     distance: float = 0.0
     """The largest difference from the reference, over the largest absolute value there."""
     differing: float = 0.0
@@ -81,8 +85,10 @@ class Relation:
     @property
     def key(self) -> tuple[Any, ...]:
         """What makes two norms' relations the same kind of finding."""
-        constant = self.constant if self.kind in ("offset", "constant") else None
-        return (self.kind, constant, self.rounding, self.order, tuple(each.key for each in self.candidates))
+        constant = None if self.kind == "scaled" else self.constant
+        candidates = tuple(each.key for each in self.candidates)
+        how = (self.rounding, self.is_rounded_once, self.is_reference_rounded)
+        return (self.kind, constant, how, self.order, self.place, candidates)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -92,8 +98,10 @@ class Relation:
             "constant": self.constant,
             "rounding": self.rounding,
             "is_rounded_once": self.is_rounded_once,
+            "is_reference_rounded": self.is_reference_rounded,
             "order": self.order,
             "other": self.other,
+            "place": self.place,
             "distance": finite(self.distance),
             "differing": self.differing,
             "candidates": [each.to_json() for each in self.candidates],
@@ -169,6 +177,13 @@ def _holding(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) 
                 if bool((port == expected).all()):
                     yield _said(made, name), _evidence(expected, torch.zeros_like(image))
                     break
+    if reference_dtype in ROUNDINGS:
+        for constant in (0.0, *_OFFSETS):
+            once = (port - constant).to(ROUNDINGS[reference_dtype]).to(torch.float64)
+            if bool((once == reference).all()):
+                made = Relation(kind="offset" if constant else "equal", constant=constant or None)
+                made = replace(_said(made, reference_dtype), is_reference_rounded=True)
+                yield made, _evidence(reference, torch.zeros_like(reference))
     yield from _fitted(port, reference, names)
     yield from _permuted(port, reference, names)
     for name in ROUNDINGS:
@@ -298,19 +313,19 @@ def _distinct(found: list[Relation]) -> tuple[Relation, ...]:
 def _words(found: Relation) -> str:
     """The relation in a few words."""
     constant = found.constant or 0.0
-    shift = f"reference {'+' if constant > 0 else '-'} {_number(abs(constant))}"
+    added = f" {'+' if constant > 0 else '-'} {_number(abs(constant))}" if found.constant else ""
     plain = {
         "equal": "equal",
-        "offset": shift,
+        "offset": f"reference{added}",
         "negated": "negated",
         "scaled": f"reference times {_number(constant)}",
         "reciprocal": "1 / reference",
         "square": "reference squared",
         "exponential": "exp(reference)",
-        "permuted": f"{shift if found.constant else 'reference'} in another order",
+        "permuted": f"reference{added} in another order",
         "constant": f"all {_number(constant)}",
-        "copied": f"that of {found.other}",
-        "swapped": f"swapped with {found.other}",
+        "copied": f"that of {found.place or found.other}{added}",
+        "swapped": f"swapped with {found.place or found.other}{added}",
         "folded": "folded into its readers",
         "different": f"different by {significant(found.distance)} of the largest",
         "not finite": "not finite",
@@ -322,6 +337,8 @@ def _words(found: Relation) -> str:
         plain = f"{plain} ({found.order})"
     if not found.rounding or (found.rounding == "float32" and found.is_rounded_once):
         return plain
+    if found.is_reference_rounded:
+        return f"{plain}, before the reference was rounded to {found.rounding}"
     how = ", rounded to" if found.is_rounded_once else " within a unit of"
     return f"{plain}{how} {found.rounding}"
 

@@ -4,78 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normkit.comparison.parameter_pairs import PairedBy, TensorPair, kind_of, pair_norms
+from normkit.comparison.origins import origins
+from normkit.comparison.other_tensors import OtherTensors, compare_names
+from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
 from normkit.comparison.parameters import NormTensors, norm_tensors
 from normkit.comparison.relations import Relation, relation
+from normkit.comparison.runtimes import convention, judged
+from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped
 from normkit.comparison.weights import Weights
 
 Progress = Callable[[str, int, int], None]
-Role = Literal["weight", "bias"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorValue:
-    """A gain or bias of the port against the reference's."""
-
-    path: str
-    """Path of the norm in the port."""
-    reference_path: str
-    """Path of the norm in the reference."""
-    role: Role
-    name: str
-    """Name of the tensor in the port; "" if it is missing."""
-    reference_name: str
-    """Name of the tensor in the reference; "" if the port's is extra."""
-    paired_by: PairedBy
-    relation: Relation
-    verdict: str
-    """What the relation means for who loads the port, in a few words; "" if there is nothing to add."""
-    is_right: bool | None
-    """Whether the port computes the reference's gain or bias; None if that is undecided."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "path": self.path,
-            "reference_path": self.reference_path,
-            "role": self.role,
-            "name": self.name,
-            "reference_name": self.reference_name,
-            "paired_by": self.paired_by,
-            "relation": self.relation.to_json(),
-            "verdict": self.verdict,
-            "is_right": self.is_right,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueGroup:
-    """The tensors with one relation and one verdict."""
-
-    title: str
-    """Their number and kind: "36 gains of query and key norms"."""
-    words: str
-    """Their relation, in words."""
-    verdict: str
-    is_right: bool | None
-    names: tuple[str, ...]
-    """Names of the tensors in the port, or in the reference if the port lacks them."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "title": self.title,
-            "relation": self.words,
-            "verdict": self.verdict,
-            "is_right": self.is_right,
-            "names": [*self.names],
-        }
+ROLES: tuple[Role, Role] = ("weight", "bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +37,14 @@ class Values:
     """Names of the port's gains and biases of norms that have no counterpart in the reference."""
     left_out: Mapping[str, str]
     """Name of a vector of the port that is not taken for a norm's -> why."""
-    others_missing: tuple[str, ...] = ()
-    """Names of the reference's other tensors for which the port has none of that name."""
-    others_extra: tuple[str, ...] = ()
-    """Names of the port's other tensors for which the reference has none of that name."""
-    reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] | None = None
-    """Name of another tensor -> its shapes in the port and in the reference, where these differ."""
+    others: OtherTensors
+    """The tensors that are not of norms: their names and shapes alone."""
     notes: tuple[str, ...] = ()
 
     @property
     def groups(self) -> tuple[ValueGroup, ...]:
         """The tensors by relation and verdict: wrong ones first, then undecided ones, then right ones."""
-        return _grouped(self.tensors)
+        return grouped(self.tensors)
 
     @property
     def is_right(self) -> bool | None:
@@ -123,9 +64,7 @@ class Values:
             "missing": [*self.missing],
             "extra": [*self.extra],
             "left_out": {**self.left_out},
-            "others_missing": [*self.others_missing],
-            "others_extra": [*self.others_extra],
-            "reshaped": {name: [[*one], [*other]] for name, (one, other) in (self.reshaped or {}).items()},
+            "others": self.others.to_json(),
             "notes": [*self.notes],
         }
 
@@ -183,13 +122,15 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     found, missing, extra = [], [], []
     for done, pair in enumerate(pairs):
         report("values", done, len(pairs))
-        for role in ("weight", "bias"):
+        for role in ROLES:
             name, name_there = getattr(pair.norm, role), getattr(pair.reference, role)
             if name is None or name_there is None:
                 missing += [name_there] if name_there else []
                 extra += [name] if name else []
                 continue
-            found.append(_value(pair, role, name, name_there, _relation(held, held_there, name, name_there)))
+            found.append(_value(pair, role, _relation(held, held_there, name, name_there)))
+    found = _with_origins(found, held, held_there, theirs.norms)
+    found = _with_kind([_judged(each, port, reference) for each in found])
     paired = {id(each) for pair in pairs for each in (pair.norm, pair.reference)}
     missing += [name for norm in theirs.norms if id(norm) not in paired for name in _names(norm)]
     extra += [name for norm in ours.norms if id(norm) not in paired for name in _names(norm)]
@@ -200,6 +141,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         missing=tuple(missing),
         extra=tuple(extra),
         left_out=ours.left_out,
+        others=compare_names(port, reference, ours.others, theirs.others),
         notes=(*port.notes, *reference.notes),
     )
 
@@ -215,51 +157,64 @@ def _relation(held: _Vectors, held_there: _Vectors, name: str, name_there: str) 
     return relation(one, other, held.dtype(name), held_there.dtype(name_there))
 
 
-def _value(pair: TensorPair, role: Role, name: str, name_there: str, found: Relation) -> TensorValue:
+def _value(pair: TensorPair, role: Role, found: Relation) -> TensorValue:
     return TensorValue(
         path=pair.norm.path,
         reference_path=pair.reference.path,
         role=role,
-        name=name,
-        reference_name=name_there,
+        name=getattr(pair.norm, role),
+        reference_name=getattr(pair.reference, role),
         paired_by=pair.paired_by,
         relation=found,
         verdict="",
-        is_right=True if found.kind == "equal" else None if found.kind == "undecided" else False,
+        is_right=None,
     )
 
 
-def _grouped(tensors: Sequence[TensorValue]) -> tuple[ValueGroup, ...]:
-    groups: dict[tuple[Any, ...], list[TensorValue]] = defaultdict(list)
-    for each in tensors:
-        groups[(each.role, each.verdict, each.is_right, each.relation.key)].append(each)
-    made = [_group(members, tensors) for members in groups.values()]
-    rank = {False: 0, None: 1, True: 2}
-    return tuple(sorted(made, key=lambda group: (rank[group.is_right], -len(group.names))))
+def _with_origins(
+    found: Sequence[TensorValue], held: _Vectors, held_there: _Vectors, norms: Sequence[NormTensors]
+) -> list[TensorValue]:
+    """The tensors; of those that are another norm's it is said whose."""
+    made: dict[str, Relation] = {}
+    for role in ROLES:
+        strangers = {each.name: each for each in found if each.role == role and each.relation.kind == "different"}
+        if not strangers:
+            continue
+        names = {norm.path: name for norm in norms if (name := getattr(norm, role)) is not None}
+        made |= origins(
+            {name: (held.of(name), held.dtype(name)) for name in strangers},
+            {path: (held_there.of(name), held_there.dtype(name)) for path, name in names.items()},
+            {name: each.reference_path for name, each in strangers.items()},
+        )
+    return [replace(each, relation=made.get(each.name, each.relation)) for each in found]
 
 
-def _group(members: Sequence[TensorValue], tensors: Sequence[TensorValue]) -> ValueGroup:
-    first = members[0]
-    kinds = {kind_of(each.path) for each in members}
-    noun = "gain" if first.role == "weight" else "bias"
-    plural = {"gain": "gains", "bias": "biases"}[noun]
-    of_role = sum(each.role == first.role for each in tensors)
-    count = len(members)
-    if count == 1:
-        title = first.name
-    elif count == of_role:
-        title = f"all {count} {plural}"
-    else:
-        title = f"{count} {plural} of {', '.join(sorted({_kind_words(kind) for kind in kinds}))}"
-    return ValueGroup(
-        title=title,
-        words=first.relation.words,
-        verdict=first.verdict,
-        is_right=first.is_right,
-        names=tuple(each.name for each in members),
-    )
+def _judged(value: TensorValue, port: Weights, reference: Weights) -> TensorValue:
+    """The value with what it means to who loads the port. A bias is added as it is stored, by every runtime."""
+    if value.role == "bias":
+        is_right = {"equal": True, "undecided": None}.get(value.relation.kind, False)
+        return replace(value, is_right=is_right)
+    conventions = convention(port, value.path), convention(reference, value.reference_path)
+    verdict, is_right = judged(value.relation, *conventions, port.runtime)
+    return replace(value, verdict=verdict, is_right=is_right)
 
 
-def _kind_words(kind: str) -> str:
-    """A kind of norms in words: "query and key norms", or the last word of its path."""
-    return kind.rpartition(".")[2]
+def _with_kind(found: Sequence[TensorValue]) -> list[TensorValue]:
+    """The tensors; one that several relations fit takes the one that all others of its kind have, and says so."""
+    decided: dict[tuple[Role, str], dict[tuple[Any, ...], list[TensorValue]]] = defaultdict(lambda: defaultdict(list))
+    for each in found:
+        if each.relation.kind in ("equal", "offset"):
+            decided[(each.role, kind_of(each.path))][(each.relation.kind, each.relation.constant)].append(each)
+    made = []
+    for each in found:
+        others = decided.get((each.role, kind_of(each.path)), {})
+        fitting = {(one.kind, one.constant) for one in each.relation.candidates}
+        if each.relation.kind == "undecided" and len(others) == 1 and (alike := next(iter(others))) in fitting:
+            like = others[alike]
+            words = "the other of its kind is" if len(like) == 1 else f"the other {len(like)} of its kind are"
+            reason = f"{each.relation.reason}; {words} {like[0].relation.words}"
+            relation_ = replace(each.relation, reason=reason, candidates=each.relation.candidates)
+            verdict = f"{words} {like[0].relation.words}" + (f": {like[0].verdict}" if like[0].verdict else "")
+            each = replace(each, relation=relation_, verdict=verdict, is_right=like[0].is_right)
+        made.append(each)
+    return made

@@ -1,0 +1,59 @@
+"""The tensors of two models that are not of norms: which are missing, and which have another shape; none is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from normkit.comparison.parameter_pairs import pair_paths
+from normkit.comparison.weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherTensors:
+    """The tensors that are not of norms, by name and shape."""
+
+    paired: int = 0
+    """How many have a counterpart."""
+    missing: tuple[str, ...] = ()
+    """Names in the reference without a counterpart in the port."""
+    extra: tuple[str, ...] = ()
+    """Names in the port without a counterpart in the reference."""
+    reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    """Name in the port -> its shape there and in the reference, where these differ."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "paired": self.paired,
+            "missing": [*self.missing],
+            "extra": [*self.extra],
+            "reshaped": {name: [[*one], [*other]] for name, (one, other) in self.reshaped.items()},
+        }
+
+
+def compare_names(port: Weights, reference: Weights, names: Sequence[str], names_there: Sequence[str]) -> OtherTensors:
+    """Pair tensors by name: whatever stands before it, and by the runtime's table of names."""
+    held, held_there = {*names}, {*names_there}
+    ours = [_known(name, port.names, held_there) for name in names]
+    theirs = [_known(name, reference.names, held) for name in names_there]
+    pairs = pair_paths(ours, theirs)
+    shapes = [(names[one], names_there[other]) for one, other in pairs]
+    taken, taken_there = {one for one, _ in pairs}, {other for _, other in pairs}
+    return OtherTensors(
+        paired=len(pairs),
+        missing=tuple(name for place, name in enumerate(names_there) if place not in taken_there),
+        extra=tuple(name for place, name in enumerate(names) if place not in taken),
+        reshaped={
+            name: (port.source.tensors[name].shape, reference.source.tensors[other].shape)
+            for name, other in shapes
+            if port.source.tensors[name].shape != reference.source.tensors[other].shape
+        },
+    )
+
+
+def _known(name: str, table: Mapping[str, Sequence[str]], others: Collection[str]) -> str:
+    """The name that the other side has, of those that the runtime's table gives; the likeliest if it has none."""
+    known = table.get(name, ())
+    return next((each for each in (name, *known) if each in others), known[0] if known else name)

@@ -1,0 +1,118 @@
+"""What runtimes compute from stored gains, as data (runtimes.toml); and what a relation therefore means."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from normkit.comparison.relations import Relation
+from normkit.comparison.weights import Weights
+
+FILE = "runtimes.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """What a runtime does with the stored gains of some norms."""
+
+    adds: float
+    """Added to the stored gain."""
+    source: str
+    """The file of the runtime that says so."""
+    architectures: tuple[str, ...] = ()
+    """The names of the architectures, or () for all."""
+    norms: tuple[str, ...] = ("*",)
+    """Patterns of the paths."""
+    but: tuple[str, ...] = ()
+    """Patterns of paths for which it does not hold."""
+    twice: str = ""
+    """Where the number is known to have been added twice, or ""."""
+
+    def holds(self, architecture: str, path: str) -> bool:
+        """Whether it is about a norm."""
+        return (
+            (not self.architectures or architecture in self.architectures)
+            and any(fnmatchcase(path, pattern) for pattern in self.norms)
+            and not any(fnmatchcase(path, pattern) for pattern in self.but)
+        )
+
+
+@cache
+def runtimes() -> Mapping[str, tuple[Convention, ...]]:
+    """Runtime -> its conventions; the last holds where no other does."""
+    document = tomllib.loads((files("normkit.comparison") / FILE).read_text(encoding="utf-8"))
+    return MappingProxyType({name: _conventions(entry) for name, entry in document.items()})
+
+
+def convention(weights: Weights, path: str) -> Convention | None:
+    """What the runtime of some weights does with the gain of a norm; None if the runtime is not known.
+
+    Example:
+        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from dataclasses import replace
+        >>> weights = replace(weights_of({}), runtime="transformers", architecture="gemma3_text")
+        >>> convention(weights, "model.norm").adds
+        1.0
+    """
+    known = runtimes().get(weights.runtime, ())
+    return next((each for each in known if each.holds(weights.architecture, path)), None)
+
+
+def judged(
+    found: Relation, port: Convention | None, reference: Convention | None, runtime: str
+) -> tuple[str, bool | None]:
+    """What a relation of two gains means, and whether it is right; None where that is undecided.
+
+    Args:
+        found: The relation of the stored gains.
+        port: What the port's runtime does with the gain; None if that is not known, as for arrays.
+        reference: What the reference's runtime does.
+        runtime: The name of the port's runtime.
+    """
+    if found.kind not in ("equal", "offset"):
+        return "", None if found.kind == "undecided" else False
+    stored = found.constant or 0.0
+    if port is None or reference is None:
+        return _without_runtime(stored, reference)
+    excess = stored + port.adds - reference.adds
+    if excess == 0:
+        return (f"as {runtime} stores it" if stored else ""), True
+    effect = f"gains {'+' if excess > 0 else '-'} {abs(excess):g}"
+    does = f"{runtime} adds {port.adds:g} to it" if port.adds else f"{runtime} adds nothing to it"
+    if excess == reference.adds:
+        twice = f"; {port.twice}" if port.twice else ""
+        return f"doubled: {does} and computes {effect}{twice}", False
+    return f"{'dropped' if excess == -reference.adds else 'wrong'}: {does} and computes {effect}", False
+
+
+def _without_runtime(stored: float, reference: Convention | None) -> tuple[str, bool | None]:
+    """The same where nothing says who loads the port, or what the reference's runtime adds."""
+    if stored == 0:
+        return "", True
+    number, adds = f"{'+' if stored > 0 else '-'} {abs(stored):g}", reference.adds if reference else None
+    if adds is None:
+        is_usual = abs(stored) == 1
+        return (f"right only if the two loaders add numbers that are {abs(stored):g} apart" if is_usual else ""), (
+            None if is_usual else False
+        )
+    if adds == 0:
+        return f"wrong: gains {number}", False
+    if stored == adds:
+        return f"right for a loader that multiplies by it, doubled for one that adds {adds:g}", None
+    twice = stored == 2 * adds
+    return f"{'doubled' if twice else 'wrong'}: a loader needs {adds:+g}, or nothing if it adds {adds:g}", False
+
+
+def _conventions(entry: Mapping[str, Any]) -> tuple[Convention, ...]:
+    general = {key: value for key, value in entry.items() if key != "entry"}
+    found = (
+        {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
+        for each in (*entry.get("entry", ()), general)
+    )
+    return tuple(Convention(**each) for each in found)
