@@ -71,14 +71,15 @@ def gguf(
     for key, given in keys:
         kind, data = value(given, order)
         header += text(key, order) + struct.pack(f"{order}I", kind) + data
-    values = b""
+    values, reached = [], 0
     for name, tensor in named:
         raw = tensor if isinstance(tensor, Raw) else _raw(tensor, order)
-        offset = len(values) if raw.offset is None else raw.offset
+        offset = reached if raw.offset is None else raw.offset
         header += text(name, order) + struct.pack(f"{order}I{len(raw.shape)}Q", len(raw.shape), *raw.shape[::-1])
         header += struct.pack(f"{order}IQ", raw.kind, offset)
-        values += raw.data + bytes(-len(raw.data) % alignment)
-    return header + bytes(-len(header) % alignment) + values
+        values += [raw.data, bytes(-len(raw.data) % alignment)]
+        reached += sum(map(len, values[-2:]))
+    return b"".join([header, bytes(-len(header) % alignment), *values])
 
 
 def _raw(tensor: Tensor, order: str) -> Raw:

@@ -52,6 +52,7 @@ BASE_LINES = 3_050
 
 # Tests that mirror no file, and what they are about.
 EXTRA_TESTS = {
+    "comparison/test_gguf_ports.py": "tests/gguf_ports.py, models as llama.cpp has them, right and with faults",
     "golden/test_record.py": "what each verb reports on fixed inputs",
     "comparison/test_other_runtimes.py": "the recipes in examples/ that record other runtimes",
     "checkpoint/test_forgery.py": "certificates edited to agree with forged files",

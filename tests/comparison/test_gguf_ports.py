@@ -1,0 +1,77 @@
+"""Every fault of a GGUF port is named, tensor by tensor, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gguf_ports import ARCHITECTURES, FAULTS, Port, Truth, converted, folder_of, ports, real, reference
+from normkit.comparison.gguf_file import read_gguf
+from normkit.comparison.values import Values, compare_values
+from normkit.comparison.weight_sources import weights_of
+
+
+def told(port: Port) -> dict[str, Truth]:
+    """What is true of a port, as far as a relation says it: the constant of an offset alone."""
+    return {
+        name: Truth(value.kind, value.constant if value.kind == "offset" else None, value.other, value.is_right)
+        for name, value in port.truth.items()
+    }
+
+
+def truth_of(values: Values) -> dict[str, Truth]:
+    """What was found, in the form of the truth."""
+    found = {
+        each.name: Truth(
+            each.relation.kind,
+            each.relation.constant if each.relation.kind == "offset" else None,
+            each.relation.other,
+            each.is_right is True,
+        )
+        for each in values.tensors
+    }
+    return found | {name: Truth("missing", is_right=False) for name in values.missing}
+
+
+@pytest.mark.parametrize(("architecture", "fault"), ports())
+def test_each_gain_of_a_port_is_what_was_planted(tmp_path, architecture, fault):
+    tensors = reference(architecture)
+    port = converted(architecture, tensors)
+    port = FAULTS[fault](port) if fault else port
+    values = compare_values(
+        read_gguf(port.write(tmp_path / "model.gguf")), weights_of(folder_of(tmp_path / "model", architecture, tensors))
+    )
+    assert truth_of(values) == told(port)
+    assert values.is_right == all(value.is_right for value in port.truth.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_right_port_is_right_whatever_the_folder_was_stored_in(tmp_path, architecture, dtype):
+    tensors = reference(architecture, dtype)
+    port = converted(architecture, tensors)
+    values = compare_values(
+        read_gguf(port.write(tmp_path / "model.gguf")), weights_of(folder_of(tmp_path / "model", architecture, tensors))
+    )
+    assert truth_of(values) == port.truth
+    assert values.is_right is True
+
+
+REAL = [("gemma3", fault) for fault in ("", *FAULTS)]
+REAL += [
+    ("smollm2", fault) for fault in ("", *FAULTS) if fault not in ("offset_dropped", "offset_doubled_in_attention")
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "fault"), REAL)
+def test_each_gain_of_a_real_file_is_what_was_planted(real_models, tmp_path, name, fault):
+    folder = weights_of(real_models / name)
+    port = real(read_gguf(real_models / f"{name}.gguf"), folder.source.tensors, 1.0 if name == "gemma3" else 0.0)
+    port = FAULTS[fault](port) if fault else port
+    file = port.write(tmp_path / "model.gguf")
+    values = compare_values(read_gguf(file), folder)
+    # pytest keeps the folders of three sessions, and these files are large.
+    file.unlink()
+    assert truth_of(values) == told(port)
+    assert values.is_right == all(value.is_right for value in port.truth.values())
