@@ -209,3 +209,82 @@ def test_bad_input_is_one_line(given, told):
     with pytest.raises(InputError, match=told) as caught:
         identify_rows(*given)
     assert "\n" not in str(caught.value)
+
+
+# What the bits of 16-bit outputs decide
+
+
+def rows_of_a_trained_model(spec, size, dtype=torch.bfloat16, mean=0.0):
+    """Rows of one size that have almost no mean, as in a trained model, and one large feature that hardly varies."""
+    generator = torch.Generator().manual_seed(3)
+    x = size * (torch.randn(160, 192, generator=generator) + mean)
+    x = x - x.mean(-1, keepdim=True) + mean * size
+    x[:, 7] = 20 * size * (1 + 0.02 * torch.randn(160, generator=generator))
+    x = x * (1 + 0.3 * torch.rand(160, 1, generator=generator))
+    weight = torch.rand(192, generator=generator) + 0.5 - spec.weight_offset
+    x, weight = x.to(dtype), weight.to(dtype)
+    return x, nk.normalize(x, spec, weight), weight
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [nk.specs.LLAMA, nk.specs.GEMMA, nk.specs.OLMO2], ids=["llama", "gemma", "olmo2"])
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+def test_short_rows_show_centring_divisor_and_eps_by_their_bits(spec, eps):
+    spec = spec.replace(eps=eps)
+    passport = identify_rows(*rows_of_a_trained_model(spec, 0.02))
+    assert_nothing_wrong(passport, spec)
+    assert {"centre_numerator", "correction", "reduction", "weight_offset"} <= decided(passport).keys()
+    assert (decided(passport)["eps"], decided(passport)["eps_placement"]) == (eps, "inside")
+    assert "bit for bit" in passport.readings["eps"].evidence[-1]
+
+
+@pytest.mark.slow
+def test_long_rows_leave_eps_open_and_so_the_two_words_for_one_divisor():
+    passport = identify_rows(*rows_of_a_trained_model(nk.specs.LLAMA, 5.0))
+    assert_nothing_wrong(passport, nk.specs.LLAMA)
+    assert {"eps", "divisor"} <= passport.undecidable.keys()
+    assert passport.readings["divisor"].value == {"correction": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [0.02, 0.1])
+def test_an_eps_that_is_not_usual_is_not_taken_for_one_that_is(size):
+    spec = nk.specs.LLAMA.replace(eps=1.7e-5)
+    assert_nothing_wrong(identify_rows(*rows_of_a_trained_model(spec, size)), spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("spec", [nk.specs.LLAMA, nk.specs.GEMMA], ids=["llama", "gemma"])
+def test_roundings_of_a_feature_that_hardly_varies_are_no_bias(spec, dtype):
+    passport = identify_rows(*rows_of_a_trained_model(spec, 1.0, dtype))
+    assert_nothing_wrong(passport, spec)
+    assert "no bias, or one of zeros" in passport.undecidable["bias"]
+    assert decided(passport)["weight_offset"] == spec.weight_offset
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_that_repeat_prove_no_more_than_once(dtype):
+    x, y, weight = rows_of_a_trained_model(nk.specs.LLAMA, 1.0, dtype)
+    passport = identify_rows(x[:20].repeat(30, 1), y[:20].repeat(30, 1), weight)
+    assert_nothing_wrong(passport, nk.specs.LLAMA)
+    assert "bias" in passport.undecidable
+
+
+def test_a_gain_with_a_zero_still_shows_its_offset():
+    x, _, weight = rows_of_a_trained_model(nk.specs.GEMMA, 1.0)
+    weight[:3] = -1
+    passport = identify_rows(x, nk.normalize(x, nk.specs.GEMMA, weight), weight)
+    assert decided(passport)["weight_offset"] == 1.0
+
+
+@pytest.mark.slow
+def test_bits_that_no_program_gives_decide_nothing():
+    x, y, weight = rows_of_a_trained_model(nk.specs.LLAMA, 0.02)
+    flipped = (y.view(torch.int16) ^ (torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.1)).view(
+        y.dtype
+    )
+    passport = identify_rows(x, flipped, weight)
+    assert {"eps", "casts"} <= passport.undecidable.keys()
+    assert_nothing_wrong(passport, nk.specs.LLAMA)

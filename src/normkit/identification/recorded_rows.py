@@ -9,22 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from torch import Tensor
 
-from normkit.conventions.casts import OutputDtype
 from normkit.conventions.eps import EPS
-from normkit.identification import cast_program, half_precision_calls
 from normkit.identification.eps_and_divisor import RollOff, choose
-from normkit.identification.half_precision_calls import Run
 from normkit.identification.passport import CONVENTIONS, Passport, Reading, Verdict, value_of, without_spec
+from normkit.identification.row_bits import SAME_BUT_FOR_EPS, compared_bit_by_bit
 from normkit.identification.row_fits import Fit, Recording, Scale, fits_of, scales_of, still_fits
-from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
 
-_USUAL_EPS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 _SHORT_ROWS = "rows of a root mean square of 1e-3 show an eps of 1e-6"
 
 
@@ -130,9 +126,9 @@ def _with_spec(rows: Recording, possible: Sequence[Scale], kind: Sequence[str]) 
         readings["divisor"] = Reading.open(reason)
     elif readings["divisor"].undecidable is None and felt.undecidable is not None:
         # sqrt(n) x / |x| is x / rms(x) wherever no eps is felt.
-        reason = "a mean of squares, and a sum of squares with a factor sqrt(n), differ in their eps alone"
         readings["divisor"] = replace(
-            Reading.open(reason, *readings["divisor"].evidence), value={"correction": choice.divisor.correction}
+            Reading.open(SAME_BUT_FOR_EPS, *readings["divisor"].evidence),
+            value={"correction": choice.divisor.correction},
         )
     spec = choice.apply(
         NormSpec(
@@ -153,9 +149,10 @@ def _with_spec(rows: Recording, possible: Sequence[Scale], kind: Sequence[str]) 
     )
     readings["centring"] = _centring(spec, possible)
     spec, readings["gain"] = _gain(rows, spec, found, possible)
-    spec, readings["bias"] = _bias(rows, spec, fit)
-    spec, casts = _casts(rows, spec, readings)
-    readings |= casts
+    spec, readings["bias"] = _bias(rows, spec, fit, possible)
+    pairs = dict.fromkeys((scale.fit.centred, scale.centred) for scale in possible)
+    spec, found_by_bits = compared_bit_by_bit(rows, spec, readings, list(pairs))
+    readings |= found_by_bits
     names = ["kind", *(name for name in CONVENTIONS if name in readings)]
     return Passport(
         verdict="norm",
@@ -234,79 +231,25 @@ def _gain(rows: Recording, spec: NormSpec, found: Scale, possible: Sequence[Scal
     return spec, Reading(value=value_of(spec, "gain"), evidence=(line,))
 
 
-def _bias(rows: Recording, spec: NormSpec, fit: Fit) -> tuple[NormSpec, Reading]:
+def _bias(rows: Recording, spec: NormSpec, fit: Fit, possible: Sequence[Scale]) -> tuple[NormSpec, Reading]:
     """The spec with what is added to the rows, and its reading."""
-    shift = fit.shift.flatten()
-    size = float(rows.y.double().square().mean().sqrt())
-    noise = max(5 * fit.residual * size / math.sqrt(len(rows.x)), 1e-9 * size)
-    acting = float(shift.square().mean().sqrt())
-    if acting > noise:
+    shift, noise = fit.shift.flatten(), fit.noise[1].flatten()
+    if bool((shift.abs() > noise).any()):
+        if any(bool((each.fit.shift.abs() <= each.fit.noise[1]).all()) for each in possible):
+            return spec, Reading.open(
+                "whether a bias is added turns on whether the mean is subtracted, and that is open"
+            )
         spec = spec.replace(has_bias=True)
         if rows.bias is None:
             return spec, Reading(value={"has_bias": True}, evidence=("a constant is added to each feature",))
-        off = float((shift - rows.bias.double()).square().mean().sqrt())
-        if off <= max(4 * noise, rows.precision.offset * acting):
+        off = (shift - rows.bias.double()).abs()
+        if bool((off <= noise + rows.precision.offset * shift.abs()).all()):
             return spec, Reading(value={"has_bias": True}, evidence=("the bias that was given is added",))
-        return spec, Reading.open(f"what is added to each feature is not the bias that was given: {off:.1e} apart")
-    if rows.bias is not None and float(rows.bias.double().square().mean().sqrt()) > 4 * noise:
+        reason = f"what is added to each feature is not the bias that was given: {float(off.max()):.1e} apart"
+        return spec, Reading.open(reason)
+    if rows.bias is not None and bool((rows.bias.double().abs() > 4 * noise).any()):
         return spec, Reading(value={"has_bias": False}, evidence=("the bias that was given is not added",))
     return spec, Reading.open("nothing is added to the features: no bias, or one of zeros")
-
-
-def _casts(rows: Recording, spec: NormSpec, readings: dict[str, Reading]) -> tuple[NormSpec, dict[str, Reading]]:
-    """The spec with its casts, from the share of outputs that each program gives bit for bit."""
-    may_have_offset = spec.weight_offset or readings["gain"].undecidable is not None
-    names = ["casts", *(["offset dtype"] if may_have_offset else []), "output dtype"]
-    weight = rows.weight if spec.has_weight else None
-    bias = rows.bias if spec.has_bias else None
-    outputs: list[OutputDtype] = [
-        each
-        for each in get_args(OutputDtype)
-        if spec.replace(output_dtype=each).casts.output_dtype(rows.x.dtype, rows.weight, rows.bias) == rows.y.dtype
-    ]
-    told = f"outputs are {dtype_name(rows.y.dtype)}"
-    output = (
-        Reading(value={"output_dtype": outputs[0]}, evidence=(told,))
-        if len(outputs) == 1 and rows.weight is not None
-        else Reading.open("rows and parameters of other dtypes tell what the output's follows", told)
-    )
-    spec = spec.replace(output_dtype=outputs[0] if outputs else "input")
-    reason = None
-    if not {rows.x.dtype, rows.y.dtype} & set(HALF):
-        reason = (
-            f"rows in {dtype_name(rows.x.dtype)} are not rounded to 16 bits; rows in bfloat16 show where a norm rounds"
-        )
-    elif (spec.has_weight and weight is None) or (spec.has_bias and bias is None):
-        reason = "gain and bias as stored were not given"
-    elif (spec.has_weight and readings["gain"].undecidable) or (spec.has_bias and readings["bias"].undecidable):
-        reason = "gain and bias are not known"
-    elif not outputs:
-        reason = f"no rule gives outputs in {dtype_name(rows.y.dtype)}"
-    if reason is not None:
-        return spec, {**{name: Reading.open(reason) for name in names}, "output dtype": output}
-    run = Run(x=rows.x, y=rows.y, weight=weight, bias=bias)
-    for eps in (spec.eps, *(_USUAL_EPS if readings["eps"].undecidable and spec.eps == 0 else ())):
-        programs = list(cast_program.programs_of(spec.replace(eps=eps), outputs[0]))
-        shares = [half_precision_calls.rate([run], each).share for each in programs]
-        # An eps that no row's length shows may still decide the last bit of some outputs.
-        if (best := max(shares)) >= cast_program.MATCHED:
-            break
-    alike = [each for each, share in zip(programs, shares, strict=True) if share >= best - cast_program.FLIPS]
-    figure = f"{best:.2%} of the outputs are bit for bit those of {cast_program.in_words(alike[0])}"
-    spec = alike[0]
-    found = {"output dtype": output}
-    for name in names[:-1]:
-        values = [value_of(each, name) for each in alike]
-        agreed = {key: value for key, value in values[0].items() if all(each[key] == value for each in values)}
-        agreed.pop("output_dtype", None)
-        if best < cast_program.MATCHED:
-            found[name] = Reading.open("no program gives these bits", figure)
-        elif len(agreed) == len(values[0]):
-            found[name] = Reading(value=values[0], evidence=(figure,))
-        else:
-            words = "; ".join(cast_program.in_words(each) for each in alike[1:4])
-            found[name] = replace(Reading.open(f"as many are those of: {words}", figure), value=agreed or None)
-    return spec, found
 
 
 def _acting_weight(rows: Recording, spec: NormSpec, found: Scale) -> Tensor | None:

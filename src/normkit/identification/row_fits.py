@@ -28,8 +28,10 @@ _ROUNDS = 60
 _SIGMAS = 16.0
 """Square of the standard deviations by which a scale may fit worse than the best: four."""
 _MOST_GROUPS = 256
-_OFFSETS = (0.0, 1.0, -1.0, 2.0)
+OFFSETS = (0.0, 1.0, -1.0, 2.0)
 """What is added to a weight: by design 0 or 1, by mistake the others."""
+_CERTAIN = 5.0
+"""Standard deviations beyond which nothing is chance."""
 _UNTOLD = 1e-3
 """Weights that vary less than this, relative to their size or to 1, do not tell an offset from a factor."""
 _FAR = 0.01
@@ -106,6 +108,8 @@ class Fit:
     """Of shape (groups, m)."""
     shift: Tensor
     """Of shape (groups, m)."""
+    noise: tuple[Tensor, Tensor]
+    """How far chance and rounding may move each gain and each shift, each of shape (groups, m)."""
     residual: float
     """Root mean square of what is left over that of y."""
 
@@ -188,6 +192,13 @@ def _fitted(rows: Recording, centred: bool, groups: int) -> Fit:
         last = residual
     unit = (factor * root).median()
     unit = unit if unit != 0 else torch.ones_like(unit)
+    row = factor * numerator
+    left, spread = (row * gain + shift - y).square().mean(0).sqrt(), row.std(0).clamp_min(_TINY)
+    # Equal rows err alike. Roundings of a feature that hardly varies err alike too: they do not average out.
+    freedom = max(len(torch.unique(rows.x, dim=0)) - 2, 1)
+    # The quantile of Student's t that has the probability of so many standard deviations.
+    chance = left * math.sqrt(math.expm1(min(_CERTAIN**2 / freedom, 50.0)))
+    noise = chance + torch.finfo(rows.y.dtype).eps * y.square().mean(0).sqrt()
     return Fit(
         centred=centred,
         groups=groups,
@@ -195,6 +206,7 @@ def _fitted(rows: Recording, centred: bool, groups: int) -> Fit:
         factor=factor / unit,
         gain=gain * unit,
         shift=shift,
+        noise=(unit.abs() * noise / spread, noise * (1 + (row.mean(0) / spread).square()).sqrt()),
         residual=residual,
     )
 
@@ -216,21 +228,30 @@ def _gain_of(rows: Recording, fit: Fit) -> GainFit:
         if float((gain - middle).abs().max()) > tolerance * abs(middle):
             return GainFit(unit=None, misfit="the gain that acts differs from feature to feature; the weight does not")
         return GainFit(unit=middle, visible=False)
-    unit = float((gain * deviation).sum() / deviation.square().sum())
-    left = gain - unit * deviation - gain.mean()
-    if float(left.square().mean().sqrt()) > 3 * tolerance * float(gain.square().mean().sqrt()):
-        return GainFit(unit=None, misfit="the gain that acts is no multiple of weight + offset")
-    if abs(unit) * size <= tolerance * abs(float(gain.mean())):
+    # A feature counts by how well its gain is known: the largest do not decide alone.
+    floor = rows.precision.offset / 4 * (gain.abs() + 0.1 * gain.square().mean().sqrt())
+    certain = 1 / (fit.noise[0].flatten() + floor).clamp_min(1e-100).square()
+    level, middle = (float((part * certain).sum() / certain.sum()) for part in (weight, gain))
+    deviation = weight - level
+    unit = float((gain * deviation * certain).sum() / (deviation.square() * certain).sum())
+
+    def apart(acting: Tensor) -> float:
+        """The largest distance of a gain from a multiple of what may act, over what its feature may be off."""
+        along = float((gain * acting * certain).sum() / (acting.square() * certain).sum().clamp_min(_TINY))
+        return float(((gain - along * acting).square() * certain).max().sqrt())
+
+    if apart(torch.ones_like(weight)) <= 1 and abs(unit) * size <= tolerance * abs(middle):
         return GainFit(unit=float(gain.mean()), visible=False, ignored=True)
-    offset = float(gain.mean()) / unit - level
-    # The slope is known to the tolerance over the spread of the weights.
-    good = tolerance * max(1.0, abs(level)) / size
-    near = [each for each in _OFFSETS if abs(each - offset) <= max(good, tolerance)]
+    offset = middle / unit - level
+    near = [each for each in OFFSETS if apart(weight + each) <= 1]
     if len(near) != 1:
+        left = gain - unit * (deviation + level + offset)
+        if not near and float(left.square().mean().sqrt()) > 3 * tolerance * float(gain.square().mean().sqrt()):
+            return GainFit(unit=None, misfit="the gain that acts is no multiple of weight + offset")
         words = f"the weight is moved by {offset:.4g} before it multiplies"
         return GainFit(unit=unit, offset=offset, untold=words if not near else "the weights vary too little")
     acting = weight + near[0]
-    return GainFit(unit=float((gain * acting).sum() / acting.square().sum()), offset=near[0])
+    return GainFit(unit=float((gain * acting * certain).sum() / (acting.square() * certain).sum()), offset=near[0])
 
 
 def scales_of(rows: Recording, fit: Fit) -> Iterator[Scale]:
@@ -274,7 +295,7 @@ def _known_lengths(rows: Recording, fit: Fit, gain: GainFit) -> Iterator[tuple[G
     offsets: tuple[float, ...] = (gain.offset,)
     level = 1.0
     if rows.weight is not None and not (gain.visible or gain.ignored):
-        offsets, level = _OFFSETS, float(rows.weight.double().mean())
+        offsets, level = OFFSETS, float(rows.weight.double().mean())
     for offset, length in itertools.product(offsets, lengths.values()):
         acting = level + offset if len(offsets) > 1 else 1.0
         if acting != 0 and gain.unit / acting > 0:
