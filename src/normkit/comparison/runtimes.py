@@ -111,8 +111,8 @@ def _without_runtime(stored: float, reference: Convention | None) -> tuple[str, 
 
 def _conventions(entry: Mapping[str, Any]) -> tuple[Convention, ...]:
     general = {key: value for key, value in entry.items() if key != "entry"}
-    found = (
+    found: list[dict[str, Any]] = [
         {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
         for each in (*entry.get("entry", ()), general)
-    )
+    ]
     return tuple(Convention(**each) for each in found)
