@@ -30,7 +30,7 @@ def test_groups_are_told_apart_and_the_wrong_come_first() -> None:
     found = compared(port)
     assert [(group.title, group.words) for group in found.groups] == [
         ("3 gains of mlp_norm", "reference + 2, rounded to bfloat16"),
-        ("4 gains of input_layernorm, norm", "equal"),
+        ("4 gains of input_layernorm and norm", "equal"),
     ]
     assert found.is_right is False
 

@@ -314,6 +314,7 @@ def _words(found: Relation) -> str:
     """The relation in a few words."""
     constant = found.constant or 0.0
     added = f" {'+' if constant > 0 else '-'} {_number(abs(constant))}" if found.constant else ""
+    apart = f",{added}" if added else ""
     plain = {
         "equal": "equal",
         "offset": f"reference{added}",
@@ -324,8 +325,8 @@ def _words(found: Relation) -> str:
         "exponential": "exp(reference)",
         "permuted": f"reference{added} in another order",
         "constant": f"all {_number(constant)}",
-        "copied": f"that of {found.place or found.other}{added}",
-        "swapped": f"swapped with {found.place or found.other}{added}",
+        "copied": f"that of {found.place or found.other}{apart}",
+        "swapped": f"swapped with {found.place or found.other}{apart}",
         "folded": "folded into its readers",
         "different": f"different by {significant(found.distance)} of the largest",
         "not finite": "not finite",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from normkit.comparison.parameter_pairs import PairedBy
 from normkit.comparison.relations import Relation
-from normkit.text import shortened, significant, spread
+from normkit.text import significant, spread
 
 Role = Literal["weight", "bias"]
 
@@ -100,10 +100,11 @@ def _title(members: Sequence[TensorValue], tensors: Sequence[TensorValue]) -> st
     plural = "gains" if members[0].role == "weight" else "biases"
     if len(members) == sum(each.role == members[0].role for each in tensors):
         return f"all {len(members)} {plural}"
-    return f"{len(members)} {plural} of {_kinds(members)}"
+    kinds = _kinds(members)
+    return f"{len(members)} {plural} of {' and '.join(kinds)}" if len(kinds) <= 2 else f"{len(members)} other {plural}"
 
 
-def _kinds(members: Sequence[TensorValue]) -> str:
+def _kinds(members: Sequence[TensorValue]) -> list[str]:
     """The kinds of some norms in words; norms over the heads of queries and keys are one kind."""
     last = {each.path.rpartition(".")[2] for each in members}
     heads = {name for name in last if re.search(r"(?:^|_)(?:q|k|query|key)_?(?:layer)?_?norm", name)}
@@ -112,7 +113,7 @@ def _kinds(members: Sequence[TensorValue]) -> str:
     if heads:
         both = "query and key norms" if of_keys and heads - of_keys else "key norms" if of_keys else "query norms"
         names = [both, *names]
-    return shortened(names)
+    return names
 
 
 def _words(members: Sequence[TensorValue]) -> str:
