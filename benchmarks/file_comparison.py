@@ -1,12 +1,12 @@
-"""Seconds and memory of comparing the gains in a GGUF file with those of a folder of safetensors, in a fresh process.
+"""Seconds and memory of comparing the gains in two files or folders, each time in a fresh process.
 
-    python benchmarks/file_comparison.py [--size 20 140 ...] [--pair FILE.gguf FOLDER ...] [--rounds 3] [--folder DIR]
+    python benchmarks/file_comparison.py [--size 20 140 ...] [--pair PORT REFERENCE ...] [--rounds 3] [--folder DIR]
 
-Each size is a Llama of so many GB of bfloat16 in shards of 5 GB, against the same model in one GGUF file of F16. Gains
-are written; matrices are left as holes in the files, which take no space on the disk: nothing reads them, as the bytes
-read show (`/proc/self/io`). `--pair` takes files that are there, as often as given. The pages of the files stay in the
-memory of the system from round to round. `peak` is the most memory that the process ever had (VmHWM), and how much of
-it came after normkit and torch were imported.
+Each size is a Llama of so many GB of bfloat16 in shards of 5 GB: against the same model in one GGUF file of F16, and
+against another such folder. Gains are written; matrices are left as holes in the files, which take no space on the
+disk: nothing reads them, as the bytes read show (`/proc/self/io`). `--pair` takes GGUF files and folders as they are,
+as often as given. The pages of the files stay in the memory of the system from round to round. `peak` is the most
+memory that the process ever had (VmHWM), and how much of it came after normkit and torch were imported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def told(file, key):
     return next(int(line.split()[1]) for line in open(file) if line.startswith(key))
 before, read = told("/proc/self/status", "VmHWM"), told("/proc/self/io", "rchar")
 begun = time.perf_counter()
-port, reference = read_gguf(sys.argv[1]), weights_of(sys.argv[2])
+port, reference = (read_gguf(path) if path.endswith(".gguf") else weights_of(path) for path in sys.argv[1:])
 opened = time.perf_counter() - begun
 found = compare_values(port, reference)
 peak = told("/proc/self/status", "VmHWM")
@@ -73,18 +73,21 @@ def gain(name: str) -> torch.Tensor:
     return (1 + 0.3 * torch.randn(HIDDEN, generator=drawn)).bfloat16()
 
 
-def written(folder: Path, gigabytes: float) -> tuple[Path, Path]:
-    """A GGUF file and a folder with one model."""
+def of_size(gigabytes: float) -> dict[str, TensorInfo]:
+    """The tensors of a Llama of so many GB."""
     one = tensors(1)
     fixed = sum(info.nbytes for name, info in one.items() if ".layers." not in name)
     layer = sum(info.nbytes for name, info in one.items() if ".layers." in name)
-    held = tensors(max(1, round((gigabytes * 1e9 - fixed) / layer)))
+    return tensors(max(1, round((gigabytes * 1e9 - fixed) / layer)))
+
+
+def written_folder(target: Path, held: dict[str, TensorInfo]) -> Path:
+    """A folder of transformers."""
     shards: list[dict[str, TensorInfo]] = [{}]
     for name, info in held.items():
         if sum(each.nbytes for each in shards[-1].values()) + info.nbytes > SHARD * 1e9:
             shards.append({})
         shards[-1][name] = info
-    target = folder / "model"
     target.mkdir()
     named = {}
     for number, shard in enumerate(shards, 1):
@@ -101,7 +104,7 @@ def written(folder: Path, gigabytes: float) -> tuple[Path, Path]:
             opened.truncate(place)
     (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
     (target / "config.json").write_text(json.dumps({"model_type": "llama", "rms_norm_eps": 1e-5}))
-    return written_gguf(folder / "model.gguf", held), target
+    return target
 
 
 def written_gguf(file: Path, held: dict[str, TensorInfo]) -> Path:
@@ -132,18 +135,17 @@ def written_gguf(file: Path, held: dict[str, TensorInfo]) -> Path:
     return file
 
 
-def measured(file: Path, folder: Path, rounds: int) -> None:
+def measured(port: Path, reference: Path, rounds: int) -> None:
     """Print the fastest round."""
-    size = file.stat().st_size + sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+    files = [file for each in (port, reference) for file in ([each] if each.is_file() else each.glob("*.safetensors"))]
+    command = [sys.executable, "-c", COMPARE, str(port), str(reference)]
     runs: list[dict[str, Any]] = [
-        json.loads(
-            subprocess.run([sys.executable, "-c", COMPARE, file, folder], check=True, capture_output=True).stdout
-        )
-        for _ in range(rounds)
+        json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(rounds)
     ]
     best = min(runs, key=lambda run: run["seconds"])
     print(
-        f"{file.name} and {folder.name}, {size / 1e9:.1f} GB: {best['seconds']:.2f} s, {best['opened']:.2f} of them to "
+        f"{port.name} and {reference.name}, {sum(file.stat().st_size for file in files) / 1e9:.1f} GB: "
+        f"{best['seconds']:.2f} s, {best['opened']:.2f} of them to "
         f"open; {best['read'] / 1e6:.1f} MB read; peak {best['peak'] / 1024:.0f} MiB, {best['more'] / 1024:.0f} of it "
         f"after the imports; {'; '.join(best['groups'])}",
         flush=True,
@@ -152,17 +154,20 @@ def measured(file: Path, folder: Path, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=float, nargs="*", default=[20.0, 140.0], help="GB of each synthetic folder")
-    parser.add_argument("--pair", type=Path, nargs=2, action="append", default=[], metavar=("FILE", "FOLDER"))
+    parser.add_argument("--size", type=float, nargs="*", default=[20.0, 140.0], help="GB of a synthetic folder")
+    parser.add_argument("--pair", type=Path, nargs=2, action="append", default=[], metavar=("PORT", "REFERENCE"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the synthetic files are written, and removed")
     given = parser.parse_args()
-    for file, folder in given.pair:
-        measured(file, folder, given.rounds)
+    for port, reference in given.pair:
+        measured(port, reference, given.rounds)
     for size in given.size:
         above = Path(tempfile.mkdtemp(dir=given.folder))
         try:
-            measured(*written(above, size), given.rounds)
+            held = of_size(size)
+            reference = written_folder(above / "model", held)
+            measured(written_gguf(above / "model.gguf", held), reference, given.rounds)
+            measured(written_folder(above / "port", held), reference, given.rounds)
         finally:
             shutil.rmtree(above)
 

@@ -95,6 +95,7 @@ def test_names_do_not_depend_on_what_was_opened_before(tmp_path):
     assert name in read_gguf(llama).names["blk.1.ffn_norm.bias"]
 
 
+@pytest.mark.slow
 def test_no_name_is_given_twice(tmp_path):
     for architecture in package.MODEL_ARCH_NAMES.values():
         tensors = [

@@ -182,6 +182,7 @@ def test_an_encoding_that_is_not_known(tmp_path):
         header_of(file)
 
 
+@pytest.mark.slow
 def test_more_metadata_than_any_model_has(tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes(gguf({f"key {number}": "x" * 60_000 for number in range(80)}))
