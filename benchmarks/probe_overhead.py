@@ -22,10 +22,8 @@ from pathlib import Path
 import torch
 
 from normkit.bench.running import machine
-from normkit.identification.sites import find_sites
-from normkit.identification.tracing import trace
-from normkit.measurement.blocks import find_blocks
 from normkit.measurement.probing import Probe
+from normkit.measurement.structure import survey
 
 BATCH, TOKENS = 8, 128
 MORE = 128
@@ -52,8 +50,7 @@ def inputs(padded: bool) -> dict[str, torch.Tensor]:
 
 def build_probe(model) -> Probe:
     small = {name: value[:1, :16] for name, value in inputs(padded=False).items()}
-    called = trace(model, lambda: model(**small))
-    return Probe(model, find_sites(model, called)[0], find_blocks(model, called), called)
+    return Probe(model, survey(model, lambda: model(**small)).layout(is_pooled=False))
 
 
 def timed(model, batch) -> float:

@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from normkit.errors import InputError
-from normkit.identification.sites import find_sites
-from normkit.identification.tracing import trace
-from normkit.measurement.blocks import find_blocks
 from normkit.measurement.probing import Probe
-from normkit.measurement.row_counters import RowCounter
-from normkit.measurement.site_accumulator import RowTables
+from normkit.measurement.row_counters import RowCounter, TableReader, row_tables
+from normkit.measurement.structure import survey
+from normkit.measurement.tables import Tables
 from normkit.spec import NormSpec
 
 WIDTH, BATCH, TOKENS = 16, 3, 10
@@ -49,11 +47,33 @@ class Model(nn.Module):
         return self.unused(x) if finish else x
 
 
-def probe_of(model, *args, **kwargs):
-    called = trace(model, lambda: model(*args, **kwargs))
-    sites, _ = find_sites(model, called)
-    blocks = find_blocks(model, called)
-    return Probe(model, sites, blocks, called), {site.path: site for site in sites}, blocks
+class Probed:
+    """A probe, and its facts by path."""
+
+    def __init__(self, model, *args, **kwargs):
+        with torch.no_grad():
+            self.structure = survey(model, lambda: model(*args, **kwargs))
+        self.probe = Probe(model, self.structure.layout(is_pooled=False))
+
+    def __enter__(self):
+        self.probe.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.probe.__exit__(*error)
+
+    def batch(self, mask):
+        self.probe.batch(mask)
+
+    def sites(self):
+        return {site.path: site for site in self.probe.measured().sites(self.structure, {})}
+
+    def streams(self, index):
+        block = self.probe.measured().blocks(self.structure)[index]
+        return block.stream_in, block.stream_out
+
+    def attentions(self):
+        return self.probe.measured().attentions()
 
 
 def kept(model, x, mask):
@@ -71,10 +91,11 @@ def kept(model, x, mask):
 
 
 def statistics(*tensors):
-    rows = RowTables(RowCounter(place=0, spec=NormSpec(), enters_norm=False, has_deviations=True))
+    tables = Tables(row_tables(1), torch.device("cpu"))
+    counter = RowCounter(place=0, spec=NormSpec(), enters_norm=False, has_deviations=True)
     for tensor in tensors:
-        rows.add(0, tensor, None)
-    return rows.rows(0)
+        counter.add(tables, tensor, None)
+    return TableReader(step=0, tables=tables.read()).rows(0, tensors[0].shape[-1])
 
 
 @pytest.mark.slow
@@ -82,29 +103,29 @@ def statistics(*tensors):
 def test_what_enters_and_leaves_every_norm_and_block():
     model = Model()
     first, second = torch.randn(BATCH, TOKENS, WIDTH), 3 + torch.randn(1, 5, WIDTH)
-    probe, sites, blocks = probe_of(model, first)
+    probe = Probed(model, first)
     with probe:
         for x in (first, second):
             probe.batch(None)
             model(x)
     runs = [kept(model, x, None) for x in (first, second)]
     for path in ("layers.0.norm", "layers.1.norm", "layers.0.query_norm", "layers.1.query_norm"):
-        measured = probe.site(sites[path])
+        measured = probe.sites()[path]
         assert measured.input == statistics(*(run[path][0] for run in runs))
         assert measured.output == statistics(*(run[path][1] for run in runs))
-        assert (measured.calls, measured.left_out, measured.dtype) == (2, 0, "float32")
-    for index, block in enumerate(blocks):
-        entering, leaving = probe.block(block)
+        assert (measured.calls, measured.dtype) == (2, "float32")
+    for index in range(2):
+        entering, leaving = probe.streams(index)
         assert entering == statistics(*(run[f"layers.{index}"][0] for run in runs))
         assert leaving == statistics(*(run[f"layers.{index}"][1] for run in runs))
-    assert probe.site(sites["layers.1:rms_norm"]).output == statistics(*(run["layers.1.mlp"][0] for run in runs))
+    assert probe.sites()["layers.1:rms_norm"].output == statistics(*(run["layers.1.mlp"][0] for run in runs))
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_padding_enters_nothing():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, sites, blocks = probe_of(model, x)
+    probe = Probed(model, x)
     poisoned = x.clone()
     # The norms see it; no statistic may.
     poisoned[~MASK] = 1e6
@@ -114,15 +135,15 @@ def test_padding_enters_nothing():
     run = kept(model, x, MASK)
     rows = {path: [tensor[MASK] for tensor in run[path]] for path in ("layers.0.norm", "layers.1.norm", "layers.1")}
     for path in ("layers.0.norm", "layers.1.norm"):
-        measured = probe.site(sites[path])
+        measured = probe.sites()[path]
         assert measured.input.rows == int(MASK.sum())
         assert (measured.input, measured.output) == (statistics(rows[path][0]), statistics(rows[path][1]))
     # Over heads, (B, H, T, d); and flattened to (B * T, d).
     heads = run["layers.1.query_norm"][0][MASK[:, None].expand(-1, 4, -1)]
-    assert probe.site(sites["layers.1.query_norm"]).input == statistics(heads)
-    assert probe.site(sites["layers.0:rms_norm"]).input.rows == int(MASK.sum())
-    assert probe.site(sites["layers.0:rms_norm"]).input.absmax < 100
-    assert probe.block(blocks[1]) == (statistics(rows["layers.1"][0]), statistics(rows["layers.1"][1]))
+    assert probe.sites()["layers.1.query_norm"].input == statistics(heads)
+    assert probe.sites()["layers.0:rms_norm"].input.rows == int(MASK.sum())
+    assert probe.sites()["layers.0:rms_norm"].input.absmax < 100
+    assert probe.streams(1) == (statistics(rows["layers.1"][0]), statistics(rows["layers.1"][1]))
     for attention in probe.attentions():
         assert attention.bound < 100
         assert attention.sampled_rows == int(MASK.sum()) * 4
@@ -132,15 +153,14 @@ def test_padding_enters_nothing():
 @torch.no_grad()
 def test_a_mask_that_is_all_true_is_no_mask():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
-    masked, sites, _ = probe_of(model, x)
-    plain, same, _ = probe_of(model, x)
+    masked = Probed(model, x)
+    plain = Probed(model, x)
     with masked:
         masked.batch(torch.ones(BATCH, TOKENS, dtype=torch.bool))
         model(x)
     with plain:
         model(x)
-    assert [masked.site(site) for site in sites.values()] == [plain.site(site) for site in same.values()]
-    assert [masked.geometry(site) for site in sites.values()] == [plain.geometry(site) for site in same.values()]
+    assert masked.sites() == plain.sites()
 
 
 @pytest.mark.slow
@@ -155,24 +175,24 @@ def test_a_tensor_that_the_mask_does_not_fit_is_left_out_and_counted():
             return self.norm(x.mean(1))
 
     model, x = Pooled(), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, sites, _ = probe_of(model, x)
+    probe = Probed(model, x)
     with probe:
         probe.batch(MASK)
         model(x)
         probe.batch(None)
         model(x)
-    measured = probe.site(sites["norm"])
-    assert (measured.calls, measured.left_out, measured.input.rows) == (2, 1, BATCH)
+    measured = probe.sites()["norm"]
+    assert (measured.calls, measured.input.rows) == (2, BATCH)
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_norm_that_is_never_called():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, sites, _ = probe_of(model, x, finish=True)
+    probe = Probed(model, x, finish=True)
     with probe:
         model(x)
-    measured = probe.site(sites["unused"])
+    measured = probe.sites()["unused"]
     assert (measured.calls, measured.dtype, measured.input.rows, measured.output.rows) == (0, "", 0, 0)
     assert math.isnan(measured.attenuation.median)
     assert math.isinf(measured.headroom_bits)
@@ -181,7 +201,7 @@ def test_a_norm_that_is_never_called():
 @torch.no_grad()
 def test_attention_is_told_by_its_module():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, _, _ = probe_of(model, x)
+    probe = Probed(model, x)
     with probe:
         model(x)
     found = probe.attentions()
@@ -211,8 +231,8 @@ def test_padded_text_through_transformers(implementation):
     model = LlamaModel(config).eval()
     ids = torch.randint(3, 64, (BATCH, TOKENS))
     lengths = MASK.sum(-1).tolist()
-    probe, sites, blocks = probe_of(model, ids, use_cache=False)
-    alone, _, _ = probe_of(model, ids, use_cache=False)
+    probe = Probed(model, ids, use_cache=False)
+    alone = Probed(model, ids, use_cache=False)
     with probe:
         probe.batch(MASK)
         model(ids, attention_mask=MASK.long(), use_cache=False)
@@ -221,12 +241,11 @@ def test_padded_text_through_transformers(implementation):
             alone.batch(None)
             model(row[None, :length], use_cache=False)
     # A batch with padding and each text alone are one and the same, but for rounding.
-    for site in sites.values():
-        padded, single = probe.site(site), alone.site(site)
+    for padded, single in zip(probe.sites().values(), alone.sites().values(), strict=True):
         assert padded.input.rows == single.input.rows == sum(lengths)
         assert padded.output.mean_energy == pytest.approx(single.output.mean_energy, rel=1e-3)
         assert padded.output.absmax == pytest.approx(single.output.absmax, rel=1e-4)
-    assert probe.block(blocks[1])[1].rms_max == pytest.approx(alone.block(blocks[1])[1].rms_max, rel=1e-4)
+    assert probe.streams(1)[1].rms_max == pytest.approx(alone.streams(1)[1].rms_max, rel=1e-4)
     assert [one.source for one in probe.attentions()] == [{"eager": "softmax"}.get(implementation, "sdpa")] * 2
     for padded, single in zip(probe.attentions(), alone.attentions(), strict=True):
         assert padded.path.endswith("self_attn")
@@ -266,7 +285,7 @@ def test_masks_that_differ_from_layer_to_layer():
             return x
 
     model, x = Layers(), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, _, _ = probe_of(model, x)
+    probe = Probed(model, x)
     with probe:
         model(x)
     allowed = [math.exp(one.uniform_entropy) for one in probe.attentions()]
@@ -286,7 +305,7 @@ def test_a_softmax_that_is_no_attention_is_ignored():
             return x * weights.sum(-1, keepdim=True)
 
     model, x = nn.Sequential(Routed(), Routed()), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, _, _ = probe_of(model, x)
+    probe = Probed(model, x)
     with probe:
         model(x)
     assert probe.attentions() == ()
@@ -301,7 +320,7 @@ def test_a_softmax_beside_an_sdpa_call_is_ignored():
             return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
 
     model, x = nn.Sequential(Both()), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, _, _ = probe_of(model, x)
+    probe = Probed(model, x)
     with probe:
         model(x)
     assert [(one.path, one.source) for one in probe.attentions()] == [("0", "sdpa")]
@@ -315,7 +334,7 @@ def test_query_rows_that_the_mask_does_not_fit_are_left_out():
             return F.scaled_dot_product_attention(heads[:, :, ::2], heads, heads)
 
     model, x = nn.Sequential(Shortened()), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, _, _ = probe_of(model, x)
+    probe = Probed(model, x)
     with probe:
         probe.batch(MASK)
         model(x)
@@ -329,7 +348,7 @@ def test_query_rows_that_the_mask_does_not_fit_are_left_out():
 def test_the_model_computes_what_it_computed_and_is_left_as_it_was():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
     expected = model(x)
-    probe, _, _ = probe_of(model, x)
+    probe = Probed(model, x)
     with probe:
         assert torch.equal(model(x), expected)
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
@@ -337,7 +356,7 @@ def test_the_model_computes_what_it_computed_and_is_left_as_it_was():
 
 def test_an_exception_in_the_middle():
     model, x = Model(), torch.randn(BATCH, TOKENS, WIDTH)
-    probe, sites, _ = probe_of(model, x)
+    probe = Probed(model, x)
 
     def run():
         with probe:
@@ -347,13 +366,13 @@ def test_an_exception_in_the_middle():
     with pytest.raises(RuntimeError, match="shapes"):
         run()
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
-    assert probe.site(sites["layers.0.norm"]).calls == 1
+    assert probe.sites()["layers.0.norm"].calls == 1
     # Again, after one forward pass that raised within the context.
     with probe:
         with pytest.raises(RuntimeError, match="shape"):
             model(x[..., :5])
         model(x)
-    assert probe.site(sites["layers.1:rms_norm"]).calls == 2
+    assert probe.sites()["layers.1:rms_norm"].calls == 2
 
 
 def test_gradients_flow_as_before():
@@ -361,7 +380,7 @@ def test_gradients_flow_as_before():
     model(x).square().sum().backward()
     expected = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    probe, _, _ = probe_of(model, x)
+    probe = Probed(model, x)
     with probe:
         model(x).square().sum().backward()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
@@ -371,6 +390,6 @@ def test_gradients_flow_as_before():
 
 @pytest.mark.parametrize("mask", [torch.ones(2, 3), torch.ones(3, dtype=torch.bool)])
 def test_a_mask_is_boolean_with_two_axes(mask):
-    probe, _, _ = probe_of(Model(), torch.randn(BATCH, TOKENS, WIDTH))
+    probe = Probed(Model(), torch.randn(BATCH, TOKENS, WIDTH))
     with pytest.raises(InputError, match=r"boolean of shape \(B, T\)"):
         probe.batch(mask)

@@ -11,6 +11,7 @@ from normkit import reference, specs
 from normkit.geometry import angle_between, image_of
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
+from normkit.measurement.layout import layout_of
 from normkit.measurement.probing import Probe
 from normkit.measurement.sampling import RowPicker, RowSample
 
@@ -334,7 +335,7 @@ def test_a_probe_samples_every_norm_but_no_padding():
     x = torch.where(mask[..., None], torch.randn(3, 9, 8), 1e6)
     called = trace(model, lambda: model(x))
     sites, _ = find_sites(model, called)
-    probe = Probe(model, sites, [], called)
+    probe = Probe(model, layout_of(sites, (), called))
     with probe:
         probe.batch(mask)
         model(x)
@@ -342,6 +343,8 @@ def test_a_probe_samples_every_norm_but_no_padding():
         probe.batch(None)
         model(x[1:2])
     assert [site.path for site in sites] == ["norm", "of_heads", ":rms_norm"]
+    gains = {site.path: site.gain for site in sites}
+    geometries = {path: sample.result(gains[path]) for path, sample in probe.measured().samples.items()}
     for site in sites:
         parts = zip(padded[site.path], model.seen[site.path], strict=True)
         if site.path == "of_heads":
@@ -349,11 +352,11 @@ def test_a_probe_samples_every_norm_but_no_padding():
         else:
             entered, left = (torch.cat([p[mask], q[0]]) for p, q in parts)
         entered, left = entered.double(), left.double()
-        found = probe.geometry(site)
+        found = geometries[site.path]
         assert found.rows == len(entered) == 25 * (2 if site.path == "of_heads" else 1)
         # The sample is compared in float32, the model's own dtype.
         assert found.rotation == quantiles(degrees(entered, left), within=1e-4)
         ends = entered.norm(dim=-1).quantile(torch.tensor([0.05, 0.95], dtype=torch.float64))
         assert found.spread_in == pytest.approx(float(ends[1] / ends[0]))
-    assert [probe.geometry(site).dimension for site in sites] == [6, 3, 7]
-    assert probe.geometry(sites[2]).semi_axes == pytest.approx((1.0, 4.5, 8.0))
+    assert [geometries[site.path].dimension for site in sites] == [6, 3, 7]
+    assert geometries[":rms_norm"].semi_axes == pytest.approx((1.0, 4.5, 8.0))

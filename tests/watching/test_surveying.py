@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from normkit.watching.layout import layout_of
 from normkit.watching.surveying import Arguments, insensitive, scale_invariant, surveyed, unwrapped
 from normkit.watching.watcher import watch
 from small_training import Transformer, fingerprint
@@ -60,7 +59,7 @@ def test_a_survey_leaves_model_and_random_numbers_as_they_were():
     assert fingerprint(model) == before
     assert torch.get_rng_state().equal(state)
     assert random.getstate() == numbers
-    layout = layout_of(structure)
+    layout = structure.layout(is_pooled=True)
     assert [site.path for site in layout.sites][:4] == [
         "blocks.0.norm_1",
         "blocks.0.attention:rms_norm",
@@ -82,7 +81,7 @@ def test_calls_inside_a_norm_are_not_those_of_the_module_around_it():
     """A module that normalizes queries calls the same function as the attention does for its keys."""
     model = Transformer(in_modules=True)
     structure = surveyed(model, Arguments(args=(torch.zeros(2, 9, dtype=torch.long),), kwargs={}))
-    layout = layout_of(structure)
+    layout = structure.layout(is_pooled=True)
     assert "blocks.0.attention:rms_norm" in [site.path for site in layout.sites]
     assert {"blocks.0.attention", "blocks.0.attention.q_norm"} <= set(layout.callers)
 

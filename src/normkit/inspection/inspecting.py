@@ -25,7 +25,6 @@ from normkit.inspection.walk import TokenRow, walk
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
 from normkit.measurement.blocks import block_of
-from normkit.measurement.facts import Site
 from normkit.measurement.gain_gradients import gain_gradient_errors
 from normkit.measurement.intent import stock_intent
 from normkit.measurement.patches import patches
@@ -45,8 +44,9 @@ from normkit.measurement.running import (
     token_mask,
 )
 from normkit.measurement.sharing import find_shared
-from normkit.measurement.structure import Progress, Structure, measured_block, measured_site, survey
+from normkit.measurement.structure import Progress, Structure, survey
 from normkit.measurement.weights import row_scatter, ungathered
+from normkit.text import dtype_name
 
 
 def inspect(
@@ -127,7 +127,8 @@ def inspect(
         text, valid = _first_text(first)
         walked_site = next((norm for norm in found if norm.path == path), None)
         token = None if walked_site is None else _last_token(walked_site, first)
-        with Probe(model, found, blocks, structure.called) as probe:
+        layout = structure.layout(is_pooled=False)
+        with Probe(model, layout) as probe:
             for index, batch in enumerate(chain([first], stream)):
                 report("text", index, 0)
                 mask, ids = token_mask(batch), token_ids(batch)
@@ -152,20 +153,19 @@ def inspect(
                 tokens, padding = tokens + counted, padding + left_out
                 if ids is not None:
                     seen |= {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
-        sites = _sites(probe, structure)
+        measured = probe.measured(decode)
+        dtypes = {path: dtype_name(entering) for path, (entering, _) in layout.dtypes.items()}
+        sites = measured.sites(structure, gain_gradient_errors(found, dtypes))
         leaks = find_leaks(model, structure, first)
-    measured = tuple(
-        measured_block(block, swept, *probe.block(block), probe.peak(block, decode))
-        for block, swept in zip(blocks, structure.sweeps, strict=True)
-    )
+    swept = measured.blocks(structure)
     intended = stock_intent(model)
     facts = rules.Facts(
         model=model_facts(
-            model, name, source, tokens, padding, sites, measured, loss=loss.value, distinct=len(seen) or None
+            model, name, source, tokens, padding, sites, swept, loss=loss.value, distinct=len(seen) or None
         ),
         sites=sites,
-        blocks=measured,
-        attentions=probe.attentions(),
+        blocks=swept,
+        attentions=measured.attentions(),
         final_norm=structure.final_norm,
         intent=intended,
         passports={norm.path: norm.passport for norm in found},
@@ -231,24 +231,6 @@ def _broken(model: nn.Module) -> tuple[tuple[str, int], ...]:
         if count := int((~mine.isfinite() if is_parameter else mine.isnan()).sum()):
             found.append((name, count))
     return tuple(found)
-
-
-def _sites(probe: Probe, structure: Structure) -> tuple[Site, ...]:
-    seen = [probe.site(norm) for norm in structure.sites]
-    dtypes = {norm.path: measured.dtype for norm, measured in zip(structure.sites, seen, strict=True)}
-    gradient_errors = gain_gradient_errors(structure.sites, dtypes)
-    return tuple(
-        measured_site(
-            structure,
-            order,
-            measured,
-            (norm.gain, norm.bias),
-            geometry=probe.geometry(norm),
-            error=probe.error(norm),
-            gain_gradient_error=gradient_errors[norm.path],
-        )
-        for order, (norm, measured) in enumerate(zip(structure.sites, seen, strict=True))
-    )
 
 
 def _last_token(site: NormSite, batch: Batch) -> TokenRow | None:

@@ -8,7 +8,8 @@ probing.py         the probe: all that an inspection measures while a model runs
 tables.py          tables on a device, summed or largest kept
 row_counters.py    how rows and gradients are counted into tables, and read as statistics
 attention.py       how attention logits are counted into tables, and read
-site_accumulator.py, sampling.py  what is counted of one norm or stream, and a sample of its rows
+layout.py, measured_facts.py  the line of each norm, block and attention in the tables, and their facts read from there
+sampling.py        a sample of the rows of a norm
 blocks.py          the repeated blocks of a model
 replaying.py       a block called again on its own arguments, with the stream scaled or a norm altered
 block_response.py, placement.py, stages.py  what a block's answers to two scales say about its norms

@@ -60,6 +60,8 @@ class BlockSweep:
     """|f(x) - x| over |x| of the median row, as the block is called; NaN if that was not seen."""
     cosine: float = math.nan
     """Cosine between f(x) and x, of the median row."""
+    follows: bool = False
+    """Every call was given the very tensor that the block before had returned, and no other call of that one was."""
 
 
 ReplayAt = Callable[[float, NormSite | None, float], Replay]

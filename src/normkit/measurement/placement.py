@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -81,22 +82,31 @@ class _Sweeper(Replayer):
         self._entered: Tensor | None = None
         self._changes: dict[str, tuple[float, float]] = {}
         self._in_block = False
+        self._returned: tuple[int, Tensor, int] | None = None
+        self._calls: Counter[int] = Counter()
+        self._following: Counter[int] = Counter()
 
     def swept(self, block: BlockCall) -> BlockSweep:
         """The observations of one block."""
         share, cosine = self._changes.get(block.path, (math.nan, math.nan))
-        return replace(self.sweeps.get(block.path, UNKNOWN), branch_share=share, cosine=cosine)
+        calls = {self._following[block.index], self._calls[block.index], self._calls[block.index - 1]}
+        follows = len(calls) == 1 and 0 not in calls
+        return replace(self.sweeps.get(block.path, UNKNOWN), branch_share=share, cosine=cosine, follows=follows)
 
     def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if self.current is not None:
             return
+        x = first_tensor(args, kwargs)
+        self._calls[block.index] += 1
+        if x is not None and self._returned is not None and not x.is_inference():
+            before, y, version = self._returned
+            self._following[block.index] += before == block.index - 1 and y is x and x._version == version
         self._in_block = True
         self.visits.append(_Visit(block_list=block.path.rpartition(".")[0]))
         # Only a module can be called again.
         if block.path in self.sweeps or block.leaves is not None:
             return
         self.sweeps[block.path] = UNKNOWN
-        x = first_tensor(args, kwargs)
         # The block may overwrite its input.
         self._entered = None if x is None else local(x).detach().to("cpu", torch.float64, copy=True)
         rms = 0.0 if x is None else float(local(x).cpu().double().square().mean(-1).sqrt().nanmedian())
@@ -122,6 +132,7 @@ class _Sweeper(Replayer):
     def after_block(self, block: BlockCall, y: Tensor) -> None:
         if self.current is not None:
             return
+        self._returned = None if y.is_inference() else (block.index, y, y._version)
         y = local(y)
         self._in_block, self._stream = False, y
         if self._entered is not None and self._entered.shape == y.shape:

@@ -5,33 +5,33 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import wraps
 from types import TracebackType
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from normkit.errors import InputError
 from normkit.identification.sites import NormSite
-from normkit.identification.tracing import Trace, first_tensor
+from normkit.identification.tracing import first_tensor
 from normkit.measurement.attention import (
     QueriesAndKeys,
     Selection,
     add_call,
     add_logits,
-    attention_at,
-    head_tables,
     queries_and_keys,
     select,
     softmax_logits,
 )
-from normkit.measurement.blocks import BlockCall, block_of
-from normkit.measurement.facts import Attention
+from normkit.measurement.blocks import BlockCall
+from normkit.measurement.layout import Layout
+from normkit.measurement.measured_facts import MeasuredStep
 from normkit.measurement.observing import Listener, observed
-from normkit.measurement.quantities import Peak, RowStatistics, SiteGeometry
+from normkit.measurement.quantities import Peak
+from normkit.measurement.row_counters import ROW_PEAKS, RowCounter, TableReader
 from normkit.measurement.sampling import RowFormula, RowPicker, RowSample
-from normkit.measurement.site_accumulator import SiteCounter, SiteMeasurement, StreamCounter
 from normkit.measurement.tables import Tables
 
 P = ParamSpec("P")
@@ -45,33 +45,28 @@ class Probe:
 
     Args:
         model: The model.
-        sites: The norms of the model.
-        blocks: The blocks of the model.
-        trace: One forward pass of it: tells which modules call norms and attention as functions.
+        layout: What is measured, and where.
 
     Example:
-        >>> from normkit.identification.sites import find_sites
-        >>> from normkit.identification.tracing import trace
-        >>> from normkit.measurement.blocks import find_blocks
+        >>> from normkit.measurement.structure import survey
         >>> model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(2, 3, 4)
-        >>> called = trace(model, lambda: model(x))
-        >>> sites, _ = find_sites(model, called)
-        >>> with Probe(model, sites, find_blocks(model, called), called) as probe:
+        >>> structure = survey(model, lambda: model(x))
+        >>> with Probe(model, structure.layout(is_pooled=False)) as probe:
         ...     probe.batch(None)
         ...     _ = model(x)
-        >>> probe.site(sites[0]).input.rows
+        >>> probe.measured().sites(structure, {})[0].input.rows
         6
     """
 
-    def __init__(self, model: nn.Module, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
-        self._model, self._sites, self._blocks, self._trace = model, sites, blocks, trace
-        self._gauges = _Gauges(sites, blocks, trace)
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self._model, self._layout = model, layout
+        self._counts = _Counts(model, layout)
         self._exits = ExitStack()
 
     def __enter__(self) -> Probe:
         """Begin to measure."""
-        parents = {call.parent for call in self._trace.functions}
-        self._exits.enter_context(observed(self._model, self._sites, self._blocks, parents, self._gauges))
+        layout = self._layout
+        self._exits.enter_context(observed(self._model, layout.sites, layout.blocks, layout.callers, self._counts))
         return self
 
     def __exit__(
@@ -94,42 +89,17 @@ class Probe:
             raise InputError(
                 f"the token mask must be boolean of shape (B, T), got {mask.dtype} {tuple(mask.shape)}; use mask.bool()"
             )
-        self._gauges.restart(mask, ids)
+        self._counts.restart(mask, ids)
 
-    def site(self, site: NormSite) -> SiteMeasurement:
-        """The measurement of one norm so far."""
-        return self._gauges.sites[site.path].result()
-
-    def geometry(self, site: NormSite) -> SiteGeometry | None:
-        """The geometry of one norm on its sampled rows so far; None without a row."""
-        return self._gauges.samples[site.path].result(site.gain)
-
-    def error(self, site: NormSite) -> float:
-        """Error of a norm's outputs against its formula, as in `RowSample.error`; NaN if it was not measured."""
-        return self._gauges.samples[site.path].error
-
-    def block(self, block: BlockCall) -> tuple[RowStatistics, RowStatistics]:
-        """Statistics of the residual stream entering and leaving one block so far."""
-        entering, leaving = self._gauges.blocks[block.path]
-        return entering.result(), leaving.result()
-
-    def peak(self, block: BlockCall, decode: Callable[[int], str] | None = None) -> Peak | None:
-        """The largest element that left one block so far; `decode` turns a token id into text."""
-        return self._gauges.blocks[block.path][1].peak(decode)
-
-    def attentions(self) -> tuple[Attention, ...]:
-        """The attention calls seen so far, in forward order."""
-        return tuple(
-            attention_at(
-                tables.read(),
-                0,
-                path=parent,
-                block=block_of(parent, self._blocks),
-                source=source,
-                heads=heads,
-                head_dim=head_dim,
-            )
-            for (parent, source, heads, head_dim), tables in self._gauges.attentions.items()
+    def measured(self, decode: Callable[[int], str] | None = None) -> MeasuredStep:
+        """What was measured so far; `decode` turns a token id into text."""
+        counts = self._counts
+        return MeasuredStep(
+            layout=self._layout,
+            reader=TableReader(step=0, tables=counts.tables.read()),
+            features=counts.features,
+            samples=counts.samples,
+            peaks={path: peak.found(decode) for path, peak in counts.peaks.items()},
         )
 
 
@@ -144,15 +114,21 @@ def _unseen(method: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Gauges(Listener):
-    """Adds what it hears of to the accumulators."""
+class _Counts(Listener):
+    """Counts what it hears of into tables, and samples rows of norms and the largest elements of blocks."""
 
-    def __init__(self, sites: Sequence[NormSite], blocks: Sequence[BlockCall], trace: Trace) -> None:
-        self.sites = {site.path: SiteCounter(site.spec, site.gain) for site in sites}
-        self.samples = {site.path: RowSample(site.spec, RowFormula.of(site.passport)) for site in sites}
-        self.blocks = {block.path: (StreamCounter(), StreamCounter()) for block in blocks}
-        self.attentions: dict[tuple[str, Literal["sdpa", "softmax"], int, int], Tables] = {}
-        self._sdpa_parents = {call.parent for call in trace.functions if call.function == "sdpa"}
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.tables = Tables(layout.tables(), device)
+        self.features = list(layout.features)
+        self.samples = {site.path: RowSample(site.spec, RowFormula.of(site.passport)) for site in layout.sites}
+        self.peaks = {block.path: _LargestElement() for block in layout.blocks}
+        self._norms = {
+            site.path: layout.norm_counters(index, has_deviations=True, gain=site.gain)
+            for index, site in enumerate(layout.sites)
+        }
+        self._blocks = [layout.block_counters(block.index, has_deviations=True) for block in layout.blocks]
+        self._attentions = {(each.parent, each.function): line for line, each in enumerate(layout.attentions)}
         self._batches = 0
         self.restart(None, None)
 
@@ -165,35 +141,44 @@ class _Gauges(Listener):
         self._picker = RowPicker(self._batches, self._mask)
         self._batches += 1
 
+    def _add(self, counter: RowCounter, x: Tensor) -> None:
+        self.features[counter.place] = counter.add(self.tables, x, self._mask, leaves_out_unfit=True)
+
     @_unseen
     def before_site(self, site: NormSite, x: Tensor) -> None:
-        self.sites[site.path].enter(x, self._mask)
+        self._add(self._norms[site.path][0], x)
         self.samples[site.path].enter(x, self._picker)
 
     @_unseen
     def after_site(self, site: NormSite, y: Tensor) -> None:
-        self.sites[site.path].leave(y, self._mask)
+        self._add(self._norms[site.path][1], y)
         self.samples[site.path].leave(y, self._picker)
 
     @_unseen
     def before_block(self, block: BlockCall, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if (x := first_tensor(args, kwargs)) is not None:
             self._tokens = (x.shape[0], x.shape[1])
-            self.blocks[block.path][0].add(x, self._mask, self._ids)
+            if (counter := self._blocks[block.index][0]) is not None:
+                self._add(counter, x)
 
     @_unseen
     def after_block(self, block: BlockCall, y: Tensor) -> None:
-        self.blocks[block.path][1].add(y, self._mask, self._ids)
+        counter = self._blocks[block.index][1]
+        self._add(counter, y)
+        largest = float(self.tables["row peaks"][counter.place, ROW_PEAKS.index("absmax")])
+        self.peaks[block.path].add(y, largest, self._mask, self._ids)
 
     def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        line = self._attentions.get((parent, function))
+        if line is None:
+            return
         if function == "sdpa":
             if (call := queries_and_keys(args, kwargs)) is not None and self._fits(call.query):
-                tables = self._attention(parent, "sdpa", call.query, call.query.shape[-1])
-                add_call(tables, 0, call, self._selection(call))
-        elif parent not in self._sdpa_parents:
+                add_call(self.tables, line, call, self._selection(call))
+        else:
             logits = softmax_logits(args, kwargs, self._tokens)
             if logits is not None and self._fits(logits):
-                add_logits(self._attention(parent, "softmax", logits, 0), 0, logits, self._mask)
+                add_logits(self.tables, line, logits, self._mask)
 
     def _fits(self, scores: Tensor) -> bool:
         """The token mask fits the query rows of (B, H, T, ...)."""
@@ -204,11 +189,40 @@ class _Gauges(Listener):
         key = (call.causal, call.query.shape, call.key.shape)
         return self._last_selection.of(call.mask, key, lambda: select(call, self._mask))
 
-    def _attention(self, parent: str, source: Literal["sdpa", "softmax"], scores: Tensor, head_dim: int) -> Tables:
-        key = (parent, source, scores.shape[1], head_dim)
-        if key not in self.attentions:
-            self.attentions[key] = Tables(head_tables(1, scores.shape[1]), scores.device)
-        return self.attentions[key]
+
+class _LargestElement:
+    """Finds the largest element of a stream (B, T, n)."""
+
+    def __init__(self) -> None:
+        self._largest = 0.0
+        self._peak: Peak | None = None
+        self._token: int | None = None
+
+    def add(self, stream: Tensor, largest: float, mask: Tensor | None, ids: Tensor | None) -> None:
+        """Look for it in one tensor, if a larger one than before was counted.
+
+        Args:
+            stream: The stream.
+            largest: The largest magnitude that was counted so far, this tensor's among them.
+            mask: Token mask (B, T), or None for all rows.
+            ids: Token ids, or None; those of another shape than (B, T) are not its own.
+        """
+        before, self._largest = self._largest, max(largest, self._largest)
+        if stream.dim() != 3 or not largest > before:
+            return
+        stream = stream.detach()
+        is_largest = stream.abs().double() == largest
+        if mask is not None:
+            is_largest &= mask.to(stream.device)[..., None]
+        sample, position, feature = is_largest.nonzero()[0].tolist()
+        self._peak = Peak(value=float(stream[sample, position, feature]), feature=feature, position=position)
+        self._token = int(ids[sample, position]) if ids is not None and ids.shape == stream.shape[:2] else None
+
+    def found(self, decode: Callable[[int], str] | None) -> Peak | None:
+        """The largest element so far, with its token in words where `decode` is given; None without one."""
+        if self._peak is None or self._token is None or decode is None:
+            return self._peak
+        return replace(self._peak, token=decode(self._token))
 
 
 class _Last(Generic[R]):

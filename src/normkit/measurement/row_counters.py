@@ -67,29 +67,26 @@ class RowCounter:
     gain: Tensor | None = None
     """Gain that multiplies the rows before the norm divides them; it matters to the effect of eps alone."""
 
-    def add(self, tables: Tables, x: Tensor, mask: Tensor | None) -> None:
-        """Count the rows of one tensor, all of them where the mask does not tell the rows' tokens.
+    def add(self, tables: Tables, x: Tensor, mask: Tensor | None, *, leaves_out_unfit: bool = False) -> int:
+        """Count the rows of one tensor.
 
         Args:
             tables: The tables of `row_tables`.
             x: Of any floating-point dtype.
             mask: True where a token counts, (B, T), or None for all.
+            leaves_out_unfit: If the mask does not tell the rows' tokens, count the call alone; else all rows.
+
+        Returns:
+            Features of a row.
         """
-        rows = self.rows(x)
-        self.count(tables, rows, self.counted(rows, mask))
-
-    def rows(self, x: Tensor) -> Tensor:
-        """The rows of a tensor, (..., n)."""
         x = x.detach()
-        return x if self.spec.rows.are_last else self.spec.rows.split(x).squeeze(-2)
-
-    def counted(self, rows: Tensor, mask: Tensor | None) -> Tensor | None:
-        """True for each row of a token that counts, flat; None without a mask, or if it does not tell the tokens."""
+        rows = (x if self.spec.rows.are_last else self.spec.rows.split(x).squeeze(-2)).to(tables["rows"].device)
         # With all axes but the first, rows are groups of a sample and not tokens.
-        return None if mask is None or self.spec.rows.are_samples else row_mask(rows.shape[:-1], mask)
-
-    def count(self, tables: Tables, rows: Tensor, counted: Tensor | None) -> None:
-        """Count rows; those of which `counted` is False are left out."""
+        is_told = mask is not None and not self.spec.rows.are_samples
+        counted = row_mask(rows.shape[:-1], mask.to(rows.device)) if is_told and mask is not None else None
+        if leaves_out_unfit and mask is not None and counted is None:
+            tables["rows"][self.place, ROW_SUMS.index("calls")] += 1
+            return rows.shape[-1]
         if counting.can_count(rows, tables["rows"]):
             what = self._what(rows)
             counting.count_rows(rows, counted, what, self.place, tables["rows"], tables["bins"], tables["row peaks"])
@@ -97,6 +94,7 @@ class RowCounter:
                 self._add_scaled(tables, rows, counted)
         else:
             self._count_plainly(tables, rows, counted)
+        return rows.shape[-1]
 
     def _what(self, rows: Tensor) -> counting.Counted:
         """What the kernels are to count."""

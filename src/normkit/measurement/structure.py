@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normkit.identification.sites import NormSite, OtherNorm, find_sites
 from normkit.identification.tracing import Trace, trace
 from normkit.measurement import placement
 from normkit.measurement.block_response import BlockSweep
-from normkit.measurement.blocks import BlockCall, block_of, find_blocks
-from normkit.measurement.facts import Block, Role, Site
+from normkit.measurement.blocks import BlockCall, find_blocks
+from normkit.measurement.facts import Role
 from normkit.measurement.handwritten import HandwrittenNorm, Products
 from normkit.measurement.idle import IdleParts
+from normkit.measurement.layout import Layout, layout_of
 from normkit.measurement.patches import InputHook, changed_inputs
-from normkit.measurement.quantities import Peak, RowStatistics, SiteGeometry
-from normkit.measurement.site_accumulator import SiteMeasurement
 from normkit.measurement.stages import find_stages
-from normkit.measurement.weights import spectrum
 
 Progress = Callable[[str, int, int], None]
 
@@ -56,83 +53,10 @@ class Structure:
     input_hooks: tuple[InputHook, ...] = ()
     """Norms whose input is changed by a hook before it comes in."""
 
-    def dtypes(self, site: NormSite) -> tuple[torch.dtype, torch.dtype]:
-        """Dtypes of a norm's input and output in that pass."""
-        if site.module is not None:
-            call = next(call for call in self.called.modules if call.path == site.path)
-            return call.input_dtype, call.output_dtype
-        key = (site.parent, site.function, site.ordinal)
-        made = next(each for each in self.called.functions if (each.parent, each.function, each.ordinal) == key)
-        return made.input_dtype, made.input_dtype
-
-
-def measured_site(
-    structure: Structure,
-    order: int,
-    measured: SiteMeasurement,
-    parameters: tuple[Tensor | None, Tensor | None],
-    *,
-    geometry: SiteGeometry | None = None,
-    error: float = math.nan,
-    gain_gradient_error: float = math.nan,
-) -> Site:
-    """A norm with what was measured of it.
-
-    Args:
-        structure: The structure of the model.
-        order: Position of the norm among its sites.
-        measured: The measurement of the norm.
-        parameters: Gain and bias as they act now, or None.
-        geometry: As in `Site`.
-        error: As in `Site`.
-        gain_gradient_error: As in `Site`.
-    """
-    norm, (gain, bias) = structure.sites[order], parameters
-    factor = norm.passport.readings.get("factor")
-    return Site(
-        path=norm.path,
-        class_name=norm.class_name,
-        order=order,
-        calls=measured.calls,
-        block=block_of(norm.parent, structure.blocks),
-        role=structure.roles.get(norm.path, "unknown"),
-        spec=norm.spec,
-        confidence=norm.passport.confidence,
-        evidence=norm.passport.evidence,
-        input=measured.input,
-        output=measured.output,
-        attenuation=measured.attenuation,
-        gain=None if gain is None else spectrum(gain, 1.0),
-        bias=None if bias is None else spectrum(bias, 0.0),
-        dtype=measured.dtype,
-        headroom_bits=measured.headroom_bits,
-        statistics_headroom_bits=measured.statistics_headroom_bits,
-        geometry=geometry,
-        output_dtype=measured.output_dtype,
-        forward_calls=structure.forward_calls[norm.path],
-        error=error,
-        gain_gradient_error=gain_gradient_error,
-        factor=1.0 if factor is None else float(factor.value),
-    )
-
-
-def measured_block(
-    block: BlockCall, swept: BlockSweep, entering: RowStatistics, leaving: RowStatistics, peak: Peak | None = None
-) -> Block:
-    """A block with what replaying it said and what was measured of its stream."""
-    return Block(
-        path=block.path,
-        index=block.index,
-        placement=swept.placement,
-        output_slope=swept.output_slope,
-        branch_slope=swept.branch_slope,
-        rows_normalized=swept.rows_normalized,
-        stream_in=entering,
-        stream_out=leaving,
-        branch_share=swept.branch_share,
-        cosine=swept.cosine,
-        peak=peak,
-    )
+    def layout(self, *, is_pooled: bool) -> Layout:
+        """The lines in the tables of what is measured of this model, as `layout_of` has them."""
+        following = [block.path for block, swept in zip(self.blocks, self.sweeps, strict=True) if swept.follows]
+        return layout_of(self.sites, self.blocks, self.called, following=following, is_pooled=is_pooled)
 
 
 def survey(

@@ -2,7 +2,6 @@
 
 async_copies.py      copies of tables to the host that no step waits for
 hooks.py             hooks that never end a training, and that no copy of the model holds
-layout.py            what is measured where
 instruments.py       the hooks in the model, and the switch that turns them on and off
 inputs.py            statistics of the batches and labels
 parameters.py        what each parameter is, sums of squares, and how far it moves

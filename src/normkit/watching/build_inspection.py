@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from normkit import rules
-from normkit.identification.sites import NormSite
 from normkit.inspection.build_inspection import judged, model_facts
 from normkit.inspection.result import Inspection
-from normkit.measurement.attention import attention_at
-from normkit.measurement.blocks import block_of
 from normkit.measurement.facts import Attention, Block, Site
-from normkit.measurement.row_counters import TableReader
-from normkit.measurement.site_accumulator import site_measurement
-from normkit.measurement.structure import Structure, measured_block, measured_site
+from normkit.measurement.measured_facts import MeasuredStep
 from normkit.measurement.training import Training
 from normkit.measurement.weights import ungathered
 from normkit.watching.answers import answer
-from normkit.watching.layout import WatchLayout
 from normkit.watching.onset import origin
 from normkit.watching.startup import WatchedModel
 from normkit.watching.step_recorder import StepRecorder
@@ -51,25 +44,10 @@ def inspection_of_run(
     blocks: tuple[Block, ...] = ()
     attentions: tuple[Attention, ...] = ()
     if structure is not None and recorder is not None and history.last is not None:
-        reader, layout = history.last, recorder.layout
-        with recorder.norms_at(reader.tables):
-            sites = tuple(
-                _site(structure, reader, index, site, watched.gradient_errors.get(site.path, math.nan))
-                for index, site in enumerate(layout.sites)
-            )
-        blocks = _blocks(structure, layout, reader)
-        attentions = tuple(
-            attention_at(
-                reader.tables,
-                index,
-                path=place.parent,
-                block=block_of(place.parent, structure.blocks),
-                source="sdpa" if place.function == "sdpa" else "softmax",
-                heads=place.heads,
-                head_dim=place.head_dim,
-            )
-            for index, place in enumerate(layout.attentions)
-        )
+        measured = MeasuredStep(layout=recorder.layout, reader=history.last, features=recorder.layout.features)
+        with recorder.norms_at(history.last.tables):
+            sites = measured.sites(structure, watched.gradient_errors)
+        blocks, attentions = measured.blocks(structure), measured.attentions()
     training = Training(
         steps=steps,
         every=every,
@@ -117,21 +95,3 @@ def inspection_of_run(
         step = min((noticed[each.rule] for each in findings if each.rule in noticed), default=training.reason_step)
         training = replace(training, reason=findings[0].title, reason_step=step)
     return replace(inspection, training=answer(training, findings, sites, blocks, attentions))
-
-
-def _site(structure: Structure, reader: TableReader, index: int, site: NormSite, gradient_error: float) -> Site:
-    measured = site_measurement(reader, 2 * index, site.spec, math.prod(site.shape), structure.dtypes(site))
-    return measured_site(structure, index, measured, site.parameters(), gain_gradient_error=gradient_error)
-
-
-def _blocks(structure: Structure, layout: WatchLayout, reader: TableReader) -> tuple[Block, ...]:
-    if not layout.blocks:
-        return ()
-    widths = {call.path: call.input_shape[-1] for call in structure.called.modules if call.input_shape}
-    first, width = 2 * len(layout.sites), widths.get(layout.blocks[0].path, 0)
-    entering, found = reader.rows(first + len(layout.blocks), width), []
-    for block, swept in zip(layout.blocks, structure.sweeps, strict=True):
-        leaving = reader.rows(first + block.index, width)
-        found.append(measured_block(block, swept, entering, leaving))
-        entering = leaving
-    return tuple(found)

@@ -145,12 +145,8 @@ class ChangeTracker:
                 if value != before:
                     self.settings.append(Setting(path=site.path, name=name, before=before, after=value, step=step))
                     self._known[site.path, name] = value
-        first, found = 2 * len(layout.sites), []
-        for index, site in enumerate(layout.sites):
-            found.append(("norm", site.path, 2 * index, 2 * index + 1))
-        for block in layout.blocks:
-            entering = first + (block.index - 1 if block.index else len(layout.blocks))
-            found.append(("block", block.path, entering, first + block.index))
+        found = [("norm", site.path, 2 * index, 2 * index + 1) for index, site in enumerate(layout.sites)]
+        found += [("block", block.path, *layout.places(block.index)) for block in layout.blocks]
         names = [ROW_PEAKS.index(name) for name in ("absmax", "rms", "-rms")]
         for kind, path, entering, leaving in found:
             one, other = peaks[entering, names], peaks[leaving, names]

@@ -19,14 +19,12 @@ from torch.utils.hooks import RemovableHandle
 from normkit.identification.sharding import local
 from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
 from normkit.measurement.attention import add_call, add_logits, queries_and_keys, select, softmax_logits
+from normkit.measurement.layout import Layout
 from normkit.measurement.row_counters import RowCounter, add_gradient
 from normkit.measurement.tables import Tables
 from normkit.ops import counting
-from normkit.spec import NormSpec
 from normkit.watching.hooks import Failures, Forward, Hook
-from normkit.watching.layout import WatchLayout
 
-_STREAM = NormSpec()
 # On, off, and either of them in evaluation and for shapes that change.
 _GRAPHS = 8
 
@@ -46,7 +44,7 @@ class Switch:
 class Instruments:
     """The hooks of one watch, in a model without its wrappers."""
 
-    def __init__(self, model: nn.Module, layout: WatchLayout, tables: Tables, switch: Switch) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, tables: Tables, switch: Switch) -> None:
         self.model, self.layout, self.tables, self.switch = model, layout, tables, switch
         self.sentinel = torch.zeros(len(layout.sentinels), 2, dtype=torch.float32, device=tables["rows"].device)
         """For each place 0 and how often it was looked at; NaN and NaN once an element was not finite."""
@@ -65,14 +63,11 @@ class Instruments:
         sites, blocks = self.layout.sites, self.layout.blocks
         for index, site in enumerate(sites):
             if site.module is not None:
-                entering = RowCounter(place=2 * index, spec=site.spec, enters_norm=True)
-                leaving = RowCounter(place=2 * index + 1, spec=site.spec, enters_norm=False)
+                entering, leaving = self.layout.norm_counters(index, has_deviations=False, gain=None)
                 self._hook(site.module, index, entering=entering, leaving=leaving)
-        first = 2 * len(sites)
-        stream = RowCounter(place=first + len(blocks), spec=_STREAM, enters_norm=False)
-        for index, block in enumerate(blocks):
-            leaving = RowCounter(place=first + index, spec=_STREAM, enters_norm=False)
-            self._hook(block.module, len(sites) + index, entering=None if index else stream, leaving=leaving)
+        for block in blocks:
+            stream, leaving = self.layout.block_counters(block.index, has_deviations=False)
+            self._hook(block.module, len(sites) + block.index, entering=stream, leaving=leaving)
         self._allow_graphs()
         calls = _FunctionCalls(self)
         for path in self.layout.callers:
@@ -229,7 +224,10 @@ class _FunctionCalls(TorchFunctionMode):
         self._instruments = instruments
         layout = instruments.layout
         self._sites = {
-            (site.parent, site.function, site.ordinal): (index, site)
+            (site.parent, site.function, site.ordinal): (
+                site.path,
+                *layout.norm_counters(index, has_deviations=False, gain=None),
+            )
             for index, site in enumerate(layout.sites)
             if site.module is None
         }
@@ -276,10 +274,10 @@ class _FunctionCalls(TorchFunctionMode):
         x = first_tensor(args, kwargs)
         if found is None or x is None:
             return function(*args, **kwargs)
-        index, site = found
-        self._count(RowCounter(place=2 * index, spec=site.spec, enters_norm=True), site.path, x)
+        path, entering, leaving = found
+        self._count(entering, path, x)
         y = function(*args, **kwargs)
-        self._count(RowCounter(place=2 * index + 1, spec=site.spec, enters_norm=False), site.path, y)
+        self._count(leaving, path, y)
         return y
 
     def _count(self, counter: RowCounter, path: str, x: Tensor) -> None:

@@ -146,7 +146,7 @@ def _described(model: nn.Module, structure: Structure, baseline: Baseline | None
     held = [
         site for site in structure.sites if site.module is None or not any(map(is_elsewhere, site.module.parameters()))
     ]
-    dtypes = {site.path: dtype_name(structure.dtypes(site)[0]) for site in held}
+    dtypes = {path: dtype_name(entering) for path, (entering, _) in structure.layout(is_pooled=True).dtypes.items()}
     return WatchedModel(
         model=model,
         structure=structure,

@@ -18,7 +18,6 @@ from normkit.watching.async_copies import AsyncCopy, CopyQueue
 from normkit.watching.hooks import Failures
 from normkit.watching.inputs import INPUTS, InputRecorder
 from normkit.watching.instruments import Instruments, Switch
-from normkit.watching.layout import layout_of
 from normkit.watching.loop import LOOP, LoopRecorder
 from normkit.watching.parameters import (
     MOVES,
@@ -55,9 +54,7 @@ class StepRecorder:
         ranks: Ranks,
         invariant: frozenset[str] = frozenset(),
     ) -> None:
-        self.layout = layout_of(structure)
-        self.dtypes = [structure.dtypes(site)[0] for site in self.layout.sites]
-        """The dtype of each norm's input when it was found."""
+        self.layout = structure.layout(is_pooled=True)
         self.parameters = watched_parameters(model, structure, optimizers)
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._scaler, self._ranks, self.invariant = scaler, ranks, invariant

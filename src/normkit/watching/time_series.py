@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from normkit.measurement.history import height, stands_out
+from normkit.measurement.measured_facts import headroom_bits
 from normkit.measurement.row_counters import TableReader, named
-from normkit.measurement.site_accumulator import headroom_bits
 from normkit.measurement.training import Parameter, Quantity, Series
 from normkit.text import dtype_name
 from normkit.watching.change_tracker import ChangeTracker
@@ -262,7 +262,7 @@ def _measured(reader: TableReader, recorder: StepRecorder) -> Iterator[tuple[Qua
         yield "input rms", site.path, medians[2 * index]
         yield "kurtosis", site.path, kurtoses[2 * index]
         yield "eps share", site.path, shares[2 * index]
-        bits = headroom_bits(recorder.dtypes[index], max(largest[2 * index], largest[2 * index + 1]))
+        bits = headroom_bits(layout.dtypes[site.path][0], max(largest[2 * index], largest[2 * index + 1]))
         # Zeros alone have no headroom to speak of.
         if bits != math.inf:
             yield "headroom", site.path, bits

@@ -10,37 +10,58 @@ from torch import nn
 
 from normkit import specs
 from normkit.identification.passport import Passport
-from normkit.identification.tracing import Trace
+from normkit.measurement.block_response import UNKNOWN
 from normkit.measurement.blocks import BlockCall
+from normkit.measurement.layout import Layout
+from normkit.measurement.measured_facts import MeasuredStep
 from normkit.measurement.probing import Probe
-from normkit.measurement.row_counters import RowCounter
-from normkit.measurement.site_accumulator import RowTables, SiteCounter
+from normkit.measurement.row_counters import RowCounter, TableReader, row_tables
+from normkit.measurement.tables import Tables
 from normkit.spec import NormSpec
 
 WIDTH, BATCH, TOKENS = 16, 3, 10
 MASK = torch.arange(TOKENS) < torch.tensor([[4], [TOKENS], [7]])
 
 
+def site_of(spec, gain=None):
+    """What a layout needs to know of a norm."""
+    passport = Passport(verdict="norm", spec=spec, readings={})
+    return SimpleNamespace(
+        path="0", parent="0", function=None, ordinal=0, module=None, class_name="Norm", spec=spec, gain=gain,
+        passport=passport, parameters=lambda: (gain, None),
+    )  # fmt: skip
+
+
+STRUCTURE = SimpleNamespace(roles={}, forward_calls={"0": 1}, sweeps=[UNKNOWN])
+
+
 def measured(x, spec, *, y=None, gain=None, mask=None):
-    """One call of a norm on x."""
-    counter = SiteCounter(spec, gain)
-    counter.enter(x, mask)
-    counter.leave(x if y is None else y, mask)
-    return counter.result()
+    """One call of a norm on x; None for no call."""
+    y = x if y is None else y
+    kinds = (torch.float32,) * 2 if x is None else (x.dtype, y.dtype)
+    layout = Layout(sites=(site_of(spec, gain),), blocks=(), dtypes={"0": kinds}, features=(WIDTH, WIDTH))
+    tables, features = Tables(layout.tables(), torch.device("cpu")), layout.features
+    if x is not None:
+        counters = layout.norm_counters(0, has_deviations=True, gain=gain)
+        pairs = zip(counters, (x, y), strict=True)
+        features = [counter.add(tables, part, mask, leaves_out_unfit=True) for counter, part in pairs]
+    reader = TableReader(step=0, tables=tables.read())
+    return MeasuredStep(layout=layout, reader=reader, features=features).sites(STRUCTURE, {})[0]
 
 
 def statistics(*tensors):
-    rows = RowTables(RowCounter(place=0, spec=NormSpec(), enters_norm=False, has_deviations=True))
+    tables = Tables(row_tables(1), torch.device("cpu"))
+    counter = RowCounter(place=0, spec=NormSpec(), enters_norm=False, has_deviations=True)
     for tensor in tensors:
-        rows.add(0, tensor, None)
-    return rows.rows(0)
+        counter.add(tables, tensor, None)
+    return TableReader(step=0, tables=tables.read()).rows(0, tensors[0].shape[-1])
 
 
 def test_one_call():
     x, y = torch.randn(2, BATCH, TOKENS, WIDTH)
     found = measured(x, specs.LLAMA, y=y, mask=MASK)
     assert (found.input, found.output) == (statistics(x[MASK]), statistics(y[MASK]))
-    assert (found.calls, found.left_out, found.dtype) == (1, 0, "float32")
+    assert (found.calls, found.dtype) == (1, "float32")
 
 
 def test_rows_that_were_flattened():
@@ -49,7 +70,7 @@ def test_rows_that_were_flattened():
 
 
 def test_before_any_call():
-    found = SiteCounter(specs.LLAMA, None).result()
+    found = measured(None, specs.LLAMA)
     assert (found.calls, found.dtype, found.input.rows, found.output.rows) == (0, "", 0, 0)
     assert math.isnan(found.attenuation.median)
     assert math.isinf(found.headroom_bits)
@@ -89,9 +110,10 @@ def test_channels_are_rows():
 def test_rows_over_all_axes_cannot_be_masked():
     x = torch.randn(BATCH, TOKENS, WIDTH)
     assert measured(x, specs.POOLFORMER).input == statistics(x.flatten(1))
-    assert measured(x, specs.POOLFORMER, mask=MASK).left_out == 1
     # Nor where there happen to be as many groups as tokens.
-    assert measured(x, specs.POOLFORMER.replace(groups=TOKENS), mask=MASK).left_out == 1
+    for spec in (specs.POOLFORMER, specs.POOLFORMER.replace(groups=TOKENS)):
+        found = measured(x, spec, mask=MASK)
+        assert (found.calls, found.input.rows) == (1, 0)
 
 
 def test_groups_are_rows():
@@ -121,15 +143,21 @@ def test_the_dtype_of_what_leaves():
     x = torch.randn(2, 3, WIDTH).bfloat16()
     found = measured(x, specs.LLAMA, y=x.float())
     assert (found.dtype, found.output_dtype) == ("bfloat16", "float32")
-    assert SiteCounter(specs.LLAMA, None).result().output_dtype == ""
+    assert measured(None, specs.LLAMA).output_dtype == ""
 
 
-def bare_site(module, spec):
-    """What a probe needs to know of a norm."""
-    passport = Passport(verdict="norm", spec=spec, readings={})
-    return SimpleNamespace(
-        path="0", parent="0", function=None, ordinal=0, module=module, spec=spec, gain=None, passport=passport
+def probed(model, spec, *blocks):
+    """A probe of the one norm of a model, which is its module "0", and of blocks."""
+    site = site_of(spec)
+    site.module = model.get_submodule("0")
+    layout = Layout(
+        sites=(site,),
+        blocks=blocks,
+        entered=tuple(block.index for block in blocks),
+        dtypes={"0": (torch.float32,) * 2},
+        features=[0] * (2 + 2 * len(blocks)),
     )
+    return Probe(model, layout)
 
 
 @torch.no_grad()
@@ -142,13 +170,13 @@ def test_how_far_outputs_are_off_their_formula():
             return 2 * y if x.shape[1] == TOKENS else y
 
     # One rounding or two of float32; and all of the output.
-    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), Late()), torch.randn(BATCH, TOKENS, WIDTH)
+    model, x = nn.Sequential(Late()), torch.randn(BATCH, TOKENS, WIDTH)
     spec = specs.TORCH_RMS_NORM.replace(eps=1e-6, has_weight=False)
     for tokens, least, most in ((TOKENS - 1, 0.0, 4.0), (TOKENS, 0.9 * 2**23, 1.1 * 2**23)):
-        with Probe(model, [bare_site(model[1], spec)], [], Trace(modules=(), functions=())) as probe:
+        with probed(model, spec) as probe:
             probe.batch(None)
             model(x[:, :tokens])
-        assert least <= probe.error(bare_site(model[1], spec)) < most
+        assert least <= probe.measured().sites(STRUCTURE, {})[0].error < most
 
 
 @torch.no_grad()
@@ -158,24 +186,22 @@ def test_an_input_that_is_overwritten_was_measured_before():
             return x.div_(x.square().mean(-1, keepdim=True).sqrt())
 
     model = nn.Sequential(InPlace())
-    site = bare_site(model[0], specs.LLAMA)
     x = 7 * torch.randn(BATCH, TOKENS, WIDTH)
     expected = statistics(x)
-    probe = Probe(model, [site], [], Trace(modules=(), functions=()))
-    with probe:
+    with probed(model, specs.LLAMA) as probe:
         model(x)
-    assert probe.site(site).input == expected
-    assert probe.site(site).output.rms_max == pytest.approx(1.0, rel=1e-5)
+    found = probe.measured().sites(STRUCTURE, {})[0]
+    assert found.input == expected
+    assert found.output.rms_max == pytest.approx(1.0, rel=1e-5)
 
 
 @torch.no_grad()
 def test_one_tensor_may_be_rows_of_two_kinds():
     model, spec = nn.Sequential(nn.Identity()), specs.LLAMA.replace(groups=4)
-    site = bare_site(model[0], spec)
     block = BlockCall(path="0", index=0, module=model[0])
     x = torch.randn(BATCH, TOKENS, WIDTH)
-    probe = Probe(model, [site], [block], Trace(modules=(), functions=()))
-    with probe:
+    with probed(model, spec, block) as probe:
         model(x)
-    assert probe.block(block) == (statistics(x), statistics(x))
-    assert probe.site(site).input == statistics(x.unflatten(-1, (4, 4)))
+    found = probe.measured().blocks(STRUCTURE)[0]
+    assert (found.stream_in, found.stream_out) == (statistics(x), statistics(x))
+    assert probe.measured().sites(STRUCTURE, {})[0].input == statistics(x.unflatten(-1, (4, 4)))

@@ -1,0 +1,193 @@
+"""What is measured where: the norms, blocks and attention calls of a model, and their lines in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normkit.identification.sites import NormSite
+from normkit.identification.tracing import FunctionCall, ModuleCall, Trace
+from normkit.measurement.attention import head_tables
+from normkit.measurement.blocks import BlockCall
+from normkit.measurement.row_counters import RowCounter, gradient_table, row_tables
+from normkit.measurement.tables import Table
+from normkit.spec import NormSpec
+
+_STREAM = NormSpec()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionPlace:
+    """One attention call of the model."""
+
+    parent: str
+    """Path of the module that makes the call."""
+    function: str
+    """Either "sdpa" or "softmax"."""
+    heads: int
+    """Query heads, of all processes together where these pool what they count."""
+    head_dim: int
+    """Features of one head; 0 where only the logits are seen."""
+    first_head: int = 0
+    """The first head that this process has."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Layout:
+    """The measured norms, blocks and attention calls, in the order of their lines in the tables."""
+
+    sites: tuple[NormSite, ...]
+    """The norms, in forward order; norm i has row counters 2 i (its input) and 2 i + 1 (its output)."""
+    blocks: tuple[BlockCall, ...]
+    """The blocks; the row counters of their outputs follow, then those of the inputs of `entered`."""
+    attentions: tuple[AttentionPlace, ...] = ()
+    callers: tuple[str, ...] = ()
+    """Paths of the modules whose own function calls are told apart."""
+    entered: tuple[int, ...] = ()
+    """The blocks whose input is counted; each of the others is given the very tensor that the one before returned."""
+    dtypes: Mapping[str, tuple[torch.dtype, torch.dtype]] = field(default_factory=dict)
+    """Dtypes of each norm's input and output, by path."""
+    features: Sequence[int] = ()
+    """Features of a row of each row counter."""
+
+    def norm_counters(self, index: int, *, has_deviations: bool, gain: Tensor | None) -> tuple[RowCounter, RowCounter]:
+        """The row counters of one norm's input and output.
+
+        Args:
+            index: Position of the norm.
+            has_deviations: Whether the kurtosis of its output is counted too.
+            gain: Its gain; it matters where the spec multiplies by it before it normalizes.
+        """
+        spec = self.sites[index].spec
+        return (
+            RowCounter(place=2 * index, spec=spec, enters_norm=True, gain=gain if spec.gain.is_before else None),
+            RowCounter(place=2 * index + 1, spec=spec, enters_norm=False, has_deviations=has_deviations),
+        )
+
+    def block_counters(self, index: int, *, has_deviations: bool) -> tuple[RowCounter | None, RowCounter]:
+        """The row counters of one block's input, or None where it is not counted, and of its output."""
+        entering, leaving = (
+            RowCounter(place=place, spec=_STREAM, enters_norm=False, has_deviations=has_deviations)
+            for place in self.places(index)
+        )
+        return entering if index in self.entered else None, leaving
+
+    def places(self, index: int) -> tuple[int, int]:
+        """Lines of the input and of the output of one block."""
+        first = 2 * len(self.sites)
+        if index in self.entered:
+            return first + len(self.blocks) + self.entered.index(index), first + index
+        return first + index - 1, first + index
+
+    @property
+    def sentinels(self) -> tuple[str, ...]:
+        """Paths of the sentinel's lines: norms in forward order, then blocks. It does not look at function calls."""
+        return (*(site.path for site in self.sites), *(block.path for block in self.blocks))
+
+    @property
+    def hooked(self) -> int:
+        """Number of the sentinel's lines that have a hook, and so are seen in a step."""
+        return sum(site.module is not None for site in self.sites) + len(self.blocks)
+
+    @property
+    def forward_order(self) -> tuple[int, ...]:
+        """The sentinel's lines in forward order: a block comes after everything inside it."""
+        starts = {site.path: float(site.order) for site in self.sites}
+        for block in self.blocks:
+            inside = [site.order for site in self.sites if site.path.startswith(f"{block.path}.")]
+            before = max((starts[other.path] for other in self.blocks[: block.index]), default=-1.0)
+            starts[block.path] = max(inside, default=before) + 0.5
+        return tuple(sorted(range(len(self.sentinels)), key=lambda line: starts[self.sentinels[line]]))
+
+    def tables(self) -> tuple[Table, ...]:
+        """The tables that the hooks write to."""
+        heads = max((attention.heads for attention in self.attentions), default=1)
+        return (
+            *row_tables(2 * len(self.sites) + len(self.blocks) + len(self.entered)),
+            gradient_table(len(self.blocks) or len(self.sites)),
+            *head_tables(len(self.attentions), heads),
+        )
+
+
+def layout_of(
+    sites: tuple[NormSite, ...],
+    blocks: tuple[BlockCall, ...],
+    called: Trace,
+    *,
+    following: Collection[str] = (),
+    is_pooled: bool = False,
+) -> Layout:
+    """The layout of a model.
+
+    Args:
+        sites: Its norms.
+        blocks: Its blocks.
+        called: One forward pass of it.
+        following: Paths of blocks that are given the very tensor that the block before them returned.
+        is_pooled: Processes that have heads of their own pool what they count.
+    """
+    attentions = tuple(_attention(called, call, is_pooled=is_pooled) for call in _attention_calls(called))
+    parents = {site.parent for site in sites if site.module is None} | {each.parent for each in attentions}
+    # A module inside such a parent makes calls of its own, which must not be taken for the parent's.
+    inner = {call.parent for call in called.functions}
+    callers = {
+        path for path in inner if any(parent in ("", path) or path.startswith(f"{parent}.") for parent in parents)
+    }
+    entered = tuple(block.index for block in blocks if block.path not in following)
+    modules: dict[str, ModuleCall] = {}
+    for call in called.modules:
+        modules.setdefault(call.path, call)
+    functions = {(call.parent, call.function, call.ordinal): call for call in called.functions}
+    dtypes, features = {}, []
+    for site in sites:
+        if site.module is not None:
+            shape = modules[site.path].input_shape
+            dtypes[site.path] = modules[site.path].input_dtype, modules[site.path].output_dtype
+        else:
+            made = functions[site.parent, site.function or "", site.ordinal]
+            shape, dtypes[site.path] = made.input_shape, (made.input_dtype, made.input_dtype)
+        features += [site.spec.rows.split(torch.empty(shape, device="meta")).shape[-1]] * 2
+    widths = [call.input_shape[-1] for block in blocks for call in called.modules if call.module is block.module]
+    return Layout(
+        sites=sites,
+        blocks=blocks,
+        attentions=attentions,
+        callers=tuple(sorted(parents | callers)),
+        entered=entered,
+        dtypes=dtypes,
+        features=(*features, *((widths[:1] or [0]) * (len(blocks) + len(entered)))),
+    )
+
+
+def _attention_calls(called: Trace) -> list[FunctionCall]:
+    """Calls of scaled_dot_product_attention; the softmax of (B, H, T, S) in modules that make no such call."""
+    streams = {call.input_shape[:2] for call in called.modules if len(call.input_shape) == 3}
+    calls = [call for call in called.functions if len(call.input_shape) == 4]
+    fused = [call for call in calls if call.function == "sdpa"]
+    known = {call.parent for call in fused}
+    plain = [
+        call
+        for call in calls
+        if call.function == "softmax"
+        and (call.input_shape[0], call.input_shape[2]) in streams
+        and call.parent not in known
+    ]
+    chosen = {(call.parent, call.function): call for call in (*fused, *plain)}
+    return sorted(chosen.values(), key=lambda call: call.order)
+
+
+def _attention(called: Trace, call: FunctionCall, *, is_pooled: bool) -> AttentionPlace:
+    inside = [each.part for each in called.modules if f"{each.path}.".startswith(f"{call.parent}.")]
+    # Where the projections are split over processes, each process has its own heads.
+    place, parts = max(inside, key=lambda part: part[1], default=(0, 1)) if is_pooled else (0, 1)
+    heads = call.input_shape[1]
+    return AttentionPlace(
+        parent=call.parent,
+        function=call.function,
+        heads=heads * parts,
+        head_dim=call.input_shape[3] if call.function == "sdpa" else 0,
+        first_head=heads * place,
+    )
