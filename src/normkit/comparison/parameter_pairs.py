@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,9 @@ _SAMPLES = 8
 
 # Paths with one end that are looked at one by one; more of them are the layers, told apart by a longer end.
 _MOST_ALIKE = 16
+
+# Kinds of norms on each side whose values are looked at; no model has as many, a file made to hurt may.
+_MOST_KINDS = 100
 
 # Words before a path by which two models in one file are told apart.
 _PARTS = "vis|image|audio|speech|text|encoder|decoder|draft|mtp|talker|thinker|expert"
@@ -55,24 +58,20 @@ def pair_norms(
         names: Name of a tensor of the port -> the names that it may have in transformers, the likeliest first.
         reference_names: The same of the reference.
     """
-    canonical = {norm.path: _canonical(norm, names or {}, reference) for norm in port}
-    there = {norm.path: _canonical(norm, reference_names or {}, port) for norm in reference}
-    found: dict[str, TensorPair] = {}
-    left, left_there = list(port), list(reference)
-
-    def take(pairs: Iterable[tuple[NormTensors, NormTensors]], paired_by: PairedBy) -> None:
-        for one, other in pairs:
-            is_table = paired_by == "name" and (canonical[one.path], there[other.path]) != (one.path, other.path)
-            by: PairedBy = "table of names" if is_table else paired_by
-            found[one.path] = TensorPair(norm=one, reference=other, paired_by=by)
-            left.remove(one)
-            left_there.remove(other)
-
-    places = pair_paths([canonical[norm.path] for norm in port], [there[norm.path] for norm in reference])
-    take([(port[one], reference[other]) for one, other in places], "name")
-    for pairs, paired_by in _by_kind(left, left_there, related):
-        take(pairs, paired_by)
-    return tuple(found[norm.path] for norm in port if norm.path in found)
+    held, held_there = ({name for norm in norms for name in _names(norm)} for norms in (port, reference))
+    canonical = [_canonical(norm, names or {}, held_there) for norm in port]
+    there = [_canonical(norm, reference_names or {}, held) for norm in reference]
+    found: dict[int, TensorPair] = {}
+    for one, other in pair_paths(canonical, there):
+        is_own = canonical[one] == port[one].path and there[other] == reference[other].path
+        by: PairedBy = "name" if is_own else "table of names"
+        found[id(port[one])] = TensorPair(norm=port[one], reference=reference[other], paired_by=by)
+    taken = {id(pair.reference) for pair in found.values()}
+    left = [norm for norm in port if id(norm) not in found]
+    left_there = [norm for norm in reference if id(norm) not in taken]
+    for pairs, by in _by_kind(left, left_there, related):
+        found |= {id(norm): TensorPair(norm=norm, reference=other, paired_by=by) for norm, other in pairs}
+    return tuple(found[id(norm)] for norm in port if id(norm) in found)
 
 
 def kind_of(path: str) -> str:
@@ -90,12 +89,15 @@ def numbers_of(path: str) -> tuple[int, ...]:
     return tuple(int(word) for word in path.split(".") if word.isdigit())
 
 
-def _canonical(norm: NormTensors, names: Mapping[str, Sequence[str]], others: Sequence[NormTensors]) -> str:
-    """The path of a norm by the runtime's table: that of its gain there, without the gain's own name."""
-    held = {name for other in others for name in (other.weight, other.bias)}
-    own = [name for name in (norm.weight, norm.bias) if name is not None]
+def _names(norm: NormTensors) -> list[str]:
+    return [name for name in (norm.weight, norm.bias) if name is not None]
+
+
+def _canonical(norm: NormTensors, names: Mapping[str, Sequence[str]], others: Collection[str]) -> str:
+    """The path of a norm as the other side has it, by the runtime's table of the names of tensors."""
+    own = _names(norm)
     known = [*own, *(name for each in own for name in names.get(each, ()))]
-    chosen = next((name for name in known if name in held), known[len(own)] if len(known) > len(own) else None)
+    chosen = next((name for name in known if name in others), known[len(own)] if len(known) > len(own) else None)
     return norm.path if chosen is None or chosen in own else chosen.rpartition(".")[0]
 
 
@@ -147,7 +149,8 @@ def _by_kind(
     kinds, kinds_there = _kinds(port), _kinds(reference)
     found: list[tuple[list[tuple[NormTensors, NormTensors]], PairedBy]] = []
     scores = []
-    for kind, members in kinds.items():
+    is_many = len(kinds) * len(kinds_there) > _MOST_KINDS**2
+    for kind, members in kinds.items() if not is_many else ():
         for other, others in kinds_there.items():
             pairs = _aligned(members, others)
             if not pairs:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normkit.checkpoint.model_folder import CONFIG, INDEX, WEIGHTS, read_json, shard_names
-from normkit.checkpoint.reader import NAME, CheckpointSource, ModelSource, TensorInfo
+from normkit.checkpoint.reader import NAME, CheckpointSource, ModelSource, Source, TensorInfo
+from normkit.comparison.mlx_weights import MlxSource, is_mlx
 from normkit.comparison.weights import Weights
 from normkit.errors import InputError, KindError, ModelError
 from normkit.text import quoted
@@ -144,16 +145,24 @@ def eps_in(settings: Mapping[str, Any]) -> dict[str, float]:
 
 def _of_path(path: Path, name: str) -> Weights:
     folder = path if path.is_dir() else path.parent
-    source = CheckpointSource(folder, _files(path))
+    source: Source = (opened := CheckpointSource(folder, _files(path)))
     settings = read_json(folder / CONFIG, infinity=True) if (folder / CONFIG).is_file() else {}
-    architecture = settings.get("model_type")
+    architecture, quantization = settings.get("model_type"), settings.get("quantization")
+    runtime, notes = "transformers" if architecture else "", []
+    if is_mlx(settings, opened.metadata[opened.files[0]]):
+        runtime = "MLX"
+        source = made = MlxSource(opened, quantization if isinstance(quantization, dict) else {})
+        if made.left:
+            reasons = sorted({*made.left.values()})
+            notes.append(f"{len(made.left)} of the matrices stay packed: {'; '.join(reasons)}")
     return Weights(
         name=name or path.resolve().name,
-        runtime="transformers" if architecture else "",
+        runtime=runtime,
         source=source,
         architecture=architecture if isinstance(architecture, str) else "",
         settings=settings,
         eps=eps_in(settings),
+        notes=tuple(notes),
     )
 
 
