@@ -102,6 +102,41 @@ def folder_of(folder: Path, architecture: str, tensors: Mapping[str, Tensor]) ->
     return folder
 
 
+# Family of tests/tiny_models.py -> its architecture in llama.cpp, and what its converter takes off the names.
+FAMILIES = {
+    **dict.fromkeys(("llama", "llama_bias", "mistral", "mixtral"), ("llama", "")),
+    **dict.fromkeys(("gpt_neox", "gpt_neox_sequential"), ("gptneox", "")),
+    **dict.fromkeys(("falcon", "falcon_two_norms"), ("falcon", "")),
+    **dict.fromkeys(("stablelm", "stablelm_bias"), ("stablelm", "")),
+    **dict.fromkeys(("cohere", "cohere_qk_norm"), ("command-r", "")),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v3_full_q"), ("deepseek2", "")),
+    **dict.fromkeys(("modernbert", "modernbert_bias"), ("modern-bert", "model.")),
+    **{name: (name, "") for name in ("gpt2", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "t5")},
+    **{name: (name, "") for name in ("granite", "seed_oss", "smollm3", "glm4", "starcoder2")},
+    "phi": ("phi2", ""),
+    "qwen2_moe": ("qwen2moe", ""),
+    "qwen3_moe": ("qwen3moe", ""),
+    "gpt_oss": ("gpt-oss", ""),
+    "bert": ("bert", "bert."),
+    "bloom": ("bloom", "transformer."),
+}
+
+
+def family_port(family: str, tensors: Mapping[str, Tensor]) -> Port:
+    """A right port of a tiny model; what the table does not name, llama.cpp does not have."""
+    architecture, prefix = FAMILIES[family]
+    number = next(each for each, name in package.MODEL_ARCH_NAMES.items() if name == architecture)
+    table = package.get_tensor_name_map(number, LAYERS)
+    written: dict[str, Tensor | Raw] = {}
+    places = {}
+    for name, tensor in tensors.items():
+        ours = table.get_name(name.removeprefix(prefix), try_suffixes=(".weight", ".bias"))
+        if ours is not None:
+            is_shifted = family in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight")
+            written[ours], places[ours] = tensor + 1 if is_shifted else tensor, name
+    return Port(architecture, written, places, {})
+
+
 def converted(architecture: str, tensors: Mapping[str, Tensor]) -> Port:
     """A right port: all but float16 as float32, and 1 added to the gains of architectures that have it in the code."""
     number = next(each for each, name in package.MODEL_ARCH_NAMES.items() if name == architecture)

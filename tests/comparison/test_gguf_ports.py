@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from gguf_ports import ARCHITECTURES, FAULTS, Port, Truth, converted, folder_of, ports, real, reference
+from gguf_ports import (
+    ARCHITECTURES,
+    FAMILIES,
+    FAULTS,
+    Port,
+    Truth,
+    converted,
+    family_port,
+    folder_of,
+    ports,
+    real,
+    reference,
+)
 from normkit.comparison.gguf_file import read_gguf
 from normkit.comparison.values import Values, compare_values
 from normkit.comparison.weight_sources import weights_of
+from tiny_models import tiny
 
 
 def told(port: Port) -> dict[str, Truth]:
@@ -55,6 +70,23 @@ def test_a_right_port_is_right_whatever_the_folder_was_stored_in(tmp_path, archi
     )
     assert truth_of(values) == port.truth
     assert values.is_right is True
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_are_paired_by_the_table_whatever_their_values(tmp_path, family):
+    model, _ = tiny(family, dtype=torch.float32)
+    port = family_port(family, model.state_dict())
+    right = compare_values(read_gguf(port.write(tmp_path / "model.gguf")), weights_of(model))
+    assert {each.name: each.reference_name for each in right.tensors}.items() <= port.places.items()
+    assert all(each.is_right and each.paired_by in ("name", "table of names") for each in right.tensors)
+    # The head that BERT was trained with is not converted.
+    assert (right.extra, [name for name in right.missing if not name.startswith("cls.")]) == ((), [])
+    drawn = {name: torch.randn_like(tensor) for name, tensor in port.tensors.items()}
+    wrong = compare_values(read_gguf(replace(port, tensors=drawn).write(tmp_path / "model.gguf")), weights_of(model))
+    assert [each.reference_name for each in wrong.tensors] == [each.reference_name for each in right.tensors]
+    assert not any(each.is_right for each in wrong.tensors)
 
 
 REAL = [("gemma3", fault) for fault in ("", *FAULTS)]

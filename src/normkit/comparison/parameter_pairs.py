@@ -59,8 +59,7 @@ def pair_norms(
         reference_names: The same of the reference.
     """
     held, held_there = ({name for norm in norms for name in _names(norm)} for norms in (port, reference))
-    canonical = [_canonical(norm, names or {}, held_there) for norm in port]
-    there = [_canonical(norm, reference_names or {}, held) for norm in reference]
+    canonical, there = _canonical(port, names or {}, held_there), _canonical(reference, reference_names or {}, held)
     found: dict[int, TensorPair] = {}
     for one, other in pair_paths(canonical, there):
         is_own = canonical[one] == port[one].path and there[other] == reference[other].path
@@ -93,12 +92,36 @@ def _names(norm: NormTensors) -> list[str]:
     return [name for name in (norm.weight, norm.bias) if name is not None]
 
 
-def _canonical(norm: NormTensors, names: Mapping[str, Sequence[str]], others: Collection[str]) -> str:
-    """The path of a norm as the other side has it, by the runtime's table of the names of tensors."""
-    own = _names(norm)
-    known = [*own, *(name for each in own for name in names.get(each, ()))]
-    chosen = next((name for name in known if name in others), known[len(own)] if len(known) > len(own) else None)
-    return norm.path if chosen is None or chosen in own else chosen.rpartition(".")[0]
+def _canonical(norms: Sequence[NormTensors], names: Mapping[str, Sequence[str]], others: Collection[str]) -> list[str]:
+    """The paths of norms as the other side has them, by the runtime's table of the names of tensors."""
+    prefix = _prefix(norms, names, others)
+    found = []
+    for norm in norms:
+        own = _names(norm)
+        known = [f"{prefix or ''}{name}" for each in own for name in names.get(each, ())]
+        # A name that fits nothing there is no better than the norm's own, unless no name of the table fits.
+        default = known[0] if known and prefix is None else own[0]
+        chosen = next((name for name in (*own, *known) if name in others), default)
+        found.append(norm.path if chosen in own else chosen.rpartition(".")[0])
+    return found
+
+
+def _prefix(norms: Sequence[NormTensors], names: Mapping[str, Sequence[str]], others: Collection[str]) -> str | None:
+    """What stands before the table's names on the other side, such as "language_model."; None if none of them fits.
+
+    The prefix is the one with which most tensors have a name there: a single name, as "norm", is the end of many.
+    """
+    own = [each for norm in norms for each in _names(norm) if names.get(each)]
+    prefixes = Counter(
+        other.removesuffix(name)
+        for each in own[:: max(1, len(own) // _SAMPLES)]
+        for name in names[each]
+        for other in others
+        if other == name or other.endswith(f".{name}")
+    )
+    likely = [prefix for prefix, _ in prefixes.most_common(_MOST_ALIKE)]
+    fitting = {prefix: sum(any(prefix + name in others for name in names[each]) for each in own) for prefix in likely}
+    return max(fitting, key=lambda prefix: (fitting[prefix], -len(prefix)), default=None)
 
 
 def pair_paths(port: Sequence[str], reference: Sequence[str]) -> list[tuple[int, int]]:
