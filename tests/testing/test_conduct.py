@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import normkit as nk
 from faulty_norms import Gain, NoEps
 from normkit import specs
 from normkit.testing import conduct, violations
@@ -233,7 +236,10 @@ def causal(x):
         (over(1, 2), "outputs along axes 1, 2 move: earlier positions feel later ones"),
         (over(0), "outputs along axis 0 move: samples are coupled"),
         (over(0, 1, 2), "outputs along axes 0, 1, 2 move: samples are coupled"),
-        (over(-1, groups=3), "4 outputs along axis 2 move: too few share statistics"),
+        (
+            over(-1, groups=3),
+            "4 outputs along axis 2 move: 3 parts of a row have statistics of their own, as where each rank",
+        ),
         (torch.tanh, "1 outputs along no axis move: too few share statistics"),
         (nn.BatchNorm1d(3), "outputs along axes 0, 2 move: samples are coupled"),
         (nn.BatchNorm1d(3).eval(), "along no axis move: too few share statistics"),
@@ -256,3 +262,47 @@ def test_right_rows(dtype):
 
 def test_rows_that_are_not_those_of_the_spec_end_the_search():
     assert [violation.check for violation in violations(over(1), ROWS, (2, 3, 12))] == ["rows"]
+
+
+def depends_on_size(limit):
+    """A norm that adds up a row in another order in larger batches."""
+
+    def norm(x, weight):
+        wide = x.float()
+        square = wide.square()
+        parts = [part.sum(-1, keepdim=True) for part in square.chunk(4 if x[..., 0].numel() < limit else 1, -1)]
+        return (weight.float() * wide / (sum(parts) / x.shape[-1] + 1e-6).sqrt()).to(x.dtype)
+
+    return norm
+
+
+def depends_on_place(x, weight):
+    y = depends_on_size(0)(x, weight)
+    return torch.cat([y[:-1], y[-1:] * (1 + torch.finfo(y.dtype).eps)]) if len(x) > 1 else y
+
+
+def depends_on_length(x, weight):
+    return depends_on_size(0 if x.dim() < 3 or x.shape[1] < 64 else 1 << 40)(x, weight)
+
+
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        (depends_on_size(64), r"% of the outputs have other bits in a batch of \d+"),
+        (depends_on_place, r"% of the outputs have other bits in a batch of 2"),
+        (depends_on_length, r"% of the outputs have other bits in a sequence of 64"),
+    ],
+)
+@pytest.mark.slow
+def test_bits_that_depend_on_the_batch_are_told_where_it_is_asked_for(norm, words):
+    arguments = {"weight": torch.ones(64), "dtypes": (torch.float32,)}
+    assert violations(norm, specs.OLMO2, **arguments) == ()
+    (seen,) = violations(norm, specs.OLMO2, batch_invariant=True, **arguments)
+    assert seen.check == "batch invariance"
+    assert re.search(words, seen.found)
+
+
+@pytest.mark.slow
+def test_normkits_own_bits_do_not_depend_on_the_batch():
+    assert violations(nk.RMSNorm(48, eps=1e-6), specs.OLMO2, batch_invariant=True) == ()
+    assert violations(nk.LayerNorm(48), specs.TORCH_LAYER_NORM, batch_invariant=True) == ()

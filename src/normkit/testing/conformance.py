@@ -15,7 +15,8 @@ from normkit.conventions.gain import Gain
 from normkit.errors import InputError, KindError
 from normkit.reference import HALF
 from normkit.spec import NormSpec
-from normkit.testing import agreement, causes, conduct, derivatives
+from normkit.testing import agreement, causes, conduct, derivatives, fused
+from normkit.testing.fused import SUMS, Addition, ResidualSum
 from normkit.testing.norm_under_test import RefusedError, Subject
 from normkit.testing.violation import CHECKS, ConformanceError, Violation
 from normkit.text import dtype_name
@@ -33,6 +34,8 @@ def assert_conforms(
     call: Callable[..., Any] | None = None,
     weight: str | Tensor | None = None,
     bias: str | Tensor | None = None,
+    residual: ResidualSum | None = None,
+    batch_invariant: bool = False,
     skip: Collection[str] = (),
 ) -> None:
     """Assert that a norm computes what its spec says: output, casts and gradients, on ordinary rows and odd ones.
@@ -50,6 +53,10 @@ def assert_conforms(
         call: call(norm, x) in place of norm(x); for a function call(function, x, weight, bias).
         weight: A function's gain; or the name of a module's parameter, where it cannot be found by its behaviour.
         bias: Likewise.
+        residual: For a norm that is fused with an addition, norm(x, residual) -> (y, new residual): whether the sum is
+            "rounded" to the residual's dtype before the statistics, as in `add_rms_norm`, or they are taken of the
+            "wide" sum in float32. Its other checks are those of a residual of zeros.
+        batch_invariant: Check as well that a row gives the same bits alone and in any batch.
         skip: Names of checks to leave out; `normkit.testing.violation.CHECKS` lists them.
 
     Raises:
@@ -72,6 +79,8 @@ def assert_conforms(
         call=call,
         weight=weight,
         bias=bias,
+        residual=residual,
+        batch_invariant=batch_invariant,
         skip=skip,
     )
     if found:
@@ -89,6 +98,8 @@ def violations(
     call: Callable[..., Any] | None = None,
     weight: str | Tensor | None = None,
     bias: str | Tensor | None = None,
+    residual: ResidualSum | None = None,
+    batch_invariant: bool = False,
     skip: Collection[str] = (),
 ) -> tuple[Violation, ...]:
     """What `assert_conforms` would raise, as a tuple, the cause first; empty for a norm that conforms.
@@ -99,18 +110,19 @@ def violations(
         >>> print(seen.check, "is", seen.found, "and should be", seen.expected)
         eps is 1e-05 inside the root and should be 1e-06 inside the root
     """
-    _check(norm, spec, dtypes, skip)
+    _check(norm, spec, dtypes, residual, skip)
     widest = torch.float32 if torch.float32 in dtypes else dtypes[0]
     report = _Report(skip)
+    addition = None if residual is None else Addition(call, residual)
     with _plain_torch():
-        subject = Subject(norm, spec, shape, weight, bias, call, device, widest)
+        subject = Subject(norm, spec, shape, weight, bias, addition or call, device, widest)
         missing, asked = _missing(subject, spec)
         report.add(*missing)
         known: NormSpec | None = asked
         with torch.autocast(subject.device.type, enabled=False):
             for dtype in dtypes:
                 try:
-                    known = _test(subject, asked, known, dtype, report)
+                    known = _test(subject, asked, known, dtype, report, addition, batch_invariant=batch_invariant)
                 except RefusedError as error:
                     refused = Violation(
                         check="call",
@@ -153,7 +165,14 @@ class _Report:
 
 
 def _test(
-    subject: Subject, asked: NormSpec, known: NormSpec | None, dtype: torch.dtype, report: _Report
+    subject: Subject,
+    asked: NormSpec,
+    known: NormSpec | None,
+    dtype: torch.dtype,
+    report: _Report,
+    addition: Addition | None,
+    *,
+    batch_invariant: bool,
 ) -> NormSpec | None:
     """All checks in one dtype.
 
@@ -164,6 +183,8 @@ def _test(
             there is no such spec: then only what does not depend on the formula is checked.
         dtype: Of inputs and parameters.
         report: Where violations go.
+        addition: What the norm is fused with, or None.
+        batch_invariant: Whether bits may not depend on the batch.
 
     Returns:
         The spec that it is found to be, or None.
@@ -188,10 +209,14 @@ def _test(
     if coupled is not None:
         return None
     report.add(conduct.modes(norm), conduct.row_isolation(norm))
+    if batch_invariant:
+        report.add(conduct.batch_invariance(norm))
     if known is None:
         return None
     here = _agreed(subject, known, dtype, report)
     if here is not None:
+        if addition is not None:
+            report.add(*fused.violations(subject.in_dtype(here, dtype), addition))
         report.add(conduct.hidden_nan(subject.in_dtype(here, dtype)))
         # A NaN in the output is named even where another fault makes it: it is what is met first.
         report.add(conduct.constant_rows(subject.in_dtype(asked, dtype), here))
@@ -258,7 +283,7 @@ def _missing(subject: Subject, spec: NormSpec) -> tuple[tuple[Violation, ...], N
     ), known
 
 
-def _check(norm: object, spec: object, dtypes: Sequence[torch.dtype], skip: Collection[str]) -> None:
+def _check(norm: object, spec: object, dtypes: Sequence[torch.dtype], residual: object, skip: Collection[str]) -> None:
     if isinstance(norm, type):
         raise KindError(f"expected a module or a function, got the class {norm.__name__}; make one of it")
     if not callable(norm):
@@ -269,3 +294,5 @@ def _check(norm: object, spec: object, dtypes: Sequence[torch.dtype], skip: Coll
         raise InputError(f"skip takes names among {', '.join(CHECKS)}; got {skip!r}")
     if not isinstance(dtypes, Collection) or not dtypes or not all(dtype in _DTYPES for dtype in dtypes):
         raise InputError(f"dtypes must be some of {', '.join(map(str, _DTYPES))}; got {dtypes!r}")
+    if residual is not None and residual not in SUMS:
+        raise InputError(f"residual must be {' or '.join(map(repr, SUMS))}, got {residual!r}")
