@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 from torch import nn
 
 from normkit import rules
 from normkit.inspection.result import Inspection
 from normkit.measurement.baseline import Baseline, DeclaredNorm, Values
-from normkit.measurement.facts import Block, ModelFacts, Placement, Site
+from normkit.measurement.facts import Attention, Block, ModelFacts, Placement, Site
 from normkit.measurement.intent import Intent
 from normkit.measurement.quantities import Foldedness, KeySelection, Walk
-from normkit.measurement.weights import recurring_outliers
+from normkit.measurement.structure import Structure
+from normkit.measurement.weights import recurring_outliers, ungathered
 from normkit.text import dtype_name
 
 
@@ -48,32 +50,68 @@ def judged(
     )
 
 
-def model_facts(
+def facts_of(
     model: nn.Module,
+    structure: Structure | None,
+    sites: tuple[Site, ...],
+    blocks: tuple[Block, ...],
+    attentions: tuple[Attention, ...],
+    *,
     name: str,
     source: str,
     tokens: int,
-    padding: int,
-    sites: tuple[Site, ...],
-    blocks: tuple[Block, ...],
+    padding: int = 0,
     loss: float = math.nan,
     distinct: int | None = None,
-) -> ModelFacts:
-    """The facts of a model as a whole."""
+    **known: Any,
+) -> rules.Facts:
+    """The facts of a model, of a text or of a run, for the rules.
+
+    Args:
+        model: The model.
+        structure: Its structure, or None if it could not be found.
+        sites: Its norms as they were measured; likewise `blocks` and `attentions`.
+        blocks: Its blocks.
+        attentions: Its attention calls.
+        name: As in `ModelFacts`; likewise the other keywords that it has.
+        source: The input in words.
+        tokens: Tokens that were counted.
+        padding: Tokens that were left out.
+        loss: The loss of the text.
+        distinct: Distinct token ids.
+        known: Other fields of `rules.Facts`.
+    """
     dtypes = Counter(dtype_name(parameter.dtype) for parameter in model.parameters())
-    width = blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0)
-    return ModelFacts(
-        name=name or type(model).__name__,
-        class_name=type(model).__name__,
-        architecture=str(getattr(getattr(model, "config", None), "model_type", "")),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        dtype=dtypes.most_common(1)[0][0] if dtypes else "none",
-        width=width,
-        source=source,
-        tokens=tokens,
-        padding=padding,
-        loss=loss,
-        distinct=distinct,
+    if structure is not None:
+        known |= {
+            "final_norm": structure.final_norm,
+            "passports": {site.path: site.passport for site in structure.sites},
+            "others": structure.others,
+            "ungathered": ungathered(model, structure.others),
+            "handwritten": structure.handwritten,
+            "called": frozenset(call.path for call in structure.called.modules),
+            "unread": structure.unread,
+            "constant": structure.constant,
+            "input_hooks": structure.input_hooks,
+        }
+    return rules.Facts(
+        model=ModelFacts(
+            name=name or type(model).__name__,
+            class_name=type(model).__name__,
+            architecture=str(getattr(getattr(model, "config", None), "model_type", "")),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            dtype=dtypes.most_common(1)[0][0] if dtypes else "none",
+            width=blocks[0].stream_in.features if blocks else max((site.input.features for site in sites), default=0),
+            source=source,
+            tokens=tokens,
+            padding=padding,
+            loss=loss,
+            distinct=distinct,
+        ),
+        sites=sites,
+        blocks=blocks,
+        attentions=attentions,
+        **{"final_norm": None, **known},
     )
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normkit import rules
 from normkit.errors import InputError
 from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite, chosen
-from normkit.inspection.build_inspection import infer, judged, model_facts
+from normkit.inspection.build_inspection import facts_of, infer, judged
 from normkit.inspection.foldedness import foldedness
 from normkit.inspection.key_selectability import key_selections
 from normkit.inspection.loss import NextTokenLoss
@@ -45,7 +44,7 @@ from normkit.measurement.running import (
 )
 from normkit.measurement.sharing import find_shared
 from normkit.measurement.structure import Progress, Structure, survey
-from normkit.measurement.weights import row_scatter, ungathered
+from normkit.measurement.weights import row_scatter
 from normkit.text import dtype_name
 
 
@@ -115,12 +114,9 @@ def inspect(
             structure = survey(model, run_few, report)
         found, blocks = structure.sites, structure.blocks
         # A wrong path is reported before the whole text is run.
-        path = (
-            _middle_site(structure)
-            if site is None
-            else chosen([norm.path for norm in found], site, name or "the model")[0]
-        )
-        baseline.check_fits(declared, [norm.path for norm in found])
+        paths = [norm.path for norm in found]
+        path = _middle_site(structure) if site is None else chosen(paths, site, name or "the model")[0]
+        baseline.check_fits(declared, paths)
         tokens, padding, seen = 0, 0, set[int]()
         loss = NextTokenLoss(model, few, outputs[0])
         outputs.clear()
@@ -154,34 +150,29 @@ def inspect(
                 if ids is not None:
                     seen |= {*(ids if mask is None or mask.shape != ids.shape else ids[mask]).flatten().tolist()}
         measured = probe.measured(decode)
-        dtypes = {path: dtype_name(entering) for path, (entering, _) in layout.dtypes.items()}
+        dtypes = {each: dtype_name(entering) for each, (entering, _) in layout.dtypes.items()}
         sites = measured.sites(structure, gain_gradient_errors(found, dtypes))
         leaks = find_leaks(model, structure, first)
-    swept = measured.blocks(structure)
     intended = stock_intent(model)
-    facts = rules.Facts(
-        model=model_facts(
-            model, name, source, tokens, padding, sites, swept, loss=loss.value, distinct=len(seen) or None
-        ),
-        sites=sites,
-        blocks=swept,
-        attentions=measured.attentions(),
-        final_norm=structure.final_norm,
+    facts = facts_of(
+        model,
+        structure,
+        sites,
+        measured.blocks(structure),
+        measured.attentions(),
+        name=name,
+        source=source,
+        tokens=tokens,
+        padding=padding,
+        loss=loss.value,
+        distinct=len(seen) or None,
         intent=intended,
-        passports={norm.path: norm.passport for norm in found},
-        others=structure.others,
         baseline=declared,
         leaks=leaks,
         shared=find_shared(model, structure),
-        ungathered=ungathered(model, structure.others),
-        called=frozenset(call.path for call in structure.called.modules),
         patches=patches(model, dict.fromkeys((*(norm.path for norm in found), *(intended.specs if intended else ())))),
-        handwritten=structure.handwritten,
         row_scatter=row_scatter(model),
         broken=_broken(model),
-        unread=structure.unread,
-        constant=structure.constant,
-        input_hooks=structure.input_hooks,
     )
     form, unknown = foldedness(model, found)
     inspection = judged(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from normkit import rules
-from normkit.inspection.build_inspection import judged, model_facts
+from normkit.inspection.build_inspection import facts_of, judged
 from normkit.inspection.result import Inspection
 from normkit.measurement.facts import Attention, Block, Site
 from normkit.measurement.measured_facts import MeasuredStep
 from normkit.measurement.training import Training
-from normkit.measurement.weights import ungathered
 from normkit.watching.answers import answer
 from normkit.watching.onset import origin
 from normkit.watching.startup import WatchedModel
@@ -72,21 +70,20 @@ def inspection_of_run(
     if ranks > 1 or not training.tokens:
         # Each process counts its own tokens: for several, take those of the measured step times the steps.
         training = replace(training, tokens=max((site.input.rows for site in sites), default=0) * steps)
-    facts = rules.Facts(
-        model=model_facts(watched.model, name, f"{steps} steps of training", training.tokens, 0, sites, blocks),
-        sites=sites,
-        blocks=blocks,
-        attentions=attentions,
-        final_norm=None if structure is None else structure.final_norm,
+    facts = facts_of(
+        watched.model,
+        structure,
+        sites,
+        blocks,
+        attentions,
+        name=name,
+        source=f"{steps} steps of training",
+        tokens=training.tokens,
         # Norms that were not measured are not known to be missing.
         intent=watched.intent if sites else None,
-        passports={} if structure is None else {site.path: site.passport for site in structure.sites},
-        others=() if structure is None else structure.others,
         baseline=watched.baseline if sites else None,
         training=training,
         shared=watched.shared,
-        ungathered=() if structure is None else ungathered(watched.model, structure.others),
-        handwritten=() if structure is None else structure.handwritten,
     )
     inspection = judged(facts)
     findings = inspection.findings
