@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from onnx import helper
 
+from normkit.comparison import onnx_file
 from normkit.comparison.onnx_file import OnnxModel
 from normkit.errors import InputError, ModelError
 from onnx_models import graph_of, layer_norm, written
@@ -89,6 +90,7 @@ def test_an_attribute_in_another_file(tmp_path):
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     path = written(tmp_path, layer_norm())
+    onnx_file._operators.cache_clear()
     monkeypatch.setitem(sys.modules, "onnxruntime.capi.onnxruntime_pybind11_state", None)
     with pytest.raises(InputError, match=r"needs the package onnxruntime; pip install normkit\[ports\]"):
         OnnxModel.open(path)

@@ -168,7 +168,7 @@ print(refused)
 @pytest.mark.parametrize("seed", range(20))
 def test_mutated_bytes_are_one_line_or_a_model(tmp_path, seed):
     path = written(tmp_path, large() if seed % 2 else layer_norm())
-    program = [sys.executable, "-c", FUZZ, str(path), str(seed), "400"]
+    program = [sys.executable, "-c", FUZZ, str(path), str(seed), "300"]
     result = subprocess.run(program, capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode == 0, result.stderr[-2000:]
     assert int(result.stdout) > 100

@@ -8,6 +8,13 @@ contrasts.py    what can be said of two norms before anything is run
 recording.py    what entered and left each norm, in memory or in a file that any runtime can write
 torch_recorder.py  writes that down for a torch model
 normkit_recorder.py  writes that file with numpy alone, for runtimes without normkit
+onnx_file.py    an .onnx file: its parameters, its norms, a run of it that is recorded
+onnx_skeleton.py   reads such a file but for the values of its large tensors, and trusts none of its parts
+onnx_tensors.py    those values, a few rows at a time, quantized ones as numbers
+onnx_graph.py      where norms may be in a graph, from its structure
+onnx_sites.py      what those norms are called, and their eps
+onnx_norms.py      cuts each out of the graph, runs it and identifies it
+onnx_recording.py  runs the model and keeps the rows of its norms
 side_by_side.py two models of torch: their norms and one run of both
 sides.py        the two sides of a comparison, opened from what the user gave
 comparing.py    `compare`: each level that both sides offer

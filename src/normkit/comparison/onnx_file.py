@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from normkit.checkpoint.model_folder import damaged
+from normkit.comparison.onnx_norms import survey
+from normkit.comparison.onnx_recording import overflow, record
+from normkit.comparison.onnx_sites import Site, find, scope_of
 from normkit.comparison.onnx_skeleton import read_skeleton
 from normkit.comparison.onnx_tensors import OnnxSource, Quantized
+from normkit.comparison.recording import Recording
 from normkit.comparison.weights import Weights
 from normkit.errors import InputError, ModelError
+from normkit.identification.book import PassportBook
 from normkit.text import counted, first_line, quoted
 
 if TYPE_CHECKING:
@@ -28,6 +36,8 @@ _QUANTIZED = {
     "QLinearConv": ((3, 4, 5, 0),),
 }
 """Operator -> for each quantized input its position, those of scale and zero point, and the axis of a vector."""
+_LINEAR = {"Conv", "ConvInteger", "Gemm", "MatMul", "MatMulInteger"}
+"""Operators whose second input is the weight of a linear module; MatMul has it transposed."""
 _INTEGER_PRODUCTS = {"MatMulInteger": -1, "ConvInteger": 0}
 """Operator with a quantized second input -> its axis; the scale is multiplied later."""
 
@@ -48,6 +58,7 @@ class OnnxModel:
         """Without the values of large initializers, its functions written out in the main graph."""
         self.source = source
         """The initializers."""
+        self._book: PassportBook | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> OnnxModel:
@@ -78,6 +89,11 @@ class OnnxModel:
         return cls(path, proto, source)
 
     @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """Where its norms may be."""
+        return find(self.proto, self.source)
+
+    @cached_property
     def weights(self) -> Weights:
         """The initializers by name, as they are stored; quantized ones as the numbers that the graph makes of them."""
         proto = self.proto
@@ -94,7 +110,67 @@ class OnnxModel:
             f"{counted(number, 'initializer')} of dtype {dtype} cannot be compared"
             for dtype, number in sorted(left_out.items())
         )
-        return Weights(name=str(self.path), runtime="ONNX", source=self.source, settings=settings, notes=notes)
+        return Weights(
+            name=str(self.path),
+            runtime="ONNX",
+            source=self.source,
+            settings=settings,
+            eps={site.path: site.eps for site in self.sites if site.eps is not None},
+            names=dict(self._names()),
+            notes=notes,
+        )
+
+    def norms(self, progress: Callable[[int, int], None] | None = None) -> PassportBook:
+        """The passports of its norms: each is cut out of the graph, run alone by onnxruntime, and identified.
+
+        Args:
+            progress: Is told how many places have been looked at, and how many there are.
+        """
+        if self._book is None:
+            self._book = survey(self.path.name, self.proto, self.source, self.sites, progress)
+        return self._book
+
+    def record(self, batch: Mapping[Any, Tensor] | Tensor, *, rows: int = 512) -> Recording:
+        """Run it in onnxruntime on the CPU, and keep what enters and leaves its norms.
+
+        Args:
+            batch: Token ids of shape (B, T), or inputs by name. Masks, positions and empty past keys are made.
+            rows: Tokens that are kept, the first ones, with every head.
+
+        Raises:
+            InputError: If rows is less than 1, or the graph asks for an input that is not given.
+            ModelError: If onnxruntime cannot run it.
+        """
+        if rows < 1:
+            raise InputError(f"rows must be at least 1, got {rows}")
+        sites = {site.path: site for site in self.sites}
+        spans = {
+            sites[entry.path]: entry.passport.spec.rows.num_trailing
+            for entry in self.norms().entries
+            if entry.passport.spec is not None
+        }
+        return record(self.path.name, self.proto, self.source, spans, batch, rows)
+
+    def overflow(self, recording: Recording) -> str | None:
+        """Where the first Inf or NaN of a run was born, in words; None if all rows of the norms are finite."""
+        return overflow(self.proto, self.source, self.sites, recording)
+
+    def _names(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Initializers that the exporter renamed, with the names that the module of their node gives them."""
+        parts = {each.candidate.gain: f"{each.path}.weight" for each in self.sites if each.candidate.gain}
+        parts |= {each.candidate.bias: f"{each.path}.bias" for each in self.sites if each.candidate.bias}
+        for node in self.proto.graph.node:
+            path, _ = scope_of(node)
+            for name in node.input[1:2] if node.op_type in _LINEAR and path else ():
+                if math.prod(self.source.stored[name].shape if name in self.source.stored else ()) > 1:
+                    parts.setdefault(name, f"{path}.weight")
+        for name, own in parts.items():
+            stem = name.removesuffix("_quantized")
+            # An exporter that keeps a module's own name writes it with dots.
+            if stem != name and "." in stem:
+                yield name, (stem,)
+            elif "." not in name or name.startswith(("onnx::", "/")):
+                yield name, (own,)
 
 
 def _check_graph(path: Path, graph: GraphProto) -> None:
@@ -143,13 +219,10 @@ def _check_functions(path: Path, proto: ModelProto) -> None:
 
 def _check_operators(path: Path, proto: ModelProto) -> None:
     """Refuse operators that neither the file defines nor onnxruntime has; no library of operators is loaded."""
-    from onnx import defs
-
     try:
-        from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+        known = set(_operators())
     except ImportError:
         raise InputError(f"{path} needs the package onnxruntime; pip install normkit[ports]") from None
-    known = {(schema.domain, schema.name) for schema in (*defs.get_all_schemas(), *get_all_operator_schema())}
     known |= {(each.domain, each.name) for each in proto.functions}
     for holder in (proto.graph, *proto.functions):
         for node in _all_nodes(holder):
@@ -160,6 +233,15 @@ def _check_operators(path: Path, proto: ModelProto) -> None:
                     f"{path} has the operator {quoted(name)}, which this onnxruntime does not have; normkit loads no "
                     "library of operators: export the model without it"
                 )
+
+
+@cache
+def _operators() -> frozenset[tuple[str, str]]:
+    """Domain and name of every operator that onnx defines or onnxruntime has."""
+    from onnx import defs
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    return frozenset((schema.domain, schema.name) for schema in (*defs.get_all_schemas(), *get_all_operator_schema()))
 
 
 def _all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:

@@ -36,7 +36,7 @@ _NAMES = {
 _BITS = {8: 0, 15: 128, 21: 4, 22: 4, 23: 4, 25: 2, 26: 2, 27: 6, 28: 6}
 """Bits of an element of the other dtypes; texts (8) have no fixed number."""
 _FLOAT32, _TEXT = 1, 8
-_SIGNED = {3, 5, 6, 22, 26}
+_SIGNED, _UNSIGNED = {22, 26}, {21, 25}
 
 _MOST_ELEMENTS = 2**50
 _MOST_AXES = 64
@@ -131,18 +131,18 @@ class OnnxSource:
         """
         columns = self.tensors[name].matrix[1]
         if name not in self._quantized:
-            return self._stored(name, start * columns, stop * columns).reshape(stop - start, columns)
+            return self.elements(name, start * columns, stop * columns).reshape(stop - start, columns)
         tensor, how = self.stored[name], self._quantized[name]
         # A vector is one row, whichever axis its scales go along.
         sizes = tensor.shape[:-1] or (1,)
         rows = torch.arange(start, stop)
         places = torch.unravel_index(rows, sizes)
-        numbers = self._stored(name, start * columns, stop * columns).reshape(stop - start, columns).float()
+        numbers = self.elements(name, start * columns, stop * columns).reshape(stop - start, columns).float()
         for part, is_scale in ((how.zero_point, False), (how.scale, True)):
             if not part or part not in self.stored:
                 continue
             own = self.stored[part]
-            values = self._stored(part, 0, math.prod(own.shape)).float()
+            values = self.elements(part, 0, math.prod(own.shape)).float()
             blocks = _blocks(tensor.shape, own.shape, how.axis)
             assert blocks is not None
             shape, lengths = blocks
@@ -157,16 +157,11 @@ class OnnxSource:
         """All values of an initializer, in its shape."""
         return self.rows(name, 0, self.tensors[name].matrix[0]).reshape(self.tensors[name].shape)
 
-    def _stored(self, name: str, start: int, stop: int) -> Tensor:
-        """Some elements as stored; numbers of fewer than eight bits as int8 or uint8."""
+    def elements(self, name: str, start: int, stop: int) -> Tensor:
+        """Some elements as they are stored, in a new buffer; numbers of fewer than eight bits as int8 or uint8."""
         tensor = self.stored[name]
         first, last = start * tensor.bits // 8, (stop * tensor.bits + 7) // 8
-        raw = torch.empty(last - first, dtype=torch.uint8)
-        if raw.numel() and tensor.file is not None:
-            with tensor.file.open("rb", buffering=0) as opened:
-                read_exactly(opened.fileno(), raw.numpy().data, tensor.start + first, tensor.file)
-        elif raw.numel():
-            raw = torch.frombuffer(bytearray(tensor.data[first:last]), dtype=torch.uint8)
+        raw = self.raw(name, first, last)
         if tensor.code in _NAMES:
             return raw.view(TORCH[_NAMES[tensor.code]])
         per_byte = 8 // tensor.bits
@@ -176,6 +171,17 @@ class OnnxSource:
             return numbers
         signed = numbers.to(torch.int8)
         return torch.where(signed >= 1 << (tensor.bits - 1), signed - (1 << tensor.bits), signed)
+
+    def raw(self, name: str, start: int, stop: int) -> Tensor:
+        """Some bytes of a tensor, in a new buffer."""
+        tensor = self.stored[name]
+        if tensor.file is None:
+            return torch.tensor(list(tensor.data[start:stop]), dtype=torch.uint8)
+        raw = torch.empty(stop - start, dtype=torch.uint8)
+        if raw.numel():
+            with tensor.file.open("rb", buffering=0) as opened:
+                read_exactly(opened.fileno(), raw.numpy().data, tensor.start + start, tensor.file)
+        return raw
 
 
 def located(path: Path, tensor: TensorProto, place: tuple[int, int] | None) -> OnnxTensor:
@@ -220,13 +226,17 @@ def located(path: Path, tensor: TensorProto, place: tuple[int, int] | None) -> O
     if held > _CHUNK or math.prod(shape) > 8 * held + 8:
         raise ModelError(damaged(path, _unequal(name, found, held)))
     try:
-        data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
+        if tensor.raw_data:
+            data = tensor.raw_data
+        elif found.bits >= 8:
+            data = numpy_helper.to_array(tensor).tobytes()
+        else:
+            # Unpacked: each element takes a byte, and a float of few bits four.
+            code = 3 if found.code in _SIGNED else 2 if found.code in _UNSIGNED else 1
+            values = numpy_helper.to_array(tensor).astype({1: "float32", 2: "uint8", 3: "int8"}[code])
+            return OnnxTensor(_NAMES[code], shape, found.encoding, data=values.tobytes(), code=code)
     except (ValueError, TypeError, KeyError, OverflowError):
         raise ModelError(damaged(path, _unequal(name, found, held))) from None
-    if found.bits < 8 and not tensor.raw_data:
-        # Unpacked by onnx: one element a byte.
-        code = 3 if found.code in _SIGNED else 2
-        return OnnxTensor(_NAMES[code], shape, found.encoding, data=data, code=code)
     if len(data) != found.stored:
         raise ModelError(damaged(path, _unequal(name, found, len(data))))
     return OnnxTensor(found.dtype, shape, found.encoding, data=data, code=found.code)

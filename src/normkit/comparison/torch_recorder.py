@@ -256,7 +256,7 @@ class _Recorder(TorchFunctionMode):
             return x.detach()[: min(missing, _SAMPLES)].cpu().clone()
         leading = tuple(x.shape[: x.dim() - span])
         rows = x.detach().reshape(-1, *x.shape[x.dim() - span :])
-        places = None if self._kept is None else _token_major(leading, self._kept)
+        places = None if self._kept is None else token_major(leading, self._kept)
         return (rows[: max(missing, 0)] if places is None else rows[places.to(rows.device)]).cpu().clone()
 
     def recording(self, name: str) -> Recording:
@@ -322,7 +322,7 @@ def _parameters(held: Mapping[str, Any], rows: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _token_major(leading: tuple[int, ...], kept: Tensor) -> Tensor | None:
+def token_major(leading: tuple[int, ...], kept: Tensor) -> Tensor | None:
     """Numbers of the rows whose token is kept, token after token; None where the rows are no tokens.
 
     The leading axes may be (B, T, ...), (B, H, T) or (B * T, ...).

@@ -1,0 +1,314 @@
+"""The norms of an ONNX model: candidates are cut out of the graph, run by onnxruntime on the CPU, and identified."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.comparison.onnx_graph import RUNNABLE, Candidate
+from normkit.comparison.onnx_sites import DTYPES, Site
+from normkit.comparison.onnx_tensors import OnnxSource, OnnxTensor
+from normkit.errors import ModelError, NormkitError
+from normkit.identification.book import Entry, PassportBook
+from normkit.identification.finder import Finder
+from normkit.identification.passport import Passport, Reading
+from normkit.text import first_line
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, TensorProto
+
+_HALF = {10, 16}
+_MOST_VALUES = 2**22
+"""Elements of the constants of one norm, gain and bias among them."""
+_MOST_NODES = 100
+"""Nodes that compute the constants of one norm."""
+_SIZES = (2, 3, 4, 5)
+"""Lengths of axes whose length the graph leaves open."""
+_CHANNELS_FIRST = {"InstanceNormalization", "GroupNormalization", "BatchNormalization"}
+
+
+def survey(
+    name: str,
+    proto: ModelProto,
+    source: OnnxSource,
+    sites: Sequence[Site],
+    progress: Callable[[int, int], None] | None = None,
+) -> PassportBook:
+    """The passports of the norms of a model, each run by onnxruntime as the graph is written, without optimization."""
+    finder = Finder()
+    entries, left_out = [], {}
+    for count, site in enumerate(sites):
+        if progress is not None:
+            progress(count, len(sites))
+        try:
+            module = OnnxNorm.of(proto, source, site)
+            passport = _examined(finder, module, site)
+        except NormkitError as error:
+            left_out[site.path] = f"{site.class_name}: {error}"
+            continue
+        if passport is None:
+            continue
+        passport = _with_remarks(passport, site)
+        if passport.spec is None or site.candidate.operator == "BatchNormalization":
+            left_out[site.path] = f"{site.class_name}: {_reason(passport, site)}"
+        else:
+            features = math.prod(passport.spec.rows.parameter_sizes(passport.shape))
+            entries.append(Entry(path=site.path, class_name=site.class_name, features=features, passport=passport))
+    return PassportBook(model=name, entries=tuple(entries), left_out=left_out)
+
+
+class _Runs:
+    """The models that one norm runs as, by the dtype of what enters; each is loaded when it is first asked for."""
+
+    def __init__(self, models: Mapping[torch.dtype, ModelProto], *, is_fused: bool) -> None:
+        self._models, self._is_fused = models, is_fused
+        self._loaded: dict[torch.dtype, Any] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
+        return self
+
+    def run(self, tensors: Sequence[Tensor]) -> Tensor:
+        """What leaves for what enters, in the dtypes that the graph takes; others are refused."""
+        dtype = tensors[0].dtype
+        if dtype not in self._models:
+            raise ModelError(f"the graph takes no {dtype}")
+        if dtype not in self._loaded:
+            as_written = not self._is_fused and dtype != torch.float32
+            self._loaded[dtype] = (evaluator if as_written else session)(self._models[dtype])
+        names = [value.name for value in self._models[dtype].graph.input]
+        (y,) = self._loaded[dtype].run(None, {name: array(part) for name, part in zip(names, tensors, strict=True)})
+        return tensor(y)
+
+
+class OnnxNorm(nn.Module):
+    """A norm of a graph as a module: its gain and bias are parameters, all else is as the graph has it.
+
+    In float32 a graph of 16-bit numbers runs with all its casts to 16 bits left out, so that its formula shows.
+    """
+
+    def __init__(self, runs: _Runs, weight: Tensor | None, bias: Tensor | None, residuals: int) -> None:
+        super().__init__()
+        self._runs, self._residuals = runs, residuals
+        for name, part in (("weight", weight), ("bias", bias)):
+            self.register_parameter(name, None if part is None else nn.Parameter(part, requires_grad=False))
+
+    @classmethod
+    def of(cls, proto: ModelProto, source: OnnxSource, site: Site) -> OnnxNorm:
+        """The norm of a site.
+
+        Raises:
+            ModelError: If it needs an operator or so large a constant that no norm has it.
+        """
+        candidate = site.candidate
+        native = cut(proto, source, candidate, site.dtype or 1)
+        models = {DTYPES.get(site.dtype, torch.float32): native}
+        if site.dtype in _HALF:
+            models[torch.float32] = _widened(native)
+        weight, bias = (source.values(name) if name else None for name in (candidate.gain, candidate.bias))
+        return cls(_Runs(models, is_fused=bool(candidate.operator)), weight, bias, len(candidate.residual))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output; what a fused operator adds to its input is 0."""
+        return self._runs.run([x, *[torch.zeros_like(x)] * self._residuals, *self.parameters()])
+
+
+def session(model: ModelProto, values: Mapping[str, Any] | None = None) -> Any:
+    """A session of onnxruntime on the CPU: one thread, silent, no libraries of operators, nothing optimized.
+
+    Raises:
+        ModelError: If onnxruntime refuses the model.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has one class for each of its codes
+        raise ModelError(f"onnxruntime refuses it ({first_line(error)})") from None
+
+
+def evaluator(model: ModelProto) -> Any:
+    """The model as onnx itself evaluates it: each node in the dtypes that the graph says.
+
+    onnxruntime's CPU has no kernels of 16 bits for most nodes, runs them in float32, and leaves out the casts between.
+
+    Raises:
+        ModelError: If it has an operator of onnxruntime's own.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        return ReferenceEvaluator(model)
+    except Exception as error:  # it raises RuntimeError, NotImplementedError and others
+        raise ModelError(f"onnx cannot evaluate it ({first_line(error)})") from None
+
+
+def array(tensor: Tensor) -> Any:
+    """A tensor as an array of numpy; bfloat16 as the package of onnx has it."""
+    if tensor.dtype != torch.bfloat16:
+        return tensor.detach().contiguous().numpy()
+    import ml_dtypes
+
+    return tensor.detach().contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+
+
+def tensor(values: Any) -> Tensor:
+    """The reverse of `array`, in memory of its own."""
+    if values.dtype.name == "bfloat16":
+        return torch.from_numpy(values.view("uint16").copy()).view(torch.bfloat16)
+    return torch.tensor(values)
+
+
+def cut(proto: ModelProto, source: OnnxSource, candidate: Candidate, dtype: int) -> ModelProto:
+    """A candidate as a model of its own; what enters, its residual, gain and bias are its inputs."""
+    from onnx import helper
+
+    graph = candidate.graph
+    moving = (candidate.entry, *candidate.residual)
+    parameters = tuple(filter(None, (candidate.gain, candidate.bias)))
+    members = [graph.nodes[at] for at in candidate.nodes]
+    # What computes its constants, the nodes of outer graphs first.
+    before: dict[tuple[int, int], NodeProto] = {}
+    constants: dict[str, TensorProto] = {}
+    seen = {"", *moving, *parameters, *(name for node in members for name in node.output)}
+    waiting = [(name, graph) for node in members for name in node.input]
+    total = 0
+    while waiting:
+        name, here = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        while name not in here.makers and name not in source.stored and here.outer is not None:
+            here = here.outer
+        node = here.maker(name)
+        if node is not None and node.op_type in RUNNABLE and len(before) < _MOST_NODES:
+            before[here.depth, here.makers[name]] = node
+            waiting += [(each, here) for each in node.input]
+        elif node is None and name in source.stored:
+            total += math.prod(source.stored[name].shape)
+            if total > _MOST_VALUES:
+                raise ModelError(f"its constants have more than {_MOST_VALUES:,} numbers, which no norm needs")
+            constants[name] = _tensor(source, name, source.stored[name], is_zero=name == candidate.shift)
+        else:
+            raise ModelError(f"it needs the value {name}, which is made by {node.op_type if node else 'nothing'}")
+    given = [helper.make_tensor_value_info(name, dtype, None) for name in moving]
+    stored = [source.stored[name] for name in parameters]
+    given += [
+        helper.make_tensor_value_info(name, part.code, part.shape)
+        for name, part in zip(parameters, stored, strict=True)
+    ]
+    nodes = [*(before[place] for place in sorted(before)), *members]
+    outputs = [helper.make_empty_tensor_value_info(candidate.exit)]
+    made_of = helper.make_graph(nodes, "norm", given, outputs, [*constants.values()])
+    return helper.make_model(made_of, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+
+
+def _tensor(source: OnnxSource, name: str, tensor: OnnxTensor, *, is_zero: bool) -> TensorProto:
+    from onnx import TensorProto
+
+    if tensor.code not in DTYPES and tensor.code not in (2, 3, 6, 7, 9):
+        raise ModelError(f"its constant {name} has the dtype {tensor.encoding}")
+    values = source.elements(name, 0, math.prod(tensor.shape)) * (0 if is_zero else 1)
+    return TensorProto(
+        name=name, data_type=tensor.code, dims=tensor.shape, raw_data=values.view(torch.uint8).numpy().tobytes()
+    )
+
+
+def _widened(model: ModelProto) -> ModelProto:
+    """The model with float32 in place of 16-bit numbers everywhere."""
+    from onnx import ModelProto, helper, numpy_helper
+
+    wide = ModelProto()
+    wide.CopyFrom(model)
+
+    def widen(tensor: TensorProto) -> None:
+        if tensor.data_type in _HALF:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name))
+
+    for value in wide.graph.input:
+        if value.type.tensor_type.elem_type in _HALF:
+            value.type.tensor_type.elem_type = 1
+    for tensor in wide.graph.initializer:
+        widen(tensor)
+    for node in wide.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                widen(attribute.t)
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _HALF:
+                attribute.CopyFrom(helper.make_attribute("to", 1))
+    return wide
+
+
+def _examined(finder: Finder, module: OnnxNorm, site: Site) -> Passport | None:
+    """The passport of a site; None if it is no norm."""
+    shape = _shape(module, site)
+    found = finder.examined(module, site.path, shape)
+    if found is None:
+        if not site.candidate.operator:
+            return None
+        raise ModelError(f"it cannot be run on inputs of shape {shape}")
+    passport = found.passport
+    is_norm = passport.verdict in ("norm", "batch", "gated", "adaptive") or passport.readings.keys() & {
+        "degree",
+        "scale",
+    }
+    return passport if is_norm or site.candidate.operator else None
+
+
+def _shape(module: OnnxNorm, site: Site) -> tuple[int, ...]:
+    """The shape of an input to identify a norm with."""
+    n = max((part.numel() for part in module.parameters()), default=64)
+    known = site.shape
+    if known is None or len(known) < 2:
+        return (2, n, 6) if site.candidate.operator in _CHANNELS_FIRST else (2, 3, n)
+    lengths = [size or _SIZES[place % 4] for place, size in enumerate(known)]
+    if not known[-1] and site.candidate.operator not in _CHANNELS_FIRST:
+        lengths[-1] = n
+    if not known[1] and site.candidate.operator in _CHANNELS_FIRST:
+        lengths[1] = n
+    return (2, *lengths[1:])
+
+
+def _with_remarks(passport: Passport, site: Site) -> Passport:
+    """The passport with the graph's own names, and what the graph shows beside the norm."""
+    candidate, lines = site.candidate, []
+    operators = candidate.operator or "made of " + _operators(candidate)
+    runtime = "onnxruntime on the CPU"
+    runtime += "" if candidate.operator or site.dtype not in _HALF else ", in 16 bits by onnx's own evaluator"
+    lines.append(f"{operators}, run by {runtime} as the graph is written")
+    if passport.weight is None and site.shape and not site.shape[-1]:
+        lines.append(f"the graph leaves the length of its rows open: identified on {passport.shape[-1]}")
+    if len(site.calls) > 1:
+        lines.append(f"the graph calls it {len(site.calls)} times with the same gain; this is the first call")
+    if candidate.residual:
+        lines.append("what the operator adds to its input was 0: the norm is that of the sum")
+    if candidate.modulated:
+        lines.append("another activation multiplies its output: an adaptive or gated norm around this one")
+    kind = passport.readings["kind"]
+    readings: dict[str, Reading] = {**passport.readings, "kind": replace(kind, evidence=(*kind.evidence, *lines))}
+    return replace(
+        passport,
+        readings=readings,
+        weight_name=passport.weight_name and candidate.gain,
+        bias_name=passport.bias_name and candidate.bias,
+    )
+
+
+def _reason(passport: Passport, site: Site) -> str:
+    if site.candidate.operator == "BatchNormalization":
+        return "batch norm: statistics of the training are stored in it, and each row is mapped alone"
+    return passport.readings["kind"].evidence[0]
+
+
+def _operators(candidate: Candidate) -> str:
+    return ", ".join(candidate.graph.nodes[at].op_type for at in candidate.nodes)

@@ -1,0 +1,354 @@
+"""Norms of graphs written by hand: what is planted is what is found, and nothing else is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from normkit import reference
+from normkit.comparison.onnx_file import OnnxModel
+from onnx_models import gain, graph_of, parsed, written
+
+F32 = np.float32
+AXES = {"axes": np.array([-1])}
+TWO, ONE = {"two": F32(2)}, {"one": F32(1)}
+EPS = {"eps": F32(1e-3)}
+W, B = {"norm.weight": gain()}, {"norm.bias": gain() - 1}
+
+LAYER_NORM = """
+    m = ReduceMean(x, axes)  d = Sub(x, m)  q = Pow(d, two)  v = ReduceMean(q, axes)
+    e = Add(v, eps)  s = Sqrt(e)  n = Div(d, s)
+"""
+RMS = "q = Pow(x, two)  v = ReduceMean(q, axes)  e = Add(v, eps)  s = Sqrt(e)  "
+CENTRED = {"centre_numerator": True, "centre_statistics": True}
+PLAIN = {"centre_numerator": False, "centre_statistics": False}
+INSIDE = {"eps": 1e-3, "eps_placement": "inside"}
+
+DECOMPOSED = {
+    "layer norm": (
+        LAYER_NORM + "g = Mul(n, norm.weight)  y = Add(g, norm.bias)",
+        AXES | TWO | EPS | W | B,
+        CENTRED | INSIDE | {"correction": 0, "has_weight": True, "has_bias": True},
+    ),
+    "without gain": (LAYER_NORM.replace("n =", "y ="), AXES | TWO | EPS, CENTRED | INSIDE | {"has_weight": False}),
+    "divided by n - 1": (
+        LAYER_NORM.replace("e = Add(v", "u = Mul(v, many)  e = Add(u") + "y = Mul(n, norm.weight)",
+        AXES | TWO | EPS | W | {"many": F32(16 / 15)},
+        CENTRED | INSIDE | {"correction": 1},
+    ),
+    "of two moments": (
+        """m = ReduceMean(x, axes)  q = Mul(x, x)  p = ReduceMean(q, axes)  mm = Mul(m, m)  v = Sub(p, mm)
+        e = Add(v, eps)  s = Sqrt(e)  d = Sub(x, m)  n = Div(d, s)  y = Mul(n, norm.weight)""",
+        AXES | EPS | W,
+        CENTRED | INSIDE,
+    ),
+    "eps outside the root": (
+        LAYER_NORM.replace("e = Add(v, eps)  s = Sqrt(e)", "e = Sqrt(v)  s = Add(e, eps)") + "y = Mul(norm.weight, n)",
+        AXES | TWO | EPS | W,
+        CENTRED | {"eps": 1e-3, "eps_placement": "outside"},
+    ),
+    "RMS norm": (RMS + "n = Div(x, s)  y = Mul(norm.weight, n)", AXES | TWO | EPS | W, PLAIN | INSIDE),
+    "RMS norm by reciprocal": (
+        RMS + "r = Reciprocal(s)  n = Mul(x, r)  y = Mul(n, norm.weight)",
+        AXES | TWO | EPS | W,
+        PLAIN | INSIDE | {"weight_offset": 0.0},
+    ),
+    "RMS norm by power": (
+        """q = Mul(x, x)  v = ReduceMean(q, axes)  e = Add(v, eps)  r = Pow(e, half)  n = Mul(x, r)
+        y = Mul(n, norm.weight)""",
+        AXES | EPS | W | {"half": F32(-0.5)},
+        PLAIN | INSIDE,
+    ),
+    "RMS norm of a sum of squares": (
+        """q = ReduceSumSquare(x, axes)  v = Div(q, n_)  e = Add(v, eps)  s = Sqrt(e)  n = Div(x, s)
+        y = Mul(n, norm.weight)""",
+        AXES | EPS | W | {"n_": F32(16)},
+        PLAIN | INSIDE | {"reduction": "mean"},
+    ),
+    "gain in the factor": (
+        RMS + "r = Reciprocal(s)  f = Mul(r, norm.weight)  y = Mul(x, f)",
+        AXES | TWO | EPS | W,
+        PLAIN | INSIDE | {"has_weight": True},
+    ),
+    "gain plus one": (
+        RMS + "g = Add(norm.weight, one)  n = Div(x, s)  y = Mul(n, g)",
+        AXES | TWO | EPS | W | ONE,
+        PLAIN | INSIDE | {"weight_offset": 1.0},
+    ),
+    "no kept axis": (
+        """q = Mul(x, x)  v = ReduceMean<keepdims=0>(q, axes)  e = Add(v, eps)  s = Sqrt(e)
+        k = Unsqueeze(s, axes)  n = Div(x, k)  y = Mul(n, norm.weight)""",
+        AXES | EPS | W,
+        PLAIN | INSIDE,
+    ),
+    "L2 norm": (
+        "l = ReduceL2(x, axes)  c = Clip(l, eps)  h = Shape(x)  f = Expand(c, h)  y = Div(x, f)",
+        AXES | EPS,
+        PLAIN | {"eps": 1e-3, "eps_placement": "clamp", "reduction": "sum"},
+    ),
+    "L2 norm times the root of n": (
+        "l = ReduceL2(x, axes)  c = Clip(l, eps)  n = Div(x, c)  k = Mul(n, root)  y = Mul(k, norm.weight)",
+        AXES | EPS | W | {"root": F32(4)},
+        PLAIN | {"eps_placement": "clamp", "has_weight": True},
+    ),
+    "RMS norm of groups": (
+        """a = Reshape(x, split)  q = Mul(a, a)  v = ReduceMean(q, axes)  e = Add(v, eps)  s = Sqrt(e)  n = Div(a, s)
+        h = Shape(x)  j = Reshape(n, h)  y = Mul(j, norm.weight)""",
+        AXES | EPS | W | {"split": np.array([-1, 4, 4])},
+        PLAIN | INSIDE | {"groups": 4, "has_weight": True},
+    ),
+}
+
+
+def book(tmp_path, model):
+    opened = OnnxModel.open(written(tmp_path, model))
+    return opened, opened.norms()
+
+
+def only(tmp_path, model):
+    """The one norm of a model, checked against what onnx itself makes of the whole graph."""
+    opened, found = book(tmp_path, model)
+    assert found.left_out == {}
+    (entry,) = found.entries
+    passport = entry.passport
+    x = torch.randn(5, 16) * 3 + 1
+    if (
+        passport.dtype == "float32"
+        and opened.sites[0].dtype == 1
+        and len(opened.proto.graph.input[0].type.tensor_type.shape.dim) == 2
+    ):
+        (expected,) = ReferenceEvaluator(model).run(None, {"x": x.numpy()})
+        y = reference.forward(x.double(), passport.spec, passport.weight, passport.bias)
+        # Both compute in float32 what is rounded once here; an output has a few terms.
+        assert torch.allclose(y, torch.from_numpy(expected).double(), rtol=1e-5, atol=1e-5)
+    return opened, entry
+
+
+@pytest.mark.parametrize(("body", "constants", "facts"), DECOMPOSED.values(), ids=DECOMPOSED)
+def test_decomposed_norms(tmp_path, body, constants, facts):
+    opened, entry = only(tmp_path, parsed(body, constants))
+    spec = entry.passport.spec.to_json()
+    assert {name: spec[name] for name in facts} == pytest.approx(facts)
+    if "norm.weight" in constants:
+        assert entry.path == "norm"
+        assert entry.passport.weight_name == "norm.weight"
+        assert opened.weights.eps == {"norm": pytest.approx(1e-3)}
+
+
+FUSED = {
+    "LayerNormalization": ("y = LayerNormalization<epsilon=0.001>(x, norm.weight, norm.bias)", W | B, CENTRED | INSIDE),
+    "LayerNormalization without bias": ("y = LayerNormalization<epsilon=0.001>(x, norm.weight)", W, CENTRED | INSIDE),
+    "SimplifiedLayerNormalization": (
+        "y = SimplifiedLayerNormalization<epsilon=0.001, axis=-1>(x, norm.weight)",
+        W,
+        PLAIN | INSIDE,
+    ),
+    "SkipLayerNormalization": (
+        "r = Tanh(x)  y = com.microsoft.SkipLayerNormalization<epsilon=0.001>(x, r, norm.weight, norm.bias)",
+        W | B,
+        CENTRED | INSIDE,
+    ),
+    "SkipLayerNormalization with the bias before": (
+        "r = Tanh(x)  y = com.microsoft.SkipLayerNormalization<epsilon=0.001>(x, r, norm.weight, norm.bias, before)",
+        W | B | {"before": gain() * 7},
+        CENTRED | INSIDE,
+    ),
+    "SkipSimplifiedLayerNormalization": (
+        "r = Tanh(x)  y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=0.001>(x, r, norm.weight)",
+        W,
+        PLAIN | INSIDE,
+    ),
+    "MeanVarianceNormalization": ("y = MeanVarianceNormalization<axes=[1]>(x)", {}, CENTRED | {"has_weight": False}),
+    "LpNormalization": ("y = LpNormalization<axis=-1, p=2>(x)", {}, PLAIN | {"reduction": "sum"}),
+}
+
+
+@pytest.mark.parametrize(("body", "constants", "facts"), FUSED.values(), ids=FUSED)
+def test_fused_norms(tmp_path, body, constants, facts):
+    shape = "1,rows,16" if "Skip" in body else "rows,16"
+    _, found = book(tmp_path, parsed(body, constants, shape=shape))
+    assert found.left_out == {}
+    (entry,) = found.entries
+    spec = entry.passport.spec.to_json()
+    assert {name: spec[name] for name in facts} == pytest.approx(facts)
+
+
+def test_rms_normalization_of_opset_23(tmp_path):
+    body = "y = RMSNormalization<epsilon=0.001, axis=-1>(x, norm.weight)"
+    _, entry = only(tmp_path, parsed(body, W, opset=23))
+    assert entry.passport.spec.eps == pytest.approx(1e-3)
+    assert not entry.passport.spec.centre_numerator
+
+
+@pytest.mark.parametrize(
+    ("body", "constants", "groups"),
+    [
+        ("y = GroupNormalization<epsilon=0.001, num_groups=4>(x, norm.weight, norm.bias)", W | B, 4),
+        ("y = InstanceNormalization<epsilon=0.001>(x, norm.weight, norm.bias)", W | B, 16),
+        (
+            """a = Reshape(x, split)  n = InstanceNormalization<epsilon=0.001>(a, ones, zeros)  h = Shape(x)
+            j = Reshape(n, h)  g = Mul(j, norm.weight)  y = Add(g, norm.bias)""",
+            {
+                "norm.weight": gain()[:, None],
+                "norm.bias": gain()[:, None],
+                "split": np.array([0, 4, -1]),
+                "ones": np.ones(4, F32),
+                "zeros": np.zeros(4, F32),
+            },
+            4,
+        ),
+    ],
+    ids=["GroupNormalization", "InstanceNormalization", "as torch exports a group norm"],
+)
+def test_norms_over_places(tmp_path, body, constants, groups):
+    _, entry = only(tmp_path, parsed(body, constants, shape="rows,16,6", opset=21))
+    spec = entry.passport.spec
+    assert (spec.groups, spec.eps) == (groups, pytest.approx(1e-3))
+    assert spec.has_weight
+    assert spec.has_bias
+    assert entry.path == "norm"
+
+
+def test_a_batch_norm_is_named(tmp_path):
+    body = "y = BatchNormalization<epsilon=0.001>(x, norm.weight, norm.bias, mean, var)"
+    _, found = book(tmp_path, parsed(body, W | B | {"mean": gain(), "var": gain()}, shape="rows,16,6"))
+    assert found.entries == ()
+    assert "batch norm" in found.left_out["norm"]
+
+
+def test_an_adaptive_norm_is_named(tmp_path):
+    """The gain is an activation: the norm in front of it has none."""
+    body = LAYER_NORM + "t = Tanh(x)  a = MatMul(t, m_)  y = Mul(a, n)"
+    _, entry = alone(tmp_path, parsed(body, AXES | TWO | EPS | {"m_": np.eye(16, dtype=F32)}))
+    assert not entry.passport.spec.has_weight
+    assert any("another activation multiplies its output" in line for line in entry.passport.readings["kind"].evidence)
+
+
+def alone(tmp_path, model):
+    opened, found = book(tmp_path, model)
+    (entry,) = found.entries
+    return opened, entry
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Relu(x)",
+        "t = ReduceMean(x, axes)  y = Sub(x, t)",
+        "t = ReduceMax(x, axes)  d = Sub(x, t)  p = Exp(d)  s = ReduceSum(p, axes)  y = Div(p, s)",
+        "y = Softmax(x)",
+        "q = Sigmoid(x)  t = ReduceMean(q, axes)  y = Mul(x, t)",
+        "y = Mul(x, norm.weight)",
+    ],
+)
+def test_what_is_no_norm_is_not_found(tmp_path, body):
+    _, found = book(tmp_path, parsed(body, AXES | W))
+    assert found.entries == ()
+    assert found.left_out == {}
+
+
+CASTS = {
+    "Llama's order": (
+        "w = Cast<to=1>(x) Q  r = Cast<to=10>(n)  y = Mul(norm.weight, r)",
+        np.float16,
+        {"cast": "early", "statistics_dtype": "float32"},
+    ),
+    "gain in float32": (
+        "w = Cast<to=1>(x) Q  r = Mul(norm.weight, n)  y = Cast<to=10>(r)",
+        F32,
+        {"cast": "late", "statistics_dtype": "float32"},
+    ),
+    "all in float16": ("w = Identity(x) Q  y = Mul(norm.weight, n)", np.float16, {"statistics_dtype": "input"}),
+}
+
+
+@pytest.mark.parametrize(("body", "dtype", "facts"), CASTS.values(), ids=CASTS)
+def test_casts_of_a_graph_in_float16(tmp_path, body, dtype, facts):
+    """The casts are the graph's: onnxruntime's CPU would leave them out."""
+    inner = np.float16 if "Identity" in body else F32
+    squares = "q = Mul(w, w)  v = ReduceMean(q, axes)  e = Add(v, eps)  s = Sqrt(e)  n = Div(w, s)"
+    constants = AXES | {"eps": inner(1e-3), "norm.weight": gain().astype(dtype)}
+    _, entry = only(tmp_path, parsed(body.replace("Q", squares), constants, dtype="float16"))
+    spec = entry.passport.spec.to_json()
+    assert {name: spec[name] for name in facts} == facts
+    assert "casts" not in entry.passport.undecidable
+
+
+def test_an_eps_that_float16_rounds_to_nothing(tmp_path):
+    squares = "q = Mul(x, x)  v = ReduceMean(q, axes)  e = Add(v, eps)  s = Sqrt(e)  n = Div(x, s)  "
+    constants = AXES | {"eps": np.float16(1e-8), "norm.weight": gain().astype(np.float16)}
+    _, entry = only(tmp_path, parsed(squares + "y = Mul(n, norm.weight)", constants, dtype="float16"))
+    assert entry.passport.spec.eps == 0
+
+
+def test_gains_that_the_exporter_folded_are_the_graphs_own(tmp_path):
+    """`1 + weight` computed at export: the graph has a plain gain, whatever the module had."""
+    body = RMS + "n = Div(x, s)  y = Mul(n, onnx_Mul_7)"
+    _, entry = only(tmp_path, parsed(body, AXES | TWO | EPS | {"onnx_Mul_7": 1 + gain()}))
+    assert entry.passport.spec.weight_offset == 0
+    assert torch.equal(entry.passport.weight, torch.from_numpy(1 + gain()))
+
+
+def test_paths_are_the_modules_that_the_exporter_wrote(tmp_path):
+    model = parsed(RMS + "n = Div(x, s)  y = Mul(n, g)", AXES | TWO | EPS | {"g": gain()})
+    for node in model.graph.node:
+        node.name = f"/model/layers.0/layers.0.norm/{node.op_type}"
+    opened, entry = only(tmp_path, model)
+    assert entry.path == "model.layers.0.norm"
+    assert opened.weights.names["g"] == ("model.layers.0.norm.weight",)
+    for node in model.graph.node:
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'model', 'model.first_norm', 'mul']")
+        node.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value="['Top', 'a.Model', 'a.b.MyNorm', 'mul']")
+    _, entry = only(tmp_path, model)
+    assert (entry.path, entry.class_name) == ("model.first_norm", "MyNorm")
+
+
+def test_a_norm_that_is_called_again_is_one_norm(tmp_path):
+    body = """
+        a = LayerNormalization<epsilon=0.001>(x, norm.weight, norm.bias)  t = Tanh(a)
+        y = LayerNormalization<epsilon=0.001>(t, norm.weight, norm.bias)
+    """
+    opened, entry = alone(tmp_path, parsed(body, W | B))
+    assert len(opened.sites[0].calls) == 2
+    assert any("calls it 2 times" in line for line in entry.passport.readings["kind"].evidence)
+
+
+def test_norms_in_a_row_are_apart(tmp_path):
+    """The gain of the first ends it, and a stream that goes on beside it is no part of the second."""
+    body = (
+        RMS
+        + """n = Div(x, s)  a = Mul(n, norm.weight)
+        q2 = Pow(a, two)  v2 = ReduceMean(q2, axes)  e2 = Add(v2, small)  s2 = Sqrt(e2)  n2 = Div(a, s2)
+        b = Mul(n2, after.weight)  y = Add(x, b)"""
+    )
+    constants = AXES | TWO | EPS | W | {"small": F32(1e-6), "after.weight": gain() * 2}
+    _, found = book(tmp_path, parsed(body, constants))
+    assert [(entry.path, entry.passport.spec.eps) for entry in found.entries] == [
+        ("norm", pytest.approx(1e-3)),
+        ("after", pytest.approx(1e-6)),
+    ]
+
+
+def test_norms_of_functions_and_subgraphs(tmp_path):
+    """A module exported as a function, called in both branches of an If, as in a merged decoder."""
+    nodes = parsed("y = LayerNormalization<epsilon=0.001>(x, w)", {}).graph.node
+    imports = [helper.make_opsetid("", 20)]
+    norm = helper.make_function("own", "Norm", ["x", "w"], ["y"], nodes, imports)
+    value = helper.make_tensor_value_info("z", TensorProto.FLOAT, ("rows", 16))
+    branches = {}
+    for name, weight in (("then_branch", "first.weight"), ("else_branch", "second.weight")):
+        call = helper.make_node("Norm", ["x", weight], ["z"], domain="own")
+        branches[name] = helper.make_graph([call], name, [], [value])
+    size = helper.make_node("Size", ["x"], ["n"])
+    flag = helper.make_node("Cast", ["n"], ["flag"], to=9)
+    model = graph_of(
+        [size, flag, helper.make_node("If", ["flag"], ["y"], **branches)],
+        {"first.weight": gain(), "second.weight": gain() * 2},
+        opsets={"": 20, "own": 1},
+        functions=[norm],
+    )
+    _, found = book(tmp_path, model)
+    assert sorted(entry.path for entry in found.entries) == ["first", "second"]
