@@ -81,12 +81,32 @@ def test_norms_are_paired_by_the_table_whatever_their_values(tmp_path, family):
     right = compare_values(read_gguf(port.write(tmp_path / "model.gguf")), weights_of(model))
     assert {each.name: each.reference_name for each in right.tensors}.items() <= port.places.items()
     assert all(each.is_right and each.paired_by in ("name", "table of names") for each in right.tensors)
-    # The head that BERT was trained with is not converted.
-    assert (right.extra, [name for name in right.missing if not name.startswith("cls.")]) == ((), [])
+    assert (right.is_right, right.extra, right.missing) == (True, (), ())
     drawn = {name: torch.randn_like(tensor) for name, tensor in port.tensors.items()}
     wrong = compare_values(read_gguf(replace(port, tensors=drawn).write(tmp_path / "model.gguf")), weights_of(model))
     assert [each.reference_name for each in wrong.tensors] == [each.reference_name for each in right.tensors]
     assert not any(each.is_right for each in wrong.tensors)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "held", "elsewhere"),
+    [
+        ("gemma3", "language_model.model.norm", "vision_tower.vision_model.post_layernorm"),
+        ("gemma3", "model.language_model.norm", "model.multi_modal_projector.mm_soft_emb_norm"),
+        ("clip", "vision_tower.vision_model.post_layernorm", "language_model.model.norm"),
+        ("bert", "bert.embeddings.LayerNorm", "cls.predictions.transform.LayerNorm"),
+    ],
+)
+def test_what_the_runtime_keeps_elsewhere_is_not_missing(tmp_path, architecture, held, elsewhere):
+    ours = {"gemma3": "output_norm.weight", "clip": "v.post_ln.weight", "bert": "token_embd_norm.weight"}[architecture]
+    gain = torch.randn(40)
+    right = gain + 1 if architecture == "gemma3" else gain
+    file = Port(architecture, {ours: right}, {}, {}).write(tmp_path / "model.gguf")
+    tensors = {f"{held}.weight": gain, f"{elsewhere}.weight": torch.randn(40)}
+    reference = replace(weights_of(tensors), runtime="transformers", architecture=architecture)
+    values = compare_values(read_gguf(file), reference)
+    assert [(each.reference_name, each.is_right) for each in values.tensors] == [(f"{held}.weight", True)]
+    assert (values.is_right, values.missing, [*values.elsewhere]) == (True, (), [f"{elsewhere}.weight"])
 
 
 REAL = [("gemma3", fault) for fault in ("", *FAULTS)]

@@ -43,11 +43,59 @@ class Convention:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """Tensors of a model of transformers that a runtime does not keep in the file."""
+
+    names: tuple[str, ...]
+    """Patterns of their names in transformers."""
+    where: str
+    """Where they are, in words."""
+    source: str
+    """The file of the runtime that says so."""
+    architectures: tuple[str, ...] = ()
+    """The names of the architectures, or () for all."""
+    but: tuple[str, ...] = ()
+    """Architectures for which it does not hold."""
+
+    def holds(self, architecture: str, name: str) -> bool:
+        """Whether it is about a tensor."""
+        is_of_architecture = not self.architectures or architecture in self.architectures
+        return (
+            is_of_architecture and architecture not in self.but and any(fnmatchcase(name, each) for each in self.names)
+        )
+
+
 @cache
 def runtimes() -> Mapping[str, tuple[Convention, ...]]:
     """Runtime -> its conventions; the last holds where no other does."""
-    document = tomllib.loads((files("normkit.comparison") / FILE).read_text(encoding="utf-8"))
-    return MappingProxyType({name: _conventions(entry) for name, entry in document.items()})
+    return MappingProxyType({name: _conventions(entry) for name, entry in _document().items()})
+
+
+@cache
+def _kept_elsewhere() -> Mapping[str, tuple[Elsewhere, ...]]:
+    return MappingProxyType(
+        {
+            name: tuple(Elsewhere(**_frozen(each)) for each in entry.get("elsewhere", ()))
+            for name, entry in _document().items()
+        }
+    )
+
+
+def elsewhere(weights: Weights, name: str) -> str:
+    """Where a runtime keeps a tensor of transformers that its file does not hold; "" if it belongs there.
+
+    Example:
+        >>> from normkit.comparison.weight_sources import weights_of
+        >>> from dataclasses import replace
+        >>> weights = replace(weights_of({}), runtime="llama.cpp", architecture="gemma3")
+        >>> elsewhere(weights, "vision_tower.post_layernorm.weight")
+        'llama.cpp keeps what is not text in a second file (mmproj)'
+        >>> elsewhere(weights, "model.norm.weight")
+        ''
+    """
+    known = _kept_elsewhere().get(weights.runtime, ())
+    return next((each.where for each in known if each.holds(weights.architecture, name)), "")
 
 
 def convention(weights: Weights, path: str) -> Convention | None:
@@ -109,10 +157,14 @@ def _without_runtime(stored: float, reference: Convention | None) -> tuple[str, 
     return f"{'doubled' if twice else 'wrong'}: a loader needs {adds:+g}, or nothing if it adds {adds:g}", False
 
 
+def _document() -> dict[str, Any]:
+    return tomllib.loads((files("normkit.comparison") / FILE).read_text(encoding="utf-8"))
+
+
 def _conventions(entry: Mapping[str, Any]) -> tuple[Convention, ...]:
-    general = {key: value for key, value in entry.items() if key != "entry"}
-    found: list[dict[str, Any]] = [
-        {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
-        for each in (*entry.get("entry", ()), general)
-    ]
-    return tuple(Convention(**each) for each in found)
+    general = {key: value for key, value in entry.items() if key not in ("entry", "elsewhere")}
+    return tuple(Convention(**_frozen(each)) for each in (*entry.get("entry", ()), general))
+
+
+def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from normkit.comparison.other_tensors import OtherTensors, compare_names
 from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
 from normkit.comparison.parameters import NormTensors, norm_tensors
 from normkit.comparison.relations import Relation, relation
-from normkit.comparison.runtimes import convention, judged
+from normkit.comparison.runtimes import convention, elsewhere, judged
 from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped
 from normkit.comparison.weights import Weights
 
@@ -32,13 +32,15 @@ class Values:
     tensors: tuple[TensorValue, ...]
     """In the port's order."""
     missing: tuple[str, ...]
-    """Names of the reference's gains and biases of norms that have no counterpart in the port."""
+    """Names of the reference's gains and biases of norms that have no counterpart in the port and should have one."""
     extra: tuple[str, ...]
     """Names of the port's gains and biases of norms that have no counterpart in the reference."""
     left_out: Mapping[str, str]
     """Name of a vector of the port that is not taken for a norm's -> why."""
     others: OtherTensors
     """The tensors that are not of norms: their names and shapes alone."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Name of a tensor of the reference that the port's runtime does not keep in this file -> where it is."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -65,6 +67,7 @@ class Values:
             "extra": [*self.extra],
             "left_out": {**self.left_out},
             "others": self.others.to_json(),
+            "elsewhere": {**self.elsewhere},
             "notes": [*self.notes],
         }
 
@@ -134,14 +137,17 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     paired = {id(each) for pair in pairs for each in (pair.norm, pair.reference)}
     missing += [name for norm in theirs.norms if id(norm) not in paired for name in _names(norm)]
     extra += [name for norm in ours.norms if id(norm) not in paired for name in _names(norm)]
+    others = compare_names(port, reference, ours.others, theirs.others)
+    kept = {name: where for name in (*missing, *others.missing) if (where := elsewhere(port, name))}
     return Values(
         port=port.name,
         reference=reference.name,
         tensors=tuple(found),
-        missing=tuple(missing),
+        missing=tuple(name for name in missing if name not in kept),
         extra=tuple(extra),
         left_out=ours.left_out,
-        others=compare_names(port, reference, ours.others, theirs.others),
+        others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
+        elsewhere=kept,
         notes=(*port.notes, *reference.notes),
     )
 
