@@ -17,7 +17,7 @@ from normkit.comparison.weight_sources import weights_of
 from normkit.errors import ModelError
 
 # mx.quantize and mx.dequantize of mlx 0.32.4, float16, one group of 32: words, scale, bias, numbers at some places.
-PLACES = [0, 12, 31]
+PLACES = [0, 1, 7, 10, 12, 21, 31]
 FROM_MLX: dict[int, tuple[list[int], float, float, list[float]]] = {
     2: (
         [2050650983, 2590490086],
