@@ -36,6 +36,9 @@ def adds(runtime: str, architecture: str, path: str) -> float | None:
         ("llama.cpp", "gemma3", "blk.0.attn_norm", 0.0),
         ("MLX", "gemma3_text", "model.norm", 1.0),
         ("MLX", "qwen3_5", "language_model.model.norm", 0.0),
+        ("transformers", "opt", "model.decoder.final_layer_norm", 0.0),
+        ("transformers", "mpnet", "encoder.layer.0.output.LayerNorm", 0.0),
+        ("transformers", "plamo2", "model.norm", None),
         ("", "gemma3", "model.norm", None),
     ],
 )

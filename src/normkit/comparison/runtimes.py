@@ -15,6 +15,7 @@ from normkit.comparison.relations import Relation
 from normkit.comparison.weights import Weights
 
 FILE = "runtimes.toml"
+OWN = "transformers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def elsewhere(weights: Weights, name: str) -> str:
 
 
 def convention(weights: Weights, path: str) -> Convention | None:
-    """What the runtime of some weights does with the gain of a norm; None if the runtime is not known.
+    """What the runtime of some weights does with the gain of a norm; None if that is not known.
 
     Example:
         >>> from normkit.comparison.weight_sources import weights_of
@@ -109,7 +110,19 @@ def convention(weights: Weights, path: str) -> Convention | None:
         1.0
     """
     known = runtimes().get(weights.runtime, ())
-    return next((each for each in known if each.holds(weights.architecture, path)), None)
+    found = next((each for each in known if each.holds(weights.architecture, path)), None)
+    is_general = found is not None and not found.architectures
+    return None if is_general and weights.runtime == OWN and not is_stock(weights.architecture) else found
+
+
+@cache
+def is_stock(architecture: str) -> bool:
+    """Whether transformers itself has a type of model: one that brings its own code may add anything."""
+    if (files("normkit.models") / f"{architecture}.toml").is_file():
+        return True
+    from transformers import CONFIG_MAPPING
+
+    return architecture in CONFIG_MAPPING
 
 
 def judged(

@@ -1,0 +1,191 @@
+"""What is written beside the parameters of a port and its reference: eps of each norm, architecture, formats.
+
+The eps that transformers' class of a model uses is read off the class itself, built without values: some classes have
+an eps of their own for some norms, whatever config.json says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normkit.checkpoint.build_model import quiet_libraries
+from normkit.checkpoint.opening import model_class
+from normkit.comparison.parameter_pairs import pair_paths
+from normkit.comparison.runtimes import OWN
+from normkit.comparison.weight_sources import eps_of_module
+from normkit.comparison.weights import Weights
+from normkit.errors import ModelError
+from normkit.models.norm_classes import declared, key_of
+
+SAME = 2.0**-22
+"""The relative difference below which two eps are one: formats hold them as float32 numbers or as decimals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsPair:
+    """The eps of a norm on both sides."""
+
+    path: str
+    """Path of the norm in the port."""
+    reference_path: str
+    """Path of the norm in the reference."""
+    stored: float | None
+    """What is stored beside the port's parameters; None if nothing is."""
+    used: float | None
+    """What the port's class in transformers uses; None if transformers does not run the port, or not this norm."""
+    reference_stored: float | None
+    """What is stored beside the reference's parameters."""
+    reference_used: float | None
+    """What the reference's class in transformers uses."""
+
+    @property
+    def given(self) -> float | None:
+        """The port's eps: what its class uses, else what is stored."""
+        return self.stored if self.used is None else self.used
+
+    @property
+    def expected(self) -> float | None:
+        """The reference's eps: what its class uses, else what is stored."""
+        return self.reference_stored if self.reference_used is None else self.reference_used
+
+    @property
+    def is_same(self) -> bool | None:
+        """Whether both are the same number; None if one is not known."""
+        return is_same(self.given, self.expected)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "path": self.path,
+            "reference_path": self.reference_path,
+            "stored": self.stored,
+            "used": self.used,
+            "reference_stored": self.reference_stored,
+            "reference_used": self.reference_used,
+            "is_same": self.is_same,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """What is written beside the parameters of a port and its reference."""
+
+    port: str
+    reference: str
+    runtimes: tuple[str, str]
+    """Who reads the port, and who the reference; "" if that is not known."""
+    architectures: tuple[str, str]
+    """The architecture of each, as its form names it; "" if it names none."""
+    eps: tuple[EpsPair, ...]
+    """One entry for each norm with a counterpart."""
+    notes: tuple[str, ...]
+    """What could not be compared, and why."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether an eps differs."""
+        return any(each.is_same is False for each in self.eps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "port": self.port,
+            "reference": self.reference,
+            "runtimes": [*self.runtimes],
+            "architectures": [*self.architectures],
+            "differs": self.differs,
+            "eps": [each.to_json() for each in self.eps],
+            "notes": [*self.notes],
+        }
+
+
+def compare_metadata(port: Weights, reference: Weights, pairs: Sequence[tuple[str, str]]) -> Metadata:
+    """Compare what is written beside the parameters of a port and its reference.
+
+    Args:
+        port: The parameters of the port.
+        reference: Those of the reference.
+        pairs: Paths of norms, in the port and in the reference, as `compare_values` pairs them.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from normkit.comparison.weight_sources import weights_of
+        >>> port, reference = (replace(weights_of({}), eps={"": eps}) for eps in (1e-5, 1e-6))
+        >>> compare_metadata(port, reference, [("norm", "model.norm")]).differs
+        True
+    """
+    notes: list[str] = []
+    pairs = [*dict.fromkeys(pairs)]
+    used, used_there = (_used(weights, notes) for weights in (port, reference))
+    found = _of_paths(used, [one for one, _ in pairs]), _of_paths(used_there, [other for _, other in pairs])
+    return Metadata(
+        port=port.name,
+        reference=reference.name,
+        runtimes=(port.runtime, reference.runtime),
+        architectures=(port.architecture, reference.architecture),
+        eps=tuple(
+            EpsPair(
+                path=one,
+                reference_path=other,
+                stored=port.eps.get(one, port.eps.get("")),
+                used=found[0].get(one),
+                reference_stored=reference.eps.get(other, reference.eps.get("")),
+                reference_used=found[1].get(other),
+            )
+            for one, other in pairs
+        ),
+        notes=tuple(notes),
+    )
+
+
+def is_same(one: float | None, other: float | None) -> bool | None:
+    """Whether two eps are one number, as far as float32 and decimals of seven digits tell; None if one is missing."""
+    if one is None or other is None:
+        return None
+    return abs(one - other) <= SAME * max(abs(one), abs(other))
+
+
+def eps_of_classes(settings: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Path of a norm -> the eps that the class which a config.json names uses; the class is built without values.
+
+    Raises:
+        ModelError: If transformers does not have the class, or cannot build it.
+    """
+    if not isinstance(settings.get("model_type"), str) or not settings.get("architectures"):
+        raise ModelError(f"expected model_type and architectures in the config.json of {name}, found none; add them")
+    with quiet_libraries():
+        config, class_ = model_class(dict(settings), Path(name))
+        try:
+            with torch.device("meta"):
+                model = class_(config)
+        except Exception as error:  # a configuration can fail in as many ways as there are models
+            raise ModelError(f"transformers cannot build {class_.__name__} of {name}: {error}") from error
+    known = declared()
+    return {
+        path: eps
+        for path, module in model.named_modules()
+        if key_of(type(module).__module__, type(module).__name__) in known
+        and (eps := eps_of_module(module)) is not None
+    }
+
+
+def _used(weights: Weights, notes: list[str]) -> dict[str, float]:
+    """The eps that transformers' classes use; nothing, with a note, where it does not run these weights."""
+    if weights.runtime != OWN or not weights.settings:
+        return {}
+    try:
+        return eps_of_classes(weights.settings, weights.name)
+    except ModelError as error:
+        notes.append(f"what the class of {weights.name} uses is not known: {error}")
+        return {}
+
+
+def _of_paths(used: Mapping[str, float], paths: Sequence[str]) -> dict[str, float]:
+    """The eps for the paths as the file has them: prefixes differ between a file and the class."""
+    known = [*used]
+    return {paths[place]: used[known[other]] for place, other in pair_paths(paths, known)}

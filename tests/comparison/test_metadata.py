@@ -1,0 +1,111 @@
+"""eps and architecture of two sides, and what a class uses whatever its configuration states."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from normkit.comparison.metadata import Metadata, compare_metadata, eps_of_classes, is_same
+from normkit.comparison.metadata_report import describe_metadata
+from normkit.comparison.weight_sources import weights_of
+from normkit.comparison.weights import Weights
+from normkit.errors import ModelError
+from normkit.show.terminal import section
+
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "rms_norm_eps": 1e-5,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "vocab_size": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 4,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+}
+
+
+def weights(eps: dict[str, float], *, runtime: str = "", settings: dict[str, Any] | None = None) -> Weights:
+    return replace(weights_of({}, name="file"), eps=eps, runtime=runtime, settings=settings or {})
+
+
+def shown(found: Metadata) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(section(describe_metadata(found)))
+    return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (1e-6, 9.999999974752427e-07, True),
+        (1e-5, 1e-6, False),
+        (1e-6, 1.001e-6, False),
+        (0.0, 0.0, True),
+        (None, 1e-6, None),
+    ],
+)
+def test_eps_of_formats_with_fewer_digits_are_the_same(one: float | None, other: float, same: bool | None) -> None:
+    assert is_same(one, other) is same
+
+
+def test_each_norm_has_its_own_eps_or_that_of_all() -> None:
+    found = compare_metadata(
+        weights({"": 1e-6, "b": 1e-5}), weights({"": 1e-6}), [("a", "x.a"), ("b", "x.b"), ("b", "x.b")]
+    )
+    assert [(each.path, each.stored, each.is_same) for each in found.eps] == [("a", 1e-6, True), ("b", 1e-5, False)]
+    assert found.differs
+    json.dumps(found.to_json(), allow_nan=False)
+    assert "x different  another eps at 1 of 2 norms." in shown(found)
+    assert "1e-05 instead of 1e-06 at b" in shown(found)
+
+
+def test_an_eps_that_one_side_lacks_is_undecided() -> None:
+    found = compare_metadata(weights({}), weights({"": 1e-6}), [("a", "a")])
+    assert (found.eps[0].is_same, found.differs) == (None, False)
+    assert "one side states none" in shown(found)
+
+
+@pytest.mark.slow
+def test_a_class_that_ignores_its_configuration_is_compared_as_it_computes() -> None:
+    used = eps_of_classes(DEEPSEEK, "folder")
+    latent = [path for path in used if path.endswith(("q_a_layernorm", "kv_a_layernorm"))]
+    assert {used[path] for path in latent} == {1e-6}
+    assert {eps for path, eps in used.items() if path not in latent} == {1e-5}
+    reference = weights({"": 1e-5}, runtime="transformers", settings=DEEPSEEK)
+    port = weights({"": 1e-5}, runtime="vLLM")
+    pairs = [(path.removeprefix("model."), path) for path in used]
+    found = compare_metadata(port, reference, pairs)
+    assert {each.reference_path for each in found.eps if each.is_same is False} == {*latent}
+    text = shown(found)
+    assert "file states eps 1e-05, its class uses 1e-06 at 4 norms: kv_a_layernorm, q_a_layernorm" in text
+    assert text.count("class") == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"model_type": "llama"}, {"model_type": "no_such", "architectures": ["X"]}, {"model_type": 3, "architectures": 4}],
+)
+def test_a_class_that_transformers_lacks_is_a_note(settings: dict[str, Any]) -> None:
+    with pytest.raises(ModelError):
+        eps_of_classes(settings, "folder")
+    found = compare_metadata(
+        weights({"": 1e-6}), weights({"": 1e-6}, runtime="transformers", settings=settings), [("a", "a")]
+    )
+    assert len(found.notes) == 1
+    assert found.eps[0].is_same is True
