@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normkit.errors import InputError
-from normkit.watching import instruments
+from normkit.measurement import instruments
 from normkit.watching.watcher import watch
 from small_training import Run, Transformer, assert_same, fingerprint
 
@@ -193,7 +193,7 @@ def test_a_failure_in_a_gradient_is_a_remark(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("no such kernel")
 
     plain = Run().go(watched=False)
-    monkeypatch.setattr("normkit.watching.instruments.add_gradient", fails)
+    monkeypatch.setattr("normkit.measurement.instruments.add_gradient", fails)
     watched = Run().go()
     assert_same(plain, watched)
     assert len(watched.said) == 1

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normkit.watching.hooks import Failures
+from normkit.measurement.hooks import Failures
 from normkit.watching.inputs import INPUTS, InputRecorder
 
 VOCABULARY = 11

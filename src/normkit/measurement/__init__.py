@@ -4,7 +4,8 @@ facts.py, quantities.py, training.py  what is measured, as frozen values
 running.py         runs a model on batches in evaluation mode
 texts.py           windows of a text, or token ids at random, for a model from a folder
 observing.py       hooks and one mode that tell a listener of every call of a norm, a block or attention
-probing.py         the probe: all that an inspection measures while a model runs
+probing.py         the probe: one measured step over a text, with a sample of rows
+hooks.py, instruments.py  hooks that never end a training and that a compiler traces; measured steps of a run
 tables.py          tables on a device, summed or largest kept
 row_counters.py    how rows and gradients are counted into tables, and read as statistics
 attention.py       how attention logits are counted into tables, and read

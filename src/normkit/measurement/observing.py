@@ -7,7 +7,6 @@ mode it is one function.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -58,19 +57,19 @@ def observed(
             innermost of them that is running.
         listener: Receives the calls.
     """
-    observer = _Observer(sites, listener)
+    calls = FunctionCalls(sites, listener)
     handles: list[RemovableHandle] = []
     parents = sorted(set(parents))
     try:
         for path in parents:
-            handles.extend(observer.hook_parent(path, model.get_submodule(path)))
+            handles.extend(_hook_parent(path, model.get_submodule(path), calls, listener))
         for block in blocks:
             handles.extend(_hook_block(block, listener))
         for site in sites:
             if site.module is not None:
                 handles.extend(_hook_site(site, site.module, listener))
         # A mode is in the way of every function that the model calls.
-        with observer if parents else nullcontext():
+        with calls if parents else nullcontext():
             yield
     finally:
         for handle in handles:
@@ -104,48 +103,65 @@ def every_module(
         yield
 
 
-class _Observer(TorchFunctionMode):
-    """The mode: sees functions, and knows which module is running."""
+class FunctionCalls(TorchFunctionMode):
+    """Tells a listener of the norms and attentions that modules call as functions.
+
+    A call belongs to the innermost module that `begin` told of and `end` has not.
+
+    Args:
+        sites: The norms of the model.
+        listener: Receives the calls.
+    """
 
     def __init__(self, sites: Sequence[NormSite], listener: Listener) -> None:
         super().__init__()
         self._listener = listener
-        self._sites = {(site.parent, site.function, site.ordinal): site for site in sites if site.function is not None}
-        # A forward that raises leaves its frames behind; those of the next one lie on top.
-        self._stack: list[tuple[str, Counter[str]]] = [("", Counter())]
+        self._sites = {(site.parent, site.function, site.ordinal): site for site in sites if site.module is None}
+        self._parent: str | None = None
+        self._made: dict[str, int] = {}
 
-    def hook_parent(self, path: str, module: nn.Module) -> Iterator[RemovableHandle]:
-        def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            self._stack.append((path, Counter()))
-            self._listener.before_parent(path, args, kwargs)
+    def begin(self, path: str) -> tuple[str | None, dict[str, int]]:
+        """The forward of the module at a path begins; returns what `end` takes: the module around it, and its calls."""
+        outer = self._parent, self._made
+        self._parent, self._made = path, {}
+        return outer
 
-        def after(_module: nn.Module, _args: object, _output: object) -> None:
-            self._stack.pop()
-
-        yield module.register_forward_pre_hook(before, with_kwargs=True)
-        yield module.register_forward_hook(after)
+    def end(self, outer: tuple[str | None, dict[str, int]]) -> None:
+        """That forward has ended."""
+        self._parent, self._made = outer
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if (name := ATTENTION_FUNCTIONS.get(function)) is not None:
-            self._listener.at_attention(self._stack[-1][0], name, args, kwargs)
-        elif (name := NORM_FUNCTIONS.get(function)) is not None:
-            return self._norm(name, function, args, kwargs)
+        if function in ATTENTION_FUNCTIONS:
+            self._listener.at_attention(self._parent or "", ATTENTION_FUNCTIONS[function], args, kwargs)
+        elif function in NORM_FUNCTIONS:
+            return self._norm(NORM_FUNCTIONS[function], function, args, kwargs)
         return function(*args, **kwargs)
 
     def _norm(self, name: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        parent, made = self._stack[-1]
-        site = self._sites.get((parent, name, made[name]))
-        made[name] += 1
-        x = first_tensor(args, kwargs)
+        ordinal = self._made.get(name, 0)
+        self._made[name] = ordinal + 1
+        site, x = self._sites.get((self._parent or "", name, ordinal)), first_tensor(args, kwargs)
         if site is None or x is None:
             return function(*args, **kwargs)
         self._listener.before_site(site, x)
         y = function(*args, **kwargs)
         replaced = self._listener.after_site(site, y)
         return y if replaced is None else replaced
+
+
+def _hook_parent(path: str, module: nn.Module, calls: FunctionCalls, listener: Listener) -> Iterator[RemovableHandle]:
+    # A forward that raises leaves its caller behind; those of the next one lie on top.
+    outer: list[tuple[str | None, dict[str, int]]] = []
+
+    def before(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        outer.append(calls.begin(path))
+        listener.before_parent(path, args, kwargs)
+
+    yield module.register_forward_pre_hook(before, with_kwargs=True)
+    yield module.register_forward_hook(lambda *_: calls.end(outer.pop()))
 
 
 def _hook_site(site: NormSite, module: nn.Module, listener: Listener) -> Iterator[RemovableHandle]:

@@ -1,8 +1,6 @@
 """A model watched while it trains: measured in the step, judged beside it, and explained when it breaks.
 
 async_copies.py      copies of tables to the host that no step waits for
-hooks.py             hooks that never end a training, and that no copy of the model holds
-instruments.py       the hooks in the model, and the switch that turns them on and off
 inputs.py            statistics of the batches and labels
 parameters.py        what each parameter is, sums of squares, and how far it moves
 loop.py              checks how the training loop uses complete gradients

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import is_distributed, local
+from normkit.measurement.hooks import Failures, Hook
 from normkit.measurement.tables import widest_dtype
 from normkit.measurement.training import Quantity
-from normkit.watching.hooks import Failures, Hook
 
 BATCH = ("calls", "ids", "tokens", "sampled", "distinct", "low", "high", "energy", "digest")
 """For the batches of one step: calls of the model, and those with whole numbers; tokens that count, or samples where

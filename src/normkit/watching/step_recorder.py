@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from normkit.identification.sharding import local
+from normkit.measurement.hooks import Failures
+from normkit.measurement.instruments import Instruments, Switch
 from normkit.measurement.row_counters import GRADIENT_SUMS
 from normkit.measurement.structure import Structure
 from normkit.measurement.tables import Table, Tables
 from normkit.watching.async_copies import AsyncCopy, CopyQueue
-from normkit.watching.hooks import Failures
 from normkit.watching.inputs import INPUTS, InputRecorder
-from normkit.watching.instruments import Instruments, Switch
 from normkit.watching.loop import LOOP, LoopRecorder
 from normkit.watching.parameters import (
     MOVES,

@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 from normkit.errors import InputError
 from normkit.inspection.result import Inspection
 from normkit.measurement.baseline import Baseline
+from normkit.measurement.hooks import Failures, Hook
 from normkit.rules.finding import Finding
-from normkit.watching.hooks import Failures, Hook
 from normkit.watching.watcher import Watch, watch
 
 COMPILED = (

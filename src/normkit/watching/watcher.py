@@ -16,10 +16,10 @@ from normkit.errors import InputError
 from normkit.inspection.build_inspection import infer
 from normkit.inspection.result import Inspection
 from normkit.measurement.baseline import Baseline, declared, write
+from normkit.measurement.hooks import Failures, Hook
 from normkit.measurement.row_counters import TableReader
 from normkit.rules.finding import Finding
 from normkit.watching.build_inspection import inspection_of_run
-from normkit.watching.hooks import Failures, Hook
 from normkit.watching.loop import describe_optimizers, learning_rates
 from normkit.watching.messages import Messages, ReportFiles
 from normkit.watching.ranks import Ranks

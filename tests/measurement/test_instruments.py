@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normkit.measurement.instruments import _GradientCounter, _stream, _with_stream, gradient_counted
 from normkit.measurement.row_counters import GRADIENT_SUMS, gradient_table, named
 from normkit.measurement.tables import Tables
-from normkit.watching.instruments import _GradientCounter, _stream, _with_stream, gradient_counted
 from small_training import Run, Transformer
 
 

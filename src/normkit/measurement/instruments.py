@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from normkit.identification.sharding import local
-from normkit.identification.tracing import ATTENTION_FUNCTIONS, NORM_FUNCTIONS, first_tensor
+from normkit.identification.sites import NormSite
+from normkit.identification.tracing import first_tensor
 from normkit.measurement.attention import add_call, add_logits, queries_and_keys, select, softmax_logits
+from normkit.measurement.hooks import Failures, Forward, Hook
 from normkit.measurement.layout import Layout
+from normkit.measurement.observing import FunctionCalls, Listener
 from normkit.measurement.row_counters import RowCounter, add_gradient
 from normkit.measurement.tables import Tables
 from normkit.ops import counting
-from normkit.watching.hooks import Failures, Forward, Hook
 
 # On, off, and either of them in evaluation and for shapes that change.
 _GRAPHS = 8
@@ -69,10 +70,10 @@ class Instruments:
             stream, leaving = self.layout.block_counters(block.index, has_deviations=False)
             self._hook(block.module, len(sites) + block.index, entering=stream, leaving=leaving)
         self._allow_graphs()
-        calls = _FunctionCalls(self)
+        calls = FunctionCalls(sites, _Counting(self))
         for path in self.layout.callers:
             module = self.model.get_submodule(path)
-            forward = Forward(module.forward, calls.within(path))
+            forward = Forward(module.forward, self._within(path, calls))
             forward.put_before(module)
             self._forwards.append((module, forward))
 
@@ -155,6 +156,27 @@ class Instruments:
             self._handles.append(module.register_forward_pre_hook(Hook(self.failures, path, before), with_kwargs=True))
         self._handles.append(module.register_forward_hook(Hook(self.failures, path, after)))
 
+    def _within(self, path: str, calls: FunctionCalls) -> Callable[..., Any]:
+        """A function that calls the forward of the module at a path, while the calls of that module are counted.
+
+        The mode is entered where the outermost of these modules runs, and only when the switch is on: every call of a
+        torch function passes through it.
+        """
+
+        def around(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            if not self.measures():
+                return forward(*args, **kwargs)
+            outer = calls.begin(path)
+            try:
+                if outer[0] is not None:
+                    return forward(*args, **kwargs)
+                with calls:
+                    return forward(*args, **kwargs)
+            finally:
+                calls.end(outer)
+
+        return around
+
     def measures(self) -> bool:
         """Whether the running code is to be counted."""
         return self.switch.on and self.switch.live
@@ -212,76 +234,33 @@ def gradient_counted(x: Tensor, table: Tensor, guarded: Callable[..., object]) -
     return None
 
 
-class _FunctionCalls(TorchFunctionMode):
-    """Counts at the norms and attentions that modules call as functions.
-
-    It is entered where the outermost of these modules runs, and only when the switch is on: every call of a torch
-    function passes through it. A call belongs to the innermost of these modules.
-    """
+class _Counting(Listener):
+    """Counts at the norms and attentions that modules call as functions."""
 
     def __init__(self, instruments: Instruments) -> None:
-        super().__init__()
         self._instruments = instruments
         layout = instruments.layout
-        self._sites = {
-            (site.parent, site.function, site.ordinal): (
-                site.path,
-                *layout.norm_counters(index, has_deviations=False, gain=None),
-            )
+        self._counters = {
+            site.path: layout.norm_counters(index, has_deviations=False, gain=None)
             for index, site in enumerate(layout.sites)
             if site.module is None
         }
         self._attentions = {(place.parent, place.function): index for index, place in enumerate(layout.attentions)}
-        self._parent: str | None = None
-        self._made: dict[str, int] = {}
 
-    def within(self, path: str) -> Callable[..., Any]:
-        """A function that calls the forward of the module at a path, while the calls of that module are counted."""
+    def before_site(self, site: NormSite, x: Tensor) -> None:
+        self._count(site.path, 0, x)
 
-        def around(forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            if not self._instruments.measures():
-                return forward(*args, **kwargs)
-            outer, made = self._parent, self._made
-            self._parent, self._made = path, {}
-            try:
-                if outer is not None:
-                    return forward(*args, **kwargs)
-                with self:
-                    return forward(*args, **kwargs)
-            finally:
-                self._parent, self._made = outer, made
+    def after_site(self, site: NormSite, y: Tensor) -> None:
+        self._count(site.path, 1, y)
 
-        return around
+    def at_attention(self, parent: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        place = self._attentions.get((parent, function))
+        if place is not None:
+            failures = self._instruments.failures
+            failures.run(f"attention of {parent}", self._add_attention, function, place, args, kwargs)
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function in ATTENTION_FUNCTIONS:
-            name = ATTENTION_FUNCTIONS[function]
-            place = self._attentions.get((self._parent or "", name))
-            if place is not None:
-                failures = self._instruments.failures
-                failures.run(f"attention of {self._parent}", self._add_attention, name, place, args, kwargs)
-        elif function in NORM_FUNCTIONS:
-            return self._norm(NORM_FUNCTIONS[function], function, args, kwargs)
-        return function(*args, **kwargs)
-
-    def _norm(self, name: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        ordinal = self._made.get(name, 0)
-        self._made[name] = ordinal + 1
-        found = self._sites.get((self._parent or "", name, ordinal))
-        x = first_tensor(args, kwargs)
-        if found is None or x is None:
-            return function(*args, **kwargs)
-        path, entering, leaving = found
-        self._count(entering, path, x)
-        y = function(*args, **kwargs)
-        self._count(leaving, path, y)
-        return y
-
-    def _count(self, counter: RowCounter, path: str, x: Tensor) -> None:
-        instruments = self._instruments
+    def _count(self, path: str, side: int, x: Tensor) -> None:
+        instruments, counter = self._instruments, self._counters[path][side]
         instruments.failures.run(path, counter.add, instruments.tables, local(x), instruments.switch.mask)
 
     def _add_attention(self, name: str, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

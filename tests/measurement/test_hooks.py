@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from normkit.watching.hooks import Failures, Forward, Hook
+from normkit.measurement.hooks import Failures, Forward, Hook
 
 
 def broken(*_: object) -> None:
