@@ -21,6 +21,7 @@ from gguf_ports import (
     reference,
 )
 from normkit.comparison.gguf_file import read_gguf
+from normkit.comparison.metadata import compare_metadata
 from normkit.comparison.values import Values, compare_values
 from normkit.comparison.weight_sources import weights_of
 from tiny_models import tiny
@@ -49,15 +50,17 @@ def truth_of(values: Values) -> dict[str, Truth]:
 
 
 @pytest.mark.parametrize(("architecture", "fault"), ports())
-def test_each_gain_of_a_port_is_what_was_planted(tmp_path, architecture, fault):
+def test_each_gain_and_eps_of_a_port_is_what_was_planted(tmp_path, architecture, fault):
     tensors = reference(architecture)
     port = converted(architecture, tensors)
     port = FAULTS[fault](port) if fault else port
-    values = compare_values(
-        read_gguf(port.write(tmp_path / "model.gguf")), weights_of(folder_of(tmp_path / "model", architecture, tensors))
-    )
+    given = read_gguf(port.write(tmp_path / "model.gguf"))
+    folder = weights_of(folder_of(tmp_path / "model", architecture, tensors))
+    values = compare_values(given, folder)
     assert truth_of(values) == told(port)
     assert values.is_right == all(value.is_right for value in port.truth.values())
+    eps = compare_metadata(given, folder, [(each.path, each.reference_path) for each in values.tensors]).eps
+    assert {(each.given, each.expected, each.is_same) for each in eps} == {(port.eps, 1e-6, fault != "eps_wrong")}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
