@@ -64,6 +64,7 @@ EXTRA_TESTS = {
     "census/test_recorded_rows.py": "census/recorded_rows.py",
     "census/test_report_picture.py": "census/report_picture.py",
     "census/test_studies.py": "census/studies.py",
+    "comparison/test_norms_compared.py": "two models of torch: their norms, and one run of both",
     "conversion/test_families.py": "families of transformers",
     "identification/test_third_party.py": "norms of other packages",
     "identification/test_published.py": "norms by their published formula",

@@ -97,7 +97,7 @@ def test_a_file_tells_what_a_model_tells_but_where_it_begins(
     faults.wrong_eps(port)
     of_model, of_file = compare(port, stock, batch), compare(port, read_back(stock, batch), batch)
     assert (of_file.reference, of_file.differs) == ("filed", True)
-    assert of_file.rows.not_run == "a file of passports cannot be run"
+    assert of_file.rows.not_run == "passports cannot be run"
     assert of_file.rows.birth is None
     assert len(of_file.conventions.changed) == 13
     for one, other in zip(of_file.conventions.changed, of_model.conventions.changed, strict=True):

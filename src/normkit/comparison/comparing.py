@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
 
 from normkit import demo
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
-from normkit.comparison.differences import Comparison
-from normkit.comparison.side_by_side import Progress, compare_models
+from normkit.comparison.contrasts import Contrast, contrast, unmatched, with_swaps
+from normkit.comparison.differences import Comparison, Conventions, Level, Pair
+from normkit.comparison.divergence import Divergence, Snapshot, diverged
+from normkit.comparison.pairing import match
+from normkit.comparison.recording import Recording
 from normkit.comparison.sides import Side, open_side
-from normkit.errors import InputError
-from normkit.identification.book import PassportBook
-from normkit.measurement.texts import Batches, batches_for, check_runs
+from normkit.comparison.surveying import Survey, run_model, survey_book, survey_model
+from normkit.comparison.values import compare_values
+from normkit.errors import InputError, ModelError
+from normkit.identification.sites import matches
+from normkit.measurement.running import Batch, arguments, batches_of
+from normkit.measurement.sampling import RowPicker
+from normkit.measurement.texts import Batches, batches_for
 
-_TOKENS = 512
+Progress = Callable[[str, int, int], None]
+
+TOKENS = 256
+"""Tokens that two models run on, unless the user says how many."""
+
+_ROWS = 512
+_RUNS_IN = 1.2
+"""Memory that a run takes, over the bytes of the weights: activations and recorded rows are the rest."""
 
 
 def compare(
-    port: nn.Module | PassportBook | str | Any,
-    reference: nn.Module | PassportBook | str | Any,
-    batches: Any = None,
+    port: Any,
+    reference: Any,
+    batch: Any = None,
     *,
+    shape: Any = None,
     site: str | None = None,
+    run: bool = True,
     dtype: str = "auto",
     local_files_only: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare a port with its reference, at each level that both offer.
+    """Compare a port with its reference, at each level that both offer: files, norms, and rows of a run.
 
-    Norms are paired by path, or by forward order and size where the paths differ. Each pair is reported with the
-    conventions that differ, and the distance of the two formulas on the rows that arrive at the port's norm. Then both
-    run on the first batch, and their first difference is found. Models run in evaluation mode and are left as they
-    were.
+    Stored gains and biases are compared by their relation, as in "reference + 1"; nothing is run for that. Norms that
+    can be called, or whose rows were recorded, are identified, and paired by path, or by forward order and size. Then
+    both run on the same input, once, and their first difference is found. Models run in evaluation mode and are left as
+    they were. A level that one of them does not offer is left out, and the result says why.
 
     Args:
-        port: A model of torch, the folder or Hub id of one, its passports or their file.
+        port: A model's folder or Hub id, a .safetensors, .gguf or .onnx file, a recording, a file of passports, or
+            "FILE.py:function", which returns a module and is run; an `nn.Module`, a mapping of arrays, a `Recording`, a
+            `PassportBook`; or, with `shape`, one norm: a module or a function.
         reference: Likewise.
-        batches: As for `inspect`; by default the start of a text that ships, for models from folders.
+        batch: What models run on, as one of `inspect`'s; by default the start of a text that ships, or the tokens of a
+            recording.
+        shape: Of an input of the two, if they are single norms, as `identify` takes it.
         site: List only the norms, of either, whose path this is or matches, as "model.layers.*.input_layernorm" does.
+        run: False looks at what is stored, and runs no model.
         dtype: In which models from folders are loaded: "auto" (the checkpoint's own), "float32", "bfloat16", "float16"
             or "float64".
         local_files_only: Do not use the network: take a Hub id from the cache.
@@ -51,7 +74,7 @@ def compare(
         One part for each level, or the reason why it was not looked at.
 
     Raises:
-        InputError: If a file cannot be used, `site` matches no norm, or batches are needed.
+        InputError: If a file cannot be used, `site` matches no norm, or the two have nothing that can be compared.
         ModelError: If a model cannot be loaded or run.
         KindError: If one of them is nothing that can be compared.
 
@@ -63,49 +86,232 @@ def compare(
         (True, {'eps': 0.001, 'eps_placement': 'inside'})
     """
     report = progress or (lambda _stage, _done, _total: None)
-    sides = [open_side(given, dtype=dtype, local_files_only=local_files_only) for given in (port, reference)]
-    return compare_sides(sides[0], sides[1], batches, site=site, progress=report)
+    sides = [
+        open_side(given, shape=shape, dtype=dtype, local_files_only=local_files_only) for given in (port, reference)
+    ]
+    return compare_sides(sides[0], sides[1], batch, site=site, run=run, progress=report)
 
 
 def compare_sides(
     port: Side,
     reference: Side,
-    batches: Any | Callable[[LoadedModel], Batches],
+    batch: Any | Callable[[LoadedModel], Batches] = None,
     *,
     site: str | None = None,
+    run: bool = True,
     progress: Progress,
 ) -> Comparison:
-    """`compare` of two sides that are open; `batches` may be a function from a loaded model to them."""
-    source = ""
-    if port.loaded is not None and (batches is None or callable(batches)):
-        chosen = (batches or shipped)(port.loaded)
-        batches, source = chosen.batches, chosen.source
-        check_runs(port.loaded.model, chosen.batches[0])
+    """`compare` of two sides that are open; `batch` may be a function from a loaded model to batches."""
     # Their own names, else those that the user gave.
     pairs = ((port.name, reference.name), (port.given, reference.given), ("port", "reference"))
     names = next(pair for pair in pairs if pair[0] != pair[1])
-    if port.model is None:
-        raise InputError(f"{names[0]} holds passports, and the port must be a model; give it in place of the reference")
-    if batches is None:
-        raise InputError("expected batches to run the models on, got none; give batches=")
-    other = reference.model if reference.model is not None else reference.book
-    assert other is not None
-    with quiet_libraries():
-        conventions, rows = compare_models(
-            port.model, other, batches, name=names[0], reference_name=names[1], site=site, progress=progress
-        )
-    return Comparison(
-        port=names[0],
-        reference=names[1],
-        forms=(port.form, reference.form),
-        source=source,
-        conventions=conventions,
-        rows=rows,
+    port, reference = replace(port, name=names[0]), replace(reference, name=names[1])
+    lacking: dict[Level, str] = {**reference.lacking, **port.lacking}
+    found = Comparison(port=names[0], reference=names[1], forms=(port.form, reference.form))
+    if port.weights is not None and reference.weights is not None:
+        found = replace(found, values=compare_values(port.weights, reference.weights, progress))
+    is_compared = found.values is not None and bool(found.values.tensors)
+    if "conventions" not in lacking:
+        try:
+            found = _with_norms(found, port, reference, batch, lacking, site=site, run=run, progress=progress)
+        except _NotRunError as error:
+            lacking |= dict.fromkeys(("conventions", "rows"), str(error))
+        except ModelError as error:
+            if not is_compared:
+                raise
+            lacking |= dict.fromkeys(("conventions", "rows"), str(error))
+    if "conventions" in lacking and not is_compared:
+        reasons = "; ".join(dict.fromkeys([lacking["conventions"], lacking.get("values", "they share no norm")]))
+        raise InputError(f"nothing of {names[0]} and {names[1]} can be compared: {reasons}")
+    return replace(found, not_looked_at=lacking)
+
+
+class _NotRunError(Exception):
+    """Models are not run; the message says why."""
+
+
+def _with_norms(
+    found: Comparison,
+    port: Side,
+    reference: Side,
+    batch: Any,
+    lacking: dict[Level, str],
+    *,
+    site: str | None,
+    run: bool,
+    progress: Progress,
+) -> Comparison:
+    """The comparison with what norms compute and, if both sides have them, with the rows of a run.
+
+    Raises:
+        _NotRunError: If models would have to be run and are not.
+    """
+    sides = (port, reference)
+    if not run and any(side.load is not None or side.model is not None for side in sides):
+        raise _NotRunError("running models was switched off")
+    if reason := _too_large(sides):
+        raise _NotRunError(reason)
+    with quiet_libraries(), torch.no_grad():
+        for side in sides:
+            if side.load is not None:
+                progress(f"loading {side.name}", 0, 0)
+        port, reference = port.loaded(), reference.loaded()
+        given, source = _input(port, reference, batch)
+        progress("norms", 0, 0)
+        here, there = _survey(port, given), _survey(reference, given)
+        here.book.only(site)
+        paired = match(here.book, there.book)
+        contrasts = with_swaps([contrast(each, here, there) for each in paired], here, there)
+        needs_rows = "rows" not in lacking or any(each.has_effect for each in contrasts)
+        recordings: list[Recording | str] = []
+        for side, survey, spans in zip((port, reference), (here, there), _spans(contrasts), strict=True):
+            progress(f"running {side.name}", 0, 0)
+            recordings.append(_recording(side, survey, given, spans) if needs_rows else lacking["rows"])
+        rows = _rows(contrasts, recordings)
+        if rows.not_run:
+            lacking.setdefault("rows", rows.not_run)
+    conventions = Conventions(
+        pairs=tuple(
+            _observed(each, recordings)
+            for each in contrasts
+            if _is_wanted(site, each.pair.entry.path, each.pair.reference.path)
+        ),
+        unmatched=tuple(each for each in unmatched(here.book, there.book, paired) if _is_wanted(site, each.path)),
+        left_out={
+            path: (reason, there.book.left_out[path])
+            for path, reason in here.book.left_out.items()
+            if path in there.book.left_out and _is_wanted(site, path)
+        },
     )
+    notes = (*port.notes, *reference.notes)
+    return replace(found, source=source, conventions=conventions, rows=rows, notes=notes)
 
 
-def shipped(loaded: LoadedModel) -> Batches:
+def _too_large(sides: Sequence[Side]) -> str:
+    """Why the models of folders are not loaded, or ""."""
+    tensors = [
+        side.weights.source.tensors.values() for side in sides if side.load is not None and side.weights is not None
+    ]
+    needed = _RUNS_IN * sum(info.nbytes for each in tensors for info in each)
+    free = _free_memory()
+    if free is None or needed <= free:
+        return ""
+    return f"running them takes {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; files alone are compared"
+
+
+def _free_memory() -> int | None:
+    """Bytes of memory that are free here, or None if the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _input(port: Side, reference: Side, batch: Any) -> tuple[Batch, str]:
+    """What models are run on, and its source in words; an empty batch if nothing has to be run.
+
+    Raises:
+        _NotRunError: If there are models and nothing to run them on.
+        InputError: If it is no batch.
+    """
+    models = [side.model for side in (port, reference) if side.model is not None]
+    recorded = next((side for side in (port, reference) if side.recording is not None), None)
+    if not models:
+        return {}, ""
+    if batch is not None and not callable(batch):
+        first = next(batches_of(batch), None)
+        if first is None:
+            raise InputError("a comparison needs at least one batch, got none")
+        return arguments(models[0], first), "a batch that was given"
+    if recorded is not None and recorded.recording is not None:
+        if not recorded.recording.tokens:
+            raise _NotRunError(f"{recorded.name} does not say its tokens; record them, or give a batch")
+        return _padded(recorded.recording.tokens), f"the tokens of {recorded.name}"
+    # The reference's tokenizer is the right one; a port may have none.
+    folders = [side.folder for side in (reference, port) if side.folder is not None]
+    if not folders:
+        raise _NotRunError("no batch was given to run on")
+    loaded = next((each for each in folders if each.tokenizer is not None), folders[0])
+    chosen: Batches = (batch or _shipped)(loaded)
+    return chosen.batches[0], chosen.source
+
+
+def _padded(tokens: Sequence[Sequence[int]]) -> Batch:
+    """Tokens of several lengths as one batch, with a mask."""
+    length = max(map(len, tokens))
+    ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in tokens])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in tokens])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _shipped(loaded: LoadedModel) -> Batches:
     """The start of the text that ships, for a model from a folder."""
     return batches_for(
-        loaded, demo.text(), "demo text", is_own=False, length=None, max_tokens=_TOKENS, batch_size=_TOKENS
+        loaded, demo.text(), "demo text", is_own=False, length=None, max_tokens=TOKENS, batch_size=TOKENS
     )
+
+
+def _survey(side: Side, batch: Batch) -> Survey:
+    if side.model is not None:
+        return survey_model(side.model, batch, side.name)
+    book = side.book if side.recording is None else side.recording.book
+    assert book is not None
+    return survey_book(replace(book, model=side.name))
+
+
+def _spans(contrasts: Sequence[Contrast]) -> tuple[dict[str, int | None], dict[str, int | None]]:
+    """Path -> trailing axes of a row, as both norms of a pair need them, in the port and in the reference."""
+    known = [each for each in contrasts if each.formulas is not None]
+    return (
+        {each.pair.entry.path: each.span for each in known},
+        {each.pair.reference.path: each.span for each in known},
+    )
+
+
+def _recording(side: Side, survey: Survey, batch: Batch, spans: Mapping[str, int | None]) -> Recording | str:
+    """What entered and left the norms of a side, or why that is not known."""
+    if side.recording is not None:
+        return side.recording
+    if not survey.book.entries and not survey.book.left_out:
+        return f"{side.name} has no norm"
+    if side.model is not None:
+        return run_model(side.model, batch, spans, rows=_ROWS, name=side.name)
+    return side.lacking.get("rows", "it cannot be run")
+
+
+def _rows(contrasts: Sequence[Contrast], recordings: Sequence[Recording | str]) -> Divergence:
+    here, there = recordings
+    if isinstance(here, str) or isinstance(there, str):
+        return Divergence(not_run=here if isinstance(here, str) else str(there))
+    if here.tokens and there.tokens and here.tokens != there.tokens:
+        return Divergence(not_run="the two ran on different tokens; record both on one text")
+    places = [each.place() for each in contrasts if each.is_comparable]
+    if not places:
+        return Divergence(not_run="no norm of the one has as many features as a norm of the other")
+    outputs = (here.outputs, there.outputs)
+    pair = None
+    if outputs[0] is not None and outputs[1] is not None and outputs[0].shape == outputs[1].shape:
+        pair = (outputs[0], outputs[1])
+    dtypes = {norm.output.dtype for each in (here, there) for norm in each.norms.values()}
+    return diverged(places, _snapshot(here), _snapshot(there), pair, sorted(dtypes, key=str))
+
+
+def _snapshot(recording: Recording) -> Snapshot:
+    made = Snapshot({}, RowPicker(0, None))
+    made.entered = {path: norm.input for path, norm in recording.norms.items()}
+    made.left = {path: norm.output for path, norm in recording.norms.items()}
+    return made
+
+
+def _observed(each: Contrast, recordings: Sequence[Recording | str]) -> Pair:
+    """A pair, with the effect of what differs on the rows that arrive at the port's norm, else at the reference's."""
+    paths = (each.pair.entry.path, each.pair.reference.path)
+    for recording, path in zip(recordings, paths, strict=True):
+        if each.has_effect and not isinstance(recording, str) and path in recording.norms:
+            return each.observed(recording.norms[path].normalized)
+    return each.pair
+
+
+def _is_wanted(pattern: str | None, *paths: str) -> bool:
+    return any(matches(path, pattern) for path in paths)

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from normkit.comparison.differences import Owner, Pair, ParameterChange, Unmatched
 from normkit.comparison.divergence import Place
-from normkit.comparison.effects import EffectGauge, Formula, common_span
+from normkit.comparison.effects import Formula, common_span, observed
 from normkit.comparison.pairing import Match, changes, digests, undecided
+from normkit.comparison.surveying import Acting, Survey
 from normkit.identification.book import PassportBook
-from normkit.identification.sites import NormSite
-from normkit.identification.tracing import Trace
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Survey:
-    """A model and its norms."""
-
-    model: nn.Module
-    """The model."""
-    trace: Trace
-    """One forward pass of it."""
-    sites: Mapping[str, NormSite]
-    """Path -> norm."""
-    book: PassportBook
-    """Their passports."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,16 +30,6 @@ class Contrast:
         """Inputs and outputs of the two norms have the same size."""
         return self.formulas is not None and self.pair.entry.features == self.pair.reference.features
 
-    def gauge(self) -> EffectGauge | None:
-        """Measures the distance of the two formulas; None if nothing differs or nothing can be computed."""
-        if self.formulas is None or not (self.pair.changes or self.pair.parameters):
-            return None
-        given, expected = self.formulas
-        if not self.pair.with_parameters and given.spec == expected.spec:
-            # Only gain or bias differ, and both are left out: all differences would be 0.
-            return None
-        return EffectGauge(given, expected)
-
     def place(self) -> Place:
         """The pair as a place where two runs are compared."""
         assert self.formulas is not None
@@ -62,28 +37,43 @@ class Contrast:
             path=self.pair.entry.path,
             reference=self.pair.reference.path,
             formula=self.formulas[0],
-            span=common_span(*self.formulas),
+            span=self.span,
         )
 
-    def observed(self, gauge: EffectGauge | None) -> Pair:
-        """The pair, with what its gauge has seen."""
-        return self.pair if gauge is None else replace(self.pair, observed=gauge.result())
+    @property
+    def span(self) -> int | None:
+        """Trailing axes of a row that both formulas take; None if one of them takes whole samples."""
+        assert self.formulas is not None
+        return common_span(*self.formulas)
+
+    @property
+    def has_effect(self) -> bool:
+        """The two formulas differ and can be computed."""
+        if self.formulas is None or not (self.pair.changes or self.pair.parameters):
+            return False
+        # Where only gain or bias differ, and both are left out, all differences would be 0.
+        return self.pair.with_parameters or self.formulas[0].spec != self.formulas[1].spec
+
+    def observed(self, rows: Tensor) -> Pair:
+        """The pair, with what the two formulas make of the rows that arrive."""
+        assert self.formulas is not None
+        return replace(self.pair, observed=observed(*self.formulas, rows))
 
 
-def contrast(each: Match, here: Survey, there: Survey | None) -> Contrast:
+def contrast(each: Match, here: Survey, there: Survey) -> Contrast:
     """Differences between two norms that show without a run."""
     entry, other = each.entry, each.reference
-    site, other_site = here.sites[entry.path], None if there is None else there.sites[other.path]
-    parameters = _parameter_changes(each, site, other_site)
-    same_width = entry.features == other.features
-    with_parameters = same_width and (other_site is not None or digests(entry) == digests(other))
+    mine, theirs = here.acting.get(entry.path), there.acting.get(other.path)
+    parameters = _parameter_changes(each, mine, theirs)
+    are_known = mine is not None and theirs is not None
+    with_parameters = entry.features == other.features and (are_known or digests(entry) == digests(other))
     spec, other_spec = entry.passport.spec, other.passport.spec
     formulas = None
     if spec is not None and other_spec is not None:
-        # A file holds no parameters; where the digests agree they are the model's own.
-        source = other.passport if other_site is not None else entry.passport
+        # A file holds no parameters; where the digests agree they are those of the other side.
+        sources = entry.passport if mine else other.passport, other.passport if theirs else entry.passport
         formulas = (
-            (Formula.of(spec, entry.passport), Formula.of(other_spec, source))
+            (Formula.of(spec, sources[0]), Formula.of(other_spec, sources[1]))
             if with_parameters
             else (Formula.bare(spec), Formula.bare(other_spec))
         )
@@ -99,8 +89,8 @@ def contrast(each: Match, here: Survey, there: Survey | None) -> Contrast:
     return Contrast(pair=pair, formulas=formulas)
 
 
-def with_swaps(contrasts: Sequence[Contrast], here: Survey, there: Survey | None) -> list[Contrast]:
-    """The pairs again, with the parameters named that two norms of the model have exchanged."""
+def with_swaps(contrasts: Sequence[Contrast], here: Survey, there: Survey) -> list[Contrast]:
+    """The pairs again, with the parameters named that two norms of the port have exchanged."""
     exchanged: dict[tuple[str, str], str] = {}
     for role in ("weight", "bias"):
         values = {}
@@ -119,30 +109,31 @@ def with_swaps(contrasts: Sequence[Contrast], here: Survey, there: Survey | None
     return found
 
 
-def _values(pair: Pair, role: str, here: Survey, there: Survey | None) -> tuple[object, object]:
-    """Digests of one parameter of the model's norm and of the reference's norm."""
-    if there is None:
+def _values(pair: Pair, role: str, here: Survey, there: Survey) -> tuple[object, object]:
+    """Bytes of one parameter of the port's norm and of the reference's norm, or the digests of both."""
+    mine, theirs = here.acting.get(pair.entry.path), there.acting.get(pair.reference.path)
+    if mine is None or theirs is None:
         digest, expected = ((entry.passport.parameters[role] or {}) for entry in (pair.entry, pair.reference))
         return digest.get("sha256"), expected.get("sha256")
-    site, other = here.sites[pair.entry.path], there.sites[pair.reference.path]
-    parts = (site.gain, other.gain) if role == "weight" else (site.bias, other.bias)
-    mine, theirs = (None if part is None else part.numpy().tobytes() for part in parts)
-    return mine, theirs
+    parts = (each[role == "bias"] for each in (mine, theirs))
+    given, wanted = (None if part is None else part.numpy().tobytes() for part in parts)
+    return given, wanted
 
 
-def _parameter_changes(each: Match, site: NormSite, other: NormSite | None) -> tuple[ParameterChange, ...]:
+def _parameter_changes(each: Match, mine: Acting | None, theirs: Acting | None) -> tuple[ParameterChange, ...]:
     found = []
-    for role, mine in (("weight", site.gain), ("bias", site.bias)):
-        if other is None:
+    for place, role in enumerate(("weight", "bias")):
+        if mine is None or theirs is None:
             digest, expected = ((entry.passport.parameters[role] or {}) for entry in (each.entry, each.reference))
             # The same values in another dtype have another digest.
             if digest and expected and digest.get("dtype") == expected.get("dtype") and digest != expected:
                 found.append(ParameterChange(role=role, difference=None))
             continue
-        theirs = other.gain if role == "weight" else other.bias
-        if mine is not None and theirs is not None and mine.shape == theirs.shape and not torch.equal(mine, theirs):
-            apart = (mine - theirs).abs().max() / theirs.abs().max()
-            found.append(ParameterChange(role=role, difference=float(apart)))
+        given, wanted = mine[place], theirs[place]
+        if given is None or wanted is None or given.shape != wanted.shape or torch.equal(given, wanted):
+            continue
+        apart = (given - wanted).abs().max() / wanted.abs().max()
+        found.append(ParameterChange(role=role, difference=float(apart)))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from normkit.comparison.divergence import Divergence
 from normkit.comparison.effects import Observed
 from normkit.comparison.pairing import Change, MatchedBy
+from normkit.comparison.values import Values
 from normkit.identification.book import Entry
 from normkit.inspection.result import plain
 
@@ -131,17 +132,22 @@ class Comparison:
     """What the port and the reference are, such as "folder" or "passports"."""
     source: str = ""
     """The input of the runs, in words; "" where nothing was run."""
+    values: Values | None = None
+    """The relation of each stored gain and bias to the reference's."""
     conventions: Conventions = field(default_factory=Conventions)
     """What the norms of both compute."""
     rows: Divergence = field(default_factory=Divergence)
     """The first difference of two runs on the same input."""
     not_looked_at: Mapping[Level, str] = field(default_factory=dict)
     """Level -> why it was not looked at."""
+    notes: tuple[str, ...] = ()
+    """Remarks on what was opened."""
 
     @property
     def differs(self) -> bool:
-        """At one of the levels they differ by more than rounding."""
-        return self.conventions.differs or self.rows.birth is not None
+        """At one of the levels they differ by more than rounding, and by more than a runtime's way to store them."""
+        are_wrong = self.values is not None and self.values.is_right is False
+        return are_wrong or self.conventions.differs or self.rows.birth is not None
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; NaN and infinity as strings."""
@@ -153,9 +159,11 @@ class Comparison:
                 "forms": list(self.forms),
                 "source": self.source,
                 "differs": self.differs,
-                "conventions": self.conventions.to_json(),
-                "rows": self.rows,
+                "values": self.values and self.values.to_json(),
+                "conventions": None if "conventions" in self.not_looked_at else self.conventions.to_json(),
+                "rows": None if "rows" in self.not_looked_at else self.rows,
                 "not_looked_at": dict(self.not_looked_at),
+                "notes": list(self.notes),
             }
         )
         assert isinstance(values, dict)

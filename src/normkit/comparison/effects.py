@@ -1,7 +1,4 @@
-"""The distance of two formulas on the rows that really arrive at a norm, row by row.
-
-Both are computed where the rows pass by; only three numbers a row are kept.
-"""
+"""The distance of two formulas on the rows that really arrive at a norm, row by row."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Observed:
     """The rows that arrived at a norm, and what two formulas make of them."""
 
     rows: int
-    """Rows sampled, spread evenly over each batch."""
+    """Rows that were looked at."""
     rms: tuple[float, float, float]
     """5 %, 50 % and 95 % quantile of their root mean square."""
     effects: tuple[Effect, ...]
@@ -120,45 +117,22 @@ def distances(y: Tensor, expected: Tensor) -> Tensor:
     return torch.where(same, 0.0, apart.nan_to_num(nan=torch.inf, posinf=torch.inf))
 
 
-class EffectGauge:
-    """Compares two formulas on the rows that pass.
+def observed(formula: Formula, expected: Formula, rows: Tensor) -> Observed | None:
+    """What two formulas make of the rows that arrived at a norm; None without a row.
 
     Args:
-        formula: Formula of the model's norm.
+        formula: Formula of the port's norm.
         expected: Formula of the reference's norm.
+        rows: Shape (rows, ...), in the dtype in which they arrived.
     """
-
-    def __init__(self, formula: Formula, expected: Formula) -> None:
-        self._formula, self._expected = formula, expected
-        self._span = common_span(formula, expected)
-        self._rms: list[Tensor] = []
-        self._apart: dict[torch.dtype, list[Tensor]] = {}
-
-    def enter(self, x: Tensor, picker: RowPicker) -> None:
-        """Count the rows of a call."""
-        parts = sampled(x, self._span, picker)
-        if parts is None or not len(parts):
-            return
-        self._rms.append(parts.double().flatten(1).square().mean(1).sqrt())
-        for dtype in dict.fromkeys((torch.float32, x.dtype)):
-            apart = distances(self._formula(parts, dtype), self._expected(parts, dtype))
-            self._apart.setdefault(dtype, []).append(apart)
-
-    def result(self) -> Observed | None:
-        """The result so far; None without a row."""
-        if not self._rms:
-            return None
-        rms = torch.cat(self._rms)
-        low, median, high = rms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
-        return Observed(
-            rows=len(rms),
-            rms=(low, median, high),
-            effects=tuple(_effect(dtype, torch.cat(apart)) for dtype, apart in self._apart.items()),
-        )
-
-
-def _effect(dtype: torch.dtype, apart: Tensor) -> Effect:
-    return Effect(
-        dtype=dtype_name(dtype), median=float(apart.sort().values[(len(apart) - 1) // 2]),
-        worst=float(apart.max()),
-    )  # fmt: skip
+    if not len(rows):
+        return None
+    parts = rows if rows.dtype == torch.float64 else rows.float()
+    rms = parts.double().flatten(1).square().mean(1).sqrt()
+    low, median, high = rms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+    effects = []
+    for dtype in dict.fromkeys((torch.float32, rows.dtype)):
+        apart = distances(formula(parts, dtype), expected(parts, dtype))
+        middle = float(apart.sort().values[(len(apart) - 1) // 2])
+        effects.append(Effect(dtype=dtype_name(dtype), median=middle, worst=float(apart.max())))
+    return Observed(rows=len(rows), rms=(low, median, high), effects=tuple(effects))
