@@ -63,6 +63,7 @@ def test_one_spelling_is_one_option_everywhere() -> None:
     different = {
         "--dtype": "that of a model, of a fold, of a study and of a timing",
         "--format": "of printed text and of figures",
+        "--max-tokens": "a comparison needs a few rows of each norm",
         "--device": "a study takes any of torch's, bench measures two",
         "--threads": "a study and bench have defaults of their own",
     }

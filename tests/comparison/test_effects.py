@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from normkit import specs
-from normkit.comparison.effects import EffectGauge, Formula, common_span, distances, sampled
+from normkit.comparison.effects import Formula, common_span, distances, observed, sampled
 from normkit.identification.passport import Passport
 from normkit.measurement.sampling import RowPicker
 from normkit.spec import NormSpec
@@ -23,9 +23,7 @@ LAYER = specs.TORCH_LAYER_NORM
 def test_the_distances_are_those_of_plain_torch() -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.rand(16) + 0.5, torch.randn(16), torch.randn(2, 20, 16)
-    gauge = EffectGauge(formula(LAYER.replace(eps=1e-2), weight, bias), formula(LAYER, weight, bias))
-    gauge.enter(x, RowPicker(0, None))
-    seen = gauge.result()
+    seen = observed(formula(LAYER.replace(eps=1e-2), weight, bias), formula(LAYER, weight, bias), x.flatten(0, -2))
     assert seen is not None
     y = nn.functional.layer_norm(x.double(), (16,), weight.double(), bias.double(), 1e-2)
     expected = nn.functional.layer_norm(x.double(), (16,), weight.double(), bias.double(), 1e-5)
@@ -42,9 +40,7 @@ def test_casts_count_in_16_bits_only() -> None:
     torch.manual_seed(0)
     weight, x = torch.rand(64, dtype=torch.bfloat16) + 0.5, torch.randn(8, 64, dtype=torch.bfloat16)
     late = specs.LLAMA.replace(cast="late")
-    gauge = EffectGauge(formula(specs.LLAMA, weight), formula(late, weight))
-    gauge.enter(x, RowPicker(0, None))
-    seen = gauge.result()
+    seen = observed(formula(specs.LLAMA, weight), formula(late, weight), x.flatten(0, -2))
     assert seen is not None
     effects = {effect.dtype: effect for effect in seen.effects}
     # The last bit of 24, where the reference rounds before the gain or not.
@@ -55,7 +51,7 @@ def test_casts_count_in_16_bits_only() -> None:
 
 
 def test_nothing_seen_is_no_result() -> None:
-    assert EffectGauge(formula(specs.LLAMA), formula(specs.LLAMA)).result() is None
+    assert observed(formula(specs.LLAMA), formula(specs.LLAMA), torch.empty(0, 8)) is None
 
 
 def test_a_formula_takes_what_its_spec_takes() -> None:
@@ -75,9 +71,7 @@ def test_a_gain_with_an_entry_for_each_head_keeps_the_heads() -> None:
     spec = specs.LLAMA.replace(eps=0.0)
     one, other = formula(spec, heads), formula(spec, 2 * heads)
     assert common_span(one, other) == 2
-    gauge = EffectGauge(other, one)
-    gauge.enter(x, RowPicker(0, None))
-    seen = gauge.result()
+    seen = observed(other, one, x.flatten(0, 1))
     assert seen is not None
     assert seen.rows == 15
     assert seen.effects[0].worst == pytest.approx(1.0, abs=1e-6)
@@ -88,11 +82,9 @@ def test_channels_and_whole_samples_are_compared_whole() -> None:
     groups = LAYER.replace(axes="all_but_batch", groups=2)
     one, other = formula(groups, torch.ones(8), torch.zeros(8)), formula(groups.replace(groups=4))
     assert common_span(one, other) is common_span(formula(LAYER.replace(axes=(1,))), one) is None
-    gauge = EffectGauge(one, other)
-    gauge.enter(x, RowPicker(0, None))
-    seen = gauge.result()
+    seen = observed(one, other, x)
     assert seen is not None
-    assert seen.rows == 4
+    assert seen.rows == 6
     # 4 groups have other means and deviations than 2.
     assert seen.effects[0].worst > 0.01
 

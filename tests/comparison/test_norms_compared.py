@@ -143,11 +143,13 @@ def test_an_offset_that_is_in_the_weights_already_does_nothing_to_the_numbers(
     path = "model.layers.2.input_layernorm"
     right = replaced(copy.deepcopy(twins["rmsnorm"]), path, lambda norm: Offset(norm, 1.0))
     found = compare(twins["rmsnorm"], right, batch)
-    pair = found.conventions.changed[0]
-    assert (pair.entry.path, pair.parameters) == (path, ())
-    assert pair.observed is not None
-    assert pair.observed.effects[0].worst < 1e-6
+    # Its casts are others; its gain is the same.
+    assert changed(found) == [(path, ["casts", "output dtype"])]
     assert found.rows.birth is None
+    assert found.values is not None
+    [stored] = [each for each in found.values.tensors if each.relation.kind != "equal"]
+    assert (stored.path, stored.relation.words, stored.is_right) == (path, "reference + 1", True)
+    assert stored.verdict == "the norm adds what it lacks, so the same gain acts"
 
 
 def test_a_gain_changed_in_the_middle(port: nn.Module, stock: nn.Module, batch: dict[str, Tensor]) -> None:
@@ -329,7 +331,11 @@ def test_gains_swapped_between_two_norms(names: tuple[str, ...]) -> None:
     ]
     assert swapped == [(first, "weight", second), (second, "weight", first)]
     assert found.conventions.unmatched == ()
-    assert f"swapped between {first} and {second}" in [fact.value for fact in describe_comparison(found).facts]
+    # With other names, two norms with swapped gains are two norms with swapped biases.
+    role, name = ("biases", "bias") if names else ("gains", "weight")
+    verdict = describe_comparison(found).verdict
+    assert verdict is not None
+    assert verdict.detail == f"The {role} of two norms are swapped: {first}.{name} and {second}.{name}."
     one.weight = nn.Parameter(one.weight + 1)
     assert all(
         change.swapped_with is None

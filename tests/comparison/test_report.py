@@ -57,9 +57,12 @@ def told(*pairs: Pair, **more: Any) -> str:
 def test_the_verdict_is_that_all_is_the_same_or_that_there_is_nothing_to_compare() -> None:
     text = told(pair("a"), pair("b"))
     assert "+ the same all 2 norms compute the same formulas." in text
+    assert "looked at metadata, values, conventions, rows" in text
     assert "Side by side they agree to the bit at 2 norms and in their output." in text
-    assert "- nothing to compare neither model has a norm." in told()
-    assert "The two were not run side by side: no room." in told(rows=Divergence(not_run="no room"))
+    assert "- nothing to compare neither of the two has a norm." in told()
+    text = told(pair("a"), not_looked_at={"values": "no tensors", "rows": "no room", "metadata": "no tensors"})
+    assert "looked at conventions not looked at metadata and values: no tensors not looked at rows: no room" in text
+    assert "Side by side" not in text
 
 
 def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> None:
@@ -67,21 +70,24 @@ def test_the_largest_effect_comes_first_and_alike_changes_stand_together() -> No
     described = describe_comparison(
         comparison(pair("a", PORT, 0.1), pair("b"), pair("c", PORT, 0.3), pair("d", other, 0.2))
     )
-    assert [each.title for each in described.sections] == [
+    assert [each.title for each in described.sections[1:]] == [
         "2 norms: eps 1e-05 instead of 1e-06, inside the root both",
         "d: 2 conventions differ",
     ]
-    assert [row[0].text for row in described.sections[0].tables[0].rows] == ["c", "a"]
-    assert described.sections[1].notes == (
+    assert [row[0].text for row in described.sections[1].tables[0].rows] == ["c", "a"]
+    assert described.sections[2].notes == (
         "eps 1e-05 instead of 1e-06, inside the root both",
         "in 16 bits rounded once at the end instead of rounded before the gain",
     )
-    assert described.verdict.detail == "3 of 4 norms do not compute what the reference's do."
+    assert described.verdict.detail == (
+        "2 of 4 norms do not compute what the reference's do: eps 1e-05 instead of 1e-06, inside the root both."
+    )
+    assert described.notes[0].startswith("Besides: d does not compute what the reference's does: eps 1e-05")
 
 
 def test_each_dtype_has_its_columns() -> None:
     found = comparison(pair("a", PORT, 0.1, dtypes=("float32", "bfloat16")))
-    table = describe_comparison(found).sections[0].tables[0]
+    table = describe_comparison(found).sections[1].tables[0]
     assert [column.heading for column in table.columns] == [
         *("norm", "row rms", "float32 median", "float32 worst", "bfloat16 median", "bfloat16 worst")
     ]
@@ -154,7 +160,7 @@ def test_what_has_no_counterpart_or_was_not_compared_is_told_with_the_reason() -
         left_out={"h.0.g": ("gated", "gated"), "h.1.g": ("gated", "gated"), "stem": ("batch norm", "gated")},
     )
     for line in (
-        "x different 3 norms without counterpart.",
+        "x different d is missing in the port. Besides: 2 norms (c.*) are only in the port.",
         "pairs 1 of 2 norms: the paths differ, so they were paired in forward order and by size a for z",
         "only in port c.* (2) only in stock d: gated",
         "weight differs by up to 0.250 of the largest, at 1 norm: a",

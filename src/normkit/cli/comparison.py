@@ -13,8 +13,19 @@ from normkit.cli import options, terminal
 @click.command("compare", short_help="Say where and how a port differs from its reference.")
 @options.model_argument("port", "PORT")
 @options.model_argument("reference", "REFERENCE")
+@options.text_option
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=8),
+    metavar="N",
+    default=256,
+    show_default=True,
+    help="Stop after this many tokens.",
+)
+@click.option("--batch", metavar="FILE.py:NAME", help="Run on what this function returns, for models in code.")
+@click.option("--no-run", is_flag=True, help="Look at what is stored; run no model.")
+@options.dtype_option
 @options.site_option
-@options.run_options
 @options.out_option
 @options.no_report_option
 @options.json_option
@@ -25,12 +36,12 @@ def compare_with_reference(
     ctx: click.Context,
     port: str,
     reference: str,
-    site: str | None,
     text: str | None,
     max_tokens: int,
-    seq_length: int | None,
-    batch_size: int,
+    batch: str | None,
+    no_run: bool,
     dtype: str,
+    site: str | None,
     out: Path,
     no_report: bool,
     as_json: bool,
@@ -40,20 +51,24 @@ def compare_with_reference(
 ) -> None:
     """Say where and how PORT differs from REFERENCE, and exit with 1 if it does.
 
-    PORT is a model; REFERENCE is a model, or a passports.json of one, which `normkit identify` writes. A model is a
-    folder of transformers, or a Hub id such as org/name[@revision]; code that comes with a model is never run.
+    Each of the two is a model's folder (of transformers, or another with safetensors), a Hub id such as
+    org/name[@revision], a .safetensors, .gguf or .onnx file, a recording (normkit record), a passports.json (normkit
+    identify), or FILE.py:NAME, a function that returns a model of torch. Code that you name is run; code that comes
+    with a model never is.
 
-    Norms are paired by path, or by order where the paths differ. The result says which conventions differ, how much
-    that changes the rows that arrive there, and where the first difference appears when both models run on one text; it
-    is DIR/PORT/comparison.json. A passports.json cannot be run: only formulas are compared.
+    Every level that both offer is looked at: stored gains and biases, without running anything; what each norm
+    computes; the rows of both on one text, and where the first difference appears. The result says which levels were
+    not looked at, and why. It is DIR/PORT/comparison.json.
     """
     shown = terminal.shows_progress(quiet=quiet or as_json)
     from normkit.cli.reports import output_folder
     from normkit.cli.texts import batches_for, read_text
 
+    if batch is not None and text is not None:
+        raise click.UsageError("--batch and --text: give one of the two.", ctx)
     words = None if text is None else read_text(text, max_tokens)
     from normkit.comparison.comparing import compare_sides
-    from normkit.comparison.sides import open_side
+    from normkit.comparison.sides import called, open_side
 
     opened = []
     # The reference first: a file is read at once, and a wrong path of it is reported before the port is loaded.
@@ -68,20 +83,19 @@ def compare_with_reference(
     for side in sides:
         if folder is not None and side.path is not None:
             output_folder(out, sides[0].name, source=side.path)
-        for remark in () if quiet else side.notes:
-            terminal.note(remark)
-    batches = partial(
-        batches_for, path=text, words=words, length=seq_length, max_tokens=max_tokens, batch_size=batch_size
-    )
+    chosen = partial(batches_for, path=text, words=words, max_tokens=max_tokens, batch_size=max_tokens)
+    inputs = chosen if batch is None else called(batch)
     with terminal.progress(shown=shown) as report:
-        found = compare_sides(*sides, batches, site=site, progress=report)
+        found = compare_sides(*sides, inputs, site=site, run=not no_run, progress=report)
+    for remark in () if quiet else found.notes:
+        terminal.note(remark)
     if as_json:
         terminal.print_json(found.to_json())
     else:
         from normkit.comparison.report import describe_comparison
         from normkit.show.terminal import section
 
-        terminal.results().print(section(describe_comparison(found), most=16))
+        terminal.results().print(section(describe_comparison(found), most=8))
     if folder is not None:
         from normkit.files import json_text, write_text
 

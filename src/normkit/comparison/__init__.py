@@ -15,7 +15,8 @@ onnx_graph.py      where norms may be in a graph, from its structure
 onnx_sites.py      what those norms are called, and their eps
 onnx_norms.py      cuts each out of the graph, runs it and identifies it
 onnx_recording.py  runs the model and keeps the rows of its norms
-side_by_side.py two models of torch: their norms and one run of both
+surveying.py    the norms of one side, and the rows of one run
 sides.py        the two sides of a comparison, opened from what the user gave
 comparing.py    `compare`: each level that both sides offer
+causes.py       why a port differs, one sentence for each cause
 """

@@ -19,12 +19,12 @@ from normkit.comparison.pairing import match
 from normkit.comparison.recording import Recording
 from normkit.comparison.sides import Side, open_side
 from normkit.comparison.surveying import Survey, run_model, survey_book, survey_model
-from normkit.comparison.values import compare_values
+from normkit.comparison.values import Values, compare_values
 from normkit.errors import InputError, ModelError
 from normkit.identification.sites import matches
 from normkit.measurement.running import Batch, arguments, batches_of
 from normkit.measurement.sampling import RowPicker
-from normkit.measurement.texts import Batches, batches_for
+from normkit.measurement.texts import DEFAULT_LENGTH, Batches, batches_for, context_length
 
 Progress = Callable[[str, int, int], None]
 
@@ -95,13 +95,16 @@ def compare(
 def compare_sides(
     port: Side,
     reference: Side,
-    batch: Any | Callable[[LoadedModel], Batches] = None,
+    batch: Any | Callable[..., Batches] = None,
     *,
     site: str | None = None,
     run: bool = True,
     progress: Progress,
 ) -> Comparison:
-    """`compare` of two sides that are open; `batch` may be a function from a loaded model to batches."""
+    """`compare` of two sides that are open.
+
+    `batch` may be a function, too: it takes a loaded model and the `length` of a window, and returns `Batches`.
+    """
     # Their own names, else those that the user gave.
     pairs = ((port.name, reference.name), (port.given, reference.given), ("port", "reference"))
     names = next(pair for pair in pairs if pair[0] != pair[1])
@@ -184,7 +187,23 @@ def _with_norms(
         },
     )
     notes = (*port.notes, *reference.notes)
-    return replace(found, source=source, conventions=conventions, rows=rows, notes=notes)
+    values = None if found.values is None else _with_acting(found.values, contrasts, here, there)
+    return replace(found, source=source, values=values, conventions=conventions, rows=rows, notes=notes)
+
+
+def _with_acting(values: Values, contrasts: Sequence[Contrast], here: Survey, there: Survey) -> Values:
+    """The values; a gain that is stored otherwise is right where both norms were seen to multiply by the same."""
+    same = set()
+    for each in contrasts:
+        mine, theirs = here.acting.get(each.pair.entry.path), there.acting.get(each.pair.reference.path)
+        if mine is not None and theirs is not None and not each.pair.parameters:
+            same.add(each.pair.entry.path)
+    verdict = "the norm adds what it lacks, so the same gain acts"
+    tensors = tuple(
+        replace(each, is_right=True, verdict=verdict) if each.is_right is not True and each.path in same else each
+        for each in values.tensors
+    )
+    return replace(values, tensors=tensors)
 
 
 def _too_large(sides: Sequence[Side]) -> str:
@@ -233,7 +252,9 @@ def _input(port: Side, reference: Side, batch: Any) -> tuple[Batch, str]:
     if not folders:
         raise _NotRunError("no batch was given to run on")
     loaded = next((each for each in folders if each.tokenizer is not None), folders[0])
-    chosen: Batches = (batch or _shipped)(loaded)
+    limits = (context_length(each.model, each.tokenizer) for each in folders)
+    length = min(limit for limit in (*limits, DEFAULT_LENGTH) if limit is not None)
+    chosen: Batches = (batch or _shipped)(loaded, length=length)
     return chosen.batches[0], chosen.source
 
 
@@ -245,10 +266,10 @@ def _padded(tokens: Sequence[Sequence[int]]) -> Batch:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _shipped(loaded: LoadedModel) -> Batches:
+def _shipped(loaded: LoadedModel, length: int) -> Batches:
     """The start of the text that ships, for a model from a folder."""
     return batches_for(
-        loaded, demo.text(), "demo text", is_own=False, length=None, max_tokens=TOKENS, batch_size=TOKENS
+        loaded, demo.text(), "demo text", is_own=False, length=length, max_tokens=TOKENS, batch_size=TOKENS
     )
 
 

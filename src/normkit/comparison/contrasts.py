@@ -11,7 +11,7 @@ from torch import Tensor
 from normkit.comparison.differences import Owner, Pair, ParameterChange, Unmatched
 from normkit.comparison.divergence import Place
 from normkit.comparison.effects import Formula, common_span, observed
-from normkit.comparison.pairing import Match, changes, digests, undecided
+from normkit.comparison.pairing import Change, Match, changes, digests, undecided
 from normkit.comparison.surveying import Acting, Survey
 from normkit.identification.book import PassportBook
 
@@ -77,16 +77,29 @@ def contrast(each: Match, here: Survey, there: Survey) -> Contrast:
             if with_parameters
             else (Formula.bare(spec), Formula.bare(other_spec))
         )
+    found = changes(entry, other)
+    if are_known and not parameters:
+        # The one stores what the other adds: the same gain acts.
+        found = tuple(change for change in found if not _is_offset_alone(change))
     pair = Pair(
         entry=entry,
         reference=other,
         matched_by=each.matched_by,
-        changes=changes(entry, other),
+        changes=found,
         undecided=undecided(entry.passport, other.passport),
         parameters=parameters,
         with_parameters=with_parameters,
     )
     return Contrast(pair=pair, formulas=formulas)
+
+
+def _is_offset_alone(change: Change) -> bool:
+    """Whether two norms differ in nothing but the number that they add to their weight."""
+    if change.reading == "offset dtype":
+        return True
+    if change.reading != "gain":
+        return False
+    return {**change.given, "weight_offset": 0.0} == {**change.expected, "weight_offset": 0.0}
 
 
 def with_swaps(contrasts: Sequence[Contrast], here: Survey, there: Survey) -> list[Contrast]:

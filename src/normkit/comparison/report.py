@@ -1,19 +1,21 @@
-"""A comparison of a model with its reference in words: where the difference begins, what differs, its effect."""
+"""A comparison in words: the cause and what to do first, then what was looked at, then the evidence level by level."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-from normkit.comparison.differences import Comparison, Pair
+from normkit.comparison.causes import causes_of, difference
+from normkit.comparison.differences import Comparison, Level, Pair
 from normkit.comparison.divergence import Birth
-from normkit.comparison.pairing import Change
-from normkit.identification.report import LABELS, parts_of
+from normkit.comparison.values_report import describe_values
 from normkit.show.grouping import merged
 from normkit.show.parts import Column, Fact, Section, Table, Verdict, printable
 from normkit.text import counted, shortened, significant
 
 _CASTS = ("casts", "output dtype", "offset dtype")
+_LEVELS: tuple[Level, ...] = ("metadata", "values", "conventions", "rows")
+_MOST_CAUSES = 3
 
 
 def describe_comparison(found: Comparison) -> Section:
@@ -21,62 +23,87 @@ def describe_comparison(found: Comparison) -> Section:
     alike: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in found.conventions.changed:
         alike[tuple(map(difference, pair.changes))].append(pair)
+    parts = [Section(facts=_looked_at(found))]
+    if found.values is not None and (found.values.tensors or found.values.missing or found.values.extra):
+        parts.append(Section(title="Values", facts=describe_values(found.values).facts))
+    parts += [_contrast(words, pairs) for words, pairs in alike.items()]
     return printable(
         Section(
             title=f"{found.port} compared with {found.reference}",
             source=f"run on: {found.source}" if found.source else "",
             verdict=_verdict(found),
-            notes=_beginnings(found),
-            sections=tuple(_contrast(words, pairs) for words, pairs in alike.items()),
+            notes=(*_more_causes(found), *_beginnings(found)),
+            sections=tuple(parts),
             facts=_facts(found),
         )
     )
 
 
-def difference(change: Change) -> str:
-    """How a norm differs from its reference in one respect; what both do alike is left out, or said to be alike.
-
-    Example:
-        >>> from normkit.identification.passport import value_of
-        >>> from normkit.spec import NormSpec
-        >>> given, expected = (value_of(NormSpec(eps=eps), "eps") for eps in (1e-6, 1e-5))
-        >>> difference(Change(reading="eps", given=given, expected=expected))
-        'eps 1e-06 instead of 1e-05, inside the root both'
-    """
-    given, expected = parts_of(change.reading, change.given), parts_of(change.reading, change.expected)
-    common: tuple[str, ...] = ()
-    if len(given) == len(expected):
-        common = tuple(part for part, other in zip(given, expected, strict=True) if part == other)
-    words, other = (", ".join(part for part in parts if part not in common) for parts in (given, expected))
-    both = f", {', '.join(common)} both" if common and change.reading == "eps" else ""
-    return f"{LABELS.get(change.reading, change.reading)} {words} instead of {other}{both}"
-
-
 def _verdict(found: Comparison) -> Verdict:
-    changed, count = len(found.conventions.changed), len(found.conventions.pairs)
+    """What is different and where, in one sentence; or that all is the same."""
+    causes = causes_of(found)
+    if causes:
+        return Verdict(tone="error", headline="different", detail=causes[0].sentence)
+    if found.rows.birth:
+        detail = f"{_sames(found)}, but the two runs differ." if _sames(found) else "the two runs differ."
+        return Verdict(tone="error", headline="different", detail=detail)
+    if not _sames(found):
+        return Verdict(tone="neutral", headline="nothing to compare", detail="neither of the two has a norm.")
+    unsure = [] if found.values is None else [group for group in found.values.groups if group.is_right is None]
+    if unsure:
+        words = f": {unsure[0].verdict}" if unsure[0].verdict else ""
+        detail = f"{unsure[0].title}: {unsure[0].words}{words}."
+        return Verdict(tone="note", headline="undecided", detail=detail)
+    return Verdict(tone="good", headline="the same", detail=f"{_sames(found)}.")
+
+
+def _sames(found: Comparison) -> str:
+    """What is alike, in one clause."""
     parts = []
-    if changed:
-        verb = "does" if changed == 1 else "do"
-        parts.append(f"{changed} of {counted(count, 'norm')} {verb} not compute what the reference's {verb}")
-    if found.conventions.unmatched:
-        parts.append(f"{counted(len(found.conventions.unmatched), 'norm')} without counterpart")
-    if found.rows.birth and not parts:
-        parts.append(f"{_all(count)}, but the two runs differ" if count else "the two runs differ")
-    if parts:
-        return Verdict(tone="error", headline="different", detail="; ".join(parts) + ".")
-    if not count:
-        return Verdict(tone="neutral", headline="nothing to compare", detail="neither model has a norm.")
-    return Verdict(tone="good", headline="the same", detail=f"{_all(count)}.")
+    if found.values is not None and found.values.tensors and found.values.is_right:
+        groups = found.values.groups
+        words = f" ({groups[0].words}, {groups[0].verdict})" if len(groups) == 1 and groups[0].verdict else ""
+        what = counted(len(found.values.tensors), "stored gain or bias").replace("biass", "biases")
+        parts.append(f"{_all_of(found)} are right{words}" if len(found.values.tensors) > 1 else f"{what} is right")
+    if count := len(found.conventions.pairs):
+        parts.append(
+            f"all {count} norms compute the same formulas" if count > 1 else "the norm computes the same formula"
+        )
+    return "; ".join(parts)
 
 
-def _all(count: int) -> str:
-    return f"all {count} norms compute the same formulas" if count > 1 else "the norm computes the same formula"
+def _all_of(found: Comparison) -> str:
+    assert found.values is not None
+    roles = [each.role for each in found.values.tensors]
+    words = [f"{roles.count(role)} {name}" for role, name in (("weight", "gains"), ("bias", "biases")) if role in roles]
+    return f"all {' and '.join(words)} that are stored"
+
+
+def _more_causes(found: Comparison) -> tuple[str, ...]:
+    """What to do about the first cause, and the causes after it."""
+    causes = causes_of(found)
+    lines = [f"Do: {causes[0].remedy}."] if causes and causes[0].remedy else []
+    lines += [f"Besides: {cause.sentence}" for cause in causes[1:_MOST_CAUSES]]
+    if len(causes) > _MOST_CAUSES:
+        lines.append(f"And {counted(len(causes) - _MOST_CAUSES, 'difference')} more.")
+    return tuple(lines)
+
+
+def _looked_at(found: Comparison) -> tuple[Fact, ...]:
+    """Which levels were looked at, and why the others were not."""
+    seen = [level for level in _LEVELS if level not in found.not_looked_at]
+    facts = [Fact("looked at", ", ".join(seen))]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for level in _LEVELS:
+        if level in found.not_looked_at:
+            reasons[found.not_looked_at[level]].append(level)
+    return (*facts, *(Fact("not looked at", f"{' and '.join(levels)}: {why}") for why, levels in reasons.items()))
 
 
 def _beginnings(found: Comparison) -> tuple[str, ...]:
     divergence = found.rows
-    if divergence.not_run:
-        return (f"The two were not run side by side: {divergence.not_run}.",)
+    if "rows" in found.not_looked_at:
+        return ()
     if divergence.birth is not None:
         sentences = [f"The first difference appears {_place(divergence.birth)}."]
         bits = divergence.first_bits
@@ -168,7 +195,14 @@ def _facts(found: Comparison) -> tuple[Fact, ...]:
 
 
 def _parameter_facts(found: Comparison, role: str) -> list[Fact]:
-    changes = [(pair, change) for pair in found.conventions.pairs for change in pair.parameters if change.role == role]
+    """Gains or biases that differ and that the level of values has not told."""
+    told = set() if found.values is None else {each.path for each in found.values.tensors}
+    changes = [
+        (pair, change)
+        for pair in found.conventions.pairs
+        for change in pair.parameters
+        if change.role == role and pair.entry.path not in told
+    ]
     if not changes:
         return []
     sizes = [change.difference for _, change in changes if change.difference is not None]
