@@ -24,7 +24,6 @@ from normkit.inspection.walk import TokenRow, walk
 from normkit.measurement import baseline
 from normkit.measurement.baseline import Baseline
 from normkit.measurement.blocks import block_of
-from normkit.measurement.gain_gradients import gain_gradient_errors
 from normkit.measurement.intent import stock_intent
 from normkit.measurement.patches import patches
 from normkit.measurement.probing import Probe
@@ -44,7 +43,7 @@ from normkit.measurement.running import (
 )
 from normkit.measurement.sharing import find_shared
 from normkit.measurement.structure import Progress, Structure, survey
-from normkit.measurement.weights import row_scatter
+from normkit.measurement.weights import gain_gradient_errors, row_scatter
 from normkit.text import dtype_name
 
 

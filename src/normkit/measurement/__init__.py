@@ -9,18 +9,15 @@ hooks.py, instruments.py  hooks that never end a training and that a compiler tr
 tables.py          tables on a device, summed or largest kept
 row_counters.py    how rows and gradients are counted into tables, and read as statistics
 attention.py       how attention logits are counted into tables, and read
-layout.py, measured_facts.py  the line of each norm, block and attention in the tables, and their facts read from there
+layout.py          the line of each norm, block and attention in the tables, and their facts read from there
 sampling.py        a sample of the rows of a norm
 blocks.py          the repeated blocks of a model
-replaying.py       a block called again on its own arguments, with the stream scaled or a norm altered
-block_response.py, placement.py, stages.py  what a block's answers to two scales say about its norms
+block_response.py, placement.py  a block called again on a scaled stream: what that says about its norms
 structure.py       all that one pass shows of how a model is built
 handwritten.py, idle.py, patches.py, sharing.py  norms in code, norms that nothing reads, patched and shared norms
-perturbed_batches.py, row_leakage.py  which norms let rows know of others
-weights.py         gains and biases: their spread, their outliers, outliers that recur
-gain_gradients.py  errors of the gradients of gains
+row_leakage.py     which norms let rows know of others
+weights.py         gains and biases: their spread, their outliers, outliers that recur, errors of their gradients
 intent.py          what the stock class of the model's config computes at each norm
 baseline.py        what a model is declared to be, read and written
-history.py         series of a run: what is unusual in them
-update_sizes.py    series of a run: the size of updates beside the parameters
+history.py         series of a run: what is unusual in them, and the size of updates beside the parameters
 """

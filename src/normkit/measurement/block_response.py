@@ -18,13 +18,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from normkit.identification.sites import NormSite
 from normkit.measurement.facts import Placement, Role
-from normkit.measurement.replaying import Replay
+
+if TYPE_CHECKING:
+    from normkit.measurement.placement import Replay
 
 # Multiples of the stream, for a stream with a root mean square of at least 1: far above any eps and norm output.
 _SMALL, _LARGE = 100.0, 1000.0
@@ -64,7 +67,7 @@ class BlockSweep:
     """Every call was given the very tensor that the block before had returned, and no other call of that one was."""
 
 
-ReplayAt = Callable[[float, NormSite | None, float], Replay]
+ReplayAt: TypeAlias = "Callable[[float, NormSite | None, float], Replay]"
 UNKNOWN = BlockSweep(placement="unknown", output_slope=math.nan, branch_slope=math.nan, rows_normalized=None)
 
 

@@ -26,8 +26,7 @@ from normkit.measurement.attention import (
     softmax_logits,
 )
 from normkit.measurement.blocks import BlockCall
-from normkit.measurement.layout import Layout
-from normkit.measurement.measured_facts import MeasuredStep
+from normkit.measurement.layout import Layout, MeasuredStep
 from normkit.measurement.observing import Listener, observed
 from normkit.measurement.quantities import Peak
 from normkit.measurement.row_counters import ROW_PEAKS, RowCounter, TableReader

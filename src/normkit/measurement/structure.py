@@ -1,25 +1,177 @@
-"""The structure of a model as one forward pass shows it: its norms, its blocks, and where each norm sits."""
+"""The structure of a model as one forward pass shows it: its norms, its blocks, and where each norm sits.
+
+Blocks may be no modules: a list holds the parts of each, and the forward of what is around them adds the residual, as
+in x-transformers, where `layers[i]` is a ModuleList of norms, a branch and a residual, which is never called itself.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from normkit.identification.sharding import local
 from normkit.identification.sites import NormSite, OtherNorm, find_sites
-from normkit.identification.tracing import Trace, trace
+from normkit.identification.tracing import Trace, first_output, first_tensor, trace
 from normkit.measurement import placement
-from normkit.measurement.block_response import BlockSweep
+from normkit.measurement.block_response import BlockSweep, median_cosine
 from normkit.measurement.blocks import BlockCall, find_blocks
-from normkit.measurement.facts import Role
+from normkit.measurement.facts import Placement, Role
 from normkit.measurement.handwritten import HandwrittenNorm, Products
 from normkit.measurement.idle import IdleParts
 from normkit.measurement.layout import Layout, layout_of
+from normkit.measurement.observing import every_module
 from normkit.measurement.patches import InputHook, changed_inputs
-from normkit.measurement.stages import find_stages
+
+# Cosine above which an added branch is the output of one part, up to rounding.
+_ADDED = 0.999
+
+
+@dataclass(eq=False, kw_only=True)
+class _Call:
+    """One module call with tensors of the stream's shape, kept on the CPU."""
+
+    path: str
+    entered: Tensor | None
+    left: Tensor | None = None
+
+
+def find_stages(
+    model: nn.Module, sites: Sequence[NormSite], run: Callable[[], object]
+) -> tuple[tuple[BlockCall, ...], tuple[BlockSweep, ...], dict[str, Role]]:
+    """The blocks of a model that has none as modules, what their norms do to the stream, and the norms' roles.
+
+    A block is a member of a ModuleList that is never called, though modules in it are; one that nothing follows on the
+    stream is left out, as what leaves it is seen nowhere.
+
+    Args:
+        model: The model; it is not changed.
+        sites: The norms of the model.
+        run: Calls the model on a small input.
+    """
+    calls = _Calls(model).of(run)
+    called = {call.path for call in calls}
+    groups: dict[str, list[_Call]] = {}
+    for call in calls:
+        if (group := _group(model, call.path, called)) is not None:
+            groups.setdefault(group, []).append(call)
+    norms = {site.path: site for site in sites if site.module is not None}
+    blocks: list[BlockCall] = []
+    sweeps: list[BlockSweep] = []
+    roles: dict[str, Role] = {}
+    for path, members in groups.items():
+        parts = [call for call in members if call.entered is not None]
+        if not parts or not any(call.path in norms for call in members):
+            continue
+        entered = parts[0].entered
+        after = next(
+            (
+                call
+                for call in calls[calls.index(members[-1]) + 1 :]
+                if _fits(call.entered, entered) and call not in members
+            ),
+            None,
+        )
+        if entered is None or after is None or after.entered is None:
+            continue
+        placement, found = _placed(members, norms, entered, after.entered)
+        module = model.get_submodule(parts[0].path)
+        leaves = model.get_submodule(after.path)
+        blocks.append(BlockCall(path=path, index=len(blocks), module=module, leaves=leaves))
+        share = torch.linalg.vector_norm(after.entered - entered, dim=-1) / torch.linalg.vector_norm(entered, dim=-1)
+        sweeps.append(
+            BlockSweep(
+                placement=placement,
+                output_slope=math.nan,
+                branch_slope=math.nan,
+                rows_normalized=None,
+                branch_share=float(share.nanmedian()),
+                cosine=median_cosine(entered, after.entered),
+            )
+        )
+        roles |= found
+    return tuple(blocks), tuple(sweeps), roles
+
+
+def _placed(
+    members: Sequence[_Call], norms: dict[str, NormSite], entered: Tensor, left: Tensor
+) -> tuple[Placement, dict[str, Role]]:
+    """The placement of the norms in a block whose incoming and outgoing stream are known."""
+    reading = [call.path for call in members if call.path in norms and _alike(call.entered, entered)]
+    roles: dict[str, Role] = dict.fromkeys(reading, "pre")
+    outputs = [call for call in members if _fits(call.left, entered)]
+    closing = [call for call in outputs if call.path in norms and _alike(call.left, left)]
+    if closing:
+        # The last norm returns the stream: what it read is the stream that entered and the branch.
+        inside = closing[-1].entered
+        if inside is not None and any(_is_sum(inside, entered, call.left) for call in outputs if call not in closing):
+            return "post", roles | {closing[-1].path: "post"}
+        return "unknown", roles
+    added = [call for call in outputs if _is_sum(left, entered, call.left)]
+    if not added:
+        return "unknown", roles
+    output = [call.path for call in added if call.path in norms]
+    if output:
+        return ("peri" if reading else "output-only"), roles | dict.fromkeys(output, "output")
+    return ("pre" if reading else "none"), roles
+
+
+def _fits(value: Tensor | None, stream: Tensor | None) -> bool:
+    return value is not None and stream is not None and value.shape == stream.shape
+
+
+def _alike(value: Tensor | None, stream: Tensor) -> bool:
+    return value is not None and value.shape == stream.shape and bool(torch.equal(value, stream))
+
+
+def _is_sum(total: Tensor, stream: Tensor, branch: Tensor | None) -> bool:
+    """The total is the stream plus a multiple of the branch."""
+    return branch is not None and median_cosine(total - stream, branch) > _ADDED
+
+
+def _group(model: nn.Module, path: str, called: set[str]) -> str | None:
+    """The outermost member of a ModuleList that a module lies in and that is not called itself."""
+    names = path.split(".")
+    for depth in range(1, len(names)):
+        group = ".".join(names[:depth])
+        parent = model.get_submodule(".".join(names[: depth - 1]))
+        if isinstance(parent, nn.ModuleList) and len(parent) > 1 and group not in called:
+            return group
+    return None
+
+
+class _Calls:
+    """Writes down the module calls of one forward pass, with what enters and leaves them of shape (B, T, D)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._calls: list[_Call] = []
+        self._open: list[_Call] = []
+
+    def of(self, run: Callable[[], object]) -> list[_Call]:
+        """The calls in the order of their start."""
+        with torch.no_grad(), every_module(self._model, self._before, self._after):
+            run()
+        return self._calls
+
+    def _before(self, path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        call = _Call(path=path, entered=_kept(first_tensor(args, kwargs)))
+        self._calls.append(call)
+        self._open.append(call)
+
+    def _after(self, _path: str, output: object) -> None:
+        self._open.pop().left = _kept(first_output(output))
+
+
+def _kept(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or tensor.dim() != 3:
+        return None
+    return local(tensor).detach().to("cpu", torch.float64, copy=True)
+
 
 Progress = Callable[[str, int, int], None]
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from normkit.measurement.history import LIMIT, STAYS, Jump, jumps, movers
-from normkit.measurement.training import Quantity, Training
-from normkit.measurement.update_sizes import (
+from normkit.measurement.history import (
     FAR_IN_FIRST_STEPS,
     FAR_TOO_LARGE,
     FIRST_STEPS,
     GAIN_LIMIT,
+    LIMIT,
     MANY_STEPS,
     MEDIAN_LIMIT,
+    STAYS,
     WEIGHT_LIMIT,
+    Jump,
+    jumps,
+    movers,
     too_large,
     update_sizes,
 )
+from normkit.measurement.training import Quantity, Training
 from normkit.rules.facts import Facts
 from normkit.rules.rule import (
     CAUSES,

@@ -8,9 +8,8 @@ from dataclasses import replace
 from statistics import median
 
 from normkit.measurement.facts import Attention, Block, Site
-from normkit.measurement.history import FEWEST, WINDOW, jumps
+from normkit.measurement.history import FEWEST, WINDOW, jumps, too_large, update_sizes
 from normkit.measurement.training import CUT, Answer, Origin, Series, Training, Verdict
-from normkit.measurement.update_sizes import too_large, update_sizes
 from normkit.rules.data import described
 from normkit.rules.depth import start_of
 from normkit.rules.finding import Finding

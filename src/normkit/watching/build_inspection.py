@@ -8,7 +8,7 @@ from dataclasses import replace
 from normkit.inspection.build_inspection import facts_of, judged
 from normkit.inspection.result import Inspection
 from normkit.measurement.facts import Attention, Block, Site
-from normkit.measurement.measured_facts import MeasuredStep
+from normkit.measurement.layout import MeasuredStep
 from normkit.measurement.training import Training
 from normkit.watching.answers import answer
 from normkit.watching.onset import origin

@@ -10,9 +10,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from normkit.measurement.history import FROM_NOTHING, GAIN_LIMIT, MEDIAN_LIMIT, WEIGHT_LIMIT
 from normkit.measurement.row_counters import ROW_PEAKS, ROW_SUMS
 from normkit.measurement.training import Change, Setting, Stop
-from normkit.measurement.update_sizes import FROM_NOTHING, GAIN_LIMIT, MEDIAN_LIMIT, WEIGHT_LIMIT
 from normkit.watching.parameters import MOVES
 from normkit.watching.step_recorder import StepRecorder
 

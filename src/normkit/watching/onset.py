@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from normkit.measurement.history import STAYS, Jump, jumps, movers
+from normkit.measurement.history import FAR_TOO_LARGE, STAYS, Jump, UpdateSize, jumps, movers, too_large, update_sizes
 from normkit.measurement.training import Origin, OriginKind, Quantity, Series, Training
-from normkit.measurement.update_sizes import FAR_TOO_LARGE, UpdateSize, too_large, update_sizes
 from normkit.rules.data import grave
 from normkit.rules.interventions import in_words
 

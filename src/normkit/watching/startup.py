@@ -11,11 +11,11 @@ from torch import nn
 
 from normkit.identification.sharding import is_elsewhere
 from normkit.measurement.baseline import Baseline, check_fits
-from normkit.measurement.gain_gradients import gain_gradient_errors
 from normkit.measurement.intent import Intent, stock_intent
 from normkit.measurement.running import vocabulary
 from normkit.measurement.sharing import Sharing, find_shared
 from normkit.measurement.structure import Structure
+from normkit.measurement.weights import gain_gradient_errors
 from normkit.text import dtype_name, first_line
 from normkit.watching.ranks import Ranks
 from normkit.watching.rendezvous import is_distributed_run, meet

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from normkit.measurement.history import height, stands_out
-from normkit.measurement.measured_facts import headroom_bits
+from normkit.measurement.layout import headroom_bits
 from normkit.measurement.row_counters import TableReader, named
 from normkit.measurement.training import Parameter, Quantity, Series
 from normkit.text import dtype_name
