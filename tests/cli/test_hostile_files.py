@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 
+from gguf_files import Raw, gguf
 from normkit.checkpoint.model_folder import CERTIFICATE
 from normkit.demo import directory
 
@@ -129,3 +131,25 @@ def test_a_link_in_place_of_the_staging_folder(run: Run, model: Path, tmp_path: 
         assert "which is a link, and not a folder of normkit's own" in line(run("fold", model, "out", *more))
     assert (victim / "thesis.tex").read_text() == "years"
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is truncated or corrupt (its header needs byte 4"),
+        (gguf({"general.architecture": "llama"}, {"a": torch.ones(99)})[:-200], "ends at byte"),
+        (gguf(num_keys=2**60), "it claims 1,152,921,504,606,846,976 keys"),
+        (gguf({"general.architecture": "\x1b[2J"}), "its architecture is '\\x1b[2J'"),
+        (gguf({}, {"\u202e": torch.ones(1)}), "'\\u202e' is no name for a tensor"),
+        (gguf({}, {"a": Raw(77, bytes(32), (8,))}), "expected an encoding that normkit knows, 'a' in"),
+        (gguf({}, {"a": Raw(0, b"", (2**40, 2**20))}), "ends at byte"),
+        (gguf({"split.count": 99_999}), "a name such as NAME-00001-of-99999.gguf"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "is a Git LFS pointer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_gguf_file(run: Run, model: Path, content: bytes, said: str) -> None:
+    Path("port.gguf").write_bytes(content)
+    assert said in line(run("compare", "port.gguf", model))
+    assert said in line(run("compare", model, "port.gguf"))
+    assert [path.name for path in Path.cwd().iterdir()] == ["port.gguf"]
