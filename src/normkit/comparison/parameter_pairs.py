@@ -74,18 +74,23 @@ def pair_norms(
 
 
 def kind_of(path: str) -> str:
-    """The path with a star for each number.
+    """The path with a star for each number of a layer or of another list.
 
     Example:
-        >>> kind_of("model.layers.3.self_attn.q_norm")
-        'model.layers.*.self_attn.q_norm'
+        >>> kind_of("model.layers.3.self_attn.q_norm"), kind_of("params.layers_3.ln_1")
+        ('model.layers.*.self_attn.q_norm', 'params.layers.*.ln_1')
     """
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", path)
+    return ".".join("*" if word.isdigit() else word for word in _words(path))
 
 
 def numbers_of(path: str) -> tuple[int, ...]:
     """The numbers among the words of a path, such as that of the layer."""
-    return tuple(int(word) for word in path.split(".") if word.isdigit())
+    return tuple(int(word) for word in _words(path) if word.isdigit())
+
+
+def _words(path: str) -> list[str]:
+    """The words of a path; flax and others write layers_3 for layers.3."""
+    return re.sub(r"(?:(?<=\.)|^)(layers?|blocks?|h)_(?=\d+(?:\.|$))", r"\1.", path).split(".")
 
 
 def _names(norm: NormTensors) -> list[str]:
