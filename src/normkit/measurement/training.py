@@ -162,6 +162,9 @@ class Parameter:
     """First spread of a gain, the standard deviation of its elements at the first report; NaN of others."""
     moved_steps: int = -1
     """Steps in which an optimizer changed at least one element of a sample of it; -1: not counted."""
+    unmoved_share: float = math.nan
+    """Unmoved share of its elements: of a sample with gradients, how many are bit for bit as they were when the watch
+    began; NaN but for 16-bit parameters of norms."""
     is_scale_invariant: bool = False
     """Verified by behaviour: the model's output does not change when it is scaled."""
     cosine: float = math.nan

@@ -10,6 +10,7 @@ arithmetic.py       A: the divisor, homogeneity, cancellation, degenerate rows
 gain.py             B: the 1 of a 1 + weight gain
 values.py           B: the numbers of gains and biases
 parameters.py       B: start, decay, training and gradient of gains and biases
+lost_updates.py     B: 16-bit parameters whose updates are lost in rounding
 axes.py             C: axes, heads
 coupling.py         C: time, batch, padding, ranks
 placement.py        D: where the norms sit
@@ -41,6 +42,7 @@ from normkit.rules import (
     epsilon,
     gain,
     interventions,
+    lost_updates,
     meant,
     optimizer_steps,
     parameters,
@@ -58,7 +60,8 @@ from normkit.text import counted
 __all__ = ["RULES", "Facts", "Rule", "check", "ranked"]
 
 _GROUPS = (
-    *(meant, epsilon, arithmetic, gain, values, parameters, axes, coupling, placement, wiring, precision, backend),
+    *(meant, epsilon, arithmetic, gain, values, parameters, lost_updates),
+    *(axes, coupling, placement, wiring, precision, backend),
     *(dynamics, depth, optimizer_steps, data, interventions, stepping),
 )
 RULES: tuple[Rule, ...] = tuple(

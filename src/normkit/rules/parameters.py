@@ -21,7 +21,6 @@ from normkit.rules.rule import (
     hit,
     of_a_run,
 )
-from normkit.rules.scale import HALF, ROUNDING
 from normkit.text import counted, percent
 
 _OFF, _NEAR_ZERO = 0.05, 0.3
@@ -189,7 +188,6 @@ def _of(parameter: Parameter, severity: Severity, words: str, effect: float = 0.
     ),
     remedy=(
         "set requires_grad and give the parameter to the optimizer",
-        "keep gains in float32 where updates are lost in 16 bits",
         "if no gradient comes, look for a detach or a branch that is not used",
     ),
     confirm="parameter.requires_grad, parameter.grad after backward, and the optimizer's groups",
@@ -216,13 +214,13 @@ def untrained_norms(_facts: Facts, training: Training) -> Outcome:
             cases.append(_of(each, "note" if is_on_purpose else "warning", words))
         elif each.gradient_steps == 0 and training.steps >= _FIRST_STEPS:
             cases.append(_of(each, "warning", f"had no gradient in {training.steps} steps"))
-        elif each.moved_steps == 0 < _STUCK <= each.gradient_steps:
-            words = f"had gradients in {each.gradient_steps} steps and never moved"
-            if each.dtype in HALF and each.learning_rate > 0:
-                share = percent(ROUNDING[each.dtype])
-                words += f": updates below {share} of an element are lost in the rounding of {each.dtype}"
-            else:
-                words += f"; learning rate {each.learning_rate:.3g}"
+        # In 16 bits that is rounding: B15 says so.
+        elif each.moved_steps == 0 < _STUCK <= each.gradient_steps and (
+            math.isnan(each.unmoved_share) or each.learning_rate == 0
+        ):
+            words = (
+                f"had gradients in {each.gradient_steps} steps and never moved; learning rate {each.learning_rate:.3g}"
+            )
             cases.append(_of(each, "note" if each.learning_rate == 0 else "warning", words))
     return hit(cases, f"{len(cases)} of {counted(len(norms), 'parameter')} of norms do not move", "parameter")
 

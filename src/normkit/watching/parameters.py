@@ -16,16 +16,34 @@ from normkit.measurement.structure import Structure
 from normkit.measurement.tables import widest_dtype
 from normkit.measurement.training import ParameterKind
 
-PARAMETER_SUMS = ("elements", "sum", "squares", "gradient squares", "gradients", "inner", "small", "moments")
+PARAMETER_SUMS = (
+    "elements",
+    "sum",
+    "squares",
+    "gradient squares",
+    "gradients",
+    "inner",
+    "small",
+    "moments",
+    "held",
+    "kept",
+)
 """For each parameter: its elements, their sum (norms only) and squares, the squares of its gradient and whether it has
 one, the inner product of the two (scale-invariant ones only); how many of a sample of Adam's second moments have a root
-below ten times its eps, and the size of that sample."""
+below ten times its eps, and the size of that sample; how many of a sample of a norm's 16-bit parameter have a gradient
+now, and how many of these are bit for bit as they were when the watch began."""
 
 MOVES = ("moved", "before", "outside", "left")
 """Sums of squares over a parameter's sample: of what a step changed and of the values before that step; of what changed
 between the optimizer's last step and this one and of the values that the optimizer had left."""
 
 _ELEMENTS = 1024
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """Up to 1024 elements of the part that this process holds, spread evenly, as a view."""
+    flat = local(tensor).detach().flatten()
+    return flat[:: max(1, math.ceil(flat.numel() / _ELEMENTS))]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

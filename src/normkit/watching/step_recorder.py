@@ -16,6 +16,7 @@ from normkit.measurement.instruments import Instruments, Switch
 from normkit.measurement.row_counters import GRADIENT_SUMS
 from normkit.measurement.structure import Structure
 from normkit.measurement.tables import Table, Tables
+from normkit.reference import HALF
 from normkit.watching.async_copies import AsyncCopy, CopyQueue
 from normkit.watching.inputs import INPUTS, InputRecorder
 from normkit.watching.loop import LOOP, LoopRecorder
@@ -24,6 +25,7 @@ from normkit.watching.parameters import (
     PARAMETER_SUMS,
     UpdateSampler,
     WatchedParameter,
+    sample,
     sums_of_squares,
     watched_parameters,
 )
@@ -56,6 +58,12 @@ class StepRecorder:
     ) -> None:
         self.layout = structure.layout(is_pooled=True)
         self.parameters = watched_parameters(model, structure, optimizers)
+        # Other parameters are wide enough, or small enough, to feel their updates.
+        self._begun = {
+            index: sample(each.tensor).clone()
+            for index, each in enumerate(self.parameters)
+            if each.site and each.tensor.dtype in HALF
+        }
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._scaler, self._ranks, self.invariant = scaler, ranks, invariant
         self._window = min(every, _MOST_STEPS)
@@ -241,6 +249,11 @@ class StepRecorder:
                 weight, slope = local(parameter.tensor).detach(), local(gradient).detach()
                 inner = (weight.to(table.dtype) * slope.to(table.dtype)).sum()
                 columns["inner"][index] = inner if unit is None else inner / unit[index]
+            if gradient is not None and (begun := self._begun.get(index)) is not None:
+                now, slope = sample(parameter.tensor), sample(gradient)
+                if now.shape == begun.shape == slope.shape:
+                    columns["held"][index] = (slope != 0).sum()
+                    columns["kept"][index] = ((slope != 0) & (now == begun)).sum()
             if (is_small := _small_moments(parameter)) is not None:
                 moments[index] = is_small
         if moments:

@@ -236,6 +236,7 @@ class RunHistory:
             update_ratio=ratio,
             first_update_ratio=self._first_updates.get(watched.path, math.nan),
             optimizer_eps_share=sums["small"] / sums["moments"] if sums["moments"] else math.nan,
+            unmoved_share=sums["kept"] / sums["held"] if sums["held"] else math.nan,
             rank_spread=spread[0],
             gradient_rank_spread=spread[1],
             is_scale_invariant=watched.path in recorder.invariant,
