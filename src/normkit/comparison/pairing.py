@@ -13,6 +13,10 @@ from normkit.spec import NormSpec
 
 MatchedBy = Literal["path", "order"]
 
+_SAME_GAIN = 0.999
+"""Correlation of two gains: rounding to eight bits leaves 0.9999."""
+_FEWEST_TELLING = 16
+"""Fewer gains than this may be alike by chance."""
 _SAME_EPS = 1e-6
 """eps is measured to about 1e-7; five digits are 1e-5 to 1e-4 apart."""
 
@@ -45,8 +49,8 @@ def match(model: PassportBook, reference: PassportBook) -> tuple[Match, ...]:
     """Pair the norms of a model with those of its reference, in the model's forward order.
 
     Norms with the same path are paired first. The others are paired in forward order: as many norms of one size as
-    possible, preferably those whose parameters are the same to the bit. If all parameters exist in another order, they
-    were exchanged between norms, and the norms are paired in turn.
+    possible, preferably those whose parameters are the same, to the bit or but for rounding and an offset. If all
+    parameters exist in another order, they were exchanged between norms, and the norms are paired in turn.
     """
     there = {entry.path: entry for entry in reference.entries}
     matches = {
@@ -107,18 +111,41 @@ def _is_alike(reading: str, given: NormSpec, expected: NormSpec) -> bool:
 
 
 def _likeness(entry: Entry, other: Entry) -> int:
-    """0 for norms of different sizes, 1 for one size, 3 where the parameters are the same to the bit too."""
+    """0 for norms of different sizes, 1 for one size, 3 where the parameters are the same too."""
     if entry.features != other.features:
         return 0
-    return 3 if digests(entry) == digests(other) else 1
+    return 3 if _hold_the_same(entry, other) else 1
+
+
+def _hold_the_same(entry: Entry, other: Entry) -> bool:
+    """The parameters are the same to the bit, or the weights but for rounding, a constant and a factor."""
+    if digests(entry) == digests(other):
+        return True
+    weights = [each.passport.weight for each in (entry, other)]
+    if any(weight is None or weight.is_meta or weight.numel() < _FEWEST_TELLING for weight in weights):
+        return False
+    given, expected = (weight.detach().cpu().double().flatten() for weight in weights if weight is not None)
+    if given.shape != expected.shape:
+        return False
+    spreads = (given - given.mean(), expected - expected.mean())
+    along = spreads[0] @ spreads[1]
+    return bool(along > _SAME_GAIN * spreads[0].norm() * spreads[1].norm())
 
 
 def _is_permuted(model: Sequence[Entry], reference: Sequence[Entry]) -> bool:
-    """The norms have the same sizes in turn, and all parameters of the ones are those of the others to the bit."""
+    """The norms have the same sizes in turn, and all parameters of the ones are those of the others."""
     if [entry.features for entry in model] != [entry.features for entry in reference]:
         return False
     held, held_there = (Counter(each for entry in entries for each in digests(entry)) for entries in (model, reference))
-    return held == held_there
+    if held == held_there:
+        return True
+    left = list(reference)
+    for entry in model:
+        same = next((other for other in left if _hold_the_same(entry, other)), None)
+        if same is None:
+            return False
+        left.remove(same)
+    return True
 
 
 def _aligned(model: Sequence[Entry], reference: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:

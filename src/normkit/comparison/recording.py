@@ -3,8 +3,8 @@
 It is a safetensors file. For each norm it holds two tensors of shape (rows, n), `<path>.input` and `<path>.output`, in
 the dtypes in which they were computed; beside them, where they are known, `<path>.weight` and `<path>.bias` of shape
 (n,), as they are stored, and `<path>.residual`, of the input's shape, which a fused norm adds to its input. `outputs`,
-of shape (rows, vocabulary), is what the model returned: its logits. Rows stand in the order of the tokens, heads within
-a token.
+of shape (rows, vocabulary), is what the model returned, its logits, and `head`, of shape (rows, n), what its last
+linear map took. Rows stand in the order of the tokens, heads within a token.
 
 Its metadata say `format` = "normkit-recording" and `version` = "1". Welcome are `runtime`, in words; `tokens`, the
 token ids as a JSON list of lists; and `order`, a JSON list of the norm paths in the order of their calls in one run.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ _FORMAT = {"format": "normkit-recording", "version": "1"}
 _ROWS = ("input", "output", "residual")
 _PARAMETERS = ("weight", "bias")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-OUTPUTS = "outputs"
-"""Name of the tensor that holds what the model returned."""
+_OF_THE_MODEL = {"outputs": "(rows, vocabulary)", "head": "(rows, n)"}
+"""Tensors that belong to no norm, and their shapes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +75,9 @@ class Recording:
     """Token ids of the rows; () if they are not known."""
     outputs: Tensor | None = None
     """The model's output for the first tokens, of shape (rows, vocabulary); None if it was not recorded."""
-    order: tuple[str, ...] = field(default=())
+    head: Tensor | None = None
+    """What the last linear map takes to make the outputs, of shape (rows, n); None if it was not recorded."""
+    order: tuple[str, ...] = ()
     """The norms in the order of their calls in one run, each once for every call; () if it is not known."""
 
     @cached_property
@@ -120,8 +122,7 @@ class Recording:
             for key in (*_ROWS, *_PARAMETERS):
                 if (part := getattr(norm, key)) is not None:
                     tensors[f"{name}.{key}"] = part.flatten(1) if key in _ROWS else part
-        if self.outputs is not None:
-            tensors[OUTPUTS] = self.outputs
+        tensors |= {key: part for key in _OF_THE_MODEL if (part := getattr(self, key)) is not None}
         tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
         texts = {"runtime": self.runtime, "tokens": _json(self.tokens), "order": _json(self.order)}
         metadata = {**_FORMAT, **{key: text for key, text in texts.items() if text}}
@@ -147,8 +148,9 @@ def opened(path: str | Path) -> Recording | None:
         return None
     for name in norms:
         _check(path, name, header)
-    if (outputs := header.get(OUTPUTS)) is not None and (len(outputs.shape) != 2 or outputs.dtype not in _FLOATS):
-        raise InputError(f"{path}: {OUTPUTS} must be floating-point of shape (rows, vocabulary), got {outputs.shape}")
+    for key, shape in _OF_THE_MODEL.items():
+        if (found := header.get(key)) is not None and (len(found.shape) != 2 or found.dtype not in _FLOATS):
+            raise InputError(f"{path}: {key} must be floating-point of shape {shape}, got {found.dtype} {found.shape}")
     ids, order = (_read(path, texts, key) for key in ("tokens", "order"))
     if not all(isinstance(name, str) for name in order):
         raise InputError(f"{path}: the metadata's order must be a JSON list of norm paths")
@@ -165,7 +167,8 @@ def opened(path: str | Path) -> Recording | None:
         name=path.stem,
         runtime=texts.get("runtime", ""),
         tokens=tuple(map(tuple, ids)),
-        outputs=tensors.get(OUTPUTS),
+        outputs=tensors.get("outputs"),
+        head=tensors.get("head"),
         order=tuple(name for name in order if name in norms),
     )
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 from torch.overrides import TorchFunctionMode
 
@@ -23,12 +23,13 @@ from normkit.identification.sharding import is_distributed, whole
 from normkit.identification.sites import is_within
 from normkit.identification.state import undisturbed
 from normkit.identification.tracing import NORM_FUNCTIONS, first_output, first_tensor, norm_arguments
-from normkit.measurement.running import arguments, evaluating, name_of_ids, runner, token_ids, token_mask
+from normkit.measurement.running import arguments, evaluating, fitted, runner, token_ids, token_mask
 
 _SAMPLES = 16
 """Samples of a norm that normalizes whole samples, such as images."""
 _OUTPUTS = 64
 """Rows of the model's output: one may have a quarter of a million numbers."""
+_LINEAR_MAPS = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__}
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names by which torch's wrappers hold what they wrap."""
 
@@ -65,6 +66,8 @@ def record(model: nn.Module, path: str | Path, *, rows: int = 512) -> Iterator[N
     with _recording(model, rows) as recorder:
         yield
     found = recorder.recording(Path(path).stem)
+    if not found.norms:
+        raise InputError("expected a call of the model inside `with record(...)`; no norm of it was called")
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_rank()):
         found.write(path)
 
@@ -83,7 +86,7 @@ def recorded(
             rows are not what their module or function says, else the last axis.
 
     Raises:
-        InputError: If rows is less than 1, no norm is called, or the model takes no such arguments.
+        InputError: If rows is less than 1, or the model takes no such arguments.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
@@ -144,6 +147,8 @@ class _Recorder(TorchFunctionMode):
         self._order: list[str] = []
         self._tokens: list[tuple[int, ...]] = []
         self._outputs: list[Tensor] = []
+        self._heads: list[Tensor] = []
+        self._last_map: tuple[Any, Any] = (None, None)
         self._runs = 0
         # Which tokens of this run are kept, (B, T); None where there are no tokens.
         self._kept: Tensor | None = None
@@ -179,6 +184,11 @@ class _Recorder(TorchFunctionMode):
         missing = _OUTPUTS - sum(map(len, self._outputs))
         if y is not None and y.dim() > 1 and missing > 0:
             self._outputs.append(self._picked(_gathered(y), 1, missing)[:missing])
+            x, made = self._last_map
+            # Between the head and the output there may be a scale, a softcap or a cast.
+            if _are_rows(x) and _are_rows(made) and made.shape == y.shape and not is_distributed(x):
+                self._heads.append(self._picked(x, 1, missing)[:missing])
+        self._last_map = (None, None)
         self._runs += 1
 
     def _enter(
@@ -206,6 +216,11 @@ class _Recorder(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if function in _LINEAR_MAPS:
+            y = function(*args, **kwargs)
+            # The tensor is the model's own until the end of its run; the last one stays.
+            self._last_map = (first_tensor(args, kwargs), y)
+            return y
         parent, is_inside, made = self._frames[-1]
         if is_inside or (name := NORM_FUNCTIONS.get(function)) is None:
             return function(*args, **kwargs)
@@ -260,11 +275,7 @@ class _Recorder(TorchFunctionMode):
         return (rows[: max(missing, 0)] if places is None else rows[places.to(rows.device)]).cpu().clone()
 
     def recording(self, name: str) -> Recording:
-        """What was kept; all processes come here, as parameters are gathered.
-
-        Raises:
-            InputError: If no norm was called.
-        """
+        """What was kept; all processes come here, as parameters are gathered."""
         found = {path: norm for path, place in self._places.items() if (norm := _norm(place)) is not None}
         # If a norm has modules inside it, the outermost is the norm.
         norms = {
@@ -272,14 +283,13 @@ class _Recorder(TorchFunctionMode):
             for path, norm in found.items()
             if not any(path != outer and is_within(path, outer) for outer in found)
         }
-        if not norms:
-            raise InputError("expected a call of the model inside `with record(...)`; no norm of it was called")
         return Recording(
             norms=norms,
             name=name,
             runtime=f"torch {torch.__version__}",
             tokens=tuple(self._tokens),
             outputs=torch.cat(self._outputs) if self._outputs else None,
+            head=torch.cat(self._heads) if self._heads else None,
             order=tuple(path for path in self._order if path in norms),
         )
 
@@ -363,28 +373,3 @@ def _mixes(module: nn.Module, rows: Tensor) -> bool:
 
 def _are_rows(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
-
-
-def fitted(model: nn.Module, batch: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The batch as the model takes it: token ids go first where it has another name for them.
-
-    Raises:
-        InputError: If it takes no argument of some other name.
-    """
-    parameters = [*signature(model.forward).parameters.values()]
-    names, ids = [each.name for each in parameters], name_of_ids(batch)
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    is_named = ids is None or ids in names or 0 in batch
-    if is_named or not parameters or parameters[0].kind is not parameters[0].POSITIONAL_OR_KEYWORD:
-        fitted, rest = dict(batch), {} if takes_any else batch
-    else:
-        fitted = {0: batch[ids], **{key: value for key, value in batch.items() if key != ids}}
-        rest = {key: value for key, value in fitted.items() if key and not takes_any}
-    strange = [key for key in rest if isinstance(key, str) and key not in names]
-    # A mask that masks nothing need not be said.
-    if needed := [key for key in strange if not (key == "attention_mask" and token_mask(batch) is None)]:
-        raise InputError(
-            f"{type(model).__name__}.forward({', '.join(names)}) takes no {', '.join(needed)}; "
-            "give batches with the arguments of both models, or token ids alone"
-        )
-    return {key: value for key, value in fitted.items() if key not in strange}

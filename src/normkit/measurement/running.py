@@ -87,6 +87,31 @@ def arguments(model: nn.Module, given: Any) -> Batch:
     return batch
 
 
+def fitted(model: nn.Module, batch: Batch) -> Batch:
+    """The batch as the model takes it: token ids go first where it has another name for them.
+
+    Raises:
+        InputError: If it takes no argument of some other name.
+    """
+    parameters = [*signatures.signature(model.forward).parameters.values()]
+    names, ids = [each.name for each in parameters], name_of_ids(batch)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    is_named = ids is None or ids in names or 0 in batch
+    if is_named or not parameters or parameters[0].kind is not parameters[0].POSITIONAL_OR_KEYWORD:
+        fitted, rest = dict(batch), {} if takes_any else batch
+    else:
+        fitted = {0: batch[ids], **{key: value for key, value in batch.items() if key != ids}}
+        rest = {key: value for key, value in fitted.items() if key and not takes_any}
+    strange = [key for key in rest if isinstance(key, str) and key not in names]
+    # A mask that masks nothing need not be said.
+    if needed := [key for key in strange if not (key == "attention_mask" and token_mask(batch) is None)]:
+        raise InputError(
+            f"{type(model).__name__}.forward({', '.join(names)}) takes no {', '.join(needed)}; "
+            "give batches with the arguments of both models, or token ids alone"
+        )
+    return {key: value for key, value in fitted.items() if key not in strange}
+
+
 def _checked(value: Any, name: str) -> Any:
     """The value with plain dictionaries in place of other mappings."""
     if isinstance(value, Mapping):

@@ -1,0 +1,188 @@
+"""How far a model is from itself: alone or in a batch, in 16 bits or in 32; and what rounding may explain by that."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normkit.comparison.effects import distances
+from normkit.comparison.recording import Recording
+from normkit.comparison.row_places import calls_of
+from normkit.comparison.torch_recorder import recorded
+from normkit.measurement.running import arguments, first_of, mapped, rows
+from normkit.reference import HALF
+from normkit.text import dtype_name, first_line
+
+JUMP = 8.0
+"""The worst row may be so many times as far apart as the worst row of the reference's own rounding."""
+MEDIAN_JUMP = 3.0
+"""The same of the median row: two roundings that do not know of each other are sqrt(2) apart, and rows are many."""
+_MEMORY = 0.8
+"""Share of the free memory that a copy of the model may take."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Distances that rounding explains."""
+
+    median: float
+    """Of the median row."""
+    worst: float
+    """Of the worst row."""
+
+    @classmethod
+    def of(cls, own: Tensor, noise: float, *, is_half: bool) -> Limit:
+        """The limit for rows that are so far from what they would be unrounded; and one rounding at least."""
+        median, worst = _summary(own)
+        # In 32 bits the order of sums makes as much as the rounding of the results.
+        return cls(median=(MEDIAN_JUMP if is_half else JUMP) * max(median, noise), worst=JUMP * max(worst, noise))
+
+    def holds(self, apart: Tensor) -> bool:
+        """Whether rounding explains these distances of rows."""
+        median, worst = _summary(apart)
+        return median <= self.median and worst <= self.worst
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRounding:
+    """Distances of a model's rows from its own rows: of the median row and of the worst, by place.
+
+    A place is "before" or "at" and the path of a norm, or "after" for the outputs.
+    """
+
+    dtype: str
+    """In which the model computes."""
+    batch: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """A row in a batch of two against the row alone."""
+    precision: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The model in bfloat16 against the model in float32."""
+    not_measured: str = ""
+    """Why one of them was not measured, or ""."""
+
+    def median(self, where: str, path: str | None, dtype: torch.dtype) -> float:
+        """The distance of the median row at a place, where the coarser of port and reference computes in this dtype."""
+        return self._sizes(where, path, dtype)[0]
+
+    def limit(self, where: str, path: str | None, dtype: torch.dtype) -> Limit:
+        """What rounding explains at a place."""
+        median, worst = self._sizes(where, path, dtype)
+        # In 32 bits the size is not measured, but scaled from that of 16 bits.
+        return Limit(median=(MEDIAN_JUMP if dtype in HALF else JUMP) * median, worst=JUMP * worst)
+
+    def in_a_batch(self, where: str, path: str | None) -> Limit:
+        """What another batch explains at a place."""
+        median, worst = self.batch.get(_key(where, path), (0.0, 0.0))
+        return Limit(median=MEDIAN_JUMP * median, worst=JUMP * worst)
+
+    def _sizes(self, where: str, path: str | None, dtype: torch.dtype) -> tuple[float, float]:
+        key = _key(where, path)
+        # Rounding grows with depth as the machine epsilon does, which 16 bits show.
+        share = torch.finfo(dtype).eps / torch.finfo(torch.bfloat16).eps
+        by_precision = (share * size for size in self.precision.get(key, (0.0, 0.0)))
+        by_batch = self.batch.get(key, (0.0, 0.0))
+        median, worst = (max(one, other, rounding(dtype)) for one, other in zip(by_batch, by_precision, strict=True))
+        return median, worst
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return asdict(self)
+
+
+def own_rounding(model: nn.Module, batch: Any, base: Recording | None = None, *, tokens: int = 512) -> OwnRounding:
+    """Measure how far a model is from itself: the same rows in another batch, and in another precision.
+
+    The first row of the batch runs alone, and in a batch of two. A model in 16 bits runs as a float32 copy too, one in
+    float32 as a bfloat16 copy, if memory permits.
+
+    Args:
+        model: The model; it is left as it was.
+        batch: As for `inspect`.
+        base: What `recorded` returned for this batch, if it is at hand.
+        tokens: Tokens that are compared.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+        >>> own = own_rounding(model, torch.randn(16, 4))
+        >>> 1e-3 < own.precision["at 1"][0] < 1e-2
+        True
+    """
+    given = arguments(model, batch)
+    base = recorded(model, given, rows=tokens) if base is None else base
+    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    # A batch of one is put beside itself.
+    alone = rows(given, 0)
+    two = rows(given, 0, 2) if len(first_of(given)) > 1 else mapped(alone, lambda _, each: torch.cat([each, each]))
+    reasons = []
+    apart = [_distances(recorded(model, two, rows=2 * tokens), recorded(model, alone, rows=tokens))]
+    try:
+        other = torch.float32 if dtype in HALF else torch.bfloat16
+        copied = _copied(model, other)
+        inputs = mapped(dict(given), lambda _, each: each.to(other) if each.dtype == dtype else each)
+        apart.append(_distances(recorded(copied, inputs, rows=tokens), base))
+    except Exception as error:  # whatever the model's own code raises
+        reasons.append(f"{type(model).__name__} could not be run in {dtype_name(other)}: {first_line(error)}")
+        apart.append({})
+    return OwnRounding(dtype=dtype_name(dtype), batch=apart[0], precision=apart[1], not_measured="; ".join(reasons))
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The distance that one rounding makes; in 32 bits and more, sums of another order make it too."""
+    eps = torch.finfo(dtype).eps
+    return eps / 4 if torch.finfo(dtype).bits == 16 else eps
+
+
+def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy with its parameters in another dtype; buffers, which hold angles and masks, are only made wider.
+
+    Raises:
+        MemoryError: If memory does not suffice.
+    """
+    parameters = [*model.parameters()]
+    needed = sum(each.numel() for each in parameters) * dtype.itemsize
+    if parameters and parameters[0].is_cuda:
+        free = torch.cuda.mem_get_info(parameters[0].device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # deepcopy first copies what it then converts.
+    if needed + sum(each.nbytes for each in parameters) > _MEMORY * free:
+        raise MemoryError(f"a copy takes {needed / 2**30:.1f} GiB")
+    copied = copy.deepcopy(model)
+    for part in copied.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                part._parameters[name] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and buffer.dtype.itemsize < dtype.itemsize:
+                part._buffers[name] = buffer.to(dtype)
+    return copied
+
+
+def _distances(given: Recording, expected: Recording) -> dict[str, tuple[float, float]]:
+    """The distances of two recordings of one model at each place, where both have rows."""
+    found = {}
+    norms, others = calls_of(given), calls_of(expected)
+    for path in norms.keys() & others.keys():
+        x, x0 = norms[path].normalized, others[path].normalized
+        y, y0 = norms[path].output, others[path].output
+        count = min(len(x), len(x0))
+        found[_key("before", path)] = _summary(distances(x[:count], x0[:count]))
+        found[_key("at", path)] = _summary(distances(y[:count], y0[:count]))
+    if given.outputs is not None and expected.outputs is not None:
+        count = min(len(given.outputs), len(expected.outputs))
+        found[_key("after", None)] = _summary(distances(given.outputs[:count], expected.outputs[:count]))
+    return found
+
+
+def _key(where: str, path: str | None) -> str:
+    return where if path is None else f"{where} {path}"
+
+
+def _summary(apart: Tensor) -> tuple[float, float]:
+    """The median and the worst of some distances."""
+    return (float(apart.median()), float(apart.max())) if apart.numel() else (0.0, 0.0)

@@ -1,0 +1,350 @@
+"""Two recordings of one text: where their first difference is born, how it grows to the logits, and what explains it.
+
+A norm is held against the reference's formula on the port's own rows: what arrives there may differ already. Between
+norms the rows are held against each other. The measure is the reference's own rounding, where that was measured
+(`own_rounding`); else the rounding of the coarser dtype, and what has grown of it so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from normkit.comparison.effects import Formula, distances
+from normkit.comparison.own_rounding import JUMP, Limit, OwnRounding, rounding
+from normkit.comparison.recording import Recording
+from normkit.comparison.row_causes import (
+    Cause,
+    applied,
+    cause_of_bits,
+    cause_of_extra,
+    cause_of_head,
+    causes_at,
+    causes_before,
+    causes_of_outputs,
+    rounds_elsewhere,
+    together,
+)
+from normkit.comparison.row_places import Place, Places, block_between, calls_of, first_tokens, other_text, paired
+from normkit.reference import HALF
+from normkit.text import counted
+
+Where = Literal["at", "before", "after"]
+
+_FITS = 0.05
+"""A formula that is further from the reference's own rows than this is not its formula."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Birth:
+    """The first place with a difference; distances are |a - b| over |b| of the worst row."""
+
+    where: Where
+    """"at" a norm: its input agrees, its output does not; "before" a norm: its input differs and no output earlier did;
+    "after" the last norm: only the model's output differs."""
+    path: str | None
+    """The norm; None after the last."""
+    since: str | None
+    """The last norm whose output agrees; None where there is none, and for "at"."""
+    agreed: float
+    """Distance of the last that agrees: the norm's input, or the output of `since`."""
+    differs: float
+    """Distance of the first that differs."""
+    block: str = ""
+    """What lies between `since` and `path`, if their names say: "attention", "MLP" or "residual sum"; "embedding"
+    before the first norm, "head" after the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The distance of the two runs at one place, |a - b| over |b|."""
+
+    where: Where
+    path: str | None
+    """The port's norm; None for the outputs."""
+    reference: str | None
+    """The reference's norm."""
+    median: float
+    """Of the median row."""
+    worst: float
+    """Of the worst row."""
+    own: float
+    """The reference's own rounding there, of the median row; the rounding of the dtype where it was not measured."""
+
+    @property
+    def units(self) -> float:
+        """The median row's distance in units of the reference's own rounding."""
+        return self.median / self.own
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """What two recordings of one text show."""
+
+    birth: Birth | None = None
+    """The first difference of more than rounding; None if there is none."""
+    first_bits: Birth | None = None
+    """The first difference in any bit; None if there is none."""
+    compared: int = 0
+    """At how many norms they were compared."""
+    largest: float = 0.0
+    """The largest distance at these norms and of the outputs, of the worst row."""
+    not_run: str = ""
+    """Why they were not compared, or ""."""
+    verdict: str = ""
+    """The result in words, such as "as different as the reference is from itself in another batch"."""
+    steps: tuple[Step, ...] = ()
+    """The distance at each place, in the order of the calls, the outputs last."""
+    at_norms: tuple[str, ...] = ()
+    """The port's norms whose outputs do not follow the reference's formula on the port's own inputs."""
+    causes: tuple[Cause, ...] = ()
+    """What explains the differences."""
+    pairs: tuple[tuple[str, str, str], ...] = ()
+    """The port's norm, the reference's, and how they were matched."""
+    only_port: tuple[str, ...] = ()
+    """Norms of the port without counterpart."""
+    only_reference: tuple[str, ...] = ()
+    """Norms of the reference without counterpart."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the user."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary."""
+        return asdict(self)
+
+
+def compare_rows(
+    port: Recording,
+    reference: Recording,
+    own: OwnRounding | None = None,
+    formulas: Mapping[str, Formula] | None = None,
+) -> Rows:
+    """Find where the first difference of two runs on one text is born, how it grows, and what explains it.
+
+    At a norm, the port's output is compared with the reference's formula on the port's input. Between two norms, what
+    arrives is compared with what arrives in the reference. More than rounding is eight times as much as the reference's
+    own rounding, in 16 bits three times as much of the median row; without `own`, eight times as much as the rounding
+    of the coarser dtype and as all before it.
+
+    Args:
+        port: The port's rows.
+        reference: The reference's rows, of the same tokens.
+        own: How far the reference is from itself.
+        formulas: Path of the reference's norm -> its formula; by default what `identify_rows` finds.
+
+    Example:
+        >>> from normkit.comparison.torch_recorder import recorded
+        >>> from torch import nn
+        >>> stock = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+        >>> port = nn.Sequential(stock[0], nn.LayerNorm(8, eps=1e-2))
+        >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        >>> found = compare_rows(recorded(port, x), recorded(stock, x))
+        >>> found.birth.where, found.birth.path
+        ('at', '1')
+        >>> found.causes[0].words
+        "the port's rows at 1 follow the reference's formula with eps 0.01 instead of 1e-05"
+    """
+    if reason := other_text(port.tokens, reference.tokens):
+        return Rows(not_run=reason, verdict="not compared row by row")
+    places = paired(port, reference)
+    if not places.pairs and (port.norms or reference.norms):
+        return Rows(not_run="no norm of the one has as many features as a norm of the other")
+    if formulas is None:
+        formulas = {
+            each.path: Formula.of(each.passport.spec, each.passport)
+            for each in reference.book.entries
+            if each.passport.spec
+        }
+    scan = _Scan(own, places, formulas, _dtypes(port, reference))
+    for place in places.pairs:
+        scan.enter(place)
+    if port.outputs is not None and reference.outputs is not None:
+        scan.leave(port.outputs, reference.outputs)
+    return Rows(
+        birth=scan.birth,
+        first_bits=scan.first_bits,
+        compared=len(places.pairs),
+        largest=max((step.worst for step in scan.steps), default=0.0),
+        verdict=_verdict(scan, own),
+        steps=tuple(scan.steps),
+        at_norms=tuple(scan.limits),
+        causes=tuple(together(_causes(scan, places, formulas, port, reference))),
+        pairs=tuple((place.path, place.reference, place.matched_by) for place in places.pairs),
+        only_port=places.only_port,
+        only_reference=places.only_reference,
+        notes=tuple(_notes(port, reference)),
+    )
+
+
+def _causes(
+    scan: _Scan, places: Places, formulas: Mapping[str, Formula], port: Recording, reference: Recording
+) -> Iterator[Cause]:
+    """What explains what the scan found: at norms, then at the birth of the first difference."""
+    by_path = {place.path: place for place in places.pairs}
+    for path, limit in scan.limits.items():
+        yield from causes_at(by_path[path], formulas, places.pairs, limit)
+    for path, share in scan.rounded.items():
+        place = by_path[path]
+        yield cause_of_bits(place, formulas[place.reference], share)
+    birth = scan.birth
+    if birth is None:
+        return
+    here, there = calls_of(port, reference.order), calls_of(reference, port.order)
+    for path in places.only_reference:
+        earlier = [place.path for place in places.pairs if places.turn[place.reference] < places.turn[path]]
+        where = f"behind {earlier[-1]}" if earlier else "before the first"
+        words = f"the port has no norm {where}, where the reference has {path}"
+        yield Cause(kind="missing norm", paths=(path,), words=words)
+    for path in places.only_port:
+        yield cause_of_extra(path, here)
+    if birth.where == "before":
+        place = by_path[birth.path or ""]
+        limit, starts = scan.allowed("before", place.reference), first_tokens(port.tokens, len(place.port_rows[0]))
+        may_be = birth.block in ("attention", "")
+        yield from causes_before(place, here, there, limit, starts, may_be_attention=may_be)
+    if birth.where == "after":
+        limit = scan.allowed("after", None)
+        if port.outputs is not None and reference.outputs is not None:
+            yield from causes_of_outputs(port.outputs, reference.outputs, limit)
+        if port.head is not None:
+            yield from cause_of_head(port.head, here, there, limit)
+
+
+class _Scan:
+    """Walks the places in the order of the calls, and remembers what differed so far."""
+
+    def __init__(
+        self, own: OwnRounding | None, places: Places, formulas: Mapping[str, Formula], dtypes: Sequence[torch.dtype]
+    ) -> None:
+        self._own, self._formulas = own, formulas
+        self._turn, self._lost = places.turn, places.only_reference
+        self._noise = max(map(rounding, dtypes))
+        self._dtype = max(dtypes, key=rounding)
+        self.is_half = self._dtype in HALF
+        self._carried = self._last = 0.0
+        self._since: Place | None = None
+        self.steps: list[Step] = []
+        self.birth: Birth | None = None
+        self.first_bits: Birth | None = None
+        self.limits: dict[str, Limit] = {}
+        """Path of a norm that does not follow the reference's formula -> what rounding explains there."""
+        self.rounded: dict[str, float] = {}
+        """Path of a norm that rounds in another place -> the share of its bits that are the reference's."""
+
+    def enter(self, place: Place) -> None:
+        """Compare what arrives at a norm, and what leaves it."""
+        (x, y), (x0, y0) = place.port_rows, place.reference_rows
+        apart = distances(x, x0)
+        since = self._since
+        lost = [path for path in self._lost if since is None or self._turn[path] > self._turn[since.reference]]
+        lost = [path for path in lost if self._turn[path] < self._turn[place.reference]]
+        before = lost[-1] if lost else None if since is None else since.reference
+        block = "embedding" if before is None else block_between(before, place.reference)
+        birth = Birth(
+            where="before",
+            path=place.path,
+            since=None if since is None else since.path,
+            agreed=self._last,
+            differs=_worst(apart),
+            block=block,
+        )
+        self._step(birth, place.reference, apart, not self.allowed("before", place.reference).holds(apart))
+        entered, apart = self._last, distances(y, y0)
+        birth = Birth(where="at", path=place.path, since=None, agreed=entered, differs=_worst(apart))
+        formula = self._formulas.get(place.reference)
+        own = None if formula is None else distances(y0, applied(formula, x0))
+        if formula is None or own is None or float(own.median()) > _FITS:
+            is_born = not self.allowed("at", place.reference).holds(apart)
+        else:
+            limit = Limit.of(own, self._noise, is_half=self.is_half)
+            is_born = not limit.holds(distances(y, applied(formula, x)))
+            if is_born:
+                self.limits[place.path] = limit
+            elif (share := rounds_elsewhere(place, formula)) is not None:
+                self.rounded[place.path] = share
+        self._step(birth, place.reference, apart, is_born)
+        self._since = place
+
+    def leave(self, outputs: Tensor, expected: Tensor) -> None:
+        """Compare what the two models returned."""
+        if outputs.shape[1] != expected.shape[1]:
+            return
+        count = min(len(outputs), len(expected))
+        apart = distances(outputs[:count], expected[:count])
+        birth = Birth(
+            where="after",
+            path=None,
+            since=None if self._since is None else self._since.path,
+            agreed=self._last,
+            differs=_worst(apart),
+            block="head",
+        )
+        self._step(birth, None, apart, not self.allowed("after", None).holds(apart))
+
+    def allowed(self, where: Where, reference: str | None) -> Limit:
+        """What rounding explains at a place."""
+        if self._own is None:
+            most = JUMP * max(self._noise, self._carried)
+            return Limit(median=most, worst=most)
+        return self._own.limit(where, reference, self._dtype)
+
+    def _step(self, birth: Birth, reference: str | None, apart: Tensor, is_born: bool) -> None:
+        worst = birth.differs
+        own = self._noise if self._own is None else self._own.median(birth.where, reference, self._dtype)
+        self.steps.append(
+            Step(
+                where=birth.where,
+                path=birth.path,
+                reference=reference,
+                median=float(apart.median()) if apart.numel() else 0.0,
+                worst=worst,
+                own=own,
+            )
+        )
+        if self.birth is None and is_born:
+            self.birth = birth
+        if self.first_bits is None and worst > 0:
+            self.first_bits = birth
+        self._carried, self._last = max(self._carried, worst), worst
+
+
+def _dtypes(*recordings: Recording) -> list[torch.dtype]:
+    """The dtypes in which rows were recorded."""
+    norms = (norm for recording in recordings for norm in recording.norms.values())
+    found = {part.dtype for norm in norms for part in (norm.input, norm.output)}
+    found = found or {each.outputs.dtype for each in recordings if each.outputs is not None}
+    return sorted(found, key=str) or [torch.float32]
+
+
+def _verdict(scan: _Scan, own: OwnRounding | None) -> str:
+    if scan.birth is not None:
+        return "different"
+    if scan.first_bits is None:
+        return "the same to the bit"
+    if scan.rounded:
+        count = counted(len(scan.rounded), "norm")
+        return f"within rounding, but {count} of the port {'has' if len(scan.rounded) == 1 else 'have'} other bits"
+    if own is None:
+        return "no more different than rounding explains"
+    limits = ((step, own.in_a_batch(step.where, step.reference)) for step in scan.steps)
+    if own.batch and all(step.median <= limit.median and step.worst <= limit.worst for step, limit in limits):
+        return "as different as the reference is from itself in another batch"
+    if scan.is_half and own.precision:
+        return "as different as the reference in bfloat16 is from itself in float32"
+    return "no more different than rounding explains"
+
+
+def _notes(port: Recording, reference: Recording) -> Iterator[str]:
+    unknown = [name for name, each in (("port", port), ("reference", reference)) if not each.tokens]
+    if unknown and (port.tokens or reference.tokens):
+        yield f"the {unknown[0]}'s recording does not say of which tokens its rows are: they are taken to be the same"
+    if not port.order or not reference.order:
+        yield "a recording does not say in which order its norms were called: that of the names was taken"
+
+
+def _worst(apart: Tensor) -> float:
+    return float(apart.max()) if apart.numel() else 0.0

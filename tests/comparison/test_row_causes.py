@@ -1,0 +1,140 @@
+"""Explanations of rows that differ: each is found where it was planted, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from normkit import specs
+from normkit.comparison.effects import Formula
+from normkit.comparison.own_rounding import Limit
+from normkit.comparison.recording import RecordedNorm
+from normkit.comparison.row_causes import (
+    Cause,
+    applied,
+    cause_of_head,
+    causes_at,
+    causes_before,
+    causes_of_outputs,
+    together,
+)
+from normkit.comparison.row_places import Place
+
+SPEC = specs.TORCH_LAYER_NORM
+LIMIT = Limit(median=1e-5, worst=1e-4)
+
+
+def rows(seed: int, count: int = 64, features: int = 32) -> Tensor:
+    return torch.randn(count, features, generator=torch.Generator().manual_seed(seed))
+
+
+FORMULA = Formula(spec=SPEC, weight=1 + 0.3 * rows(8, 1)[0], bias=0.1 * rows(9, 1)[0])
+X = 0.1 * (rows(0) + 0.5)
+
+
+def causes(y: Tensor) -> list[Cause]:
+    expected = applied(FORMULA, X).float()
+    place = Place(path="a", reference="A", matched_by="order", port_rows=(X, y.float()), reference_rows=(X, expected))
+    return [*together(causes_at(place, {"A": FORMULA}, [place], LIMIT))]
+
+
+def changed(**fields: object) -> Tensor:
+    return applied(Formula(spec=SPEC.replace(**fields), weight=FORMULA.weight, bias=FORMULA.bias), X)
+
+
+@pytest.mark.parametrize(
+    ("y", "kind", "said"),
+    [
+        (X, "not applied", "a is not applied"),
+        (changed(eps=1e-3), "formula", "eps 0.001 instead of 1e-05"),
+        (changed(eps=3.3e-4), "formula", "eps 0.00033 instead of 1e-05"),
+        (changed(weight_offset=1.0), "formula", "1 + weight instead of weight"),
+        (changed(centre_numerator=False, centre_statistics=False), "formula", "centring not subtracted"),
+        (changed(correction=1), "formula", "divisor divided by n - 1"),
+        (applied(FORMULA, applied(FORMULA, X)), "applied twice", "a is applied twice"),
+        (rows(5), "unknown", "do not follow the reference's formula"),
+    ],
+)
+def test_what_a_port_does_at_a_norm(y: Tensor, kind: str, said: str) -> None:
+    (cause,) = causes(y)
+    assert (cause.kind, cause.paths) == (kind, ("a",))
+    assert said in cause.words
+
+
+def norm(x: Tensor, y: Tensor) -> RecordedNorm:
+    return RecordedNorm(input=x, output=y)
+
+
+OTHERS = {"P": norm(rows(1), rows(2)), "A": norm(rows(3), rows(4)), "F": norm(rows(6), rows(7))}
+
+
+@pytest.mark.parametrize(
+    ("x", "kind", "said"),
+    [
+        (rows(3) / 32**0.5, "scale", "0.1768 times what enters it in the reference: a factor sqrt(32) is missing"),
+        (rows(3) * 3, "scale", "3 times"),
+        (rows(2), "wiring", "what enters a in the port is what leaves P in the reference"),
+        (rows(3) - rows(1) + rows(2), "wiring", "sum with what leaves P in place of what enters it"),
+        (rows(3) - rows(1), "wiring", "sum without what enters P"),
+        (rows(3) + rows(2), "wiring", "sum with what leaves P once more"),
+    ],
+)
+def test_what_arrives_in_place_of_the_reference_s_rows(x: Tensor, kind: str, said: str) -> None:
+    place = Place(path="a", reference="A", matched_by="order", port_rows=(x, x), reference_rows=(rows(3), rows(4)))
+    starts = torch.zeros(64, dtype=torch.bool)
+    (cause,) = causes_before(place, {"a": norm(x, rows(50))}, OTHERS, LIMIT, starts, may_be_attention=True)
+    assert cause.kind == kind
+    assert said in cause.words
+
+
+def test_the_first_token_may_agree_alone() -> None:
+    x, starts = rows(5).clone(), torch.arange(64) % 16 == 0
+    x[starts] = rows(3)[starts]
+    place = Place(path="a", reference="A", matched_by="order", port_rows=(x, x), reference_rows=(rows(3), rows(4)))
+
+    def found(*, may_be_attention: bool) -> list[Cause]:
+        given = {"a": norm(x, rows(50))}
+        return [*causes_before(place, given, OTHERS, LIMIT, starts, may_be_attention=may_be_attention)]
+
+    assert [each.kind for each in found(may_be_attention=True)] == ["first token"]
+    assert found(may_be_attention=False) == []
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (rows(7), None),
+        (rows(6), "the final norm is not applied: the head takes what enters F in the reference"),
+        (rows(4), "the port's head takes what leaves A in the reference"),
+        (rows(77), None),
+    ],
+)
+def test_what_the_head_takes(head: Tensor, said: str | None) -> None:
+    found = [each.words for each in cause_of_head(head, {"a": norm(rows(90), rows(91))}, OTHERS, LIMIT)]
+    assert found == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda y: 2.5 * y, "the port's outputs are 2.5 times the reference's"),
+        (lambda y: 30 * torch.tanh(y / 30), "the port's outputs are the reference's with a softcap, 30 * tanh(x / 30)"),
+        (lambda y: y, None),
+        (lambda y: y + 0.1 * rows(11), None),
+    ],
+)
+def test_outputs_that_are_a_function_of_the_reference_s(given, said: str | None) -> None:
+    expected = 10 * rows(10)
+    found = [each.words for each in causes_of_outputs(given(expected), expected, LIMIT)]
+    assert found == ([] if said is None else [said])
+    if said is not None and "softcap" in said:
+        (lacking,) = causes_of_outputs(expected, given(expected), LIMIT)
+        assert lacking.words == "the port's outputs lack a softcap, 30 * tanh(x / 30)"
+
+
+def test_causes_that_say_the_same_are_one() -> None:
+    alike = [Cause(kind="formula", paths=(path,), words="at {} eps is lost") for path in "abcde"]
+    (found,) = together([*alike, alike[0]])
+    assert found.paths == tuple("abcde")
+    assert found.words == "at 5 norms (a, b, c and 2 more) eps is lost"
