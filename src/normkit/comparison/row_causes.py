@@ -19,7 +19,8 @@ from normkit.errors import InputError, SpecError
 from normkit.identification.cast_program import in_words, programs_of
 from normkit.identification.half_precision_calls import Run, rate
 from normkit.identification.passport import CONVENTIONS, words_of
-from normkit.identification.recorded_rows import USUAL_EPS, identify_rows
+from normkit.identification.recorded_rows import identify_rows
+from normkit.identification.row_bits import USUAL_EPS
 from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import shortened

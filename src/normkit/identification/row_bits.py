@@ -21,7 +21,7 @@ from normkit.reference import HALF
 from normkit.spec import NormSpec
 from normkit.text import counted, dtype_name
 
-_USUAL_EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
+USUAL_EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 _NEIGHBOUR = 1.05
 """An eps is decided if this factor, up or down, loses bits."""
 _ELEMENTS = 2**13
@@ -136,7 +136,7 @@ def _formulas(
     pairs = centrings if "centring" in is_open else [(spec.centre_numerator, spec.centre_statistics)]
     corrections = (0, 1) if "divisor" in is_open and spec.reduction == "mean" else (spec.correction,)
     places = tuple(PLACEMENTS) if "eps" in is_open else (spec.eps_placement,)
-    sizes = _USUAL_EPS if "eps" in is_open else (spec.eps,)
+    sizes = USUAL_EPS if "eps" in is_open else (spec.eps,)
     offsets = OFFSETS if "gain" in is_open and spec.has_weight else (spec.weight_offset,)
     for pair, correction, place, eps, offset in itertools.product(pairs, corrections, places, sizes, offsets):
         yield spec.replace(
