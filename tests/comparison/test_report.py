@@ -9,10 +9,10 @@ import pytest
 import screens
 from normkit import specs
 from normkit.comparison.differences import Comparison, Conventions, Pair, ParameterChange, Unmatched
-from normkit.comparison.divergence import Birth, Divergence
 from normkit.comparison.effects import Effect, Observed
 from normkit.comparison.pairing import Change, changes
 from normkit.comparison.report import describe_comparison, difference
+from normkit.comparison.rows import Birth, Rows
 from normkit.identification.book import Entry
 from normkit.identification.passport import Passport, Reading, value_of
 from normkit.show.terminal import section
@@ -45,7 +45,7 @@ def comparison(*pairs: Pair, **more: Any) -> Comparison:
         "forms": ("folder", "folder"),
         "source": "a text",
         "conventions": Conventions(pairs=pairs, **of_norms),
-        "rows": Divergence(compared=len(pairs)),
+        "rows": Rows(compared=len(pairs)),
     }
     return Comparison(**{**values, **more})
 
@@ -133,7 +133,7 @@ def test_a_note_is_there_where_it_applies(note: str, with_it: list[Pair], withou
     ],
 )
 def test_where_a_difference_begins(birth: Birth, expected: str) -> None:
-    text = told(pair("a"), pair("b"), rows=Divergence(birth=birth, first_bits=birth, compared=2))
+    text = told(pair("a"), pair("b"), rows=Rows(birth=birth, first_bits=birth, compared=2))
     assert f"The first difference {expected}" in text
     assert "x different all 2 norms compute the same formulas, but the two runs differ." in text
     assert "Within rounding" not in text
@@ -142,10 +142,11 @@ def test_where_a_difference_begins(birth: Birth, expected: str) -> None:
 def test_the_first_bit_before_the_birth_is_told_and_rounding_alone_is_no_difference() -> None:
     bits = Birth(where="at", path="a", since=None, agreed=0.0, differs=2e-7)
     birth = Birth(where="at", path="b", since=None, agreed=3e-7, differs=0.1)
-    both = told(pair("a"), rows=Divergence(birth=birth, first_bits=bits, compared=2))
+    both = told(pair("a"), rows=Rows(birth=birth, first_bits=bits, compared=2))
     assert "Within rounding, the runs differ earlier, at a: its input agrees to the bit, its output differs by" in both
-    rounding = told(pair("a"), rows=Divergence(first_bits=bits, compared=2, largest=9e-7))
-    assert "Side by side they differ by no more than rounding can, at most by 9e-7. It begins at a:" in rounding
+    rounding = told(pair("a"), rows=Rows(first_bits=bits, compared=2, largest=9e-7))
+    told_so = "Side by side they are no more different than rounding explains, at most by 9e-7. It begins at a:"
+    assert told_so in rounding
     assert "+ the same" in rounding
 
 

@@ -8,17 +8,10 @@ from torch import Tensor
 
 from normkit import specs
 from normkit.comparison.effects import Formula
+from normkit.comparison.norm_causes import applied, causes_at
 from normkit.comparison.own_rounding import Limit
 from normkit.comparison.recording import RecordedNorm
-from normkit.comparison.row_causes import (
-    Cause,
-    applied,
-    cause_of_head,
-    causes_at,
-    causes_before,
-    causes_of_outputs,
-    together,
-)
+from normkit.comparison.row_causes import RowCause, cause_of_head, causes_before, causes_of_outputs, together
 from normkit.comparison.row_places import Place
 
 SPEC = specs.TORCH_LAYER_NORM
@@ -33,7 +26,7 @@ FORMULA = Formula(spec=SPEC, weight=1 + 0.3 * rows(8, 1)[0], bias=0.1 * rows(9, 
 X = 0.1 * (rows(0) + 0.5)
 
 
-def causes(y: Tensor) -> list[Cause]:
+def causes(y: Tensor) -> list[RowCause]:
     expected = applied(FORMULA, X).float()
     place = Place(path="a", reference="A", matched_by="order", port_rows=(X, y.float()), reference_rows=(X, expected))
     return [*together(causes_at(place, {"A": FORMULA}, [place], LIMIT))]
@@ -93,7 +86,7 @@ def test_the_first_token_may_agree_alone() -> None:
     x[starts] = rows(3)[starts]
     place = Place(path="a", reference="A", matched_by="order", port_rows=(x, x), reference_rows=(rows(3), rows(4)))
 
-    def found(*, may_be_attention: bool) -> list[Cause]:
+    def found(*, may_be_attention: bool) -> list[RowCause]:
         given = {"a": norm(x, rows(50))}
         return [*causes_before(place, given, OTHERS, LIMIT, starts, may_be_attention=may_be_attention)]
 
@@ -134,7 +127,7 @@ def test_outputs_that_are_a_function_of_the_reference_s(given, said: str | None)
 
 
 def test_causes_that_say_the_same_are_one() -> None:
-    alike = [Cause(kind="formula", paths=(path,), words="at {} eps is lost") for path in "abcde"]
+    alike = [RowCause(kind="formula", paths=(path,), words="at {} eps is lost") for path in "abcde"]
     (found,) = together([*alike, alike[0]])
     assert found.paths == tuple("abcde")
     assert found.words == "at 5 norms (a, b, c and 2 more) eps is lost"

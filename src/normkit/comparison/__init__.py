@@ -2,14 +2,15 @@
 
 pairing.py      which norm of a port stands for which of its reference, and in which conventions they differ
 effects.py      how far two formulas are apart on the rows that arrive
-divergence.py   where two runs begin to differ
 differences.py  what a comparison found, as frozen values with JSON out
 contrasts.py    what can be said of two norms before anything is run
 recording.py    what entered and left each norm, in memory or in a file that any runtime can write
 torch_recorder.py  writes that down for a torch model
 rows.py         where the first difference of two recordings is born, how it grows, what explains it
+rows_report.py  that in words
 row_places.py   which calls of two recordings stand for each other
 row_causes.py   what explains a difference of rows
+norm_causes.py  the same at a norm that does not follow the reference's formula
 own_rounding.py  how far a model is from itself
 normkit_recorder.py  writes that file with numpy alone, for runtimes without normkit
 onnx_file.py    an .onnx file: its parameters, its norms, a run of it that is recorded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +13,16 @@ from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
 from normkit.comparison.contrasts import Contrast, contrast, unmatched, with_swaps
 from normkit.comparison.differences import Comparison, Conventions, Level, Pair
-from normkit.comparison.divergence import Divergence, Snapshot, diverged
+from normkit.comparison.own_rounding import OwnRounding, free_memory, own_rounding
 from normkit.comparison.pairing import match
 from normkit.comparison.recording import Recording
+from normkit.comparison.rows import Rows, compare_rows
 from normkit.comparison.sides import Side, open_side
 from normkit.comparison.surveying import Survey, run_model, survey_book, survey_model
 from normkit.comparison.values import Values, compare_values
 from normkit.errors import InputError, ModelError
 from normkit.identification.sites import matches
 from normkit.measurement.running import Batch, arguments, batches_of
-from normkit.measurement.sampling import RowPicker
 from normkit.measurement.texts import DEFAULT_LENGTH, Batches, batches_for, context_length
 
 Progress = Callable[[str, int, int], None]
@@ -170,7 +169,12 @@ def _with_norms(
         for side, survey, spans in zip((port, reference), (here, there), _spans(contrasts), strict=True):
             progress(f"running {side.name}", 0, 0)
             recordings.append(_recording(side, survey, given, spans) if needs_rows else lacking["rows"])
-        rows = _rows(contrasts, recordings)
+        own = None
+        if reference.model is not None and not any(isinstance(each, str) for each in recordings):
+            progress(f"running {reference.name} against itself", 0, 0)
+            assert isinstance(recordings[1], Recording)
+            own = own_rounding(reference.model, given, recordings[1], tokens=_ROWS)
+        rows = _rows(contrasts, recordings, own)
         if rows.not_run:
             lacking.setdefault("rows", rows.not_run)
     conventions = Conventions(
@@ -212,19 +216,10 @@ def _too_large(sides: Sequence[Side]) -> str:
         side.weights.source.tensors.values() for side in sides if side.load is not None and side.weights is not None
     ]
     needed = _RUNS_IN * sum(info.nbytes for each in tensors for info in each)
-    free = _free_memory()
+    free = free_memory()
     if free is None or needed <= free:
         return ""
     return f"running them takes {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free; files alone are compared"
-
-
-def _free_memory() -> int | None:
-    """Bytes of memory that are free here, or None if the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
 
 
 def _input(port: Side, reference: Side, batch: Any) -> tuple[Batch, str]:
@@ -301,28 +296,12 @@ def _recording(side: Side, survey: Survey, batch: Batch, spans: Mapping[str, int
     return side.lacking.get("rows", "it cannot be run")
 
 
-def _rows(contrasts: Sequence[Contrast], recordings: Sequence[Recording | str]) -> Divergence:
+def _rows(contrasts: Sequence[Contrast], recordings: Sequence[Recording | str], own: OwnRounding | None) -> Rows:
     here, there = recordings
     if isinstance(here, str) or isinstance(there, str):
-        return Divergence(not_run=here if isinstance(here, str) else str(there))
-    if here.tokens and there.tokens and here.tokens != there.tokens:
-        return Divergence(not_run="the two ran on different tokens; record both on one text")
-    places = [each.place() for each in contrasts if each.is_comparable]
-    if not places:
-        return Divergence(not_run="no norm of the one has as many features as a norm of the other")
-    outputs = (here.outputs, there.outputs)
-    pair = None
-    if outputs[0] is not None and outputs[1] is not None and outputs[0].shape == outputs[1].shape:
-        pair = (outputs[0], outputs[1])
-    dtypes = {norm.output.dtype for each in (here, there) for norm in each.norms.values()}
-    return diverged(places, _snapshot(here), _snapshot(there), pair, sorted(dtypes, key=str))
-
-
-def _snapshot(recording: Recording) -> Snapshot:
-    made = Snapshot({}, RowPicker(0, None))
-    made.entered = {path: norm.input for path, norm in recording.norms.items()}
-    made.left = {path: norm.output for path, norm in recording.norms.items()}
-    return made
+        return Rows(not_run=here if isinstance(here, str) else str(there))
+    formulas = {each.pair.reference.path: each.formulas[1] for each in contrasts if each.formulas is not None}
+    return compare_rows(here, there, own, formulas)
 
 
 def _observed(each: Contrast, recordings: Sequence[Recording | str]) -> Pair:

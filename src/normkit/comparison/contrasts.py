@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from normkit.comparison.differences import Owner, Pair, ParameterChange, Unmatched
-from normkit.comparison.divergence import Place
 from normkit.comparison.effects import Formula, common_span, observed
 from normkit.comparison.pairing import Change, Match, changes, digests, undecided
 from normkit.comparison.surveying import Acting, Survey
@@ -29,16 +28,6 @@ class Contrast:
     def is_comparable(self) -> bool:
         """Inputs and outputs of the two norms have the same size."""
         return self.formulas is not None and self.pair.entry.features == self.pair.reference.features
-
-    def place(self) -> Place:
-        """The pair as a place where two runs are compared."""
-        assert self.formulas is not None
-        return Place(
-            path=self.pair.entry.path,
-            reference=self.pair.reference.path,
-            formula=self.formulas[0],
-            span=self.span,
-        )
 
     @property
     def span(self) -> int | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from normkit.comparison.divergence import Divergence
 from normkit.comparison.effects import Observed
 from normkit.comparison.pairing import Change, MatchedBy
+from normkit.comparison.rows import Rows
 from normkit.comparison.values import Values
 from normkit.identification.book import Entry
 from normkit.inspection.result import plain
@@ -136,8 +136,8 @@ class Comparison:
     """The relation of each stored gain and bias to the reference's."""
     conventions: Conventions = field(default_factory=Conventions)
     """What the norms of both compute."""
-    rows: Divergence = field(default_factory=Divergence)
-    """The first difference of two runs on the same input."""
+    rows: Rows = field(default_factory=Rows)
+    """Two runs on the same input, row by row."""
     not_looked_at: Mapping[Level, str] = field(default_factory=dict)
     """Level -> why it was not looked at."""
     notes: tuple[str, ...] = ()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +25,10 @@ MEDIAN_JUMP = 3.0
 """The same of the median row: two roundings that do not know of each other are sqrt(2) apart, and rows are many."""
 _MEMORY = 0.8
 """Share of the free memory that a copy of the model may take."""
+
+
+Distances = dict[str, tuple[float, float]]
+"""Place -> distance of the median row, and of the worst."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +122,23 @@ def own_rounding(model: nn.Module, batch: Any, base: Recording | None = None, *,
     # A batch of one is put beside itself.
     alone = rows(given, 0)
     two = rows(given, 0, 2) if len(first_of(given)) > 1 else mapped(alone, lambda _, each: torch.cat([each, each]))
-    reasons = []
-    apart = [_distances(recorded(model, two, rows=2 * tokens), recorded(model, alone, rows=tokens))]
-    try:
-        other = torch.float32 if dtype in HALF else torch.bfloat16
-        copied = _copied(model, other)
+    other = torch.float32 if dtype in HALF else torch.bfloat16
+
+    def in_a_batch() -> Distances:
+        return _distances(recorded(model, two, rows=2 * tokens), recorded(model, alone, rows=tokens))
+
+    def in_another_precision() -> Distances:
         inputs = mapped(dict(given), lambda _, each: each.to(other) if each.dtype == dtype else each)
-        apart.append(_distances(recorded(copied, inputs, rows=tokens), base))
-    except Exception as error:  # whatever the model's own code raises
-        reasons.append(f"{type(model).__name__} could not be run in {dtype_name(other)}: {first_line(error)}")
-        apart.append({})
+        return _distances(recorded(_copied(model, other), inputs, rows=tokens), base)
+
+    apart: list[Distances] = []
+    reasons = []
+    for measure, how in ((in_a_batch, "in a batch of two"), (in_another_precision, f"in {dtype_name(other)}")):
+        try:
+            apart.append(measure())
+        except Exception as error:  # whatever the model's own code raises
+            reasons.append(f"{base.name} could not be run {how}: {first_line(error)}")
+            apart.append({})
     return OwnRounding(dtype=dtype_name(dtype), batch=apart[0], precision=apart[1], not_measured="; ".join(reasons))
 
 
@@ -145,12 +156,10 @@ def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """
     parameters = [*model.parameters()]
     needed = sum(each.numel() for each in parameters) * dtype.itemsize
-    if parameters and parameters[0].is_cuda:
-        free = torch.cuda.mem_get_info(parameters[0].device)[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    is_cuda = bool(parameters) and parameters[0].is_cuda
+    free = torch.cuda.mem_get_info(parameters[0].device)[0] if is_cuda else free_memory()
     # deepcopy first copies what it then converts.
-    if needed + sum(each.nbytes for each in parameters) > _MEMORY * free:
+    if free is not None and needed + sum(each.nbytes for each in parameters) > _MEMORY * free:
         raise MemoryError(f"a copy takes {needed / 2**30:.1f} GiB")
     copied = copy.deepcopy(model)
     for part in copied.modules():
@@ -163,9 +172,18 @@ def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return copied
 
 
-def _distances(given: Recording, expected: Recording) -> dict[str, tuple[float, float]]:
+def free_memory() -> int | None:
+    """Bytes of memory that are free here, or None if the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _distances(given: Recording, expected: Recording) -> Distances:
     """The distances of two recordings of one model at each place, where both have rows."""
-    found = {}
+    found: Distances = {}
     norms, others = calls_of(given), calls_of(expected)
     for path in norms.keys() & others.keys():
         x, x0 = norms[path].normalized, others[path].normalized

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from normkit.comparison.causes import causes_of, difference
 from normkit.comparison.differences import Comparison, Level, Pair
-from normkit.comparison.divergence import Birth
+from normkit.comparison.rows_report import beginnings, describe_rows
 from normkit.comparison.values_report import describe_values
 from normkit.show.grouping import merged
 from normkit.show.parts import Column, Fact, Section, Table, Verdict, printable
@@ -27,12 +27,14 @@ def describe_comparison(found: Comparison) -> Section:
     if found.values is not None and (found.values.tensors or found.values.missing or found.values.extra):
         parts.append(Section(title="Values", facts=describe_values(found.values).facts))
     parts += [_contrast(words, pairs) for words, pairs in alike.items()]
+    if found.rows.first_bits is not None and "rows" not in found.not_looked_at:
+        parts.append(describe_rows(found.rows))
     return printable(
         Section(
             title=f"{found.port} compared with {found.reference}",
             source=f"run on: {found.source}" if found.source else "",
             verdict=_verdict(found),
-            notes=(*_more_causes(found), *_beginnings(found)),
+            notes=(*_more_causes(found), *(() if "rows" in found.not_looked_at else beginnings(found.rows))),
             sections=tuple(parts),
             facts=_facts(found),
         )
@@ -98,37 +100,6 @@ def _looked_at(found: Comparison) -> tuple[Fact, ...]:
         if level in found.not_looked_at:
             reasons[found.not_looked_at[level]].append(level)
     return (*facts, *(Fact("not looked at", f"{' and '.join(levels)}: {why}") for why, levels in reasons.items()))
-
-
-def _beginnings(found: Comparison) -> tuple[str, ...]:
-    divergence = found.rows
-    if "rows" in found.not_looked_at:
-        return ()
-    if divergence.birth is not None:
-        sentences = [f"The first difference appears {_place(divergence.birth)}."]
-        bits = divergence.first_bits
-        if bits is not None and (bits.where, bits.path) != (divergence.birth.where, divergence.birth.path):
-            sentences.append(f"Within rounding, the runs differ earlier, {_place(bits)}.")
-        return tuple(sentences)
-    if divergence.first_bits is not None:
-        return (
-            f"Side by side they differ by no more than rounding can, at most by {significant(divergence.largest)}. "
-            f"It begins {_place(divergence.first_bits)}.",
-        )
-    return (f"Side by side they agree to the bit at {counted(divergence.compared, 'norm')} and in their output.",)
-
-
-def _place(birth: Birth) -> str:
-    agreed = "agrees to the bit" if birth.agreed == 0 else f"agrees to {significant(birth.agreed)}"
-    differs = f"differs by {significant(birth.differs)} in the worst row"
-    if birth.where == "at":
-        return f"at {birth.path}: its input {agreed}, its output {differs}"
-    if birth.where == "after":
-        since = f"after {birth.since}, the last norm: what leaves it {agreed}" if birth.since else "where no norm is"
-        return f"{since}, the model's output {differs}"
-    if birth.since is None:
-        return f"before the first norm: the input of {birth.path} {differs}"
-    return f"between two norms: what leaves {birth.since} {agreed}, what enters {birth.path} {differs}"
 
 
 def _contrast(words: Sequence[str], pairs: Sequence[Pair]) -> Section:

@@ -66,6 +66,8 @@ def paired(port: Recording, reference: Recording) -> Places:
         path, other = each.entry.path, each.reference.path
         x, y = here[path].normalized, here[path].output
         x0, y0 = there[other].normalized, there[other].output
+        if x[0].numel() != x0[0].numel():
+            continue
         if x.shape[1:] != x0.shape[1:]:
             x, y, x0, y0 = (rows.flatten(1) for rows in (x, y, x0, y0))
         order = _order(x, x0, tokens)
@@ -81,7 +83,8 @@ def paired(port: Recording, reference: Recording) -> Places:
         )
     turn = {path: number for number, path in enumerate(there)}
     pairs.sort(key=lambda place: turn[place.reference])
-    paths, others = {each.path for each in pairs}, {each.reference for each in pairs}
+    # Norms of one path and of different sizes are no places, and have their counterparts.
+    paths, others = {each.entry.path for each in matches}, {each.reference.path for each in matches}
     return Places(
         pairs=tuple(pairs),
         turn=turn,

@@ -15,18 +15,15 @@ import torch
 from torch import Tensor
 
 from normkit.comparison.effects import Formula, distances
+from normkit.comparison.norm_causes import applied, cause_of_bits, causes_at, rounds_elsewhere
 from normkit.comparison.own_rounding import JUMP, Limit, OwnRounding, rounding
 from normkit.comparison.recording import Recording
 from normkit.comparison.row_causes import (
-    Cause,
-    applied,
-    cause_of_bits,
+    RowCause,
     cause_of_extra,
     cause_of_head,
-    causes_at,
     causes_before,
     causes_of_outputs,
-    rounds_elsewhere,
     together,
 )
 from normkit.comparison.row_places import Place, Places, block_between, calls_of, first_tokens, other_text, paired
@@ -101,7 +98,7 @@ class Rows:
     """The distance at each place, in the order of the calls, the outputs last."""
     at_norms: tuple[str, ...] = ()
     """The port's norms whose outputs do not follow the reference's formula on the port's own inputs."""
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[RowCause, ...] = ()
     """What explains the differences."""
     pairs: tuple[tuple[str, str, str], ...] = ()
     """The port's norm, the reference's, and how they were matched."""
@@ -159,6 +156,12 @@ def compare_rows(
             for each in reference.book.entries
             if each.passport.spec
         }
+    # A norm that is called twice has one formula.
+    formulas = {
+        place.reference: found
+        for place in places.pairs
+        if (found := formulas.get(place.reference, formulas.get(place.reference.rpartition("#")[0]))) is not None
+    }
     scan = _Scan(own, places, formulas, _dtypes(port, reference))
     for place in places.pairs:
         scan.enter(place)
@@ -182,7 +185,7 @@ def compare_rows(
 
 def _causes(
     scan: _Scan, places: Places, formulas: Mapping[str, Formula], port: Recording, reference: Recording
-) -> Iterator[Cause]:
+) -> Iterator[RowCause]:
     """What explains what the scan found: at norms, then at the birth of the first difference."""
     by_path = {place.path: place for place in places.pairs}
     for path, limit in scan.limits.items():
@@ -198,7 +201,7 @@ def _causes(
         earlier = [place.path for place in places.pairs if places.turn[place.reference] < places.turn[path]]
         where = f"behind {earlier[-1]}" if earlier else "before the first"
         words = f"the port has no norm {where}, where the reference has {path}"
-        yield Cause(kind="missing norm", paths=(path,), words=words)
+        yield RowCause(kind="missing norm", paths=(path,), words=words)
     for path in places.only_port:
         yield cause_of_extra(path, here)
     if birth.where == "before":

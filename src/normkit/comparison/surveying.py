@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from normkit.comparison.recording import Recording
-from normkit.comparison.torch_recorder import fitted, recorded
+from normkit.comparison.torch_recorder import recorded
 from normkit.errors import ModelError, NormkitError
 from normkit.identification.book import PassportBook
 from normkit.identification.sites import find_sites
 from normkit.identification.tracing import trace
-from normkit.measurement.running import Batch, evaluating, first_tokens, name_of_ids, runner, vocabulary
+from normkit.measurement.running import Batch, evaluating, first_tokens, fitted, name_of_ids, runner, vocabulary
 from normkit.text import first_line
 
 Acting = tuple[Tensor | None, Tensor | None]
