@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,3 +232,21 @@ def refused(result: Result) -> str:
     assert result.stderr.startswith("normkit: ")
     assert result.stderr.count("\n") == 1
     return result.stderr.removeprefix("normkit: ").strip()
+
+
+def files_entered(run: Callable[[], object]) -> set[str]:
+    """The files of normkit in which a function is called, in any thread; the bodies of modules are no functions."""
+    codes = set()
+
+    def note(frame, event, _argument):
+        if event == "call" and frame.f_code.co_name != "<module>":
+            codes.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return {str(Path(name).relative_to(SOURCE)) for name in codes if name.startswith(f"{SOURCE}/")}

@@ -71,6 +71,7 @@ EXTRA_TESTS = {
     "checkpoint/test_header.py": "headers of safetensors files, whole and damaged",
     "checkpoint/test_workers.py": "the threads of a fold",
     "checkpoint/test_walk.py": "how many files a fold passes",
+    "inspection/test_files_entered.py": "how many files an inspection and its page pass",
     "checkpoint/test_journal.py": "the journal of a fold, whole and torn",
     "checkpoint/test_matrices.py": "matrices multiplied and centred, a chunk at a time",
     "checkpoint/test_writing.py": "the weights of a fold: threads, memory, interrupts and full disks",

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from helpers import SOURCE
+from helpers import files_entered
 from normkit import demo
 from normkit.checkpoint import fold
 from normkit.cli.entry import verbs
 from normkit.models.family import declared_family
-
-
-def files_entered(run: Callable[[], object]) -> set[str]:
-    """The files of normkit in which a function is called, in any thread; the bodies of modules are no functions."""
-    codes = set()
-
-    def note(frame, event, _argument):
-        if event == "call" and frame.f_code.co_name != "<module>":
-            codes.add(frame.f_code.co_filename)
-
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-    return {str(Path(name).relative_to(SOURCE)) for name in codes if name.startswith(f"{SOURCE}/")}
 
 
 def test_a_profile_sees_the_functions_of_all_threads():

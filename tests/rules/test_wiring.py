@@ -13,7 +13,7 @@ from torch import nn
 from helpers import finding_of
 from normkit.inspection.build_inspection import infer
 from normkit.measurement.intent import Intent
-from normkit.measurement.sharing import find_shared
+from normkit.measurement.patches import find_shared
 from normkit.measurement.structure import survey
 from normkit.rules.wiring import shared_norm
 

@@ -14,7 +14,7 @@ sampling.py        a sample of the rows of a norm
 blocks.py          the repeated blocks of a model
 block_response.py, placement.py  a block called again on a scaled stream: what that says about its norms
 structure.py       all that one pass shows of how a model is built
-handwritten.py, idle.py, patches.py, sharing.py  norms in code, norms that nothing reads, patched and shared norms
+effects.py, patches.py  norms in code, norms that nothing reads; patched and shared norms
 row_leakage.py     which norms let rows know of others
 weights.py         gains and biases: their spread, their outliers, outliers that recur, errors of their gradients
 intent.py          what the stock class of the model's config computes at each norm

@@ -20,9 +20,8 @@ from normkit.identification.tracing import Trace, first_output, first_tensor, tr
 from normkit.measurement import placement
 from normkit.measurement.block_response import BlockSweep, median_cosine
 from normkit.measurement.blocks import BlockCall, find_blocks
+from normkit.measurement.effects import HandwrittenNorm, IdleParts, Products
 from normkit.measurement.facts import Placement, Role
-from normkit.measurement.handwritten import HandwrittenNorm, Products
-from normkit.measurement.idle import IdleParts
 from normkit.measurement.layout import Layout, layout_of
 from normkit.measurement.observing import every_module
 from normkit.measurement.patches import InputHook, changed_inputs

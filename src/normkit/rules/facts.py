@@ -13,13 +13,12 @@ from typing import Literal
 from normkit.identification.passport import Passport, Reading
 from normkit.identification.sites import OtherNorm
 from normkit.measurement.baseline import Baseline, DeclaredNorm
+from normkit.measurement.effects import HandwrittenNorm
 from normkit.measurement.facts import Attention, Block, ModelFacts, Site
-from normkit.measurement.handwritten import HandwrittenNorm
 from normkit.measurement.intent import Intent
-from normkit.measurement.patches import InputHook, Patch
+from normkit.measurement.patches import InputHook, Patch, Sharing
 from normkit.measurement.quantities import Spectrum
 from normkit.measurement.row_leakage import Leak
-from normkit.measurement.sharing import Sharing
 from normkit.measurement.training import Training
 from normkit.spec import NormSpec
 

@@ -12,8 +12,8 @@ from torch import nn
 from normkit.identification.sharding import is_elsewhere
 from normkit.measurement.baseline import Baseline, check_fits
 from normkit.measurement.intent import Intent, stock_intent
+from normkit.measurement.patches import Sharing, find_shared
 from normkit.measurement.running import vocabulary
-from normkit.measurement.sharing import Sharing, find_shared
 from normkit.measurement.structure import Structure
 from normkit.measurement.weights import gain_gradient_errors
 from normkit.text import dtype_name, first_line
