@@ -88,7 +88,7 @@ class Relation:
         constant = None if self.kind == "scaled" else self.constant
         candidates = tuple(each.key for each in self.candidates)
         how = (self.rounding, self.is_rounded_once, self.is_reference_rounded)
-        return (self.kind, constant, how, self.order, self.place, candidates)
+        return (self.kind, constant, how, self.order, self.place, candidates, "" if candidates else self.reason)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -312,6 +312,8 @@ def _distinct(found: list[Relation]) -> tuple[Relation, ...]:
 
 def _words(found: Relation) -> str:
     """The relation in a few words."""
+    if found.reason and (found.kind in ("different", "not finite", "folded", "constant") or not found.candidates):
+        return found.reason
     constant = found.constant or 0.0
     added = f" {'+' if constant > 0 else '-'} {_number(abs(constant))}" if found.constant else ""
     apart = f",{added}" if added else ""

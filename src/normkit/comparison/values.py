@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normkit.comparison.folded_gains import folding, readers_of
 from normkit.comparison.origins import origins
 from normkit.comparison.other_tensors import OtherTensors, compare_names
 from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
 from normkit.comparison.parameters import NormTensors, norm_tensors
-from normkit.comparison.relations import Relation, relation
+from normkit.comparison.relations import Kind, Relation, relation
 from normkit.comparison.runtimes import convention, elsewhere, judged
 from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped
 from normkit.comparison.weights import Weights
@@ -133,6 +134,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
                 continue
             found.append(_value(pair, role, _relation(held, held_there, name, name_there)))
     found = _with_origins(found, held, held_there, theirs.norms)
+    found = _with_folds(found, port, reference, held_there, report)
     found = _with_kind([_judged(each, port, reference) for each in found])
     paired = {id(each) for pair in pairs for each in (pair.norm, pair.reference)}
     missing += [name for norm in theirs.norms if id(norm) not in paired for name in _names(norm)]
@@ -193,6 +195,30 @@ def _with_origins(
             {name: each.reference_path for name, each in strangers.items()},
         )
     return [replace(each, relation=made.get(each.name, each.relation)) for each in found]
+
+
+def _with_folds(
+    found: Sequence[TensorValue], port: Weights, reference: Weights, held_there: _Vectors, report: Progress
+) -> list[TensorValue]:
+    """The tensors; of gains that became one number it is said whether the readers of their norms hold them."""
+    constant = [each.name for each in found if each.role == "weight" and each.relation.kind == "constant"]
+    if not constant:
+        return list(found)
+    readers = readers_of(reference)
+    made = []
+    for each in found:
+        if each.name in constant:
+            report("readers", constant.index(each.name), len(constant))
+            ours, theirs = convention(port, each.path), convention(reference, each.reference_path)
+            left = (each.relation.constant or 0.0) + (ours.adds if ours else 0.0)
+            gain = held_there.of(each.reference_name) + (theirs.adds if theirs else 0.0)
+            if left:
+                fold = folding(port, reference, readers, each.reference_name, gain, left)
+                words = f"{each.relation.words}: {fold.words}"
+                kind: Kind = "folded" if fold.is_folded else "constant" if fold.is_folded is False else "undecided"
+                each = replace(each, relation=replace(each.relation, kind=kind, reason=words))
+        made.append(each)
+    return made
 
 
 def _judged(value: TensorValue, port: Weights, reference: Weights) -> TensorValue:

@@ -1,0 +1,150 @@
+"""Gains that a port lacks because they are in the matrices that read the norm: `W * gain` in place of `W`.
+
+Which matrices read a norm is declared for the families of `normkit.models`. Only readers of norms whose gain became a
+constant are read, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normkit.checkpoint.plan import FLOATS
+from normkit.checkpoint.reader import TORCH
+from normkit.comparison.parameter_pairs import pair_paths
+from normkit.comparison.weights import Weights
+from normkit.errors import ModelError
+from normkit.models.expansion import expand
+from normkit.models.family import declared_family
+from normkit.models.graph import Linear
+from normkit.text import shortened
+
+CHUNK = 2**22
+"""The most numbers of a matrix that are held at once."""
+
+NEAR = 0.05
+"""The largest relative error of a column's norm in a matrix that is quantized, or whose rows are in another order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folding:
+    """What became of a gain."""
+
+    is_folded: bool | None
+    """Every reader holds the gain, or none does; None if some do, or if the readers are not known."""
+    words: str
+    """In a few words."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Readers:
+    """The matrices that read each norm of a reference."""
+
+    of: Mapping[str, tuple[Linear, ...]] = field(default_factory=dict)
+    """Name of a gain in the reference -> its readers."""
+    reason: str = ""
+    """Why they are not known, or ""."""
+
+
+def readers_of(reference: Weights) -> Readers:
+    """The readers of each norm, as the reference's family declares them."""
+    try:
+        family = declared_family(str(reference.settings.get("model_type", "")))
+        if not reference.settings.get("architectures"):
+            raise ModelError("its config.json names no class")
+        shapes = {name: info.shape for name, info in reference.source.tensors.items()}
+        graph = expand(family, reference.settings, shapes)
+    except ModelError as error:
+        return Readers(reason=f"what reads the norm is not known ({error})")
+    return Readers(of={norm.weight: graph.readers(norm.gives) for norm in graph.norms if norm.weight is not None})
+
+
+def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain: Tensor, left: float) -> Folding:
+    """Whether the readers of a norm hold its gain.
+
+    Args:
+        port: The parameters of the port.
+        reference: Those of the reference.
+        readers: The readers of the reference's norms.
+        name: Name of the gain in the reference.
+        gain: The gain by which the reference multiplies, in float64.
+        left: The number by which the port still multiplies.
+
+    Raises:
+        ModelError: If a file cannot be read to its end.
+    """
+    found = readers.of.get(name, ())
+    if not found:
+        return Folding(is_folded=None, words=readers.reason or "nothing is declared to read the norm")
+    held, lacking, unknown, is_exact = [], [], [], True
+    for linear in found:
+        theirs = linear.weight if linear.weight in reference.source.tensors else linear.tied_to or linear.weight
+        ours = _counterpart(port, reference, linear.weight, theirs)
+        how = None if ours is None else _holds(port, reference, ours, theirs, linear.in_axis, gain / left)
+        (unknown if how is None else held if how else lacking).append(linear.name.rpartition(".")[2])
+        is_exact &= how == "every number"
+    if held and not lacking and not unknown:
+        words = f"folded into {shortened(held)}"
+        return Folding(is_folded=True, words=words if is_exact else f"{words}, as the norms of their columns show")
+    if lacking and not held and not unknown:
+        return Folding(is_folded=False, words=f"lost: {shortened(lacking)} do not hold it")
+    parts = [(held, "folded into"), (lacking, "lost for"), (unknown, "not told for")]
+    return Folding(is_folded=None, words=", ".join(f"{verb} {shortened(names)}" for names, verb in parts if names))
+
+
+def _counterpart(port: Weights, reference: Weights, name: str, theirs: str) -> str | None:
+    """The name of a reader in the port: its own, or that of the table it shares."""
+    names = [*port.source.tensors]
+    known = [port.names.get(each, (each,)) for each in names]
+    for wanted in dict.fromkeys((name, theirs)):
+        direct = next((each for each, others in zip(names, known, strict=True) if wanted in (each, *others)), None)
+        pairs = [] if direct else pair_paths(names, [wanted])
+        found = direct or (names[pairs[0][0]] if pairs else None)
+        if found is not None and port.source.tensors[found].shape == reference.source.tensors[theirs].shape:
+            return found
+    return None
+
+
+def _holds(port: Weights, reference: Weights, ours: str, theirs: str, axis: int, factor: Tensor) -> str | None:
+    """How the port's matrix is the reference's times the factor: "every number", "columns", "" if not; None if open."""
+    info, info_there = port.source.tensors[ours], reference.source.tensors[theirs]
+    is_last = axis == len(info.shape) - 1
+    if info.dtype not in FLOATS or info_there.dtype not in FLOATS or (not is_last and axis != 0):
+        return None
+    rows, columns = info.matrix
+    if len(factor) != (columns if is_last else rows):
+        return None
+    # 16-bit numbers are compared to one unit of theirs, for which float32 is exact enough.
+    wide = torch.float32 if {info.dtype, info_there.dtype} <= {"F16", "BF16"} else torch.float64
+    factor = factor.to(wide)
+    step = max(1, CHUNK // columns)
+
+    def chunks() -> Iterator[tuple[int, Tensor, Tensor]]:
+        for start in range(0, rows, step):
+            stop = min(rows, start + step)
+            one = port.source.rows(ours, start, stop).to(wide)
+            other = reference.source.rows(theirs, start, stop).to(wide)
+            yield start, one, other * (factor if is_last else factor[start:stop, None])
+
+    if all(_is_rounded(one, other, info.dtype) for _, one, other in chunks()):
+        return "every number"
+    squares, squares_there = torch.zeros_like(factor), torch.zeros_like(factor)
+    for start, *both in chunks():
+        for total, part in zip((squares, squares_there), both, strict=True):
+            if is_last:
+                total += part.square().sum(0)
+            else:
+                total[start : start + len(part)] = part.square().sum(1)
+    norms, norms_there = squares.sqrt(), squares_there.sqrt()
+    floor = 1e-6 * norms_there.max()
+    return "columns" if bool(((norms - norms_there).abs() <= NEAR * norms_there + floor).all()) else ""
+
+
+def _is_rounded(one: Tensor, other: Tensor, dtype: str) -> bool:
+    """Whether each number is the other's to within one unit of its dtype: rounded once, or twice on the way."""
+    limits = torch.finfo(TORCH[dtype])
+    # Below the smallest normal number the unit is fixed.
+    return bool(((one - other).abs() <= limits.eps * other.abs().clamp_min(limits.smallest_normal)).all())

@@ -1,0 +1,101 @@
+"""Gains that are in the readers of their norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from normkit import demo
+from normkit.checkpoint import fold
+from normkit.comparison.value_groups import TensorValue
+from normkit.comparison.values import compare_values
+from normkit.comparison.weight_sources import weights_of
+
+FOLDER = demo.directory("rmsnorm")
+GAIN = "model.layers.0.input_layernorm.weight"
+READERS = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv"]
+
+
+def tensors() -> dict[str, Tensor]:
+    source = weights_of(FOLDER).source
+    return {name: source.rows(name, 0, info.matrix[0]).reshape(info.shape) for name, info in source.tensors.items()}
+
+
+def value(port: dict[str, Tensor], *, is_declared: bool = True) -> TensorValue:
+    reference = weights_of(FOLDER)
+    if not is_declared:
+        reference = replace(reference, settings={})
+    ours = replace(weights_of(port), runtime="transformers", architecture="llama")
+    return next(each for each in compare_values(ours, reference).tensors if each.name == GAIN)
+
+
+def folded(dtype: torch.dtype = torch.float32, *, but: str = "", order: bool = False) -> dict[str, Tensor]:
+    found = tensors()
+    gain, found[GAIN] = found[GAIN], torch.ones_like(found[GAIN])
+    for name in READERS:
+        if name != but:
+            product = (found[name].double() * gain.double()).to(dtype)
+            found[name] = product.flip(0) if order else product
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gain_in_all_readers_is_folded(dtype: torch.dtype) -> None:
+    found = value(folded(dtype))
+    assert (found.relation.kind, found.is_right) == ("folded", True)
+    assert found.relation.words == "all 1: folded into q_proj, k_proj, v_proj"
+
+
+def test_readers_whose_rows_are_in_another_order_show_it_by_their_columns() -> None:
+    found = value(folded(order=True))
+    assert (found.relation.kind, found.is_right) == ("folded", True)
+    assert found.relation.words.endswith("as the norms of their columns show")
+
+
+def test_quantized_readers_show_it_by_their_columns() -> None:
+    port = folded()
+    for name in READERS:
+        step = port[name].abs().amax(1, keepdim=True) / 127
+        port[name] = (port[name] / step).round() * step
+    assert value(port).relation.kind == "folded"
+
+
+def test_a_gain_in_no_reader_is_lost() -> None:
+    port = tensors()
+    port[GAIN] = torch.ones_like(port[GAIN])
+    found = value(port)
+    assert (found.relation.kind, found.is_right) == ("constant", False)
+    assert found.relation.words == "all 1: lost: q_proj, k_proj, v_proj do not hold it"
+
+
+def test_a_gain_in_some_readers_is_undecided_and_says_which() -> None:
+    found = value(folded(but=READERS[1]))
+    assert (found.relation.kind, found.is_right) == ("undecided", None)
+    assert found.relation.words == "all 1: folded into q_proj, v_proj, lost for k_proj"
+
+
+def test_readers_that_are_not_declared_leave_it_open() -> None:
+    found = value(folded(), is_declared=False)
+    assert (found.relation.kind, found.is_right) == ("undecided", None)
+    assert "what reads the norm is not known" in found.relation.words
+
+
+def test_a_reader_of_another_shape_leaves_it_open() -> None:
+    port = folded()
+    port[READERS[0]] = port[READERS[0]].T.contiguous()[:, :-1]
+    found = value(port)
+    assert (found.relation.kind, found.is_right) == ("undecided", None)
+    assert "not told for q_proj" in found.relation.words
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_what_normkit_folds_is_right(tmp_path: Path) -> None:
+    fold(FOLDER, tmp_path / "folded")
+    found = compare_values(weights_of(tmp_path / "folded"), weights_of(FOLDER))
+    assert found.is_right is True
+    assert {each.relation.kind for each in found.tensors} == {"equal", "folded"}
