@@ -120,6 +120,13 @@ def test_what_the_table_does_not_know(tmp_path):
     assert (weights.names, weights.notes) == ({}, ())
 
 
+def test_the_eps_of_an_encoder(tmp_path):
+    settings = {"general.architecture": "clip", "clip.vision.attention.layer_norm_epsilon": 1e-6}
+    weights = read_gguf(written(tmp_path / "mmproj.gguf", gguf(settings, {"v.post_ln.weight": torch.ones(2)})))
+    assert weights.eps == {"": 1e-6}
+    assert "vision_tower.vision_model.post_layernorm.weight" in weights.names["v.post_ln.weight"]
+
+
 @pytest.mark.parametrize("architecture", ["a\nb", 3, ["llama"]])
 def test_an_architecture_that_is_no_name(tmp_path, architecture):
     file = written(tmp_path / "model.gguf", gguf({"general.architecture": architecture}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -23,7 +25,9 @@ from gguf_ports import (
 from normkit.comparison.gguf_file import read_gguf
 from normkit.comparison.metadata import compare_metadata
 from normkit.comparison.values import Values, compare_values
+from normkit.comparison.values_report import describe_values
 from normkit.comparison.weight_sources import weights_of
+from normkit.errors import ModelError
 from tiny_models import tiny
 
 
@@ -110,6 +114,36 @@ def test_what_the_runtime_keeps_elsewhere_is_not_missing(tmp_path, architecture,
     values = compare_values(read_gguf(file), reference)
     assert [(each.reference_name, each.is_right) for each in values.tensors] == [(f"{held}.weight", True)]
     assert (values.is_right, values.missing, [*values.elsewhere]) == (True, (), [f"{elsewhere}.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_to_a_port_is_one_line_or_an_answer(tmp_path, seed):
+    drawing, file = random.Random(seed), tmp_path / "model.gguf"
+    tensors = reference("gemma3")
+    content = converted("gemma3", tensors).write(file).read_bytes()
+    header = content.index(b"output_norm.weight")
+    folder = weights_of(folder_of(tmp_path / "model", "gemma3", tensors))
+    outcomes, refusals = set(), []
+    for _ in range(25):
+        damaged = bytearray(content)
+        for _ in range(drawing.choice((1, 1, 2, 4))):
+            place = drawing.randrange(header if drawing.random() < 0.7 else len(content))
+            damaged[place] = drawing.choice((damaged[place] ^ 1 << drawing.randrange(8), 0, 1, 8, 26, 28, 127, 255))
+        file.write_bytes(damaged)
+        try:
+            port = read_gguf(file)
+            values = compare_values(port, folder)
+            json.dumps(values.to_json(), allow_nan=False)
+            assert describe_values(values).facts
+            compare_metadata(port, folder, [(each.path, each.reference_path) for each in values.tensors])
+            outcomes.add(values.is_right)
+        except ModelError as error:
+            refusals.append(str(error))
+    assert outcomes
+    assert refusals
+    assert all(refusal.isprintable() for refusal in refusals)
 
 
 REAL = [("gemma3", fault) for fault in ("", *FAULTS)]

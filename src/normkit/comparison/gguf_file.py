@@ -164,12 +164,14 @@ def _dequantized(stored: np.ndarray[Any, Any], name: str, tensor: GgufTensor) ->
 
 def _eps(file: Path, architecture: str, settings: Mapping[str, Any]) -> dict[str, float]:
     """The eps of all norms. Of an architecture with norms of both kinds, that of its RMSNorms."""
-    for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
-        eps = settings.get(f"{architecture}.attention.{key}")
-        if eps is not None:
-            if not isinstance(eps, float) or not np.isfinite(eps):
-                raise ModelError(damaged(file, f"its {key} is {quoted(eps)}"))
-            return {"": eps}
+    # A file of encoders for images and sound has one for each.
+    for part in ("", "vision.", "audio."):
+        for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+            eps = settings.get(f"{architecture}.{part}attention.{key}")
+            if eps is not None:
+                if not isinstance(eps, float) or not np.isfinite(eps):
+                    raise ModelError(damaged(file, f"its {key} is {quoted(eps)}"))
+                return {"": eps}
     return {}
 
 
