@@ -144,6 +144,17 @@ class Graph:
         """The node that makes a value; None for an input of the graph."""
         return self.nodes[self.makers[name]] if name in self.makers else None
 
+    def joins(self, name: str) -> bool:
+        """Whether a value is made of an activation and of what is narrow."""
+        at = self.makers.get(name, -1)
+        is_joint = at >= 0 and self.nodes[at].op_type in ("Sub", "Mul", "Div")
+        return is_joint and len(self.moving(at)) == 2 and len(self.wide(at)) == 1
+
+    def before_cast(self, name: str) -> str:
+        """What a cast makes a value of; the value itself where no cast makes it."""
+        maker = self.maker(name)
+        return maker.input[0] if maker is not None and maker.op_type == "Cast" else name
+
     def only_user(self, name: str) -> int | None:
         """The one node that uses a value; None if there are more or none, or the value leaves the graph."""
         users = self.users.get(name, [])
@@ -207,18 +218,12 @@ def _fused(graph: Graph, position: int) -> Candidate:
 
 def _decomposed(graph: Graph, core: int, number_of: dict[str, float]) -> Candidate | None:
     """The nodes back from one that joins x and what was reduced from it, to the value that alone enters them."""
-    if len(graph.wide(core)) != 1 or len(graph.moving(core)) != 2:
+    if not graph.joins(graph.nodes[core].output[0]):
         return None
     walk = _Walk(graph, core)
     entry = walk.back()
-    while entry is not None:
-        maker = graph.maker(entry)
-        if maker is None or maker.op_type not in ("Sub", "Mul", "Div"):
-            break
-        at = graph.makers[entry]
-        # The mean, or a factor against overflow, goes first.
-        if len(graph.moving(at)) != 2 or len(graph.wide(at)) != 1:
-            break
+    # The mean, or a factor against overflow, goes first; a cast may lie between.
+    while entry is not None and (graph.joins(entry) or graph.joins(graph.before_cast(entry))):
         entry = walk.back()
     if entry is None or not any(graph.nodes[at].op_type in REDUCTIONS for at in walk.nodes):
         return None

@@ -88,10 +88,11 @@ def _named(candidate: Candidate) -> tuple[str, str]:
     node = candidate.graph.nodes[candidate.core]
     path, class_name = scope_of(node)
     class_name = class_name or candidate.operator or "decomposed norm"
-    if not path:
-        stem, _, last = (candidate.gain or candidate.bias).rpartition(".")
-        path = stem if stem and last else candidate.gain or node.name or candidate.exit
-    return path, class_name
+    stem, _, last = (candidate.gain or candidate.bias).rpartition(".")
+    # Containers that are not called are no part of a node's name, and a second call is numbered.
+    if stem and last and (not path or f".{stem}".endswith(f".{_NUMBER.sub('', path)}")):
+        path = stem
+    return path or candidate.gain or node.name or candidate.exit, class_name
 
 
 def scope_of(node: NodeProto) -> tuple[str, str]:
