@@ -36,6 +36,18 @@ def test_an_unknown_operator(tmp_path):
     assert "normkit loads no library of operators" in said
 
 
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (helper.make_node("Cast", [], ["y"], to=1), "a node 'Cast' has only 0 inputs and 1 output"),
+        (helper.make_node("Mul", ["x", "x"], []), "a node 'Mul' has only 2 inputs and 0 outputs"),
+        (helper.make_node("Neg", ["x"], ["y\x1b"]), r"'y\x1b' is no name"),
+    ],
+)
+def test_a_node_that_is_not_whole(tmp_path, node, said):
+    assert said in refused(tmp_path, graph_of([node], {}))
+
+
 def test_an_unknown_operator_of_a_subgraph(tmp_path):
     inner = helper.make_graph([helper.make_node("Evil", ["x"], ["z"])], "inner", [], [])
     node = helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)

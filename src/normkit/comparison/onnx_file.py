@@ -157,8 +157,13 @@ class OnnxModel:
 
     def _names(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Initializers that the exporter renamed, with the names that the module of their node gives them."""
-        parts = {each.candidate.gain: f"{each.path}.weight" for each in self.sites if each.candidate.gain}
-        parts |= {each.candidate.bias: f"{each.path}.bias" for each in self.sites if each.candidate.bias}
+        parts: dict[str, str] = {}
+        # A constant that several norms share, such as ones, belongs to none of them.
+        shared = Counter(each.candidate.gain for each in self.sites)
+        for each in self.sites:
+            if shared[each.candidate.gain] == 1:
+                parts |= {each.candidate.gain: f"{each.path}.weight", each.candidate.bias: f"{each.path}.bias"}
+        parts.pop("", None)
         for node in self.proto.graph.node:
             path, _ = scope_of(node)
             for name in node.input[1:2] if node.op_type in _LINEAR and path else ():
@@ -174,12 +179,17 @@ class OnnxModel:
 
 
 def _check_graph(path: Path, graph: GraphProto) -> None:
-    """Refuse values that are made twice, and subgraphs with data in other files."""
+    """Refuse values that are made twice, names that cannot be printed, and subgraphs with data in other files."""
     made: set[str] = {tensor.name for tensor in graph.initializer}
     given = {value.name for value in graph.input}
+    if not all(value.name.isprintable() for value in (*graph.input, *graph.output)):
+        raise ModelError(damaged(path, "an input or output has no printable name"))
     if len(given) != len(graph.input):
         raise ModelError(damaged(path, "two inputs of a graph have one name"))
     for node in graph.node:
+        texts = (node.name, node.op_type, node.domain, *node.input, *node.output)
+        if strange := next((text for text in texts if not text.isprintable()), None):
+            raise ModelError(damaged(path, f"{quoted(strange)} is no name"))
         for name in node.output:
             if name and (name in made or name in given):
                 raise ModelError(damaged(path, f"two nodes make the value {quoted(name)}"))
@@ -220,28 +230,35 @@ def _check_functions(path: Path, proto: ModelProto) -> None:
 def _check_operators(path: Path, proto: ModelProto) -> None:
     """Refuse operators that neither the file defines nor onnxruntime has; no library of operators is loaded."""
     try:
-        known = set(_operators())
+        known = dict(_operators())
     except ImportError:
         raise InputError(f"{path} needs the package onnxruntime; pip install normkit[ports]") from None
-    known |= {(each.domain, each.name) for each in proto.functions}
+    known |= {(each.domain, each.name): (0, 0) for each in proto.functions}
     for holder in (proto.graph, *proto.functions):
         for node in _all_nodes(holder):
             domain = "" if node.domain == "ai.onnx" else node.domain
-            if (domain, node.op_type) not in known:
-                name = f"{domain}.{node.op_type}" if domain else node.op_type
+            name = f"{domain}.{node.op_type}" if domain else node.op_type
+            if (fewest := known.get((domain, node.op_type))) is None:
                 raise ModelError(
                     f"{path} has the operator {quoted(name)}, which this onnxruntime does not have; normkit loads no "
                     "library of operators: export the model without it"
                 )
+            if len(node.input) < fewest[0] or len(node.output) < fewest[1]:
+                counts = f"{counted(len(node.input), 'input')} and {counted(len(node.output), 'output')}"
+                raise ModelError(damaged(path, f"a node {quoted(name)} has only {counts}"))
 
 
 @cache
-def _operators() -> frozenset[tuple[str, str]]:
-    """Domain and name of every operator that onnx defines or onnxruntime has."""
+def _operators() -> dict[tuple[str, str], tuple[int, int]]:
+    """Domain and name of every operator that onnx or onnxruntime has -> fewest inputs and outputs of its versions."""
     from onnx import defs
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-    return frozenset((schema.domain, schema.name) for schema in (*defs.get_all_schemas(), *get_all_operator_schema()))
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for schema in (*defs.get_all_schemas_with_history(), *get_all_operator_schema()):
+        inputs, outputs = found.get((schema.domain, schema.name), (99, 99))
+        found[schema.domain, schema.name] = min(inputs, schema.min_input), min(outputs, schema.min_output)
+    return found
 
 
 def _all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:

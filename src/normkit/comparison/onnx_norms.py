@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,7 @@ class OnnxNorm(nn.Module):
         """
         candidate = site.candidate
         native = cut(proto, source, candidate, site.dtype or 1)
+        _check_sizes(native)
         models = {DTYPES.get(site.dtype, torch.float32): native}
         if site.dtype in _HALF:
             models[torch.float32] = _widened(native)
@@ -134,7 +136,7 @@ def session(model: ModelProto, values: Mapping[str, Any] | None = None) -> Any:
     try:
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has one class for each of its codes
-        raise ModelError(f"onnxruntime refuses it ({first_line(error)})") from None
+        raise ModelError(f"onnxruntime refuses it ({printable(error)})") from None
 
 
 def evaluator(model: ModelProto) -> Any:
@@ -150,7 +152,12 @@ def evaluator(model: ModelProto) -> Any:
     try:
         return ReferenceEvaluator(model)
     except Exception as error:  # it raises RuntimeError, NotImplementedError and others
-        raise ModelError(f"onnx cannot evaluate it ({first_line(error)})") from None
+        raise ModelError(f"onnx cannot evaluate it ({printable(error)})") from None
+
+
+def printable(error: BaseException) -> str:
+    """The first line of an error that quotes a file, without what no terminal should be sent."""
+    return "".join(each if each.isprintable() else "?" for each in first_line(error))[:400]
 
 
 def array(tensor: Tensor) -> Any:
@@ -222,6 +229,18 @@ def _tensor(source: OnnxSource, name: str, tensor: OnnxTensor, *, is_zero: bool)
     return TensorProto(
         name=name, data_type=tensor.code, dims=tensor.shape, raw_data=values.view(torch.uint8).numpy().tobytes()
     )
+
+
+def _check_sizes(model: ModelProto) -> None:
+    """Refuse nodes that would make large values of constants, as by a broadcast of a row against a column."""
+    from onnx import shape_inference
+
+    # What inference finds is no promise: operators whose output may grow without bound are not run at all.
+    with suppress(Exception):
+        model = shape_inference.infer_shapes(model, data_prop=True)
+    for value in model.graph.value_info:
+        if math.prod(each.dim_value or 1 for each in value.type.tensor_type.shape.dim) > _MOST_VALUES:
+            raise ModelError(f"its value {value.name} has more than {_MOST_VALUES:,} numbers, which no norm needs")
 
 
 def _widened(model: ModelProto) -> ModelProto:

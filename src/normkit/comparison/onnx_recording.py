@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
@@ -11,14 +12,14 @@ from warnings import catch_warnings
 import torch
 from torch import Tensor
 
-from normkit.comparison.onnx_norms import array, cut, evaluator, session, tensor
+from normkit.comparison.onnx_norms import array, cut, evaluator, printable, session, tensor
 from normkit.comparison.onnx_sites import DTYPES, Site
 from normkit.comparison.onnx_tensors import OnnxSource, OnnxTensor
 from normkit.comparison.recording import RecordedNorm, Recording
 from normkit.comparison.torch_recorder import token_major
 from normkit.errors import InputError, ModelError
 from normkit.measurement.running import name_of_ids, token_mask
-from normkit.text import first_line, offer
+from normkit.text import offer
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, ValueInfoProto
@@ -69,7 +70,7 @@ def record(
         try:
             found = loaded.run_with_ort_values(names, {key: _value(part) for key, part in feeds.items()})
         except Exception as error:  # onnxruntime has one class for each of its codes
-            raise ModelError(f"onnxruntime cannot run {name} on this ({first_line(error)})") from None
+            raise ModelError(f"onnxruntime cannot run {name} on this ({printable(error)})") from None
         values = {**feeds, **{key: _tensor(part) for key, part in zip(names, found, strict=True) if part.is_tensor()}}
         chosen = None
         if ids is not None:
@@ -141,13 +142,19 @@ def _born(proto: ModelProto, source: OnnxSource, site: Site, row: Tensor) -> tup
     if not candidate.operator:
         del model.graph.output[:]
         model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
-    rank = len(site.shape) if site.shape else row.dim() + 1
-    x = row.reshape(*[1] * (rank - row.dim()), *row.shape)
+    loaded = (session if candidate.operator else evaluator)(model)
     parameters = [source.values(name) for name in (candidate.gain, candidate.bias) if name]
-    fed = [x, *[torch.zeros_like(x)] * len(candidate.residual), *parameters]
-    given = {each.name: array(part) for each, part in zip(model.graph.input, fed, strict=True)}
-    with catch_warnings(action="ignore"):
-        made = (session if candidate.operator else evaluator)(model).run(None, given)
+    made = None
+    for rank in (len(site.shape),) if site.shape else range(row.dim() + 1, row.dim() + 4):
+        x = row.reshape(*[1] * (rank - row.dim()), *row.shape)
+        fed = [x, *[torch.zeros_like(x)] * len(candidate.residual), *parameters]
+        given = {each.name: array(part) for each, part in zip(model.graph.input, fed, strict=True)}
+        # Where the file does not say how many axes enter, the nodes refuse too few.
+        with catch_warnings(action="ignore"), suppress(Exception):
+            made = loaded.run(None, given)
+            break
+    if made is None:
+        return None
     values = dict(zip((each.name for each in model.graph.output), map(tensor, made), strict=True))
     y = values[candidate.exit]
     leaves = f"{_kind(y)} leaves" if not bool(y.isfinite().all()) else "it is absorbed, and zeros leave"
@@ -163,8 +170,10 @@ def _words(node: NodeProto, operator: str) -> str:
     if operator:
         return f"in the {operator}"
     match node.op_type:
-        case "Pow" | "Mul" | "ReduceSumSquare" | "ReduceL2":
+        case "Pow" | "ReduceSumSquare" | "ReduceL2":
             return f"in the squares ({node.op_type})"
+        case "Mul":
+            return "in the squares (Mul)" if node.input[0] == node.input[1] else "in a product (Mul)"
         case "ReduceMean" | "ReduceSum":
             return f"in the sum of squares ({node.op_type}, if it adds up in the dtype of its input)"
         case other:

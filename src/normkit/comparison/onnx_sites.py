@@ -116,7 +116,8 @@ def _listed(text: str) -> list[str]:
         value = ast.literal_eval(text[:10_000]) if text else []
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
-    return [str(each) for each in value] if isinstance(value, list) else []
+    texts = [str(each) for each in value] if isinstance(value, list) else []
+    return texts if all(text.isprintable() for text in texts) else []
 
 
 def _types(proto: ModelProto) -> dict[str, tuple[int, tuple[int | None, ...] | None]]:

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import numpy as np
+
+from normkit.comparison.onnx_file import OnnxModel
+from onnx_models import gain, parsed, written
+
+RMS_NORM = "q = Mul(x, x)  v = ReduceMean(q, axes)  e = Add(v, eps)  s = Sqrt(e)  n = Div(x, s)  y = Mul(n, g)"
+
+
+def alone(tmp_path, model):
+    opened = OnnxModel.open(written(tmp_path, model))
+    (entry,) = opened.norms().entries
+    return opened, entry
+
+
+def test_paths_are_the_modules_that_the_exporter_wrote(tmp_path):
+    model = parsed(RMS_NORM, {"axes": np.array([-1]), "eps": np.float32(1e-3), "g": gain()})
+    for node in model.graph.node:
+        node.name = f"/model/layers.0/layers.0.norm/{node.op_type}"
+    opened, entry = alone(tmp_path, model)
+    assert entry.path == "model.layers.0.norm"
+    assert opened.weights.names["g"] == ("model.layers.0.norm.weight",)
+    for node in model.graph.node:
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'model', 'model.first_norm', 'mul']")
+        node.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value="['Top', 'a.Model', 'a.b.MyNorm', 'mul']")
+    _, entry = alone(tmp_path, model)
+    assert (entry.path, entry.class_name) == ("model.first_norm", "MyNorm")
+
+
+def test_a_norm_that_is_called_again_is_one_norm(tmp_path):
+    body = """
+        a = LayerNormalization<epsilon=0.001>(x, norm.weight, norm.bias)  t = Tanh(a)
+        y = LayerNormalization<epsilon=0.001>(t, norm.weight, norm.bias)
+    """
+    opened, entry = alone(tmp_path, parsed(body, {"norm.weight": gain(), "norm.bias": gain()}))
+    assert len(opened.sites[0].calls) == 2
+    assert any("calls it 2 times" in line for line in entry.passport.readings["kind"].evidence)
