@@ -78,6 +78,21 @@ def test_truncation_to_bfloat16_is_equal_within_a_unit() -> None:
     assert found.words == "equal within a unit of bfloat16"
 
 
+@pytest.mark.parametrize("constant", [0.0, 1.0])
+@pytest.mark.parametrize("levels", [16, 255])
+@pytest.mark.parametrize("block", [32, 128, 256])
+def test_a_quantized_gain_is_related_within_its_step(block: int, levels: int, constant: float) -> None:
+    reference = gain(5, 256)
+    blocks = (reference + constant).reshape(-1, block)
+    low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+    step = (high - low) / (levels - 1)
+    port = (((blocks - low) / step).round() * step + low).reshape(-1).float()
+    found = related(port, reference.float())
+    assert (found.kind, found.constant) == ("offset" if constant else "equal", constant or None)
+    assert found.step is not None or levels == 255
+    assert "within a" in found.words
+
+
 @pytest.mark.parametrize("width", [64, 128])
 def test_rotary_permutations_have_their_name(width: int) -> None:
     reference = gain(2, 2 * width).bfloat16()

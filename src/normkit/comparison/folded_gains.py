@@ -79,7 +79,10 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
     found = readers.of.get(name, ())
     if not found:
         return Folding(is_folded=None, words=readers.reason or "nothing is declared to read the norm")
-    held, lacking, unknown, is_exact = [], [], [], True
+    held: list[str] = []
+    lacking: list[str] = []
+    unknown: list[str] = []
+    is_exact = True
     for linear in found:
         theirs = linear.weight if linear.weight in reference.source.tensors else linear.tied_to or linear.weight
         ours = _counterpart(port, reference, linear.weight, theirs)

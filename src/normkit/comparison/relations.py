@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from normkit.comparison.quantization_grid import BLOCKS, grid_steps
 from normkit.files import finite
 from normkit.text import significant
 
@@ -58,6 +59,8 @@ class Relation:
     """The number added ("offset"), the factor ("scaled"), or the value of all elements ("constant")."""
     rounding: str = ""
     """The dtype to which the function was rounded, such as "bfloat16"; "" if it holds exactly."""
+    step: float | None = None
+    """The largest step of the quantization within which it holds."""
     is_rounded_once: bool = True
     """Every number is the function, correctly rounded; else it lies within one unit of that dtype."""
     is_reference_rounded: bool = False
@@ -87,7 +90,7 @@ class Relation:
         """What makes two norms' relations the same kind of finding."""
         constant = None if self.kind == "scaled" else self.constant
         candidates = tuple(each.key for each in self.candidates)
-        how = (self.rounding, self.is_rounded_once, self.is_reference_rounded)
+        how = (self.rounding, self.step is None, self.is_rounded_once, self.is_reference_rounded)
         return (self.kind, constant, how, self.order, self.place, candidates, "" if candidates else self.reason)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,6 +100,7 @@ class Relation:
             "words": self.words,
             "constant": self.constant,
             "rounding": self.rounding,
+            "step": self.step,
             "is_rounded_once": self.is_rounded_once,
             "is_reference_rounded": self.is_reference_rounded,
             "order": self.order,
@@ -193,6 +197,21 @@ def _holding(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) 
             unit = units(torch.maximum(port.abs(), torch.maximum(image.abs(), reference.abs())), name)
             if bool(((port - image).abs() <= unit).all()):
                 yield replace(_said(made, name), is_rounded_once=False), _evidence(image, unit)
+    yield from _within_steps(port, reference)
+
+
+def _within_steps(port: Tensor, reference: Tensor) -> Iterator[tuple[Relation, float]]:
+    """The reference, or that with 1 or 2 added, within one step of the grids on which the port's numbers lie."""
+    for size in dict.fromkeys(min(block, len(port)) for block in BLOCKS):
+        steps = grid_steps(port, size)
+        if steps is None:
+            continue
+        for constant in (0.0, *_OFFSETS):
+            image = reference + constant
+            if bool(((port - image).abs() <= steps).all()):
+                made = Relation(kind="offset" if constant else "equal", constant=constant or None)
+                made = replace(made, step=float(steps.max()), is_rounded_once=False)
+                yield made, _evidence(image, steps) - _FITTED
 
 
 def _images(reference: Tensor) -> list[tuple[Relation, Tensor]]:
@@ -338,6 +357,8 @@ def _words(found: Relation) -> str:
         plain = f"undecided: {', or '.join(each.words for each in found.candidates)}"
     if found.order:
         plain = f"{plain} ({found.order})"
+    if found.step is not None:
+        return f"{plain} within a quantization step of {significant(found.step)}"
     if not found.rounding or (found.rounding == "float32" and found.is_rounded_once):
         return plain
     if found.is_reference_rounded:
