@@ -89,3 +89,28 @@ def test_each_layout_that_a_module_takes_is_examined_once():
 
 def test_a_module_that_refuses_its_input_is_nothing():
     assert Finder().examined(nn.LayerNorm(24), "a", (2, 12)) is None
+
+
+def test_modules_without_numbers_that_are_alike_are_examined_once(monkeypatch):
+    class Applied(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def forward(self, x):
+            return self.function(x)
+
+    def unit(x):
+        return x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+
+    tried, examine = [], finder.examine
+    monkeypatch.setattr(
+        finder, "examine", lambda module, *args, **kwargs: tried.append(module) or examine(module, *args, **kwargs)
+    )
+    hooked = nn.SiLU()
+    hooked.register_forward_hook(lambda _module, _args, y: unit(y))
+    modules = [nn.SiLU(), nn.SiLU(), Applied(F.silu), Applied(unit), Applied(F.silu), hooked]
+    find = Finder()
+    specs = [find.examined(module, str(place), (2, 5, 24)).passport.spec for place, module in enumerate(modules)]
+    assert tried == [modules[0], modules[2], modules[3], modules[5]]
+    assert [spec is not None for spec in specs] == [False, False, False, True, False, False]

@@ -37,6 +37,7 @@ class Finder:
 
     def __init__(self) -> None:
         self._known: dict[object, list[tuple[str, Examination]]] = defaultdict(list)
+        self._no_norms: dict[object, Examination] = {}
 
     def examined(
         self, module: nn.Module, path: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
@@ -50,6 +51,10 @@ class Finder:
                 tells the features.
             dtype: In which it is examined.
         """
+        # Activation functions: a model has one in each block, and what holds no numbers and is alike computes alike.
+        without_numbers = (_contents(module), shape, dtype)
+        if without_numbers[0] is not None and without_numbers in self._no_norms:
+            return self._no_norms[without_numbers]
         sizes = tuple((name, value.shape, value.dtype) for name, value in module.named_parameters())
         known = self._known[type(module), shape[1:], sizes]
         for first, like in known:
@@ -67,6 +72,8 @@ class Finder:
             return None
         if found.passport.spec is not None:
             known.append((path, found))
+        elif without_numbers[0] is not None:
+            self._no_norms[without_numbers] = found
         return found
 
     def uncalled(self, module: nn.Module, path: str) -> list[Examination | None]:
@@ -117,9 +124,7 @@ def likeness(module: nn.Module) -> object:
             type(part),
             tuple(
                 sorted(
-                    (name, repr(value))
-                    for name, value in vars(part).items()
-                    if name != "training" and isinstance(value, (bool, int, float, str, tuple, type(None)))
+                    (name, repr(value)) for name, value in vars(part).items() if name != "training" and _is_plain(value)
                 )
             ),
             tuple((name, value.shape) for name, value in part.named_parameters(recurse=False)),
@@ -127,6 +132,19 @@ def likeness(module: nn.Module) -> object:
         )
         for part in module.modules()
     )
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (bool, int, float, str, tuple, type(None)))
+
+
+def _contents(module: nn.Module) -> object:
+    """Everything in a module without parameters, buffers, parts and hooks; None where it has one of these."""
+    own = vars(nn.Module())
+    if any(vars(module)[name] for name in own if name.startswith("_") and isinstance(own[name], dict)):
+        return None
+    others = {name: value for name, value in vars(module).items() if name not in own}
+    return (type(module), *((name, repr(value) if _is_plain(value) else id(value)) for name, value in others.items()))
 
 
 def forward_arguments(module: nn.Module) -> list[inspect.Parameter]:

@@ -132,7 +132,8 @@ def _layout(model: nn.Module, structure: Structure) -> str:
     """A digest of everything that decides which entry of a packed vector means what."""
     return _digest(
         [(site.path, site.shape) for site in structure.sites],
-        [block.path for block in structure.blocks],
+        # A block that is given what the block before returned has no line of its own for its input.
+        [(block.path, swept.follows) for block, swept in zip(structure.blocks, structure.sweeps, strict=True)],
         [(call.parent, call.function, len(call.input_shape)) for call in structure.called.functions],
         [(name, tuple(value.shape)) for name, value in model.named_parameters()],
     )
