@@ -149,6 +149,14 @@ def test_norms_are_found_whatever_calls_them() -> None:
     assert all(norm.residual is None for norm in recording.norms.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_of_rows_with_a_massive_activation_is_found(dtype: torch.dtype) -> None:
+    x = torch.randn(16, 64).to(dtype)
+    x[:, 5] = 3e4
+    model = nn.Sequential(nn.Identity(), nn.RMSNorm(64, eps=1e-6)).to(dtype)
+    assert list(recorded(model, x).norms) == ["1"]
+
+
 class Heads(nn.Module):
     """Norms of queries, heads before or behind tokens."""
 

@@ -362,7 +362,8 @@ def _mixes(module: nn.Module, rows: Tensor) -> bool:
         return False
     row = rows[:1].clone()
     moved = row.clone()
-    moved.view(-1)[0] += 1 + moved.view(-1)[0].abs().max()
+    # Of the size of the row: a smaller step moves nothing beside a massive activation.
+    moved.view(-1)[0] += 1 + row.abs().max()
     try:
         with torch.no_grad(), undisturbed():
             here, there = (module(each.to(next(module.parameters(), each).device)) for each in (row, moved))
