@@ -216,6 +216,7 @@ def test_what_is_no_file(tmp_path):
             read_gguf(path)
 
 
+@pytest.mark.slow
 def test_files_are_closed(tmp_path):
     def opened() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
