@@ -288,6 +288,13 @@ def test_an_eps_that_float16_rounds_to_nothing(tmp_path):
     assert entry.passport.spec.eps == 0
 
 
+def test_a_graph_in_float64(tmp_path):
+    squares = "q = Mul(x, x)  v = ReduceMean(q, axes)  e = Add(v, eps)  s = Sqrt(e)  n = Div(x, s)"
+    constants = AXES | {"eps": np.float64(1e-3), "norm.weight": gain().astype(np.float64)}
+    _, entry = alone(tmp_path, parsed(squares + "  y = Mul(n, norm.weight)", constants, dtype="double"))
+    assert entry.passport.spec.eps == pytest.approx(1e-3)
+
+
 def test_gains_that_the_exporter_folded_are_the_graphs_own(tmp_path):
     """`1 + weight` computed at export: the graph has a plain gain, whatever the module had."""
     body = RMS + "n = Div(x, s)  y = Mul(n, onnx_Mul_7)"

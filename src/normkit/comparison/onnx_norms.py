@@ -18,12 +18,14 @@ from normkit.errors import ModelError, NormkitError
 from normkit.identification.book import Entry, PassportBook
 from normkit.identification.finder import Finder
 from normkit.identification.passport import Passport, Reading
+from normkit.reference import HALF
 from normkit.text import first_line
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
-_HALF = {10, 16}
+_OTHER = {10, 11, 16}
+"""Those but float32."""
 _MOST_VALUES = 2**22
 """Elements of the constants of one norm, gain and bias among them."""
 _MOST_NODES = 100
@@ -64,11 +66,13 @@ def survey(
 
 
 class _Runs:
-    """The models that one norm runs as, by the dtype of what enters; each is loaded when it is first asked for."""
+    """The models that one norm runs as, by the dtype of what enters; a decomposed norm runs in 16 bits as written."""
 
     def __init__(self, models: Mapping[torch.dtype, ModelProto], *, is_fused: bool) -> None:
-        self._models, self._is_fused = models, is_fused
-        self._loaded: dict[torch.dtype, Any] = {}
+        self._names = [value.name for value in next(iter(models.values())).graph.input]
+        self._loaded = {
+            dtype: (evaluator if dtype in HALF and not is_fused else session)(model) for dtype, model in models.items()
+        }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runs:
         return self
@@ -76,20 +80,17 @@ class _Runs:
     def run(self, tensors: Sequence[Tensor]) -> Tensor:
         """What leaves for what enters, in the dtypes that the graph takes; others are refused."""
         dtype = tensors[0].dtype
-        if dtype not in self._models:
-            raise ModelError(f"the graph takes no {dtype}")
         if dtype not in self._loaded:
-            as_written = not self._is_fused and dtype != torch.float32
-            self._loaded[dtype] = (evaluator if as_written else session)(self._models[dtype])
-        names = [value.name for value in self._models[dtype].graph.input]
-        (y,) = self._loaded[dtype].run(None, {name: array(part) for name, part in zip(names, tensors, strict=True)})
+            raise ModelError(f"the graph takes no {dtype}")
+        given = {name: array(part) for name, part in zip(self._names, tensors, strict=True)}
+        (y,) = self._loaded[dtype].run(None, given)
         return tensor(y)
 
 
 class OnnxNorm(nn.Module):
     """A norm of a graph as a module: its gain and bias are parameters, all else is as the graph has it.
 
-    In float32 a graph of 16-bit numbers runs with all its casts to 16 bits left out, so that its formula shows.
+    In float32 a graph of other numbers runs with its casts to them left out, so that its formula shows.
     """
 
     def __init__(self, runs: _Runs, weight: Tensor | None, bias: Tensor | None, residuals: int) -> None:
@@ -103,14 +104,14 @@ class OnnxNorm(nn.Module):
         """The norm of a site.
 
         Raises:
-            ModelError: If it needs an operator or so large a constant that no norm has it.
+            ModelError: If it needs an operator or so large a constant that no norm has it, or onnxruntime refuses it.
         """
         candidate = site.candidate
         native = cut(proto, source, candidate, site.dtype or 1)
         _check_sizes(native)
         models = {DTYPES.get(site.dtype, torch.float32): native}
-        if site.dtype in _HALF:
-            models[torch.float32] = _widened(native)
+        if site.dtype in _OTHER:
+            models[torch.float32] = _in_float32(native)
         weight, bias = (source.values(name) if name else None for name in (candidate.gain, candidate.bias))
         return cls(_Runs(models, is_fused=bool(candidate.operator)), weight, bias, len(candidate.residual))
 
@@ -217,6 +218,9 @@ def cut(proto: ModelProto, source: OnnxSource, candidate: Candidate, dtype: int)
     nodes = [*(before[place] for place in sorted(before)), *members]
     outputs = [helper.make_empty_tensor_value_info(candidate.exit)]
     made_of = helper.make_graph(nodes, "norm", given, outputs, [*constants.values()])
+    for node in made_of.node:
+        # onnxruntime refuses two nodes of one name.
+        node.name = ""
     return helper.make_model(made_of, opset_imports=proto.opset_import, ir_version=proto.ir_version)
 
 
@@ -243,19 +247,19 @@ def _check_sizes(model: ModelProto) -> None:
             raise ModelError(f"its value {value.name} has more than {_MOST_VALUES:,} numbers, which no norm needs")
 
 
-def _widened(model: ModelProto) -> ModelProto:
-    """The model with float32 in place of 16-bit numbers everywhere."""
+def _in_float32(model: ModelProto) -> ModelProto:
+    """The model with float32 in place of every other floating-point dtype."""
     from onnx import ModelProto, helper, numpy_helper
 
     wide = ModelProto()
     wide.CopyFrom(model)
 
     def widen(tensor: TensorProto) -> None:
-        if tensor.data_type in _HALF:
+        if tensor.data_type in _OTHER:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name))
 
     for value in wide.graph.input:
-        if value.type.tensor_type.elem_type in _HALF:
+        if value.type.tensor_type.elem_type in _OTHER:
             value.type.tensor_type.elem_type = 1
     for tensor in wide.graph.initializer:
         widen(tensor)
@@ -263,7 +267,7 @@ def _widened(model: ModelProto) -> ModelProto:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 widen(attribute.t)
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _HALF:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _OTHER:
                 attribute.CopyFrom(helper.make_attribute("to", 1))
     return wide
 
@@ -301,10 +305,11 @@ def _shape(module: OnnxNorm, site: Site) -> tuple[int, ...]:
 def _with_remarks(passport: Passport, site: Site) -> Passport:
     """The passport with the graph's own names, and what the graph shows beside the norm."""
     candidate, lines = site.candidate, []
-    operators = candidate.operator or "made of " + _operators(candidate)
+    nodes = ", ".join(candidate.graph.nodes[at].op_type for at in candidate.nodes)
     runtime = "onnxruntime on the CPU"
-    runtime += "" if candidate.operator or site.dtype not in _HALF else ", in 16 bits by onnx's own evaluator"
-    lines.append(f"{operators}, run by {runtime} as the graph is written")
+    if not candidate.operator and DTYPES.get(site.dtype) in HALF:
+        runtime += ", in 16 bits by onnx's own evaluator"
+    lines.append(f"{candidate.operator or f'made of {nodes}'}, run by {runtime} as the graph is written")
     if passport.weight is None and site.shape and not site.shape[-1]:
         lines.append(f"the graph leaves the length of its rows open: identified on {passport.shape[-1]}")
     if len(site.calls) > 1:
@@ -327,7 +332,3 @@ def _reason(passport: Passport, site: Site) -> str:
     if site.candidate.operator == "BatchNormalization":
         return "batch norm: statistics of the training are stored in it, and each row is mapped alone"
     return passport.readings["kind"].evidence[0]
-
-
-def _operators(candidate: Candidate) -> str:
-    return ", ".join(candidate.graph.nodes[at].op_type for at in candidate.nodes)
