@@ -83,3 +83,15 @@ def test_layers_counted_from_one_are_paired_in_turn() -> None:
     assert pairs([path.replace("_", ".") for path in port], [f"h.{layer + 7}.ln" for layer in range(3)]) == [
         (f"block.{layer}.norm", f"h.{layer + 7}.ln", "size") for layer in range(3)
     ]
+
+
+def test_layers_as_flax_writes_them() -> None:
+    port = [path.replace("model.layers.", "params.layers_") for path in LAYERS]
+    assert pairs(port, LAYERS) == [(one, other, "name") for one, other in zip(port, LAYERS, strict=True)]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²", "٣", "1e3", ""])
+def test_words_that_only_look_like_numbers_are_words(number: str) -> None:
+    path = f"h.{number}.ln"
+    assert kind_of(path) == path
+    assert pairs([path], [path]) == [(path, path, "name")]

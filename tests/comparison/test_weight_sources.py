@@ -28,6 +28,12 @@ def test_arrays_of_torch_and_numpy_in_nested_mappings() -> None:
     assert weights.source.rows("b.1", 0, 1).tolist() == [[7]]
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_must_not_be_written_to() -> None:
+    array = np.frombuffer(np.arange(4, dtype=np.float32).tobytes(), np.float32)
+    assert weights_of({"g": array}).source.rows("g", 0, 1).tolist() == [[0, 1, 2, 3]]
+
+
 class Foreign:
     """An array of a library that has bfloat16 where numpy has none."""
 

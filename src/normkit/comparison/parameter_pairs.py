@@ -80,12 +80,17 @@ def kind_of(path: str) -> str:
         >>> kind_of("model.layers.3.self_attn.q_norm"), kind_of("params.layers_3.ln_1")
         ('model.layers.*.self_attn.q_norm', 'params.layers.*.ln_1')
     """
-    return ".".join("*" if word.isdigit() else word for word in _words(path))
+    return ".".join("*" if _is_number(word) else word for word in _words(path))
 
 
 def numbers_of(path: str) -> tuple[int, ...]:
     """The numbers among the words of a path, such as that of the layer."""
-    return tuple(int(word) for word in _words(path) if word.isdigit())
+    return tuple(int(word) for word in _words(path) if _is_number(word))
+
+
+def _is_number(word: str) -> bool:
+    """Whether a word counts layers: in ASCII digits, and no more of them than a count has."""
+    return word.isascii() and word.isdigit() and len(word) < 10
 
 
 def _words(path: str) -> list[str]:
@@ -136,7 +141,7 @@ def pair_paths(port: Sequence[str], reference: Sequence[str]) -> list[tuple[int,
         >>> pair_paths(["language_model.norm", "x"], ["y", "model.norm"])
         [(0, 1)]
     """
-    words = [[path.split(".") for path in paths] for paths in (port, reference)]
+    words = [[_words(path) for path in paths] for paths in (port, reference)]
     found: list[tuple[int, int]] = []
     left = [set(range(len(paths))) for paths in (port, reference)]
     for length in range(max((len(each) for paths in words for each in paths), default=0), 0, -1):

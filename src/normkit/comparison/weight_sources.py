@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,10 @@ def _tensor(name: str, array: Any) -> Tensor:
             if wide == "bfloat16" and hasattr(array, "tobytes"):
                 tensor = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.bfloat16).reshape(array.shape)
             elif hasattr(array, "__array_interface__") or not hasattr(array, "__dlpack__"):
-                tensor = torch.as_tensor(array)
+                with warnings.catch_warnings():
+                    # Of arrays that must not be written to; nothing here writes.
+                    warnings.simplefilter("ignore")
+                    tensor = torch.as_tensor(array)
             else:
                 tensor = torch.utils.dlpack.from_dlpack(array)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
