@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -66,3 +67,12 @@ def test_only_vectors_are_read() -> None:
     for each in weights:
         assert isinstance(each.source, Recorder)
         assert each.source.read == {name for name in gains() if "norm" in name}
+
+
+@pytest.mark.parametrize(("value", "is_right"), [(0.0, True), (0.5, False)])
+def test_a_bias_of_zeros_need_not_be_there(value: float, is_right: bool) -> None:
+    reference = {**gains(), "model.norm.bias": torch.full((96,), value)}
+    found = compared(gains(), reference)
+    assert found.is_right is is_right
+    assert found.missing == (() if is_right else ("model.norm.bias",))
+    assert len(found.notes) == is_right

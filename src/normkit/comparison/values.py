@@ -16,9 +16,10 @@ from normkit.comparison.other_tensors import OtherTensors, compare_names
 from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
 from normkit.comparison.parameters import NormTensors, norm_tensors
 from normkit.comparison.relations import Kind, Relation, relation
-from normkit.comparison.runtimes import convention, elsewhere, judged
+from normkit.comparison.runtimes import Convention, convention, elsewhere, judged
 from normkit.comparison.value_groups import Role, TensorValue, ValueGroup, grouped
 from normkit.comparison.weights import Weights
+from normkit.text import shortened
 
 Progress = Callable[[str, int, int], None]
 ROLES: tuple[Role, Role] = ("weight", "bias")
@@ -123,13 +124,20 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         return False
 
     pairs = pair_norms(ours.norms, theirs.norms, related, names=port.names, reference_names=reference.names)
-    found, missing, extra = [], [], []
+    found: list[TensorValue] = []
+    missing: list[str] = []
+    extra: list[str] = []
+    neutral: list[str] = []
     for done, pair in enumerate(pairs):
         report("values", done, len(pairs))
         for role in ROLES:
             name, name_there = getattr(pair.norm, role), getattr(pair.reference, role)
             if name is None or name_there is None:
-                missing += [name_there] if name_there else []
+                if name_there:
+                    is_neutral = _is_neutral(
+                        held_there.of(name_there), role, convention(reference, pair.reference.path)
+                    )
+                    (neutral if is_neutral else missing).append(name_there)
                 extra += [name] if name else []
                 continue
             found.append(_value(pair, role, _relation(held, held_there, name, name_there)))
@@ -150,8 +158,19 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
         left_out=ours.left_out,
         others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
         elsewhere=kept,
-        notes=(*port.notes, *reference.notes),
+        notes=(*port.notes, *reference.notes, *_left_away(neutral)),
     )
+
+
+def _is_neutral(values: Tensor, role: Role, known: Convention | None) -> bool:
+    """Whether a norm computes the same without a vector: a bias of zeros, or a gain that multiplies by one."""
+    if role == "bias":
+        return bool((values == 0).all())
+    return known is not None and bool((values + known.adds == 1).all())
+
+
+def _left_away(names: Sequence[str]) -> list[str]:
+    return [f"{shortened(names)}: the port has none, and the reference's changes nothing"] if names else []
 
 
 def _names(norm: NormTensors) -> list[str]:
