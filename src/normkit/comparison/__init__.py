@@ -24,4 +24,23 @@ surveying.py    the norms of one side, and the rows of one run
 sides.py        the two sides of a comparison, opened from what the user gave
 comparing.py    `compare`: each level that both sides offer
 causes.py       why a port differs, one sentence for each cause
+
+weights.py         parameters as they are stored, whatever holds them
+weight_sources.py  those of a folder, a file, arrays or a module
+mlx_weights.py     matrices that MLX quantized
+parameters.py      which tensors are gains and biases of norms
+parameter_pairs.py which norm of one file stands for which of another
+relations.py       how one vector follows from another, exactly or after rounding
+quantization_grid.py  the grids of quantized numbers
+origins.py         vectors that are another norm's
+folded_gains.py    gains that are in the readers of their norm
+runtimes.py        what a runtime computes from a stored gain (runtimes.toml)
+values.py          the relation of every gain and bias, and whether it is right
+value_groups.py    many of them, told together
+other_tensors.py   names and shapes of the tensors that are not of norms
+values_report.py   stored values in words
+metadata.py        eps of each norm, as stored and as its class uses it
+metadata_report.py that in words
+stored_gains.py    how one file stores its gains, without a reference
+stored_gains_report.py  that in words
 """
