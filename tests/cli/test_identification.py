@@ -11,8 +11,10 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
+from gguf_files import gguf
 from helpers import refused
 from normkit.identification.book import PassportBook
+from onnx_models import layer_norm, written
 
 Run = Callable[..., Result]
 
@@ -139,3 +141,48 @@ def test_wrong_usage(run: Run, arguments: tuple[str, ...], message: str) -> None
     done = run("identify", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in " ".join(done.stderr.split())
+
+
+# Files that nothing here runs.
+
+
+def gains(added: float) -> dict[str, torch.Tensor]:
+    """Norms of a trained Llama with a number added to their gains."""
+    drawn = torch.Generator().manual_seed(0)
+    return {f"blk.{layer}.attn_norm.weight": added + 0.8 * torch.rand(256, generator=drawn) + 0.3 for layer in range(8)}
+
+
+@pytest.mark.parametrize(("added", "headline", "code"), [(0.0, "+ one-centred", 0), (1.0, "x 1 too much", 1)])
+def test_a_gguf_file_says_how_its_gains_are_stored(run: Run, added: float, headline: str, code: int) -> None:
+    Path("model.gguf").write_bytes(gguf({"general.architecture": "llama"}, gains(added)))
+    done = run("identify", "model.gguf")
+    assert (done.exit_code, done.stderr) == (code, "")
+    assert done.stdout.splitlines()[0] == "Gains of model.gguf"
+    assert headline in done.stdout
+    assert done.stdout.endswith("gains: normkit-out/model/gains.json\n")
+    printed = run("identify", "model.gguf", "--json", "--no-report")
+    assert printed.exit_code == code
+    assert json.loads(printed.stdout) == json.loads(Path("normkit-out/model/gains.json").read_text())
+    assert json.loads(printed.stdout)["schema_version"] == 1
+
+
+def test_safetensors_alone_say_how_their_gains_are_stored(run: Run) -> None:
+    save_file(gains(0.0), "tensors.safetensors")
+    done = run("identify", "tensors.safetensors")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[0] == "Gains of tensors.safetensors"
+
+
+def test_a_site_of_a_file_of_tensors_is_refused(run: Run) -> None:
+    Path("model.gguf").write_bytes(gguf({"general.architecture": "llama"}, gains(0.0)))
+    assert "holds tensors alone" in refused(run("identify", "model.gguf", "--site", "*"))
+
+
+@pytest.mark.slow
+def test_the_norms_of_an_onnx_file_are_identified(run: Run) -> None:
+    written(Path(), layer_norm(), "model.onnx")
+    done = run("identify", "model.onnx", "--json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [entry.class_name for entry in PassportBook.read(Path("normkit-out/model/passports.json")).entries] == [
+        "LayerNormalization"
+    ]

@@ -1,4 +1,4 @@
-"""`normkit identify`: the passports of the norms of a model, or of a recording."""
+"""`normkit identify`: the passports of the norms of a model or of a recording; of a file of tensors, how gains are."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def identify_norms(
     Norms are found by calling copies of them on chosen inputs, not by their names. MODEL is a folder with a
     transformers model, a config.json or model.safetensors in one, or else a Hub id such as org/name[@revision]; code
     that comes with a model is never run. The result is DIR/NAME/passports.json. Without MODEL, the two small models
-    that ship. A recording, as normkit.record(model) or any other runtime writes it, is identified from its rows alone.
+    that ship. A recording, as normkit.record(model) or any other runtime writes it, is identified from its rows alone,
+    a .onnx file by running its norms in onnxruntime. A file of tensors alone, .gguf or .safetensors, says how its gains
+    are stored: with the 1 that some models add, without it, or with 1 too much, and ends with 1 if its runtime computes
+    other gains from them.
 
     `normkit compare PORT REFERENCE` compares the norms of two models.
     """
@@ -71,6 +74,13 @@ def identify_norms(
         if Path(model).is_file() and (recording := opened(model)) is not None:
             _identify_recording(recording, Path(model), None if no_report else out, site, as_json=as_json)
             return
+    if (path := Path(model).expanduser()).is_file() and path.name not in _OF_A_MODEL:
+        if path.suffix == ".onnx":
+            _identify_graph(path, None if no_report else out, site, as_json=as_json, shown=shown)
+            return
+        if path.name.endswith((".gguf", ".safetensors", ".safetensors.index.json")):
+            is_right = _describe_tensors(path, None if no_report else out, site, as_json=as_json)
+            ctx.exit(1 if is_right is False else 0)
     from normkit.cli.reports import output_folder
     from normkit.cli.texts import load
 
@@ -93,6 +103,44 @@ def _identify_recording(recording: Recording, path: Path, out: Path | None, site
     if as_json:
         terminal.print_json(found.to_json())
     _give_passports(found, folder, as_json=as_json)
+
+
+def _identify_graph(path: Path, out: Path | None, site: str | None, *, as_json: bool, shown: bool) -> None:
+    """Identify the norms of an ONNX file."""
+    from normkit.cli.reports import output_folder
+    from normkit.comparison.onnx_file import OnnxModel
+
+    model = OnnxModel.open(path)
+    folder = None if out is None else output_folder(out, path.stem, source=path)
+    with terminal.progress(shown=shown) as report:
+        found = model.norms(lambda done, count: report(f"{path.name}: norms", done, count)).only(site)
+    if as_json:
+        terminal.print_json(found.to_json())
+    _give_passports(found, folder, as_json=as_json)
+
+
+def _describe_tensors(path: Path, out: Path | None, site: str | None, *, as_json: bool) -> bool | None:
+    """Say how the gains in a file are stored, and whether that is right for its runtime; nothing of it can be run."""
+    if site is not None:
+        raise InputError(f"{path} holds tensors alone, and all its gains are read; leave --site out")
+    from normkit.cli.reports import output_folder
+    from normkit.comparison.gguf_file import read_gguf
+    from normkit.comparison.stored_gains import stored_gains
+    from normkit.comparison.stored_gains_report import describe_gains
+    from normkit.comparison.weight_sources import weights_of
+    from normkit.files import json_text, write_text
+    from normkit.show.terminal import section
+
+    found = stored_gains(read_gguf(path) if path.suffix == ".gguf" else weights_of(path))
+    folder = None if out is None else output_folder(out, path.stem, source=path)
+    document = {"schema_version": 1, **found.to_json()}
+    if as_json:
+        terminal.print_json(document)
+    else:
+        terminal.results().print(section(describe_gains(found)))
+    if folder is not None:
+        _say_where("gains", write_text(folder / "gains.json", json_text(document)), as_json=as_json)
+    return found.is_right
 
 
 def _show(out: Path | None, *, as_json: bool, shown: bool) -> None:
