@@ -302,7 +302,7 @@ def test_json_and_html_are_the_same_bytes_on_a_second_run(tmp_path: Path) -> Non
     assert document["selections"][0]["heads"] == [[0, 1.0], [1, 1.0], [2, 1.0], [3, 1.0]]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _without_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
@@ -316,6 +316,7 @@ def gpt2() -> GPT2LMHeadModel:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_without_gradients")
 def test_it_is_the_models_own_loss_over_all_batches(gpt2: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch) -> None:
     # 7 tokens of 64 logits at a time: the parts do not end with the rows.
     monkeypatch.setattr("normkit.inspection.inspecting._MOST_LOGITS", 7 * 64 + 3)
@@ -326,6 +327,7 @@ def test_it_is_the_models_own_loss_over_all_batches(gpt2: GPT2LMHeadModel, monke
     assert inspect(gpt2, batches).model.loss == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.usefixtures("_without_gradients")
 def test_padding_on_either_side_does_not_count(gpt2: GPT2LMHeadModel) -> None:
     ids = torch.randint(64, (2, 12))
     mask = torch.ones_like(ids)
@@ -337,6 +339,7 @@ def test_padding_on_either_side_does_not_count(gpt2: GPT2LMHeadModel) -> None:
     assert loss.value == pytest.approx(float(gpt2(**batch, labels=labels).loss), rel=1e-6)
 
 
+@pytest.mark.usefixtures("_without_gradients")
 def test_a_module_of_ones_own_that_returns_a_tuple() -> None:
     batch = {"idx": torch.arange(24).view(2, 12)}
 
@@ -358,6 +361,7 @@ def test_a_module_of_ones_own_that_returns_a_tuple() -> None:
 
 
 @pytest.mark.parametrize("kind", ["masked", "encoder-decoder", "hidden states"])
+@pytest.mark.usefixtures("_without_gradients")
 def test_a_model_that_sees_later_tokens_has_none(gpt2: GPT2LMHeadModel, kind: str) -> None:
     ids = torch.arange(24).view(2, 12)
     batch = {"input_ids": ids}

@@ -235,6 +235,18 @@ def test_the_captured_row_is_that_of_the_token(running):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("texts", [3, 11])
+def test_the_token_is_that_of_the_first_of_several_texts(running, texts):
+    model, run, sites = running
+    ids = torch.cat([torch.arange(7, 18)[None], torch.randint(50, (texts - 1, 11))])
+    for found in sites:
+        alone, among = capture(model, found, run, 4), capture(model, found, lambda: model(input_ids=ids), 4, texts)
+        # Products of matrices are added in another order where there are more rows.
+        for one, other in zip(alone, among, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was(running):
     model, run, sites = running
 

@@ -138,17 +138,30 @@ def _in_words(
     step: Step, order: int, spec: NormSpec, gain: Tensor | None, bias: Tensor | None, inside: float
 ) -> WalkStep:
     """One step with what it does and what then holds; `gain` is the one after normalizing."""
+    kept_inside = f", eps keeps it {100 * inside:.2g} % inside" if inside > _NOTHING else ""
     match step.name:
         case "raw":
-            does, holds = "the vector as it enters", _raw_holds(step)
+            share = float(step.energy_along_ones) if step.norm > 0 else 0.0
+            does = "the vector as it enters"
+            holds = f"{percent(share)} of its energy lies along the all-ones direction"
         case "centred":
             does, holds = "minus its mean", "mean 0: in the hyperplane orthogonal to 1"
         case "scaled":
-            does, holds = _scaling(spec), _scaled_holds(spec, inside)
+            does = f"divided by its {spec.divisor.root_in_words(is_centred=spec.centring.statistics)}"
+            does += ", times sqrt(n)" if spec.divisor.is_multiplied else ""
+            holds = f"on the sphere of radius {spec.divisor.radius_in_words}{kept_inside}"
+            if spec.centring.is_half:
+                holds = "on no sphere, as the mean counts above the fraction bar or below it, not both"
         case "gain and bias" if order == 1:
             does, holds = "times the gain, before normalizing", "stretched along each axis"
         case "gain and bias":
-            does, holds = _affine_does(gain, bias), _affine_holds(spec, gain, bias, inside)
+            does = ", ".join(["times the gain"] * (gain is not None) + ["plus the bias"] * (bias is not None))
+            shape = "sphere" if gain is None else "ellipsoid"
+            centre = "centre 0" if bias is None else "centre b"
+            normal = "" if not spec.centring.numerator else " and normal 1" if gain is None else " and normal 1/g"
+            holds = f"on the {shape} with {centre}{normal}{kept_inside}"
+            if spec.centring.is_half:
+                holds = "on no ellipsoid, as it was on no sphere"
     return WalkStep(
         name=step.name,
         does=does,
@@ -159,37 +172,3 @@ def _in_words(
         holds=holds,
         values=tuple(step.value[:_VALUES].tolist()),
     )
-
-
-def _raw_holds(step: Step) -> str:
-    share = float(step.energy_along_ones) if step.norm > 0 else 0.0
-    return f"{percent(share)} of its energy lies along the all-ones direction"
-
-
-def _scaling(spec: NormSpec) -> str:
-    words = f"divided by its {spec.divisor.root_in_words(is_centred=spec.centring.statistics)}"
-    return f"{words}, times sqrt(n)" if spec.divisor.is_multiplied else words
-
-
-def _scaled_holds(spec: NormSpec, inside: float) -> str:
-    if spec.centring.is_half:
-        return "on no sphere, as the mean counts above the fraction bar or below it, not both"
-    return f"on the sphere of radius {spec.divisor.radius_in_words}{_kept_inside(inside)}"
-
-
-def _kept_inside(inside: float) -> str:
-    return f", eps keeps it {100 * inside:.2g} % inside" if inside > _NOTHING else ""
-
-
-def _affine_does(gain: Tensor | None, bias: Tensor | None) -> str:
-    parts = ["times the gain"] * (gain is not None) + ["plus the bias"] * (bias is not None)
-    return ", ".join(parts)
-
-
-def _affine_holds(spec: NormSpec, gain: Tensor | None, bias: Tensor | None, inside: float) -> str:
-    if spec.centring.is_half:
-        return "on no ellipsoid, as it was on no sphere"
-    shape = "sphere" if gain is None else "ellipsoid"
-    centre = "centre 0" if bias is None else "centre b"
-    normal = "" if not spec.centring.numerator else " and normal 1" if gain is None else " and normal 1/g"
-    return f"on the {shape} with {centre}{normal}{_kept_inside(inside)}"
