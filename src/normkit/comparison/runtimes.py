@@ -157,7 +157,7 @@ def judged(
 def _without_runtime(stored: float, reference: Convention | None) -> tuple[str, bool | None]:
     """The same where nothing says who loads the port, or what the reference's runtime adds."""
     if stored == 0:
-        return "", True
+        return f"right for a loader that adds {reference.adds:g}" if reference and reference.adds else "", True
     number, adds = f"{'+' if stored > 0 else '-'} {abs(stored):g}", reference.adds if reference else None
     if adds is None:
         is_usual = abs(stored) == 1
