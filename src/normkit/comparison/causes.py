@@ -13,8 +13,21 @@ from normkit.show.grouping import pattern
 from normkit.text import counted, shortened
 
 if TYPE_CHECKING:
-    from normkit.comparison.differences import Comparison, Conventions, Level
+    from normkit.comparison.differences import Comparison, Level
+    from normkit.comparison.metadata import Metadata
     from normkit.comparison.values import Values
+
+_VERDICTS = {"doubled": "The 1 was added twice", "dropped": "The 1 was dropped", "wrong": "This is wrong"}
+"""First word of a verdict on stored gains -> a clause."""
+
+_ADVICE = {
+    "doubled": "and add the 1 once",
+    "dropped": "and add the 1",
+    "wrong": "as its runtime stores them",
+}
+
+_PLACES = {"transformers": "config.json", "MLX": "config.json"}
+"""Runtime -> where its models have their eps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +47,8 @@ class Cause:
 def causes_of(found: Comparison) -> tuple[Cause, ...]:
     """The causes: what is stored first, then what norms compute, then where they stand."""
     of_values = () if found.values is None else _of_values(found.values)
-    missing = () if found.values is None else found.values.missing
-    return (*of_values, *_of_conventions(found.conventions, missing))
+    of_metadata = () if found.metadata is None else _of_metadata(found.metadata)
+    return (*of_values, *of_metadata, *_of_conventions(found))
 
 
 def difference(change: Change) -> str:
@@ -79,25 +92,26 @@ def _of_values(found: Values) -> Iterator[Cause]:
 
 
 def _of_group(group: ValueGroup, first: TensorValue, reference: str) -> tuple[str, str]:
-    """A group of wrong tensors in one sentence, and what to do."""
-    alone, found = len(group.names) == 1, first.relation
+    """A group of wrong tensors in one sentence or two, and what to do."""
+    alone, found, added = len(group.names) == 1, first.relation, abs(first.relation.constant or 0)
     title = group.title[0].upper() + group.title[1:] if group.title.startswith("all ") else group.title
+    hold = f"{title} {'holds' if alone else 'hold'}"
+    role = "gain" if first.role == "weight" else "bias"
     remedy = f"convert {'it' if alone else 'them'} anew from {reference}"
-    if found.kind == "offset":
+    if found.kind in ("equal", "offset"):
         sign = "+" if (found.constant or 0) > 0 else "-"
-        hold = f"{title} {'holds' if alone else 'hold'} the reference's {sign} {abs(found.constant or 0):g}"
-        if group.verdict.startswith("doubled"):
-            remedy = f"add the {abs(found.constant or 0) / 2:g} once: {remedy}"
-        return f"{hold}{f': {group.verdict}' if group.verdict else ''}.", remedy
+        values = f"the reference's {sign} {added:g}" if found.kind == "offset" else "the reference's values"
+        kind, _, effect = group.verdict.partition(": ")
+        if kind not in _VERDICTS:
+            return f"{hold} {values}{f'; {group.verdict}' if group.verdict else ''}.", remedy
+        return f"{hold} {values}. {_VERDICTS[kind]}: {effect}.", f"{remedy}, {_ADVICE[kind]}"
     if found.kind == "copied":
-        return f"{title} {'is a copy' if alone else 'are copies'} of {_other(group, found.words)}.", remedy
+        where = f", {found.place}" if found.place else ""
+        if alone:
+            return f"{hold} the {role} of {found.other}{where}.", remedy
+        return f"{hold} those of other norms{where}.", remedy
     words = f"{group.words}; {group.verdict}" if group.verdict else group.words
     return f"{title}: {words}.", remedy
-
-
-def _other(group: ValueGroup, words: str) -> str:
-    """What is copied: "that of X" without its first word."""
-    return words.removeprefix("that of ") if len(group.names) == 1 else "other norms' gains"
 
 
 def _swaps(
@@ -121,11 +135,33 @@ def _swaps(
         )
 
 
-def _of_conventions(found: Conventions, missing: Sequence[str]) -> Iterator[Cause]:
-    """What norms compute, and norms without a counterpart unless their tensors are known to be missing."""
+def _of_metadata(found: Metadata) -> Iterator[Cause]:
+    wrong: dict[tuple[float | None, float | None], list[str]] = {}
+    for each in found.eps:
+        if each.is_same is False:
+            wrong.setdefault((each.given, each.expected), []).append(each.path)
+    for (given, expected), paths in wrong.items():
+        which = f"{len(paths)} of {counted(len(found.eps), 'norm')} have" if len(paths) > 1 else f"{paths[0]} has"
+        yield Cause(
+            level="metadata",
+            sentence=f"{which} eps {given:.7g} instead of {expected:.7g}.",
+            remedy=f"write the reference's eps into the {_PLACES.get(found.runtimes[0], 'metadata')} of {found.port}",
+            places=tuple(paths),
+        )
+
+
+def _of_conventions(comparison: Comparison) -> Iterator[Cause]:
+    """What norms compute, and norms without a counterpart; what the files have told is not told again."""
+    found = comparison.conventions
+    missing = () if comparison.values is None else comparison.values.missing
+    told = set[str]()
+    if comparison.metadata is not None:
+        told = {each.path for each in comparison.metadata.eps if each.is_same is False}
     alike: dict[tuple[str, ...], list[str]] = {}
     for pair in found.changed:
-        alike.setdefault(tuple(map(difference, pair.changes)), []).append(pair.entry.path)
+        changes = [each for each in pair.changes if each.reading != "eps" or pair.entry.path not in told]
+        if changes:
+            alike.setdefault(tuple(map(difference, changes)), []).append(pair.entry.path)
     for words, paths in alike.items():
         which = f"{len(paths)} of {counted(len(found.pairs), 'norm')} do" if len(paths) > 1 else f"{paths[0]} does"
         yield Cause(

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normkit import demo
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.loading import LoadedModel
 from normkit.comparison.contrasts import Contrast, contrast, unmatched, with_swaps
 from normkit.comparison.differences import Comparison, Conventions, Level, Pair
+from normkit.comparison.metadata import compare_metadata
 from normkit.comparison.own_rounding import OwnRounding, free_memory, own_rounding
 from normkit.comparison.pairing import match
 from normkit.comparison.recording import Recording
@@ -20,7 +22,7 @@ from normkit.comparison.rows import Rows, compare_rows
 from normkit.comparison.sides import Side, open_side
 from normkit.comparison.surveying import Survey, run_model, survey_book, survey_model
 from normkit.comparison.values import Values, compare_values
-from normkit.errors import InputError, ModelError
+from normkit.errors import InputError, ModelError, NormkitError
 from normkit.identification.sites import matches
 from normkit.measurement.running import Batch, arguments, batches_of
 from normkit.measurement.texts import DEFAULT_LENGTH, Batches, batches_for, context_length
@@ -78,8 +80,8 @@ def compare(
         KindError: If one of them is nothing that can be compared.
 
     Example:
-        >>> port = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8, eps=1e-3))
-        >>> stock = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+        >>> port = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8, eps=1e-3))
+        >>> stock = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8))
         >>> found = compare(port, stock, {"input": torch.randn(2, 4)})
         >>> found.differs, found.conventions.changed[0].changes[0].given
         (True, {'eps': 0.001, 'eps_placement': 'inside'})
@@ -111,7 +113,10 @@ def compare_sides(
     lacking: dict[Level, str] = {**reference.lacking, **port.lacking}
     found = Comparison(port=names[0], reference=names[1], forms=(port.form, reference.form))
     if port.weights is not None and reference.weights is not None:
-        found = replace(found, values=compare_values(port.weights, reference.weights, progress))
+        values = compare_values(port.weights, reference.weights, progress)
+        paths = [(each.path, each.reference_path) for each in values.tensors]
+        metadata = compare_metadata(port.weights, reference.weights, paths)
+        found = replace(found, metadata=metadata, values=values)
     is_compared = found.values is not None and bool(found.values.tensors)
     if "conventions" not in lacking:
         try:
@@ -149,7 +154,7 @@ def _with_norms(
         _NotRunError: If models would have to be run and are not.
     """
     sides = (port, reference)
-    if not run and any(side.load is not None or side.model is not None for side in sides):
+    if not run and any(side.runs for side in sides):
         raise _NotRunError("running models was switched off")
     if reason := _too_large(sides):
         raise _NotRunError(reason)
@@ -229,15 +234,17 @@ def _input(port: Side, reference: Side, batch: Any) -> tuple[Batch, str]:
         _NotRunError: If there are models and nothing to run them on.
         InputError: If it is no batch.
     """
-    models = [side.model for side in (port, reference) if side.model is not None]
+    runs = [side for side in (port, reference) if side.runs]
     recorded = next((side for side in (port, reference) if side.recording is not None), None)
-    if not models:
+    if not runs:
         return {}, ""
     if batch is not None and not callable(batch):
         first = next(batches_of(batch), None)
         if first is None:
             raise InputError("a comparison needs at least one batch, got none")
-        return arguments(models[0], first), "a batch that was given"
+        model = next((side.model for side in runs if side.model is not None), None)
+        given = {"input_ids": first} if isinstance(first, Tensor) else first
+        return given if model is None else arguments(model, first), "a batch that was given"
     if recorded is not None and recorded.recording is not None:
         if not recorded.recording.tokens:
             raise _NotRunError(f"{recorded.name} does not say its tokens; record them, or give a batch")
@@ -271,6 +278,8 @@ def _shipped(loaded: LoadedModel, length: int) -> Batches:
 def _survey(side: Side, batch: Batch) -> Survey:
     if side.model is not None:
         return survey_model(side.model, batch, side.name)
+    if side.onnx is not None:
+        return survey_book(replace(side.onnx.norms(), model=side.name))
     book = side.book if side.recording is None else side.recording.book
     assert book is not None
     return survey_book(replace(book, model=side.name))
@@ -293,6 +302,11 @@ def _recording(side: Side, survey: Survey, batch: Batch, spans: Mapping[str, int
         return f"{side.name} has no norm"
     if side.model is not None:
         return run_model(side.model, batch, spans, rows=_ROWS, name=side.name)
+    if side.onnx is not None:
+        try:
+            return side.onnx.record(batch, rows=_ROWS)
+        except NormkitError as error:
+            return str(error)
     return side.lacking.get("rows", "it cannot be run")
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from normkit.comparison.effects import Observed
+from normkit.comparison.metadata import Metadata
 from normkit.comparison.pairing import Change, MatchedBy
 from normkit.comparison.rows import Rows
 from normkit.comparison.values import Values
@@ -132,6 +133,8 @@ class Comparison:
     """What the port and the reference are, such as "folder" or "passports"."""
     source: str = ""
     """The input of the runs, in words; "" where nothing was run."""
+    metadata: Metadata | None = None
+    """What is written beside the tensors of both: the eps of each norm."""
     values: Values | None = None
     """The relation of each stored gain and bias to the reference's."""
     conventions: Conventions = field(default_factory=Conventions)
@@ -147,7 +150,8 @@ class Comparison:
     def differs(self) -> bool:
         """At one of the levels they differ by more than rounding, and by more than a runtime's way to store them."""
         are_wrong = self.values is not None and self.values.is_right is False
-        return are_wrong or self.conventions.differs or self.rows.birth is not None
+        has_another_eps = self.metadata is not None and self.metadata.differs
+        return are_wrong or has_another_eps or self.conventions.differs or self.rows.birth is not None
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; NaN and infinity as strings."""
@@ -159,6 +163,7 @@ class Comparison:
                 "forms": list(self.forms),
                 "source": self.source,
                 "differs": self.differs,
+                "metadata": self.metadata and self.metadata.to_json(),
                 "values": self.values and self.values.to_json(),
                 "conventions": None if "conventions" in self.not_looked_at else self.conventions.to_json(),
                 "rows": None if "rows" in self.not_looked_at else self.rows,

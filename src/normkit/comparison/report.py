@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from normkit.comparison.causes import causes_of, difference
 from normkit.comparison.differences import Comparison, Level, Pair
+from normkit.comparison.metadata_report import describe_metadata
 from normkit.comparison.rows_report import beginnings, describe_rows
 from normkit.comparison.values_report import describe_values
 from normkit.show.grouping import merged
@@ -24,6 +25,8 @@ def describe_comparison(found: Comparison) -> Section:
     for pair in found.conventions.changed:
         alike[tuple(map(difference, pair.changes))].append(pair)
     parts = [Section(facts=_looked_at(found))]
+    if found.metadata is not None:
+        parts.append(Section(title="Metadata", facts=describe_metadata(found.metadata).facts))
     if found.values is not None and (found.values.tensors or found.values.missing or found.values.extra):
         parts.append(Section(title="Values", facts=describe_values(found.values).facts))
     parts += [_contrast(words, pairs) for words, pairs in alike.items()]

@@ -18,6 +18,7 @@ from normkit.checkpoint.loading import LoadedModel, load_model
 from normkit.checkpoint.model_folder import CONFIG, INDEX, WEIGHTS
 from normkit.comparison.differences import Level
 from normkit.comparison.gguf_file import read_gguf
+from normkit.comparison.onnx_file import OnnxModel
 from normkit.comparison.recording import Recording, opened
 from normkit.comparison.weight_sources import weights_of
 from normkit.comparison.weights import Weights
@@ -69,6 +70,8 @@ class Side:
     """Loads the model of a folder."""
     folder: LoadedModel | None = None
     """The model of a folder with its tokenizer, once it is loaded."""
+    onnx: OnnxModel | None = None
+    """An ONNX model, whose norms can be called and which can be run."""
     recording: Recording | None = None
     """What entered and left its norms in a run."""
     book: PassportBook | None = None
@@ -77,6 +80,11 @@ class Side:
     """Remarks for the user."""
     lacking: Mapping[Level, str] = field(default_factory=dict)
     """Level -> why it does not offer what is looked at there."""
+
+    @property
+    def runs(self) -> bool:
+        """A model would have to be run to look at its norms."""
+        return self.load is not None or self.model is not None or self.onnx is not None
 
     def loaded(self) -> Side:
         """This side with the model of its folder in memory, if it has one.
@@ -233,6 +241,8 @@ def _of_path(given: str, *, dtype: str, revision: str | None, local_files_only: 
             return _of_recording(recording, path.stem, given, path)
         if not is_of_model:
             return _of_file(given, path)
+    if path.suffix in (".gguf", ".onnx", ".safetensors", ".json", ".py") and not path.exists():
+        raise InputError(f"cannot read {given}: there is no such file; give {_TAKEN}")
     folder, identifier = find_model(given, revision, local_files_only=local_files_only, show_downloads=show_downloads)
     name = identifier or folder.resolve().name or "model"
     return Side(
@@ -247,8 +257,18 @@ def _of_path(given: str, *, dtype: str, revision: str | None, local_files_only: 
 
 def _of_file(given: str, path: Path) -> Side:
     if path.suffix == ".gguf":
-        lacking = _of_tensors("a GGUF file")
-        return Side(name=path.name, given=given, form="GGUF", path=path, weights=read_gguf(path), lacking=lacking)
+        lacking, weights = _of_tensors("a GGUF file"), replace(read_gguf(path), name=path.name)
+        return Side(name=path.name, given=given, form="GGUF", path=path, weights=weights, lacking=lacking)
+    if path.suffix == ".onnx":
+        onnx = OnnxModel.open(path)
+        return Side(
+            name=path.name,
+            given=given,
+            form="ONNX",
+            path=path,
+            weights=replace(onnx.weights, name=path.name),
+            onnx=onnx,
+        )
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
         weights = weights_of(path)
         lacking = _of_tensors("a .safetensors file")
