@@ -95,7 +95,7 @@ def compare_with_reference(
         from normkit.comparison.report import describe_comparison
         from normkit.show.terminal import section
 
-        terminal.results().print(section(describe_comparison(found), most=8))
+        terminal.results().print(section(describe_comparison(found), most=5))
     if folder is not None:
         from normkit.files import json_text, write_text
 

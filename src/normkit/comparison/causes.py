@@ -41,14 +41,21 @@ class Cause:
     remedy: str
     """What to do, in a few words; "" if nothing better is known than to look there."""
     places: tuple[str, ...] = ()
-    """Paths of norms, or names of tensors, in the port."""
+    """Paths of norms in the port; those that it lacks as the reference names them."""
 
 
 def causes_of(found: Comparison) -> tuple[Cause, ...]:
-    """The causes: what is stored first, then what norms compute, then where they stand."""
+    """The causes: what is stored first, then what norms compute, where they stand, and what only rows show."""
     of_values = () if found.values is None else _of_values(found.values)
     of_metadata = () if found.metadata is None else _of_metadata(found.metadata)
-    return (*of_values, *of_metadata, *_of_conventions(found))
+    made = [*of_values, *of_metadata, *_of_conventions(found)]
+    explained = {path for each in made for path in each.places}
+    for cause in found.rows.causes:
+        # What the files or the formulas have told is not told again.
+        if not cause.paths or not explained.issuperset(cause.paths):
+            sentence = f"{cause.words[0].upper()}{cause.words[1:]}."
+            made.append(Cause(level="rows", sentence=sentence, remedy="", places=cause.paths))
+    return tuple(made)
 
 
 def difference(change: Change) -> str:
@@ -80,14 +87,15 @@ def _of_values(found: Values) -> Iterator[Cause]:
                 yield from _swaps([tensors[name] for name in group.names], found.tensors, told)
                 continue
             sentence, remedy = _of_group(group, first, found.reference)
-            yield Cause(level="values", sentence=sentence, remedy=remedy, places=group.names)
+            paths = tuple(tensors[name].path for name in group.names)
+            yield Cause(level="values", sentence=sentence, remedy=remedy, places=paths)
     if found.missing:
         are = "is" if len(found.missing) == 1 else "are"
         yield Cause(
             level="values",
             sentence=f"{_listed(found.missing)} of the reference {are} missing.",
             remedy="convert the named tensors, too",
-            places=found.missing,
+            places=tuple(name.rpartition(".")[0] for name in found.missing),
         )
 
 
@@ -131,7 +139,7 @@ def _swaps(
             level="values",
             sentence=f"The {role} of two norms are swapped: {one} and {two}.",
             remedy="exchange the two tensors",
-            places=(one, two),
+            places=tuple({each.path, other.path if other else each.path}),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from normkit.comparison.causes import Cause, causes_of
 from normkit.comparison.effects import Observed
 from normkit.comparison.metadata import Metadata
 from normkit.comparison.pairing import Change, MatchedBy
@@ -153,6 +154,11 @@ class Comparison:
         has_another_eps = self.metadata is not None and self.metadata.differs
         return are_wrong or has_another_eps or self.conventions.differs or self.rows.birth is not None
 
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Why they differ, the cause before what follows from it."""
+        return causes_of(self)
+
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary with a `schema_version`; NaN and infinity as strings."""
         values = plain(
@@ -163,6 +169,7 @@ class Comparison:
                 "forms": list(self.forms),
                 "source": self.source,
                 "differs": self.differs,
+                "causes": self.causes,
                 "metadata": self.metadata and self.metadata.to_json(),
                 "values": self.values and self.values.to_json(),
                 "conventions": None if "conventions" in self.not_looked_at else self.conventions.to_json(),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
-from normkit.comparison.causes import causes_of, difference
+from normkit.comparison.causes import difference
 from normkit.comparison.differences import Comparison, Level, Pair
 from normkit.comparison.metadata_report import describe_metadata
-from normkit.comparison.rows_report import beginnings, describe_rows
+from normkit.comparison.rows_report import beginnings, growth
 from normkit.comparison.values_report import describe_values
 from normkit.show.grouping import merged
 from normkit.show.parts import Column, Fact, Section, Table, Verdict, printable
@@ -20,35 +21,45 @@ _MOST_CAUSES = 3
 
 
 def describe_comparison(found: Comparison) -> Section:
-    """The comparison, safe to print; norms that differ from their references in the same way share a section."""
+    """The comparison, safe to print; norms that differ from their references in the same way share a section.
+
+    It is short where nothing is wrong: what is alike is in the JSON.
+    """
     alike: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in found.conventions.changed:
         alike[tuple(map(difference, pair.changes))].append(pair)
-    parts = [Section(facts=_looked_at(found))]
-    if found.metadata is not None:
-        parts.append(Section(title="Metadata", facts=describe_metadata(found.metadata).facts))
-    if found.values is not None and (found.values.tensors or found.values.missing or found.values.extra):
-        parts.append(Section(title="Values", facts=describe_values(found.values).facts))
+    parts = [Section(facts=facts) for facts in (_looked_at(found), _stored(found)) if facts]
     parts += [_contrast(words, pairs) for words, pairs in alike.items()]
-    if found.rows.first_bits is not None and "rows" not in found.not_looked_at:
-        parts.append(describe_rows(found.rows))
     return printable(
         Section(
             title=f"{found.port} compared with {found.reference}",
             source=f"run on: {found.source}" if found.source else "",
             verdict=_verdict(found),
-            notes=(*_more_causes(found), *(() if "rows" in found.not_looked_at else beginnings(found.rows))),
+            notes=(*_more_causes(found), *_beginnings(found)),
             sections=tuple(parts),
             facts=_facts(found),
         )
     )
 
 
+def _stored(found: Comparison) -> tuple[Fact, ...]:
+    """What is stored: eps, gains and biases."""
+    facts: list[Fact] = []
+    if found.metadata is not None:
+        # Where norms were identified, an eps that one side does not state is known from them.
+        is_known = "conventions" not in found.not_looked_at
+        of_metadata = describe_metadata(found.metadata).facts
+        facts += [each for each in of_metadata if each.label == "eps" and not (is_known and each.tone == "note")]
+        facts += [each for each in of_metadata if each.label == "class"]
+    if found.values is not None:
+        facts += describe_values(found.values).facts
+    return tuple(facts)
+
+
 def _verdict(found: Comparison) -> Verdict:
     """What is different and where, in one sentence; or that all is the same."""
-    causes = causes_of(found)
-    if causes:
-        return Verdict(tone="error", headline="different", detail=causes[0].sentence)
+    if found.causes:
+        return Verdict(tone="error", headline="different", detail=found.causes[0].sentence)
     if found.rows.birth:
         detail = f"{_sames(found)}, but the two runs differ." if _sames(found) else "the two runs differ."
         return Verdict(tone="error", headline="different", detail=detail)
@@ -65,11 +76,10 @@ def _verdict(found: Comparison) -> Verdict:
 def _sames(found: Comparison) -> str:
     """What is alike, in one clause."""
     parts = []
-    if found.values is not None and found.values.tensors and found.values.is_right:
+    if found.values is not None and found.values.tensors and found.values.is_right is not False:
         groups = found.values.groups
         words = f" ({groups[0].words}, {groups[0].verdict})" if len(groups) == 1 and groups[0].verdict else ""
-        what = counted(len(found.values.tensors), "stored gain or bias").replace("biass", "biases")
-        parts.append(f"{_all_of(found)} are right{words}" if len(found.values.tensors) > 1 else f"{what} is right")
+        parts.append(f"{_all_of(found)} are right{words}")
     if count := len(found.conventions.pairs):
         parts.append(
             f"all {count} norms compute the same formulas" if count > 1 else "the norm computes the same formula"
@@ -84,9 +94,17 @@ def _all_of(found: Comparison) -> str:
     return f"all {' and '.join(words)} that are stored"
 
 
+def _beginnings(found: Comparison) -> tuple[str, ...]:
+    """Where the first difference of the rows is; the causes are told before."""
+    if "rows" in found.not_looked_at:
+        return ()
+    goes_on = growth(found.rows)
+    return (*beginnings(replace(found.rows, causes=())), *([goes_on] if goes_on else []))
+
+
 def _more_causes(found: Comparison) -> tuple[str, ...]:
     """What to do about the first cause, and the causes after it."""
-    causes = causes_of(found)
+    causes = found.causes
     lines = [f"Do: {causes[0].remedy}."] if causes and causes[0].remedy else []
     lines += [f"Besides: {cause.sentence}" for cause in causes[1:_MOST_CAUSES]]
     if len(causes) > _MOST_CAUSES:

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from normkit.comparison.rows import Birth, Rows, Step
-from normkit.measurement.sampling import evenly
-from normkit.show.parts import Column, Section, Table, printable
 from normkit.text import counted, significant
 
-_MOST_STEPS = 8
 
-
-def describe_rows(found: Rows) -> Section:
-    """The growth of the difference, safe to print; at some of the norms, from the birth of the difference on."""
+def growth(found: Rows) -> str:
+    """How the first difference goes on to the outputs, in one sentence; "" if there is none, or no place after it."""
     steps = [step for step in found.steps if step.where != "at"]
-    first = next((place for place, step in enumerate(steps) if _is_birth(step, found.birth)), 0)
-    steps = steps[first:]
-    chosen = [steps[place] for place in evenly(len(steps), _MOST_STEPS).tolist()]
-    columns = [
-        Column("place", "what enters"),
-        Column("distance", "distance", numeric=True),
-        Column("units", "own roundings", numeric=True),
-        Column("factor", "times the last", numeric=True),
-    ]
-    note = "Distance: |a - b| / |b| of the median row. One own rounding: how far the reference is from itself there."
-    return printable(
-        Section(
-            id="rows",
-            title="Rows",
-            gist=found.verdict,
-            tables=(Table.of("Growth", columns, _grown(chosen), note=note),) if chosen else (),
-            remarks=found.notes,
-        )
-    )
+    first = next((place for place, step in enumerate(steps) if _is_birth(step, found.birth)), None)
+    if first is None or first + 1 >= len(steps):
+        return ""
+    later = steps[first + 1 :]
+    between = max(later[:-1], key=lambda step: step.median, default=None)
+    parts = [f"by up to {significant(between.median)} at {between.path}"] if between is not None else []
+    where = "in the output" if later[-1].path is None else f"at {later[-1].path}"
+    parts.append(f"by {significant(later[-1].median)} {where}")
+    own = f", {significant(later[-1].units)} times as much as the reference from itself" if later[-1].units else ""
+    return f"After it the median row differs {', '.join(parts)}{own}."
 
 
 def beginnings(found: Rows) -> tuple[str, ...]:
@@ -72,12 +57,3 @@ def _place(birth: Birth) -> str:
 
 def _is_birth(step: Step, birth: Birth | None) -> bool:
     return birth is not None and step.path == birth.path
-
-
-def _grown(steps: Sequence[Step]) -> list[list[str]]:
-    rows, last = [], 0.0
-    for step in steps:
-        factor = significant(step.median / last) if last else ""
-        rows.append([step.path or "(the output)", significant(step.median), significant(step.units), factor])
-        last = step.median
-    return rows
