@@ -9,19 +9,23 @@ derivatives.py      gradients
 fused.py            norms fused with an addition
 conformance.py      `assert_conforms`, `violations`: all of it, in order
 batch_invariance.py `assert_batch_invariant`, `bit_changes`: whole models, bit for bit
+sameness.py         `assert_same`: a port against its reference
 """
 
 from normkit.testing.batch_invariance import BatchInvarianceError, BitChange, assert_batch_invariant, bit_changes
 from normkit.testing.conformance import assert_conforms, violations
+from normkit.testing.sameness import DifferenceError, assert_same
 from normkit.testing.violation import ConformanceError, Violation
 
 __all__ = [
     "BatchInvarianceError",
     "BitChange",
     "ConformanceError",
+    "DifferenceError",
     "Violation",
     "assert_batch_invariant",
     "assert_conforms",
+    "assert_same",
     "bit_changes",
     "violations",
 ]
