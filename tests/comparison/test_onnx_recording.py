@@ -82,6 +82,7 @@ def test_inputs_are_made_as_the_graph_names_them(tmp_path):
         helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ("batch", "sequence")),
         helper.make_tensor_value_info("past_key_values.0.key", TensorProto.FLOAT, ("batch", 2, "past", 8)),
         helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, (1,)),
+        helper.make_tensor_value_info("num_logits_to_keep", TensorProto.INT64, ()),
     ]
     assert len(opened(tmp_path, decoder(*asked)).record(IDS).norms["norm"].input) == 10
 

@@ -116,6 +116,12 @@ class OnnxModel:
             source=self.source,
             settings=settings,
             eps={site.path: site.eps for site in self.sites if site.eps is not None},
+            adds={
+                path: site.offset
+                for site in self.sites
+                if site.candidate.gain
+                for path in (site.path, site.candidate.gain.rpartition(".")[0] or site.candidate.gain)
+            },
             names=dict(self._names()),
             notes=notes,
         )

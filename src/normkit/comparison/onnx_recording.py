@@ -298,7 +298,8 @@ def _fed(asked: ValueInfoProto, given: Mapping[Any, Tensor], ids: Tensor | None)
         # The batch comes first; the other open axis is that of earlier tokens, of which there are none.
         lengths = [_fixed(asked, axis) for axis in range(_rank(asked))]
         return torch.zeros([1 if axis == 0 else length or 0 for axis, length in enumerate(lengths)], dtype=dtype)
-    if dtype == torch.bool and "cache" in low:
+    # False, and 0 for all logits.
+    if (dtype == torch.bool and "cache" in low) or "logits_to_keep" in low:
         return torch.zeros([_fixed(asked, axis) or 1 for axis in range(_rank(asked))], dtype=dtype)
     shape = "x".join(each.dim_param or str(each.dim_value) for each in asked.type.tensor_type.shape.dim) or "one number"
     said = offer(name, sorted(known), "the names of the graph's inputs")

@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ class Site:
     """All nodes that share its gain, in order: the same norm called again."""
     eps: float | None
     """As stored; None where no single number is added."""
+    offset: float
+    """What the graph adds to the gain before it multiplies by it: 1.0 for `1 + weight` that was not folded."""
     dtype: int
     """Of what enters, as ONNX numbers it; 0 if it is not known."""
     shape: tuple[int | None, ...] | None
@@ -76,11 +79,24 @@ def find(proto: ModelProto, source: OnnxSource) -> tuple[Site, ...]:
                 candidate=first,
                 calls=(first, *others),
                 eps=None if first.eps is None else _said(first.eps, 1),
+                offset=_offset(first, numbers),
                 dtype=dtype,
                 shape=shape,
             )
         )
     return tuple(sites)
+
+
+def _offset(candidate: Candidate, numbers: Mapping[str, float]) -> float:
+    """The single numbers that constant nodes add to the gain."""
+    graph, name, total = candidate.graph, candidate.gain, 0.0
+    while users := [at for at in graph.users.get(name, ()) if graph.nodes[at].output[0] in graph.roots]:
+        node = graph.nodes[users[0]]
+        others = [numbers[each] for each in node.input if each in numbers and each != name]
+        if node.op_type in ("Add", "Sub") and others:
+            total += others[0] if node.op_type == "Add" else -others[0]
+        name = node.output[0]
+    return total
 
 
 def _named(candidate: Candidate) -> tuple[str, str]:

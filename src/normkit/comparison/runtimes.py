@@ -109,6 +109,8 @@ def convention(weights: Weights, path: str) -> Convention | None:
         >>> convention(weights, "model.norm").adds
         1.0
     """
+    if (added := weights.adds.get(path)) is not None:
+        return Convention(adds=added, source="the nodes of the file's own graph")
     known = runtimes().get(weights.runtime, ())
     found = next((each for each in known if each.holds(weights.architecture, path)), None)
     is_general = found is not None and not found.architectures

@@ -25,6 +25,8 @@ class Weights:
     """The content of config.json, or the metadata of the file."""
     eps: Mapping[str, float] = field(default_factory=dict)
     """Path of a norm -> its eps as stored; under "" that of all others."""
+    adds: Mapping[str, float] = field(default_factory=dict)
+    """Path of a norm -> what is added to its stored gain, where the file itself says so, as a graph does."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Name of a tensor here -> its possible names in transformers, the likeliest first, where the runtime has a table
     of names; a model has one of them."""
