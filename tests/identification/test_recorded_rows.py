@@ -288,3 +288,13 @@ def test_bits_that_no_program_gives_decide_nothing():
     passport = identify_rows(x, flipped, weight)
     assert {"eps", "casts"} <= passport.undecidable.keys()
     assert_nothing_wrong(passport, nk.specs.LLAMA)
+
+
+def test_a_feature_that_is_nearly_the_whole_row_has_no_bias():
+    """As behind the blocks of Gemma 3: one feature of 640 is nearly as long as its row, in all rows but the first."""
+    x, weight, _ = drawn(n=64, scales=(-2.5, -0.8))
+    x[1:, 7] = 40 * x.square().mean(1).sqrt()[1:] * torch.linspace(0.9, 1.1, 511)
+    weight[7] = 30.0
+    passport = identify_rows(x, nk.rms_norm(x, (64,), weight, 1e-6), weight)
+    assert passport.readings["bias"].undecidable is not None
+    assert (passport.spec.has_bias, passport.spec.eps, passport.spec.weight_offset) == (False, 1e-6, 0.0)
