@@ -166,6 +166,17 @@ def test_a_gguf_file_says_how_its_gains_are_stored(run: Run, added: float, headl
     assert json.loads(printed.stdout)["schema_version"] == 1
 
 
+def test_a_quantized_folder_says_how_its_gains_are_stored(run: Run) -> None:
+    Path("mlx").mkdir()
+    save_file(gains(1.0), "mlx/model.safetensors", {"format": "mlx"})
+    config = {"model_type": "qwen3_5", "quantization": {"bits": 4, "group_size": 64}}
+    Path("mlx/config.json").write_text(json.dumps(config))
+    done = run("identify", "mlx", "--no-report")
+    assert done.exit_code == 1
+    assert "1 too much" in done.stdout
+    assert "MLX qwen3_5" in done.stdout
+
+
 def test_safetensors_alone_say_how_their_gains_are_stored(run: Run) -> None:
     save_file(gains(0.0), "tensors.safetensors")
     done = run("identify", "tensors.safetensors")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from normkit.comparison.weight_sources import eps_in, weights_of
+from normkit.comparison.weight_sources import eps_in, is_quantized, weights_of
 from normkit.errors import InputError, KindError, ModelError
 
 
@@ -115,3 +115,11 @@ def test_paths_that_hold_no_weights(tmp_path: Path) -> None:
 )
 def test_eps_of_a_configuration(settings: dict[str, Any], eps: float | None) -> None:
     assert eps_in(settings).get("") == eps
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [(None, False), ({}, False), ({"quantization": {"bits": 4}}, True), ({"quantization_config": {}}, True)],
+)
+def test_a_folder_that_says_it_is_quantized(tmp_path: Path, config: dict[str, Any] | None, found: bool) -> None:
+    assert is_quantized(folder_with(tmp_path / "x", config)) is found

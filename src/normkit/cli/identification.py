@@ -56,9 +56,9 @@ def identify_norms(
     transformers model, a config.json or model.safetensors in one, or else a Hub id such as org/name[@revision]; code
     that comes with a model is never run. The result is DIR/NAME/passports.json. Without MODEL, the two small models
     that ship. A recording, as normkit.record(model) or any other runtime writes it, is identified from its rows alone,
-    a .onnx file by running its norms in onnxruntime. A file of tensors alone, .gguf or .safetensors, says how its gains
-    are stored: with the 1 that some models add, without it, or with 1 too much, and ends with 1 if its runtime computes
-    other gains from them.
+    a .onnx file by running its norms in onnxruntime. A file of tensors alone, .gguf or .safetensors, or a quantized
+    folder, as of MLX, says how its gains are stored: with the 1 that some models add, without it, or with 1 too much,
+    and ends with 1 if its runtime computes other gains from them.
 
     `normkit compare PORT REFERENCE` compares the norms of two models.
     """
@@ -79,6 +79,12 @@ def identify_norms(
             _identify_graph(path, None if no_report else out, site, as_json=as_json, shown=shown)
             return
         if path.name.endswith((".gguf", ".safetensors", ".safetensors.index.json")):
+            is_right = _describe_tensors(path, None if no_report else out, site, as_json=as_json)
+            ctx.exit(1 if is_right is False else 0)
+    if path.is_dir():
+        from normkit.comparison.weight_sources import is_quantized
+
+        if is_quantized(path):
             is_right = _describe_tensors(path, None if no_report else out, site, as_json=as_json)
             ctx.exit(1 if is_right is False else 0)
     from normkit.cli.reports import output_folder

@@ -147,6 +147,14 @@ def eps_in(settings: Mapping[str, Any]) -> dict[str, float]:
     return {}
 
 
+def is_quantized(folder: Path) -> bool:
+    """Whether a folder's config.json says that its weights are quantized, by MLX or another: nothing here runs them."""
+    if not (folder / CONFIG).is_file():
+        return False
+    settings = read_json(folder / CONFIG, infinity=True)
+    return any(isinstance(settings.get(key), dict) for key in ("quantization", "quantization_config"))
+
+
 def _of_path(path: Path, name: str) -> Weights:
     folder = path if path.is_dir() else path.parent
     source: Source = (opened := CheckpointSource(folder, _files(path)))
