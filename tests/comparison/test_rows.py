@@ -78,6 +78,23 @@ def test_a_right_port_with_other_names_is_no_more_different_than_rounding(exact:
 
 
 @pytest.mark.slow
+def test_the_output_of_a_norm_whose_gain_is_folded_differs_by_design(exact: Reference) -> None:
+    port = port_of(exact.model, "")
+    layer = port.stack[1]
+    with torch.no_grad():
+        gain = layer.a.g + layer.a.offset
+        for weight in (layer.q, layer.k, layer.v):
+            weight.mul_(gain)
+        layer.a.g.fill_(1 - layer.a.offset)
+    rows = recorded(port, IDS)
+    found = compare_rows(rows, exact.recording, exact.own, folded=["stack.1.a"])
+    assert (found.birth, found.causes, found.at_norms) == (None, (), ())
+    unfolded = compare_rows(rows, exact.recording, exact.own)
+    assert unfolded.birth is not None
+    assert (unfolded.birth.where, unfolded.birth.path) == ("at", "stack.1.a")
+
+
+@pytest.mark.slow
 def test_a_model_against_itself_is_the_same_to_the_bit(exact: Reference) -> None:
     found = compare_rows(exact.recording, exact.recording, exact.own)
     assert (found.verdict, found.first_bits, found.largest) == ("the same to the bit", None, 0.0)

@@ -179,7 +179,9 @@ def _with_norms(
             progress(f"running {reference.name} against itself", 0, 0)
             assert isinstance(recordings[1], Recording)
             own = own_rounding(reference.model, given, recordings[1], tokens=_ROWS)
-        rows = _rows(contrasts, recordings, own)
+        stored = () if found.values is None else found.values.tensors
+        folded = [each.path for each in stored if each.relation.kind == "folded"]
+        rows = _rows(contrasts, recordings, own, folded)
         if rows.not_run:
             lacking.setdefault("rows", rows.not_run)
     conventions = Conventions(
@@ -310,12 +312,17 @@ def _recording(side: Side, survey: Survey, batch: Batch, spans: Mapping[str, int
     return side.lacking.get("rows", "it cannot be run")
 
 
-def _rows(contrasts: Sequence[Contrast], recordings: Sequence[Recording | str], own: OwnRounding | None) -> Rows:
+def _rows(
+    contrasts: Sequence[Contrast],
+    recordings: Sequence[Recording | str],
+    own: OwnRounding | None,
+    folded: Sequence[str],
+) -> Rows:
     here, there = recordings
     if isinstance(here, str) or isinstance(there, str):
         return Rows(not_run=here if isinstance(here, str) else str(there))
     formulas = {each.pair.reference.path: each.formulas[1] for each in contrasts if each.formulas is not None}
-    return compare_rows(here, there, own, formulas)
+    return compare_rows(here, there, own, formulas, folded)
 
 
 def _observed(each: Contrast, recordings: Sequence[Recording | str]) -> Pair:

@@ -7,7 +7,7 @@ norms the rows are held against each other. The measure is the reference's own r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -119,6 +119,7 @@ def compare_rows(
     reference: Recording,
     own: OwnRounding | None = None,
     formulas: Mapping[str, Formula] | None = None,
+    folded: Collection[str] = (),
 ) -> Rows:
     """Find where the first difference of two runs on one text is born, how it grows, and what explains it.
 
@@ -132,6 +133,7 @@ def compare_rows(
         reference: The reference's rows, of the same tokens.
         own: How far the reference is from itself.
         formulas: Path of the reference's norm -> its formula; by default what `identify_rows` finds.
+        folded: The port's norms whose gain is folded into what reads them: their outputs differ by design.
 
     Example:
         >>> from normkit.comparison.torch_recorder import recorded
@@ -162,7 +164,7 @@ def compare_rows(
         for place in places.pairs
         if (found := formulas.get(place.reference, formulas.get(place.reference.rpartition("#")[0]))) is not None
     }
-    scan = _Scan(own, places, formulas, _dtypes(port, reference))
+    scan = _Scan(own, places, formulas, _dtypes(port, reference), folded)
     for place in places.pairs:
         scan.enter(place)
     if port.outputs is not None and reference.outputs is not None:
@@ -221,9 +223,14 @@ class _Scan:
     """Walks the places in the order of the calls, and remembers what differed so far."""
 
     def __init__(
-        self, own: OwnRounding | None, places: Places, formulas: Mapping[str, Formula], dtypes: Sequence[torch.dtype]
+        self,
+        own: OwnRounding | None,
+        places: Places,
+        formulas: Mapping[str, Formula],
+        dtypes: Sequence[torch.dtype],
+        folded: Collection[str],
     ) -> None:
-        self._own, self._formulas = own, formulas
+        self._own, self._formulas, self._folded = own, formulas, folded
         self._turn, self._lost = places.turn, places.only_reference
         self._noise = max(map(rounding, dtypes))
         self._dtype = max(dtypes, key=rounding)
@@ -256,6 +263,9 @@ class _Scan:
             block=block,
         )
         self._step(birth, place.reference, apart, not self.allowed("before", place.reference).holds(apart))
+        self._since = place
+        if place.path in self._folded:
+            return
         entered, apart = self._last, distances(y, y0)
         birth = Birth(where="at", path=place.path, since=None, agreed=entered, differs=_worst(apart))
         formula = self._formulas.get(place.reference)
@@ -270,7 +280,6 @@ class _Scan:
             elif (share := rounds_elsewhere(place, formula)) is not None:
                 self.rounded[place.path] = share
         self._step(birth, place.reference, apart, is_born)
-        self._since = place
 
     def leave(self, outputs: Tensor, expected: Tensor) -> None:
         """Compare what the two models returned."""
