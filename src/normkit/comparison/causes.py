@@ -118,6 +118,8 @@ def _of_group(group: ValueGroup, first: TensorValue, reference: str) -> tuple[st
         if alone:
             return f"{hold} the {role} of {found.other}{where}.", remedy
         return f"{hold} those of other norms{where}.", remedy
+    if found.kind == "different" and found.reason:
+        return f"{title} {'is' if alone else 'are'} of another size: {found.reason}.", "compare models of one size"
     words = f"{group.words}; {group.verdict}" if group.verdict else group.words
     return f"{title}: {words}.", remedy
 

@@ -128,7 +128,12 @@ def _parameter_changes(each: Match, mine: Acting | None, theirs: Acting | None) 
         if mine is None or theirs is None:
             digest, expected = ((entry.passport.parameters[role] or {}) for entry in (each.entry, each.reference))
             # The same values in another dtype have another digest.
-            if digest and expected and digest.get("dtype") == expected.get("dtype") and digest != expected:
+            if (
+                digest
+                and expected
+                and digest.get("dtype") == expected.get("dtype")
+                and digest["sha256"] != expected["sha256"]
+            ):
                 found.append(ParameterChange(role=role, difference=None))
             continue
         given, wanted = mine[place], theirs[place]

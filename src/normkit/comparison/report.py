@@ -178,11 +178,14 @@ def _facts(found: Comparison) -> tuple[Fact, ...]:
         for path, (reason, other) in found.conventions.left_out.items()
     )
     facts += [Fact(label, f"{where}: {reason}") for label, where, reason in left_out]
-    undecided: dict[str, list[str]] = defaultdict(list)
+    undecided: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for pair in found.conventions.pairs:
         for reading, reason in pair.undecided.items():
-            undecided[f"{reading}: {reason}"].append(pair.entry.path)
-    facts += [Fact("not compared", f"{what} ({shortened(at)})") for what, at in undecided.items()]
+            undecided[reading].append((pair.entry.path, reason))
+    for reading, open_pairs in undecided.items():
+        path, reason = open_pairs[0]
+        where = path if len(open_pairs) == 1 else f"{counted(len(open_pairs), 'norm')}, such as {path}"
+        facts.append(Fact("not compared", f"{reading}: {reason} ({where})"))
     return tuple(facts)
 
 
