@@ -52,7 +52,11 @@ def _stored(found: Comparison) -> tuple[Fact, ...]:
         facts += [each for each in of_metadata if each.label == "eps" and not (is_known and each.tone == "note")]
         facts += [each for each in of_metadata if each.label == "class"]
     if found.values is not None:
-        facts += describe_values(found.values).facts
+        # A recording holds no other tensors.
+        is_recorded = "recording" in found.forms
+        facts += [
+            each for each in describe_values(found.values).facts if not (is_recorded and each.label == "other tensors")
+        ]
     return tuple(facts)
 
 
