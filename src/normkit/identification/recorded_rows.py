@@ -169,8 +169,8 @@ def _roll_off(found: Scale, possible: Sequence[Scale]) -> RollOff:
     """eps and its place as `choose` takes them."""
     alike = [scale for scale in possible if scale.length == found.length and scale.centred == found.centred]
     places = {scale.placement.name: scale for scale in alike}
-    if min(scale.least for scale in possible) == 0:
-        shown = max((scale.placement.length(scale.most) for scale in alike), default=0.0)
+    if min(scale.interval[0] for scale in possible) == 0:
+        shown = max((scale.placement.length(scale.interval[1]) for scale in alike), default=0.0)
         return RollOff(
             placement="inside",
             eps=0.0,
@@ -178,10 +178,9 @@ def _roll_off(found: Scale, possible: Sequence[Scale]) -> RollOff:
             evidence=f"an eps that shortens rows of root mean square {shown:.1e} would be seen, and none is",
             undecidable=f"no recorded row is short enough to feel eps: {_SHORT_ROWS}",
         )
-    error = max(found.most / found.eps - 1, 1 - found.least / found.eps)
-    evidence = (
-        f"short rows are shortened as by an eps {found.placement.words} between {found.least:.3g} and {found.most:.3g}"
-    )
+    least, most = found.interval
+    error = max(most / found.eps - 1, 1 - least / found.eps)
+    evidence = f"short rows are shortened as by an eps {found.placement.words} between {least:.3g} and {most:.3g}"
     reason = None
     if len(places) > 1:
         words = " and ".join(scale.placement.words for scale in places.values())

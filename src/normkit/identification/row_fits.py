@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -150,11 +151,16 @@ class Scale:
     stretch: float
     """The fitted gain times this multiplies normalized rows."""
     eps: float
-    least: float
-    most: float
-    """eps lies between these."""
     misfit: float
     """Mean square of what is left of the logarithms."""
+    curve: _Curve
+    level: float | None
+    """The logarithm of the length, beside which the curve is measured; None where the length was fitted."""
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The least and the most eps that fit as well; sought when asked for, as few scales are left by then."""
+        return self.curve.interval(self.eps, self.misfit, self.level)
 
 
 def fits_of(rows: Recording) -> list[Fit]:
@@ -288,7 +294,7 @@ def scales_of(rows: Recording, fit: Fit) -> Iterator[Scale]:
             for each, length, level in [(gain, None, None), *_known_lengths(rows, fit, gain)]:
                 if (nearest := curve.nearest(level)) is None:
                     continue
-                eps, least, most, misfit, mean = nearest
+                eps, misfit, mean = nearest
                 yield Scale(
                     fit=fit,
                     gain=each,
@@ -298,9 +304,9 @@ def scales_of(rows: Recording, fit: Fit) -> Iterator[Scale]:
                     length=length,
                     stretch=math.exp(-mean),
                     eps=eps,
-                    least=least,
-                    most=most,
                     misfit=misfit,
+                    curve=curve,
+                    level=level,
                 )
 
 
@@ -362,22 +368,24 @@ class _Curve:
             return variance
         return variance + ((mean - level).abs() - self.rounding).clamp_min(0.0).square()
 
-    def nearest(self, level: float | None) -> tuple[float, float, float, float, float] | None:
-        """The eps that fits best; the least and the most that fit as well; the mean square and the mean that are left.
-
-        None if even the best is far off.
-        """
+    def nearest(self, level: float | None) -> tuple[float, float, float] | None:
+        """The eps that fits best, and the mean square and the mean that are left; None if even the best is far off."""
         grid, coarse = self.grid, self.misfit(self.levels, level)
         if float(coarse.min()) > _FAR:
             return None
         misfit, best, least, mean = coarse, 0.0, math.inf, 0.0
-        for _ in range(9):
+        for _ in range(7):
             place = int(misfit.argmin())
             best, least = float(grid[place]), float(misfit[place])
             ends = float(grid[max(place - 1, 0)]), float(grid[min(place + 1, len(grid) - 1)])
             grid = torch.linspace(*ends, 21).double()
             levels = self.at(grid)
             misfit, mean = self.misfit(levels, level), float(levels[1][10])
+        return best, least, mean
+
+    def interval(self, best: float, least: float, level: float | None) -> tuple[float, float]:
+        """The least and the most eps that fit as well as the best one, with this mean square left."""
+        coarse = self.misfit(self.levels, level)
         limit = still_fits(least, len(self.target), self.rounding)
 
         def edge(inside: float, outside: float) -> float:
@@ -397,4 +405,4 @@ class _Curve:
         slope = self.placement.scale(self.value, best + step).log() - self.placement.scale(self.value, best).log()
         slope = slope - slope.mean() if level is None else slope
         moved = self.rounding * step * float(slope.abs().sum() / slope.square().sum().clamp_min(_TINY))
-        return best, max(first - moved, 0.0), last + moved, least, mean
+        return max(first - moved, 0.0), last + moved
