@@ -17,7 +17,8 @@ from normkit.conventions.eps import EPS
 from normkit.identification.eps_and_divisor import RollOff, choose
 from normkit.identification.passport import CONVENTIONS, Passport, Reading, Verdict, value_of, without_spec
 from normkit.identification.row_bits import SAME_BUT_FOR_EPS, compared_bit_by_bit
-from normkit.identification.row_fits import Fit, Recording, Scale, fits_of, scales_of, still_fits
+from normkit.identification.row_fits import Fit, Recording, fits_of
+from normkit.identification.row_scales import Scale, scales_of, still_fits
 from normkit.spec import NormSpec
 from normkit.text import dtype_name
 

@@ -1,22 +1,16 @@
-"""Fits of recorded rows: y = a * (x - m) * G + B, and the scales that the factors a of the rows may come from."""
+"""Fits of recorded rows: y = a * (x - m) * G + B, and what the gain G is in terms of the stored weight."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normkit.conventions.divisor import DIVISORS
-from normkit.conventions.eps import PLACEMENTS, Placement
 from normkit.conventions.rows import CENTRINGS
 from normkit.errors import InputError
-from normkit.identification.eps_and_divisor import row_rms
 from normkit.identification.specimen import Precision, as_tensor, precision_of
 from normkit.reference import HALF
 from normkit.text import dtype_name
@@ -27,8 +21,6 @@ _MOST_ELEMENTS = 2**20
 """Of more rows than this, every second is taken, or every third, ..."""
 _ROUNDS = 60
 """Alternations of the fit at most: each takes most of what is left."""
-_SIGMAS = 16.0
-"""Square of the standard deviations by which a scale may fit worse than the best: four."""
 _MOST_GROUPS = 256
 _NO_MORE = 1.02
 """Of a shift of a fifth of what is left, the fit without it leaves so many times as much."""
@@ -38,9 +30,7 @@ _CERTAIN = 5.0
 """Standard deviations beyond which nothing is chance."""
 _UNTOLD = 1e-3
 """Weights that vary less than this, relative to their size or to 1, do not tell an offset from a factor."""
-_FAR = 0.01
-"""Mean square of a misfit that no eps between those of the grid makes good."""
-_TINY = 1e-300
+TINY = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,34 +125,6 @@ class GainFit:
     """Why the offset is not shown."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Scale:
-    """How the factors may follow from the rows: 1 / factor = s(v, eps) * unit / length, v a mean of squares."""
-
-    fit: Fit
-    gain: GainFit
-    centred: bool
-    """v is taken of deviations from the mean."""
-    before: bool
-    """v is taken of the row times the gain."""
-    placement: Placement
-    length: float | None
-    """Root mean square of a normalized row per unit of gain, as a divisor gives it; None where it was fitted."""
-    stretch: float
-    """The fitted gain times this multiplies normalized rows."""
-    eps: float
-    misfit: float
-    """Mean square of what is left of the logarithms."""
-    curve: _Curve
-    level: float | None
-    """The logarithm of the length, beside which the curve is measured; None where the length was fitted."""
-
-    @cached_property
-    def interval(self) -> tuple[float, float]:
-        """The least and the most eps that fit as well; sought when asked for, as few scales are left by then."""
-        return self.curve.interval(self.eps, self.misfit, self.level)
-
-
 def fits_of(rows: Recording) -> list[Fit]:
     """The fits with the mean taken out and with it left in: of whole rows, then of the fewest groups that fit."""
     n = rows.x.shape[-1]
@@ -175,7 +137,8 @@ def fits_of(rows: Recording) -> list[Fit]:
     return fits
 
 
-def _parts(rows: Tensor, groups: int) -> Tensor:
+def parts_of(rows: Tensor, groups: int) -> Tensor:
+    """Rows of shape (rows, n) as (rows, groups, n / groups), in float64."""
     return rows.double().reshape(len(rows), groups, -1)
 
 
@@ -194,8 +157,8 @@ def _fitted(rows: Recording, centred: bool, groups: int) -> Fit:
 
 def _alternated(rows: Recording, centred: bool, groups: int, *, is_shifted: bool) -> Fit:
     """Factors, gain and shift by alternating least squares; each step is exact for what it fits."""
-    numerator, _ = CENTRINGS[centred, centred].split(_parts(rows.x, groups))
-    y = _parts(rows.y, groups)
+    numerator, _ = CENTRINGS[centred, centred].split(parts_of(rows.x, groups))
+    y = parts_of(rows.y, groups)
     root = numerator.square().mean(-1, keepdim=True).sqrt()
     # A row without deviations has no factor of its own.
     factor = torch.where(root > 0, 1 / root, 0.0)
@@ -205,10 +168,10 @@ def _alternated(rows: Recording, centred: bool, groups: int, *, is_shifted: bool
         mean, level = row.mean(0), y.mean(0)
         if not is_shifted:
             mean = level = torch.zeros_like(mean)
-        gain = ((row - mean) * (y - level)).sum(0) / (row - mean).square().sum(0).clamp_min(_TINY)
+        gain = ((row - mean) * (y - level)).sum(0) / (row - mean).square().sum(0).clamp_min(TINY)
         shift = level - gain * mean
         along = numerator * gain
-        factor = (along * (y - shift)).sum(-1, keepdim=True) / along.square().sum(-1, keepdim=True).clamp_min(_TINY)
+        factor = (along * (y - shift)).sum(-1, keepdim=True) / along.square().sum(-1, keepdim=True).clamp_min(TINY)
         residual = float((factor * along + shift - y).square().mean().sqrt()) / size
         # The right fit is all but there at once; a wrong one creeps.
         if residual > (0.97 if residual > rows.precision.fits else 0.999) * last:
@@ -217,7 +180,7 @@ def _alternated(rows: Recording, centred: bool, groups: int, *, is_shifted: bool
     unit = (factor * root).median()
     unit = unit if unit != 0 else torch.ones_like(unit)
     row = factor * numerator
-    left, spread = (row * gain + shift - y).square().mean(0).sqrt(), row.std(0).clamp_min(_TINY)
+    left, spread = (row * gain + shift - y).square().mean(0).sqrt(), row.std(0).clamp_min(TINY)
     # Equal rows err alike. Roundings of a feature that hardly varies err alike too: they do not average out.
     freedom = max(len(torch.unique(rows.x, dim=0)) - 2, 1)
     # The quantile of Student's t that has the probability of so many standard deviations.
@@ -235,7 +198,7 @@ def _alternated(rows: Recording, centred: bool, groups: int, *, is_shifted: bool
     )
 
 
-def _gain_of(rows: Recording, fit: Fit) -> GainFit:
+def gain_of(rows: Recording, fit: Fit) -> GainFit:
     """The fitted gain in terms of the weight that was given, or of 1 where it is the same for all features."""
     gain, tolerance = fit.gain.flatten(), max(rows.precision.offset, 4 * fit.residual)
     if rows.weight is None:
@@ -261,7 +224,7 @@ def _gain_of(rows: Recording, fit: Fit) -> GainFit:
 
     def apart(acting: Tensor) -> float:
         """The largest distance of a gain from a multiple of what may act, over what its feature may be off."""
-        along = float((gain * acting * certain).sum() / (acting.square() * certain).sum().clamp_min(_TINY))
+        along = float((gain * acting * certain).sum() / (acting.square() * certain).sum().clamp_min(TINY))
         return float(((gain - along * acting).square() * certain).max().sqrt())
 
     if apart(torch.ones_like(weight)) <= 1 and abs(unit) * size <= tolerance * abs(middle):
@@ -276,133 +239,3 @@ def _gain_of(rows: Recording, fit: Fit) -> GainFit:
         return GainFit(unit=unit, offset=offset, untold=words if not near else "the weights vary too little")
     acting = weight + near[0]
     return GainFit(unit=float((gain * acting * certain).sum() / (acting.square() * certain).sum()), offset=near[0])
-
-
-def scales_of(rows: Recording, fit: Fit) -> Iterator[Scale]:
-    """Each way in which a spec could come by these factors, with the eps that fits it best."""
-    felt = (fit.factor > 0).flatten()
-    target = -fit.factor.flatten()[felt].log()
-    parts = _parts(rows.x, fit.groups)
-    gain = _gain_of(rows, fit)
-    size = gain.unit or float(fit.gain.square().mean().sqrt()) or 1.0
-    for before in (False, True) if gain.visible and not fit.centred else (False,):
-        scaled = parts * (fit.gain / size) if before else parts
-        for centred, placement in itertools.product((True, False), PLACEMENTS.values()):
-            _, deviation = CENTRINGS[centred, centred].split(scaled)
-            square = deviation.square().mean(-1).flatten()[felt]
-            curve = _Curve.of(placement, target, square, rows.rounding)
-            for each, length, level in [(gain, None, None), *_known_lengths(rows, fit, gain)]:
-                if (nearest := curve.nearest(level)) is None:
-                    continue
-                eps, misfit, mean = nearest
-                yield Scale(
-                    fit=fit,
-                    gain=each,
-                    centred=centred,
-                    before=before,
-                    placement=placement,
-                    length=length,
-                    stretch=math.exp(-mean),
-                    eps=eps,
-                    misfit=misfit,
-                    curve=curve,
-                    level=level,
-                )
-
-
-def _known_lengths(rows: Recording, fit: Fit, gain: GainFit) -> Iterator[tuple[GainFit, float, float]]:
-    """The lengths that a divisor gives to normalized rows, each with the gain it is measured by and log(unit / it)."""
-    if gain.unit is None:
-        return
-    n = fit.numerator.shape[-1]
-    lengths = {round(row_rms(each, n), 12): row_rms(each, n) for each in DIVISORS.values()}
-    offsets: tuple[float, ...] = (gain.offset,)
-    level = 1.0
-    if rows.weight is not None and not (gain.visible or gain.ignored):
-        offsets, level = OFFSETS, float(rows.weight.double().mean())
-    for offset, length in itertools.product(offsets, lengths.values()):
-        acting = level + offset if len(offsets) > 1 else 1.0
-        if acting != 0 and gain.unit / acting > 0:
-            unit = gain.unit / acting
-            yield replace(gain, unit=unit, offset=offset), length, math.log(unit / length)
-
-
-def still_fits(least: float, count: int, rounding: float) -> float:
-    """The mean square up to which so many factors fit as well as those with the least: chance, and rounding alike."""
-    return least + _SIGMAS / count * max(least, (rounding / 8) ** 2) + (rounding / 2) ** 2
-
-
-@dataclass(frozen=True, eq=False)
-class _Curve:
-    """How far the factors are from one place of eps, as a function of eps."""
-
-    placement: Placement
-    target: Tensor
-    """-log of the factors."""
-    value: Tensor
-    """What eps is added to, or bounds."""
-    rounding: float
-    grid: Tensor
-    """None, and from far below what rows feel to a thousand times their size."""
-    levels: tuple[Tensor, Tensor]
-    """Variance and mean of target - log s on the grid."""
-
-    @classmethod
-    def of(cls, placement: Placement, target: Tensor, square: Tensor, rounding: float) -> _Curve:
-        """The curve for factors and the mean squares of their rows."""
-        usable = square > 0
-        target, square = target[usable], square[usable]
-        value = square if placement.power == 2 else square.sqrt()
-        grid = torch.cat([torch.zeros(1), float(value.median()) * torch.logspace(-12, 3, 301)]).double()
-        curve = cls(placement, target, value, rounding, grid, (grid, grid))
-        return replace(curve, levels=curve.at(grid))
-
-    def at(self, eps: Tensor) -> tuple[Tensor, Tensor]:
-        """Variance and mean of target - log s for each eps."""
-        return torch.var_mean(self.target - self.placement.scale(self.value, eps[:, None]).log(), -1, correction=0)
-
-    def misfit(self, levels: tuple[Tensor, Tensor], level: float | None) -> Tensor:
-        """Mean square of what is left. A mean is taken out; beside a level, only what rounding explains of it."""
-        variance, mean = levels
-        if level is None:
-            return variance
-        return variance + ((mean - level).abs() - self.rounding).clamp_min(0.0).square()
-
-    def nearest(self, level: float | None) -> tuple[float, float, float] | None:
-        """The eps that fits best, and the mean square and the mean that are left; None if even the best is far off."""
-        grid, coarse = self.grid, self.misfit(self.levels, level)
-        if float(coarse.min()) > _FAR:
-            return None
-        misfit, best, least, mean = coarse, 0.0, math.inf, 0.0
-        for _ in range(7):
-            place = int(misfit.argmin())
-            best, least = float(grid[place]), float(misfit[place])
-            ends = float(grid[max(place - 1, 0)]), float(grid[min(place + 1, len(grid) - 1)])
-            grid = torch.linspace(*ends, 21).double()
-            levels = self.at(grid)
-            misfit, mean = self.misfit(levels, level), float(levels[1][10])
-        return best, least, mean
-
-    def interval(self, best: float, least: float, level: float | None) -> tuple[float, float]:
-        """The least and the most eps that fit as well as the best one, with this mean square left."""
-        coarse = self.misfit(self.levels, level)
-        limit = still_fits(least, len(self.target), self.rounding)
-
-        def edge(inside: float, outside: float) -> float:
-            """Where the misfit passes the limit."""
-            for _ in range(30):
-                middle = (inside + outside) / 2
-                fits = float(self.misfit(self.at(torch.tensor([middle]).double()), level)) <= limit
-                inside, outside = (middle, outside) if fits else (inside, middle)
-            return inside
-
-        far = self.grid[coarse > limit]
-        below, above = far[far < best], far[far > best]
-        first = edge(best, float(below[-1])) if len(below) else 0.0
-        last = edge(best, float(above[0])) if len(above) else float(self.grid[-1])
-        # v + eps is rounded alike in many rows: so much it may move the eps that fits them.
-        step = 1e-3 * max(best, 1e-9 * float(self.value.median()))
-        slope = self.placement.scale(self.value, best + step).log() - self.placement.scale(self.value, best).log()
-        slope = slope - slope.mean() if level is None else slope
-        moved = self.rounding * step * float(slope.abs().sum() / slope.square().sum().clamp_min(_TINY))
-        return max(first - moved, 0.0), last + moved
