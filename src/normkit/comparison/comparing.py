@@ -109,7 +109,7 @@ def compare_sides(
     # Their own names, else those that the user gave.
     pairs = ((port.name, reference.name), (port.given, reference.given), ("port", "reference"))
     names = next(pair for pair in pairs if pair[0] != pair[1])
-    port, reference = replace(port, name=names[0]), replace(reference, name=names[1])
+    port, reference = _named(port, names[0]), _named(reference, names[1])
     lacking: dict[Level, str] = {**reference.lacking, **port.lacking}
     found = Comparison(port=names[0], reference=names[1], forms=(port.form, reference.form))
     if port.weights is not None and reference.weights is not None:
@@ -131,6 +131,11 @@ def compare_sides(
         reasons = "; ".join(dict.fromkeys([lacking["conventions"], lacking.get("values", "they share no norm")]))
         raise InputError(f"nothing of {names[0]} and {names[1]} can be compared: {reasons}")
     return replace(found, not_looked_at=lacking)
+
+
+def _named(side: Side, name: str) -> Side:
+    """The side and its tensors under another name."""
+    return replace(side, name=name, weights=side.weights and replace(side.weights, name=name))
 
 
 class _NotRunError(Exception):
@@ -197,24 +202,34 @@ def _with_norms(
             if path in there.book.left_out and _is_wanted(site, path)
         },
     )
-    notes = (*port.notes, *reference.notes)
+    overflows = (
+        side.onnx.overflow(recording)
+        for side, recording in zip((port, reference), recordings, strict=True)
+        if side.onnx is not None and isinstance(recording, Recording)
+    )
+    notes = (*port.notes, *reference.notes, *(each for each in overflows if each))
     values = None if found.values is None else _with_acting(found.values, contrasts, here, there)
     return replace(found, source=source, values=values, conventions=conventions, rows=rows, notes=notes)
 
 
 def _with_acting(values: Values, contrasts: Sequence[Contrast], here: Survey, there: Survey) -> Values:
-    """The values; a gain that is stored otherwise is right where both norms were seen to multiply by the same."""
-    same = set()
+    """The values, judged by what both norms were seen to multiply by, where that is known."""
+    same, apart = set[str](), set[tuple[str, str]]()
     for each in contrasts:
-        mine, theirs = here.acting.get(each.pair.entry.path), there.acting.get(each.pair.reference.path)
-        if mine is not None and theirs is not None and not each.pair.parameters:
-            same.add(each.pair.entry.path)
-    verdict = "the norm adds what it lacks, so the same gain acts"
-    tensors = tuple(
-        replace(each, is_right=True, verdict=verdict) if each.is_right is not True and each.path in same else each
-        for each in values.tensors
-    )
-    return replace(values, tensors=tensors)
+        path = each.pair.entry.path
+        if path not in here.acting or each.pair.reference.path not in there.acting:
+            continue
+        same |= set() if each.pair.parameters else {path}
+        if not any(change.reading == "gain" for change in each.pair.changes):
+            apart |= {(path, change.role) for change in each.pair.parameters}
+    tensors = []
+    for value in values.tensors:
+        if value.is_right is not True and value.path in same:
+            value = replace(value, is_right=True, verdict="the norm adds what it lacks, so the same gain acts")
+        elif value.is_right is None and (value.path, value.role) in apart:
+            value = replace(value, is_right=False, verdict="both norms add the same to it")
+        tensors.append(value)
+    return replace(values, tensors=tuple(tensors))
 
 
 def _too_large(sides: Sequence[Side]) -> str:

@@ -194,6 +194,7 @@ def _of_object(given: Any, name: str, form: Form, shape: Any) -> Side:
     if isinstance(given, Recording):
         return _of_recording(given, given.name or name, name, None)
     if isinstance(given, Mapping):
+        name = name if form == "code" else "arrays"
         weights = weights_of(given, name=name)
         return Side(name=name, given=name, form="arrays", weights=weights, lacking=_of_tensors("arrays"))
     if shape is not None and callable(given):
