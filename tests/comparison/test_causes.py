@@ -74,7 +74,7 @@ def test_swapped_copied_and_missing_gains(gains: Gains) -> None:
     assert cause.sentence == f"The gains of two norms are swapped: {one} and {other}."
     assert {*cause.places} == {PATHS[1], PATHS[5]}
     [cause] = compared(side({**gains, one: gains[other]}), side(gains)).causes
-    assert cause.sentence == f"{one} holds the gain of {PATHS[5]}, 2 layers further."
+    assert cause.sentence == f"{one} holds a copy of the gain of {PATHS[5]}, 2 layers further."
     [cause] = compared(side({name: gain for name, gain in gains.items() if name != last}), side(gains)).causes
     assert cause.sentence == f"{last} of the reference is missing."
 

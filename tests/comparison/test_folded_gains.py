@@ -14,6 +14,7 @@ from normkit.checkpoint import fold
 from normkit.comparison.value_groups import TensorValue
 from normkit.comparison.values import compare_values
 from normkit.comparison.weight_sources import weights_of
+from tiny_models import tiny
 
 FOLDER = demo.directory("rmsnorm")
 GAIN = "model.layers.0.input_layernorm.weight"
@@ -69,7 +70,9 @@ def test_a_gain_in_no_reader_is_lost() -> None:
     port[GAIN] = torch.ones_like(port[GAIN])
     found = value(port)
     assert (found.relation.kind, found.is_right) == ("constant", False)
-    assert found.relation.words == "all 1: lost: q_proj, k_proj, v_proj do not hold it"
+    assert found.relation.words == (
+        "all 1, as initialised: the trained gain is lost (q_proj, k_proj, v_proj do not hold it)"
+    )
 
 
 def test_a_gain_in_some_readers_is_undecided_and_says_which() -> None:
@@ -79,9 +82,37 @@ def test_a_gain_in_some_readers_is_undecided_and_says_which() -> None:
 
 
 def test_readers_that_are_not_declared_leave_it_open() -> None:
-    found = value(folded(), is_declared=False)
+    port = {name: torch.ones_like(each) if "norm" in name else each for name, each in folded().items()}
+    found = value(port, is_declared=False)
     assert (found.relation.kind, found.is_right) == ("undecided", None)
     assert "what reads the norm is not known" in found.relation.words
+
+
+def test_a_gain_is_lost_where_others_of_its_kind_kept_theirs() -> None:
+    port = tensors()
+    port[GAIN] = torch.ones_like(port[GAIN])
+    found = value(port, is_declared=False)
+    assert (found.relation.kind, found.is_right) == ("constant", False)
+    assert found.relation.words == "all 1, as initialised: the trained gain is lost; others of its kind kept theirs"
+
+
+def test_no_matrix_holds_the_gain_of_queries_and_keys() -> None:
+    model, _ = tiny("qwen3", dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    trained = {
+        name: 1 + 0.3 * torch.randn(each.shape, generator=generator) if "norm" in name else each
+        for name, each in model.state_dict().items()
+    }
+    settings = model.config.to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
+    reference = replace(weights_of(trained), runtime="transformers", architecture="qwen3", settings=settings)
+    heads = [name for name in trained if "q_norm" in name]
+    port = trained | {name: torch.ones_like(trained[name]) for name in heads}
+    ours = replace(weights_of(port), runtime="transformers", architecture="qwen3")
+    found = {each.name: each for each in compare_values(ours, reference).tensors}
+    assert {found[name].is_right for name in heads} == {False}
+    words = "all 1, as initialised: the trained gain is lost (the norm gives the scores, behind rotary positions)"
+    assert {found[name].relation.words for name in heads} == {words}
+    assert all(each.is_right for name, each in found.items() if name not in heads)
 
 
 def test_a_reader_of_another_shape_leaves_it_open() -> None:

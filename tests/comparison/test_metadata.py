@@ -109,3 +109,22 @@ def test_a_class_that_transformers_lacks_is_a_note(settings: dict[str, Any]) -> 
     )
     assert len(found.notes) == 1
     assert found.eps[0].is_same is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"rms_norm_eps": 1e-6}, "llama.attention.layer_norm_rms_epsilon"),
+        ({"layer_norm_eps": 1e-6}, "llama.attention.layer_norm_epsilon"),
+        ({}, "llama.attention.layer_norm_rms_epsilon or llama.attention.layer_norm_epsilon"),
+    ],
+)
+def test_a_gguf_file_without_eps_is_refused_by_llama_cpp(settings: dict[str, Any], key: str) -> None:
+    port = replace(weights({}, runtime="llama.cpp"), architecture="llama")
+    found = compare_metadata(port, weights({"": 1e-6}, settings=settings), [("a", "a")])
+    words = f"none: llama.cpp refuses a file without {key}"
+    assert found.differs
+    assert [(each.label, each.words) for each in found.faults] == [("eps", words)]
+    assert f"eps {words}" in " ".join(shown(found).split())
+    assert "one side states none" not in shown(found)
+    json.dumps(found.to_json(), allow_nan=False)

@@ -46,7 +46,7 @@ def test_two_swapped_gains_name_each_other(dtype: torch.dtype, constant: float) 
 def test_layers_shifted_by_one_are_one_finding() -> None:
     reference = gains(4)
     port = reference | {name(layer): reference[name(layer + 1)] for layer in range(3)}
-    assert words(found(port)) == [("3 gains of input_layernorm", "that of the next layer")]
+    assert words(found(port)) == [("3 gains of input_layernorm", "a copy of that of the next layer")]
 
 
 def test_norms_swapped_within_each_layer_are_one_finding() -> None:
@@ -55,14 +55,14 @@ def test_norms_swapped_within_each_layer_are_one_finding() -> None:
     for layer in range(4):
         port[name(layer)], port[name(layer, "mlp_norm")] = reference[name(layer, "mlp_norm")], reference[name(layer)]
     assert words(found(port)) == [
-        ("4 gains of input_layernorm", "swapped with mlp_norm of the layer"),
-        ("4 gains of mlp_norm", "swapped with input_layernorm of the layer"),
+        ("4 gains of input_layernorm", "swapped with mlp_norm of the same layer"),
+        ("4 gains of mlp_norm", "swapped with input_layernorm of the same layer"),
     ]
 
 
 def test_a_copy_from_another_norm_is_named() -> None:
     port = gains(4) | {"model.norm.weight": gains(4)[name(0)]}
-    assert words(found(port)) == [("model.norm.weight", "that of model.layers.0.input_layernorm")]
+    assert words(found(port)) == [("model.norm.weight", "a copy of that of model.layers.0.input_layernorm")]
 
 
 def test_a_gain_of_no_norm_is_only_different() -> None:
@@ -77,7 +77,7 @@ def test_a_gain_of_no_norm_is_only_different() -> None:
         ("h.4.ln", "the next layer"),
         ("h.2.ln", "the layer before"),
         ("h.6.ln", "3 layers further"),
-        ("h.3.ln_2", "ln_2 of the layer"),
+        ("h.3.ln_2", "ln_2 of the same layer"),
         ("h.5.ln_2", "h.5.ln_2"),
         ("ln_f", "ln_f"),
     ],

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from normkit.comparison.causes import causes_of
+from normkit.comparison.differences import Comparison, Conventions, Level, Unmatched
 from normkit.comparison.values import Values, compare_values
 from normkit.comparison.weight_sources import weights_of
 from planted_gains import gains
@@ -76,3 +79,77 @@ def test_a_bias_of_zeros_need_not_be_there(value: float, is_right: bool) -> None
     assert found.is_right is is_right
     assert found.missing == (() if is_right else ("model.norm.bias",))
     assert len(found.notes) == is_right
+
+
+def causes(port: dict[str, Tensor], *, form: str = "folder", unmatched: tuple[str, ...] = (), run: bool = True) -> str:
+    """The sentences on the port against plain gains."""
+    none: dict[Level, str] = {} if run else {"conventions": "nothing runs it", "rows": "nothing runs it"}
+    alone = tuple(Unmatched(path=path, owner="port", class_name="N") for path in unmatched)
+    found = Comparison(
+        port="port",
+        reference="reference",
+        forms=(form, "folder"),
+        values=compared(port),
+        conventions=Conventions(unmatched=alone),
+        not_looked_at=none,
+    )
+    assert found.differs == bool(found.causes)
+    return " ".join(each.sentence for each in causes_of(found))
+
+
+def test_a_norm_that_only_the_port_has_is_a_difference() -> None:
+    name = "model.layers.1.self_attn.q_norm"
+    port = gains() | {f"{name}.weight": torch.ones(96)}
+    found = compared(port)
+    assert (found.extra, found.is_right) == ((f"{name}.weight",), False)
+    words = f"{name}.weight is only in the port: the reference has no such norm"
+    assert causes(port) == f"{words}; the port's class does not use it."
+    assert causes(port, unmatched=(name,)) == f"{words}; the port's class uses it."
+    assert causes(port, run=False) == causes(port, form="GGUF file") == f"{words}."
+
+
+def test_a_bias_that_only_the_port_has_is_a_difference_unless_it_is_zero() -> None:
+    for value, is_right in ((0.0, True), (0.5, False)):
+        port = {**gains(), "model.norm.bias": torch.full((96,), value)}
+        assert compared(port).is_right is is_right
+        words = "model.norm.bias is only in the port: the reference has no such gain or bias."
+        assert causes(port) == ("" if is_right else words)
+
+
+def test_what_no_name_calls_a_norm_is_only_noted() -> None:
+    found = compared({**gains(), "model.mixer.strange.weight": torch.randn(96)})
+    assert (found.extra, found.is_right) == ((), True)
+    assert found.notes == ("model.mixer.strange.weight: only in the port; no name says that it is a norm",)
+
+
+@pytest.mark.parametrize("size", [16, 96])
+@pytest.mark.parametrize(
+    ("runtime", "architecture", "is_right"),
+    [
+        *[("llama.cpp", "qwen3", False), ("MLX", "qwen3", False), ("transformers", "qwen3", False)],
+        *[("llama.cpp", "chameleon", None), ("", "", None), ("TensorRT-LLM", "", None)],
+    ],
+)
+def test_gains_in_another_order_are_wrong_where_the_runtime_keeps_it(
+    runtime: str, architecture: str, is_right: bool | None, size: int
+) -> None:
+    name, drawing = "model.layers.0.self_attn.q_norm.weight", torch.Generator().manual_seed(1)
+    reference = gains() | {name: 1 + 0.3 * torch.randn(size, generator=drawing)}
+    port = reference | {name: reference[name].reshape(2, -1).T.reshape(-1)}
+    ours = replace(weights_of(port), runtime=runtime, architecture=architecture)
+    theirs = replace(weights_of(reference), runtime="transformers", architecture="qwen3")
+    found = next(each for each in compare_values(ours, theirs).tensors if each.name == name)
+    assert found.relation.words == f"reference in another order (rotary halves of {size} interleaved)"
+    assert found.is_right is is_right
+    assert (found.verdict == f"wrong: {runtime} keeps transformers' order") == (is_right is False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_gains_rounded_to_eight_bits_are_named(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    port = {key: each.to(dtype).bfloat16() if "norm" in key else each for key, each in gains().items()}
+    ours, theirs = (replace(weights_of(each), runtime="transformers", architecture="llama") for each in (port, gains()))
+    found = compare_values(ours, theirs)
+    assert [(group.words, group.is_right) for group in found.groups] == [(f"equal, rounded to {name}", False)]
+    near = {key: (each.double() * (1 + 0.05 * torch.rand(96))) for key, each in gains().items() if "norm" in key}
+    assert {each.relation.kind for each in compared(near).tensors} == {"different"}

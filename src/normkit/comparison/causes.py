@@ -46,7 +46,7 @@ class Cause:
 
 def causes_of(found: Comparison) -> tuple[Cause, ...]:
     """The causes: what is stored first, then what norms compute, where they stand, and what only rows show."""
-    of_values = () if found.values is None else _of_values(found.values)
+    of_values = () if found.values is None else (*_of_values(found.values), *_only_in_port(found, found.values))
     of_metadata = () if found.metadata is None else _of_metadata(found.metadata)
     made = [*of_values, *of_metadata, *_of_conventions(found)]
     explained = {path for each in made for path in each.places}
@@ -99,6 +99,31 @@ def _of_values(found: Values) -> Iterator[Cause]:
         )
 
 
+def _only_in_port(comparison: Comparison, found: Values) -> Iterator[Cause]:
+    """Norms, and gains and biases of norms, that the reference lacks; and whether the port's class has such a norm."""
+    norms = {each.path for each in found.tensors}
+    parts = [name for name in found.extra if name.rpartition(".")[0] in norms]
+    for names, what in (([name for name in found.extra if name not in parts], "norm"), (parts, "gain or bias")):
+        if not names:
+            continue
+        paths = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        use, is_used = "", True
+        if what == "norm" and comparison.forms[0] == "folder" and "conventions" not in comparison.not_looked_at:
+            own = [pair.entry.path for pair in comparison.conventions.pairs]
+            own += [each.path for each in comparison.conventions.unmatched if each.owner == "port"]
+            is_used = any(f".{path}".endswith(f".{each}") for path in paths for each in own)
+            use = f"; the port's class {'uses' if is_used else 'does not use'} {'it' if len(paths) == 1 else 'them'}"
+        are = "is" if len(names) == 1 else "are"
+        yield Cause(
+            level="values",
+            sentence=f"{_listed(names)} {are} only in the port: the reference has no such {what}{use}.",
+            remedy="find out whose it is: the reference may be of another model"
+            if is_used
+            else "remove it, or load the port with the class that it belongs to",
+            places=paths,
+        )
+
+
 def _of_group(group: ValueGroup, first: TensorValue, reference: str) -> tuple[str, str]:
     """A group of wrong tensors in one sentence or two, and what to do."""
     alone, found, added = len(group.names) == 1, first.relation, abs(first.relation.constant or 0)
@@ -114,10 +139,12 @@ def _of_group(group: ValueGroup, first: TensorValue, reference: str) -> tuple[st
             return f"{hold} {values}{f'; {group.verdict}' if group.verdict else ''}.", remedy
         return f"{hold} {values}. {_VERDICTS[kind]}: {effect}.", f"{remedy}, {_ADVICE[kind]}"
     if found.kind == "copied":
-        where = f", {found.place}" if found.place else ""
+        if found.order:
+            return f"The layers stand in the order {found.order}.", f"convert {reference} anew, layer by layer"
+        where = f", {found.place}" if found.place and found.place != found.other else ""
         if alone:
-            return f"{hold} the {role} of {found.other}{where}.", remedy
-        return f"{hold} those of other norms{where}.", remedy
+            return f"{hold} a copy of the {role} of {found.other}{where}.", remedy
+        return f"{hold} copies of those of other norms{where}.", remedy
     if found.kind == "different" and found.reason:
         return f"{title} {'is' if alone else 'are'} of another size: {found.reason}.", "compare models of one size"
     words = f"{group.words}; {group.verdict}" if group.verdict else group.words
@@ -146,6 +173,8 @@ def _swaps(
 
 
 def _of_metadata(found: Metadata) -> Iterator[Cause]:
+    for fault in found.faults:
+        yield Cause(level="metadata", sentence=f"{found.port}: {fault.label} {fault.words}.", remedy=fault.remedy)
     wrong: dict[tuple[float | None, float | None], list[str]] = {}
     for each in found.eps:
         if each.is_same is False:
@@ -163,7 +192,8 @@ def _of_metadata(found: Metadata) -> Iterator[Cause]:
 def _of_conventions(comparison: Comparison) -> Iterator[Cause]:
     """What norms compute, and norms without a counterpart; what the files have told is not told again."""
     found = comparison.conventions
-    missing = () if comparison.values is None else comparison.values.missing
+    values = comparison.values
+    stored = () if values is None else (*values.missing, *values.extra)
     told = set[str]()
     if comparison.metadata is not None:
         told = {each.path for each in comparison.metadata.eps if each.is_same is False}
@@ -182,8 +212,7 @@ def _of_conventions(comparison: Comparison) -> Iterator[Cause]:
         )
     for owner, where in (("reference", "missing in the port"), ("port", "only in the port")):
         paths = [each.path for each in found.unmatched if each.owner == owner]
-        if owner == "reference":
-            paths = [path for path in paths if not any(name.startswith(f"{path}.") for name in missing)]
+        paths = [path for path in paths if not any(f".{name}".find(f".{path}.") >= 0 for name in stored)]
         if paths:
             are = "is" if len(paths) == 1 else "are"
             yield Cause(level="wiring", sentence=f"{_listed(paths)} {are} {where}.", remedy="", places=tuple(paths))

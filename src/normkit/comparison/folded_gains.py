@@ -35,6 +35,8 @@ class Folding:
 
     is_folded: bool | None
     """Every reader holds the gain, or none does; None if some do, or if the readers are not known."""
+    is_seen: bool
+    """Whether a reader holds it."""
     words: str
     """In a few words."""
 
@@ -45,6 +47,8 @@ class Readers:
 
     of: Mapping[str, tuple[Linear, ...]] = field(default_factory=dict)
     """Name of a gain in the reference -> its readers."""
+    opaque: Mapping[str, str] = field(default_factory=dict)
+    """Name of a gain that no matrix can hold -> what takes the norm's output, in words."""
     reason: str = ""
     """Why they are not known, or ""."""
 
@@ -59,7 +63,10 @@ def readers_of(reference: Weights) -> Readers:
         graph = expand(family, reference.settings, shapes)
     except ModelError as error:
         return Readers(reason=f"what reads the norm is not known ({error})")
-    return Readers(of={norm.weight: graph.readers(norm.gives) for norm in graph.norms if norm.weight is not None})
+    return Readers(
+        of={norm.weight: graph.readers(norm.gives) for norm in graph.norms if norm.weight is not None},
+        opaque={norm.weight: norm.opaque for norm in graph.norms if norm.weight is not None and norm.opaque},
+    )
 
 
 def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain: Tensor, left: float) -> Folding:
@@ -76,9 +83,11 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
     Raises:
         ModelError: If a file cannot be read to its end.
     """
+    if name in readers.opaque:
+        return Folding(is_folded=False, is_seen=False, words=f"the norm gives {readers.opaque[name]}")
     found = readers.of.get(name, ())
     if not found:
-        return Folding(is_folded=None, words=readers.reason or "nothing is declared to read the norm")
+        return Folding(is_folded=None, is_seen=False, words=readers.reason or "nothing is declared to read the norm")
     held: list[str] = []
     lacking: list[str] = []
     unknown: list[str] = []
@@ -91,11 +100,14 @@ def folding(port: Weights, reference: Weights, readers: Readers, name: str, gain
         is_exact &= how == "every number"
     if held and not lacking and not unknown:
         words = f"folded into {shortened(held)}"
-        return Folding(is_folded=True, words=words if is_exact else f"{words}, as the norms of their columns show")
+        return Folding(
+            is_folded=True, is_seen=True, words=words if is_exact else f"{words}, as the norms of their columns show"
+        )
     if lacking and not held and not unknown:
-        return Folding(is_folded=False, words=f"lost: {shortened(lacking)} do not hold it")
+        return Folding(is_folded=False, is_seen=False, words=f"{shortened(lacking)} do not hold it")
     parts = [(held, "folded into"), (lacking, "lost for"), (unknown, "not told for")]
-    return Folding(is_folded=None, words=", ".join(f"{verb} {shortened(names)}" for names, verb in parts if names))
+    words = ", ".join(f"{verb} {shortened(names)}" for names, verb in parts if names)
+    return Folding(is_folded=None, is_seen=bool(held), words=words)
 
 
 def _counterpart(port: Weights, reference: Weights, name: str, theirs: str) -> str | None:

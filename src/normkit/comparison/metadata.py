@@ -15,6 +15,7 @@ import torch
 
 from normkit.checkpoint.build_model import quiet_libraries
 from normkit.checkpoint.opening import model_class
+from normkit.comparison.gguf_metadata import Fault, faults_of
 from normkit.comparison.parameter_pairs import pair_paths
 from normkit.comparison.runtimes import OWN
 from normkit.comparison.weight_sources import eps_of_module
@@ -85,11 +86,13 @@ class Metadata:
     """One entry for each norm with a counterpart."""
     notes: tuple[str, ...]
     """What could not be compared, and why."""
+    faults: tuple[Fault, ...] = ()
+    """What is wrong beside the eps of single norms."""
 
     @property
     def differs(self) -> bool:
-        """Whether an eps differs."""
-        return any(each.is_same is False for each in self.eps)
+        """Whether an eps differs, or something else is wrong."""
+        return bool(self.faults) or any(each.is_same is False for each in self.eps)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -101,6 +104,7 @@ class Metadata:
             "differs": self.differs,
             "eps": [each.to_json() for each in self.eps],
             "notes": [*self.notes],
+            "faults": [each.to_json() for each in self.faults],
         }
 
 
@@ -140,6 +144,7 @@ def compare_metadata(port: Weights, reference: Weights, pairs: Sequence[tuple[st
             for one, other in pairs
         ),
         notes=tuple(notes),
+        faults=tuple(faults_of(port, reference)) if pairs else (),
     )
 
 

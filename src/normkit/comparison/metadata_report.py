@@ -12,9 +12,12 @@ from normkit.text import counted, shortened
 
 def describe_metadata(found: Metadata) -> Section:
     """The metadata of a port and its reference, safe to print."""
-    facts = []
+    facts = [Fact(each.label, each.words, "error") for each in found.faults]
+    is_told = any(each.label == "eps" for each in found.faults)
     for (given, expected), paths in _grouped((each.given, each.expected, each.path) for each in found.eps):
         same, at = is_same(given, expected), f"at {_where(paths, len(found.eps))}"
+        if same is None and is_told:
+            continue
         if same is None:
             lacks = "neither side states one" if given is expected is None else "one side states none"
             facts.append(Fact("eps", f"{_number(given)} against {_number(expected)} {at}: {lacks}", "note"))
@@ -43,10 +46,10 @@ def describe_metadata(found: Metadata) -> Section:
 def _verdict(found: Metadata) -> Verdict:
     wrong = sum(each.is_same is False for each in found.eps)
     known = sum(each.is_same is not None for each in found.eps)
-    if wrong:
-        return Verdict(
-            tone="error", headline="different", detail=f"another eps at {wrong} of {_norms(len(found.eps))}."
-        )
+    if wrong or found.faults:
+        parts = [f"another eps at {wrong} of {_norms(len(found.eps))}"] if wrong else []
+        parts += [f"{each.label} {each.words}" for each in found.faults]
+        return Verdict(tone="error", headline="different", detail=f"{'; '.join(parts)}.")
     if not known:
         return Verdict(tone="neutral", headline="nothing to compare", detail="no eps is stated on both sides.")
     return Verdict(tone="good", headline="the same", detail=f"one eps at {known} of {_norms(len(found.eps))}.")

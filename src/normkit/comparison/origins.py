@@ -61,12 +61,12 @@ def place_of(path: str, other: str) -> str:
 
     Example:
         >>> place_of("h.3.ln_1", "h.4.ln_1"), place_of("h.3.ln_1", "h.3.ln_2"), place_of("h.3.ln_1", "ln_f")
-        ('the next layer', 'ln_2 of the layer', 'ln_f')
+        ('the next layer', 'ln_2 of the same layer', 'ln_f')
     """
     here, there = numbers_of(path), numbers_of(other)
     last = other.rpartition(".")[2]
     if here == there and here:
-        return f"{last} of the layer"
+        return f"{last} of the same layer"
     apart = [two - one for one, two in zip(here, there, strict=False) if two != one]
     if kind_of(path) != kind_of(other) or len(apart) != 1:
         return other

@@ -47,6 +47,9 @@ _FITTED = 16.0
 ROUNDINGS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The dtypes of safetensors that parameters are rounded to, the finest first."""
 
+_COARSE = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+"""Those of eight bits: only a vector that is their rounding itself tells of them, and none within a unit of theirs."""
+
 _OFFSETS = (1.0, -1.0, 2.0, -2.0)
 
 
@@ -174,9 +177,10 @@ def _holding(port: Tensor, reference: Tensor, dtype: str, reference_dtype: str) 
         if bool((port == image).all()):
             yield made, _evidence(image, torch.zeros_like(image))
     stored = ROUNDINGS.get(dtype)
-    for name in names:
+    known = ROUNDINGS | _COARSE
+    for name in (*names, *_COARSE):
         for made, image in [(Relation(kind="equal"), reference), *images]:
-            for once in (image.to(ROUNDINGS[name]), image.to(torch.float32).to(ROUNDINGS[name])):
+            for once in (image.to(known[name]), image.to(torch.float32).to(known[name])):
                 expected = (once if stored is None else once.to(stored)).to(torch.float64)
                 if bool((port == expected).all()):
                     yield _said(made, name), _evidence(expected, torch.zeros_like(image))
@@ -259,7 +263,9 @@ def _permuted(port: Tensor, reference: Tensor, names: list[str]) -> Iterator[tup
             if bool((image.sort().values == ordered).all()):
                 order = _order(port, image)
                 made = Relation(kind="permuted", constant=constant or None, order=order)
-                yield _said(made, name), _likelihood_of_counts(image)
+                # A named order says where each number is, as a fitted constant does.
+                bits = _evidence(port, torch.zeros_like(port)) - _FITTED if order else 0.0
+                yield _said(made, name), max(bits, _likelihood_of_counts(image))
 
 
 def _order(port: Tensor, reference: Tensor) -> str:
@@ -267,7 +273,9 @@ def _order(port: Tensor, reference: Tensor) -> str:
     size = len(port)
     if bool((port == reference.flip(0)).all()):
         return "reversed"
-    heads = [width for width in (size, 256, 192, 128, 96, 80, 64, 32) if size % width == 0 and width % 2 == 0]
+    heads = [
+        width for width in dict.fromkeys((size, 256, 192, 128, 96, 80, 64, 32)) if size % width == 0 and width % 2 == 0
+    ]
     for width in heads:
         grid = reference.reshape(-1, width)
         if bool((port == grid.reshape(-1, 2, width // 2).transpose(1, 2).reshape(-1)).all()):
@@ -322,7 +330,8 @@ def plainest(low: float, high: float) -> float:
 
 
 def _said(made: Relation, rounding: str) -> Relation:
-    return replace(made, rounding=str(ROUNDINGS[rounding]).removeprefix("torch.") if rounding else "")
+    dtype = (ROUNDINGS | _COARSE).get(rounding)
+    return replace(made, rounding="" if dtype is None else str(dtype).removeprefix("torch."))
 
 
 def _distinct(found: list[Relation]) -> tuple[Relation, ...]:
@@ -346,7 +355,7 @@ def _words(found: Relation) -> str:
         "exponential": "exp(reference)",
         "permuted": f"reference{added} in another order",
         "constant": f"all {_number(constant)}",
-        "copied": f"that of {found.place or found.other}{apart}",
+        "copied": f"a copy of that of {found.place or found.other}{apart}",
         "swapped": f"swapped with {found.place or found.other}{apart}",
         "folded": "folded into its readers",
         "different": f"different by {significant(found.distance)} of the largest",

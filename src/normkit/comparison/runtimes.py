@@ -32,6 +32,8 @@ class Convention:
     """Patterns of the paths."""
     but: tuple[str, ...] = ()
     """Patterns of paths for which it does not hold."""
+    may_reorder: bool = False
+    """Whether it may store the gains in another order than transformers does."""
     twice: str = ""
     """Where the number is known to have been added twice, or ""."""
 
@@ -110,7 +112,7 @@ def convention(weights: Weights, path: str) -> Convention | None:
         1.0
     """
     if (added := weights.adds.get(path)) is not None:
-        return Convention(adds=added, source="the nodes of the file's own graph")
+        return Convention(adds=added, source="the nodes of the file's own graph", may_reorder=True)
     known = runtimes().get(weights.runtime, ())
     found = next((each for each in known if each.holds(weights.architecture, path)), None)
     is_general = found is not None and not found.architectures
@@ -140,8 +142,14 @@ def judged(
     """
     if found.kind == "folded":
         return "", True
+    if found.kind == "permuted":
+        if port is None or reference is None or port.may_reorder or reference.may_reorder:
+            return "right only if its readers are in that order too", None
+        return f"wrong: {runtime} keeps transformers' order", False
     if found.kind not in ("equal", "offset"):
         return "", None if found.kind == "undecided" else False
+    if found.rounding.startswith("float8"):
+        return f"wrong: {found.rounding.partition('_')[2]} keeps too few digits of a gain", False
     stored = found.constant or 0.0
     if port is None or reference is None:
         return _without_runtime(stored, reference)

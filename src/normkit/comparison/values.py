@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normkit.comparison.folded_gains import folding, readers_of
+from normkit.comparison.layer_order import with_layer_order
 from normkit.comparison.origins import origins
 from normkit.comparison.other_tensors import OtherTensors, compare_names
 from normkit.comparison.parameter_pairs import TensorPair, kind_of, pair_norms
@@ -23,6 +24,7 @@ from normkit.text import shortened
 
 Progress = Callable[[str, int, int], None]
 ROLES: tuple[Role, Role] = ("weight", "bias")
+_FOLDED: Mapping[bool | None, Kind] = {True: "folded", False: "constant", None: "undecided"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,13 @@ class Values:
     missing: tuple[str, ...]
     """Names of the reference's gains and biases of norms that have no counterpart in the port and should have one."""
     extra: tuple[str, ...]
-    """Names of the port's gains and biases of norms that have no counterpart in the reference."""
+    """Names of the port's gains and biases of norms that have no counterpart in the reference and change something."""
     left_out: Mapping[str, str]
     """Name of a vector of the port that is not taken for a norm's -> why."""
     others: OtherTensors
     """The tensors that are not of norms: their names and shapes alone."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Name of a tensor of the reference that the port's runtime does not keep in this file -> where it is."""
+    """Name of a tensor that the other side's runtime does not keep in its file -> where it is."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -53,7 +55,7 @@ class Values:
     @property
     def is_right(self) -> bool | None:
         """Whether every gain and bias is right; None if none is wrong and some are undecided."""
-        if self.missing or any(each.is_right is False for each in self.tensors):
+        if self.missing or self.extra or any(each.is_right is False for each in self.tensors):
             return False
         return True if self.tensors and all(each.is_right for each in self.tensors) else None
 
@@ -128,6 +130,7 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     missing: list[str] = []
     extra: list[str] = []
     neutral: list[str] = []
+    spare: list[str] = []
     for done, pair in enumerate(pairs):
         report("values", done, len(pairs))
         for role in ROLES:
@@ -138,7 +141,9 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
                         held_there.of(name_there), role, convention(reference, pair.reference.path)
                     )
                     (neutral if is_neutral else missing).append(name_there)
-                extra += [name] if name else []
+                if name:
+                    is_neutral = _is_neutral(held.of(name), role, convention(port, pair.norm.path))
+                    (spare if is_neutral else extra).append(name)
                 continue
             found.append(_value(pair, role, _relation(held, held_there, name, name_there)))
     found = _with_origins(found, held, held_there, theirs.norms)
@@ -146,19 +151,28 @@ def compare_values(port: Weights, reference: Weights, progress: Progress | None 
     found = _with_kind([_judged(each, port, reference) for each in found])
     paired = {id(each) for pair in pairs for each in (pair.norm, pair.reference)}
     missing += [name for norm in theirs.norms if id(norm) not in paired for name in _names(norm)]
-    extra += [name for norm in ours.norms if id(norm) not in paired for name in _names(norm)]
+    alone = [norm for norm in ours.norms if id(norm) not in paired]
+    extra += [name for norm in alone if norm.is_named for name in _names(norm)]
+    unsure = [name for norm in alone if not norm.is_named for name in _names(norm)]
     others = compare_names(port, reference, ours.others, theirs.others)
     kept = {name: where for name in (*missing, *others.missing) if (where := elsewhere(port, name))}
+    kept |= {name: where for name in extra if (where := elsewhere(reference, name))}
     return Values(
         port=port.name,
         reference=reference.name,
         tensors=tuple(found),
         missing=tuple(name for name in missing if name not in kept),
-        extra=tuple(extra),
+        extra=tuple(name for name in extra if name not in kept),
         left_out=ours.left_out,
         others=replace(others, missing=tuple(name for name in others.missing if name not in kept)),
         elsewhere=kept,
-        notes=(*port.notes, *reference.notes, *_left_away(neutral)),
+        notes=(
+            *port.notes,
+            *reference.notes,
+            *_left_away(neutral, "port"),
+            *_left_away(spare, "reference"),
+            *_unsure(unsure),
+        ),
     )
 
 
@@ -169,8 +183,13 @@ def _is_neutral(values: Tensor, role: Role, known: Convention | None) -> bool:
     return known is not None and bool((values + known.adds == 1).all())
 
 
-def _left_away(names: Sequence[str]) -> list[str]:
-    return [f"{shortened(names)}: the port has none, and the reference's changes nothing"] if names else []
+def _left_away(names: Sequence[str], side: str) -> list[str]:
+    other = {"port": "reference", "reference": "port"}[side]
+    return [f"{shortened(names)}: the {side} has none, and the {other}'s changes nothing"] if names else []
+
+
+def _unsure(names: Sequence[str]) -> list[str]:
+    return [f"{shortened(names)}: only in the port; no name says that it is a norm"] if names else []
 
 
 def _names(norm: NormTensors) -> list[str]:
@@ -213,7 +232,7 @@ def _with_origins(
             {path: (held_there.of(name), held_there.dtype(name)) for path, name in names.items()},
             {name: each.reference_path for name, each in strangers.items()},
         )
-    return [replace(each, relation=made.get(each.name, each.relation)) for each in found]
+    return with_layer_order([replace(each, relation=made.get(each.name, each.relation)) for each in found])
 
 
 def _with_folds(
@@ -224,6 +243,7 @@ def _with_folds(
     if not constant:
         return list(found)
     readers = readers_of(reference)
+    kept = {kind_of(each.path) for each in found if each.role == "weight" and each.relation.kind in ("equal", "offset")}
     made = []
     for each in found:
         if each.name in constant:
@@ -233,8 +253,13 @@ def _with_folds(
             gain = held_there.of(each.reference_name) + (theirs.adds if theirs else 0.0)
             if left:
                 fold = folding(port, reference, readers, each.reference_name, gain, left)
-                words = f"{each.relation.words}: {fold.words}"
-                kind: Kind = "folded" if fold.is_folded else "constant" if fold.is_folded is False else "undecided"
+                words, kind = f"{each.relation.words}: {fold.words}", _FOLDED[fold.is_folded]
+                if fold.is_folded is not True and not fold.is_seen and kind_of(each.path) in kept:
+                    kind = "constant"
+                if kind == "constant":
+                    start = ", as initialised" if left == 1 else ""
+                    why = f" ({fold.words})" if fold.is_folded is False else "; others of its kind kept theirs"
+                    words = f"{each.relation.words}{start}: the trained gain is lost{why}"
                 each = replace(each, relation=replace(each.relation, kind=kind, reason=words))
         made.append(each)
     return made

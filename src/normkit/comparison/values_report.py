@@ -16,7 +16,7 @@ def describe_values(found: Values) -> Section:
     if found.missing:
         facts.insert(0, Fact("missing", _listed(found.missing), "error"))
     if found.extra:
-        facts.append(Fact("only in the port", _listed(found.extra), "note"))
+        facts.insert(0, Fact("only in the port", _listed(found.extra), "error"))
     for where in dict.fromkeys(found.elsewhere.values()):
         names = [name for name, place in found.elsewhere.items() if place == where]
         facts.append(Fact("elsewhere", f"{counted(len(names), 'tensor')} ({shortened(names, 2)}): {where}"))
@@ -49,7 +49,7 @@ def describe_values(found: Values) -> Section:
 
 
 def _verdict(found: Values) -> Verdict:
-    if not found.tensors and not found.missing:
+    if not (found.tensors or found.missing or found.extra):
         return Verdict(tone="neutral", headline="nothing to compare", detail="no norm has a counterpart by name.")
     wrong = sum(each.is_right is False for each in found.tensors)
     unsure = sum(each.is_right is None for each in found.tensors)
@@ -59,6 +59,8 @@ def _verdict(found: Values) -> Verdict:
         parts.append(f"{wrong} of {count} of norms {'is' if wrong == 1 else 'are'} wrong")
     if found.missing:
         parts.append(f"{len(found.missing)} {'is' if len(found.missing) == 1 else 'are'} missing")
+    if found.extra:
+        parts.append(f"{len(found.extra)} {'is' if len(found.extra) == 1 else 'are'} only in the port")
     if parts:
         return Verdict(tone="error", headline="different", detail=f"{'; '.join(parts)}.")
     if unsure:
