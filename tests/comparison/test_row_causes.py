@@ -94,6 +94,17 @@ def test_the_first_token_may_agree_alone() -> None:
     assert found(may_be_attention=False) == []
 
 
+@pytest.mark.parametrize(("noise", "is_told"), [(0.1, False), (0.01, True)])
+def test_a_factor_is_told_where_it_explains_the_difference(noise: float, is_told: bool) -> None:
+    """A wide limit, as 16 bits have in deep layers, holds what is left of any difference near it."""
+    x0 = rows(3)
+    x = 1.02 * x0 + noise * x0.norm() / rows(5).norm() * rows(5)
+    place = Place(path="a", reference="A", matched_by="order", port_rows=(x, x), reference_rows=(x0, rows(4)))
+    wide, starts = Limit(median=0.2, worst=0.4), torch.zeros(64, dtype=torch.bool)
+    found = [*causes_before(place, {"a": norm(x, rows(50))}, {}, wide, starts, may_be_attention=True)]
+    assert [each.kind for each in found] == (["scale"] if is_told else [])
+
+
 @pytest.mark.parametrize(
     ("head", "said"),
     [

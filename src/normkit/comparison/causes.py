@@ -50,7 +50,10 @@ def causes_of(found: Comparison) -> tuple[Cause, ...]:
     of_metadata = () if found.metadata is None else _of_metadata(found.metadata)
     made = [*of_values, *of_metadata, *_of_conventions(found)]
     explained = {path for each in made for path in each.places}
+    settings = () if found.metadata is None else found.metadata.settings
     for cause in found.rows.causes:
+        if cause.kind == "first token" and any(each.is_of_attention for each in settings):
+            continue
         # What the files or the formulas have told is not told again.
         if not cause.paths or not explained.issuperset(cause.paths):
             sentence = f"{cause.words[0].upper()}{cause.words[1:]}."
@@ -187,6 +190,14 @@ def _of_metadata(found: Metadata) -> Iterator[Cause]:
             remedy=f"write the reference's eps into the {_PLACES.get(found.runtimes[0], 'metadata')} of {found.port}",
             places=tuple(paths),
         )
+    for setting in found.settings:
+        if setting.computes:
+            file = _PLACES.get(found.runtimes[0], "metadata")
+            yield Cause(
+                level="metadata",
+                sentence=f"{setting.words} ({file}).",
+                remedy=f"write {setting.name} {setting.shown} into the {file} of {found.port}",
+            )
 
 
 def _of_conventions(comparison: Comparison) -> Iterator[Cause]:

@@ -18,13 +18,11 @@ from normkit.checkpoint.opening import model_class
 from normkit.comparison.gguf_metadata import Fault, faults_of
 from normkit.comparison.parameter_pairs import pair_paths
 from normkit.comparison.runtimes import OWN
+from normkit.comparison.settings import SAME, Setting, compare_settings
 from normkit.comparison.weight_sources import eps_of_module
 from normkit.comparison.weights import Weights
 from normkit.errors import ModelError
 from normkit.models.norm_classes import declared, key_of
-
-SAME = 2.0**-22
-"""The relative difference below which two eps are one: formats hold them as float32 numbers or as decimals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +82,18 @@ class Metadata:
     """The architecture of each, as its form names it; "" if it names none."""
     eps: tuple[EpsPair, ...]
     """One entry for each norm with a counterpart."""
-    notes: tuple[str, ...]
+    settings: tuple[Setting, ...] = ()
+    """The settings that both state and that differ, those that compute something else first."""
+    notes: tuple[str, ...] = ()
     """What could not be compared, and why."""
     faults: tuple[Fault, ...] = ()
     """What is wrong beside the eps of single norms."""
 
     @property
     def differs(self) -> bool:
-        """Whether an eps differs, or something else is wrong."""
-        return bool(self.faults) or any(each.is_same is False for each in self.eps)
+        """Whether an eps or a setting that changes what is computed differs, or something else is wrong."""
+        has_other_setting = any(each.computes for each in self.settings)
+        return bool(self.faults) or has_other_setting or any(each.is_same is False for each in self.eps)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -103,6 +104,7 @@ class Metadata:
             "architectures": [*self.architectures],
             "differs": self.differs,
             "eps": [each.to_json() for each in self.eps],
+            "settings": [each.to_json() for each in self.settings],
             "notes": [*self.notes],
             "faults": [each.to_json() for each in self.faults],
         }
@@ -143,6 +145,7 @@ def compare_metadata(port: Weights, reference: Weights, pairs: Sequence[tuple[st
             )
             for one, other in pairs
         ),
+        settings=compare_settings(port, reference),
         notes=tuple(notes),
         faults=tuple(faults_of(port, reference)) if pairs else (),
     )

@@ -27,6 +27,7 @@ def describe_metadata(found: Metadata) -> Section:
             facts.append(Fact("eps", f"{_number(given)} instead of {_number(expected)} {at}", "error"))
     facts += _ignored(found.eps, found.port, is_of_reference=False)
     facts += _ignored(found.eps, found.reference, is_of_reference=True)
+    facts += [Fact("setting", each.words, "error" if each.computes else "note") for each in found.settings]
     names = [
         " ".join(filter(None, pair)) or "not stated" for pair in zip(found.runtimes, found.architectures, strict=True)
     ]
@@ -46,8 +47,10 @@ def describe_metadata(found: Metadata) -> Section:
 def _verdict(found: Metadata) -> Verdict:
     wrong = sum(each.is_same is False for each in found.eps)
     known = sum(each.is_same is not None for each in found.eps)
-    if wrong or found.faults:
+    if found.differs:
+        count = sum(each.computes for each in found.settings)
         parts = [f"another eps at {wrong} of {_norms(len(found.eps))}"] if wrong else []
+        parts += [f"{counted(count, 'setting')} with another value"] if count else []
         parts += [f"{each.label} {each.words}" for each in found.faults]
         return Verdict(tone="error", headline="different", detail=f"{'; '.join(parts)}.")
     if not known:

@@ -50,7 +50,7 @@ def _stored(found: Comparison) -> tuple[Fact, ...]:
         is_known = "conventions" not in found.not_looked_at
         of_metadata = describe_metadata(found.metadata).facts
         facts += [each for each in of_metadata if each.label == "eps" and not (is_known and each.tone == "note")]
-        facts += [each for each in of_metadata if each.label in ("class", "architecture")]
+        facts += [each for each in of_metadata if each.label in ("class", "architecture", "setting")]
     if found.values is not None:
         # A recording holds no other tensors.
         is_recorded = "recording" in found.forms

@@ -19,6 +19,8 @@ _ELSEWHERE = 0.05
 """What is further apart from every tensor of the reference than this is none of them, whatever rounding says."""
 _SAME_SCALE = 1e-3
 """A factor nearer to 1 is none."""
+_NEARLY_ALL = 0.99
+"""Share of a squared difference: what is left of the difference is less than a tenth."""
 _NEAR = 0.01
 """bfloat16 rounds the factor itself."""
 
@@ -201,10 +203,14 @@ def _softcap(capped: Tensor, plain: Tensor, limit: Limit) -> float | None:
 
 def _ratio(x: Tensor, expected: Tensor, limit: Limit) -> float | None:
     """How many times the expected rows these are; None if they are no multiple, or the same."""
-    ratio = float((x.double() * expected).sum() / expected.double().square().sum().clamp_min(1e-300))
-    if ratio == 0 or abs(ratio - 1) < _SAME_SCALE or not limit.holds(distances(x, ratio * expected.double())):
+    given, wanted = x.double(), expected.double()
+    ratio = float((given * wanted).sum() / wanted.square().sum().clamp_min(1e-300))
+    if ratio == 0 or abs(ratio - 1) < _SAME_SCALE:
         return None
-    return ratio
+    # Of the squared difference, the factor explains this share; the rest is at right angles to the expected rows.
+    share = (ratio - 1) ** 2 * float(wanted.square().sum()) / float((given - wanted).square().sum())
+    is_explained = share > _NEARLY_ALL or (share > 0.5 and limit.holds(distances(given, ratio * wanted)))
+    return ratio if is_explained else None
 
 
 def _root_of_features(ratio: float, features: int) -> str:
